@@ -1,0 +1,89 @@
+"""An SDK and host for LLM environments: installable packages that are played, graded and served."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gymsdk.environment import Environment
+    from gymsdk.episode import play
+    from gymsdk.errors import BrokenEnvironment, BudgetSpent, Failed, GymsdkError, Unscorable, UsageError, WorkerLost
+    from gymsdk.models.registry import model
+    from gymsdk.plugins.hookspecs import hookimpl
+    from gymsdk.plugins.registry import installed, load
+    from gymsdk.types import (
+        Action,
+        Claims,
+        Config,
+        Episode,
+        Message,
+        Model,
+        Reset,
+        Rollout,
+        State,
+        Step,
+        Task,
+        ToolCall,
+        Transcript,
+        Verdict,
+    )
+    from gymsdk.workers import offload
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Action",
+    "BrokenEnvironment",
+    "BudgetSpent",
+    "Claims",
+    "Config",
+    "Environment",
+    "Episode",
+    "Failed",
+    "GymsdkError",
+    "Message",
+    "Model",
+    "Reset",
+    "Rollout",
+    "State",
+    "Step",
+    "Task",
+    "ToolCall",
+    "Transcript",
+    "Unscorable",
+    "UsageError",
+    "Verdict",
+    "WorkerLost",
+    "hookimpl",
+    "installed",
+    "load",
+    "model",
+    "offload",
+    "play",
+]
+
+_HOMES = {
+    "Environment": "environment",
+    "hookimpl": "plugins.hookspecs",
+    "installed": "plugins.registry",
+    "load": "plugins.registry",
+    "model": "models.registry",
+    "offload": "workers",
+    "play": "episode",
+} | dict.fromkeys(
+    ["BrokenEnvironment", "BudgetSpent", "Failed", "GymsdkError", "Unscorable", "UsageError", "WorkerLost"], "errors"
+)
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when first asked for: `import gymsdk` stays cheap, whatever hangs on these names.
+    if name not in __all__:
+        raise AttributeError(f"module 'gymsdk' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"gymsdk.{_HOMES.get(name, 'types')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

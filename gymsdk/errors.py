@@ -1,0 +1,108 @@
+"""Every way gymsdk can fail.
+
+GymsdkError
+├── UsageError               wrong input: the command line answers with exit code 2
+│   ├── UnknownEnvironment   no installed environment has that name
+│   ├── UnknownModel         no provider or policy has that name
+│   ├── UnknownSplit         the environment has no such split
+│   ├── BadConfig            an environment's setting is missing, misspelt or of the wrong type
+│   ├── BadRow               a task row does not fit the environment
+│   ├── BadModelOption       a model's option or endpoint is missing or wrong
+│   └── BadOutput            the output folder cannot be used, or holds a run with other settings
+├── BrokenEnvironment        an installed environment cannot be loaded
+└── EpisodeError             one episode could not be played to a reward
+    ├── Failed               the model, a tool or the environment broke
+    └── Unscorable           the grader could not decide
+        ├── BudgetSpent      an offloaded call used up its own CPU or memory
+        └── WorkerLost       an offloaded call lost its worker, or its wall clock, to something else
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class GymsdkError(Exception):
+    """Anything gymsdk raises on purpose."""
+
+
+class UsageError(GymsdkError):
+    """Wrong input; the message says which and what to do."""
+
+
+class UnknownEnvironment(UsageError):
+    """No installed environment has that name."""
+
+
+class UnknownModel(UsageError):
+    """No provider or policy has that name."""
+
+
+class UnknownSplit(UsageError):
+    """The environment has no such split."""
+
+
+class BadConfig(UsageError):
+    """An environment's setting is missing, misspelt or of the wrong type."""
+
+
+class BadRow(UsageError):
+    """A task row does not fit the environment."""
+
+
+class BadModelOption(UsageError):
+    """A model's option or endpoint is missing or wrong."""
+
+
+class BadOutput(UsageError):
+    """The output folder cannot be used."""
+
+
+class BrokenEnvironment(GymsdkError):
+    """An installed environment cannot be loaded; the message names it."""
+
+
+class EpisodeError(GymsdkError):
+    """One episode could not be played to a reward.
+
+    *kind* is a short machine-readable word (`hook_timeout`, `model_unreachable`, `judge_failed`, …),
+    *stage* where it happened (`reset`, `model`, `step`, `verify`, `close`; filled in by the host),
+    *retryable* whether the same episode may go well another time.
+    """
+
+    def __init__(self, message: str, *, kind: str, retryable: bool = False, stage: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retryable = retryable
+        self.stage = stage
+
+
+class Failed(EpisodeError):
+    """The model, a tool or the environment broke."""
+
+
+class Unscorable(EpisodeError):
+    """The grader could not decide: raised in `verify`, it is never a reward of 0."""
+
+    def __init__(
+        self, message: str, *, kind: str = "unscorable", retryable: bool = False, stage: str | None = None
+    ) -> None:
+        super().__init__(message, kind=kind, retryable=retryable, stage=stage)
+
+
+class BudgetSpent(Unscorable):
+    """An offloaded call used up its own CPU or memory: the input was too much for it, whatever the load."""
+
+
+class WorkerLost(Unscorable):
+    """An offloaded call lost its worker, or its wall clock, to something other than its own work."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` when a known name is near *name*, else nothing."""
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""

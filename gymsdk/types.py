@@ -1,0 +1,343 @@
+"""What flows: a task becomes an episode, its transcript a verdict, both a rollout.
+
+Items are objects of the OpenAI Responses API, kept as plain JSON from end to end
+(https://platform.openai.com/docs/api-reference/responses).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny
+
+Item: TypeAlias = dict[str, Any]
+"""One Responses item, part or body: a JSON object."""
+
+Row: TypeAlias = dict[str, Any]
+"""One line of a task file: `responses_create_params` and the environment's own fields."""
+
+Content: TypeAlias = str | list[Item]
+"""Text, or a list of content parts (images are parts)."""
+
+Ended: TypeAlias = Literal["done", "turns", "tools", "tokens", "deadline"]
+"""Why an episode ended: by itself, or because a budget ran out."""
+
+Outcome: TypeAlias = Literal["scored", "unscorable", "failed"]
+"""The three ways a rollout ends; only the first has a reward."""
+
+
+def _prompt(params: Item) -> Item:
+    given = params.get("input")
+    if isinstance(given, str) or (isinstance(given, list) and all(isinstance(item, dict) for item in given)):
+        return params
+    raise ValueError("`input` must be a string or a list of message objects")
+
+
+class Task(BaseModel):
+    """One row of an environment: subclass it to declare the row's own fields; undeclared ones are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    responses_create_params: Annotated[Item, AfterValidator(_prompt)]
+
+    @classmethod
+    def ask(cls, prompt: str, **fields: Any) -> Self:
+        """Give the task that opens with *prompt* as the user's message."""
+        params = {"input": [{"role": "user", "content": prompt}]}
+        return cls.model_validate({"responses_create_params": params, **fields})
+
+    @property
+    def input(self) -> list[Item]:
+        """The row's own prompt, as items."""
+        given: Content = self.responses_create_params["input"]
+        return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+    def row(self) -> Row:
+        """Give the task as a JSON object."""
+        return self.model_dump(mode="json")
+
+
+class Config(BaseModel):
+    """An environment's settings: subclass it; every field needs a default unless the user must choose."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+
+class State(BaseModel):
+    """What an episode remembers: the one mutable model, changed in place by `step` and tools."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Message(BaseModel):
+    """A chat message: as an action it is a plain reply, in a reset or step it is what the policy sees next."""
+
+    model_config = ConfigDict(frozen=True)
+
+    role: Literal["user", "assistant", "system", "developer"] = "assistant"
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """The message's text, its parts joined."""
+        return text_of(self.content)
+
+    def item(self) -> Item:
+        """Give the message as an input item."""
+        return {"role": self.role, "content": self.content}
+
+
+def _as_json(arguments: object) -> object:
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, Mapping) else arguments
+
+
+class ToolCall(BaseModel):
+    """A policy's call of one tool, its arguments verbatim as JSON text (a mapping is written as JSON)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    arguments: Annotated[str, BeforeValidator(_as_json)] = "{}"
+    call_id: str = ""
+
+    def parsed(self) -> dict[str, Any] | None:
+        """Give the arguments as a dict, or `None` where they are not a JSON object."""
+        try:
+            value = json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None
+
+
+Action: TypeAlias = Message | ToolCall
+"""What a policy does: a plain reply, or one tool call."""
+
+
+class Reset(BaseModel):
+    """How an episode opens: messages after the row's own prompt, the state, the names of the tools on offer."""
+
+    model_config = ConfigDict(frozen=True)
+
+    messages: list[Message] = []
+    state: SerializeAsAny[State] = Field(default_factory=State)
+    tools: list[str] | None = None
+
+
+class Step(BaseModel):
+    """The answer to one action: a tool's *output* or new *messages*, what it pays, whether the episode is over."""
+
+    model_config = ConfigDict(frozen=True)
+
+    messages: list[Message] = []
+    output: Content | None = None
+    reward: float = 0.0
+    done: bool = False
+
+
+class Verdict(BaseModel):
+    """The judgement of a transcript: subclass it to add fields, which go flat onto the rollout's line.
+
+    *components*, where given, sum to *reward*. *grader_timeout* says that the grader spent its own budget on
+    this answer.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    reward: float
+    components: dict[str, float] = {}
+    grader_timeout: bool = False
+
+
+class Claims(BaseModel):
+    """What an environment may be held to on one task.
+
+    *maximum* is the reward of a perfect policy, *chance* what a policy earns at most without understanding the
+    task, *variants* other replies that are right.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    maximum: float = 1.0
+    chance: float = 0.0
+    variants: list[str] = []
+
+
+def text_of(content: Content | None) -> str:
+    """Give the text in *content*: a string itself, or the text of its parts joined."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(text for part in content if isinstance(text := part.get("text"), str))
+
+
+def is_reply(item: Item) -> bool:
+    """Whether *item* is a message of the policy."""
+    return item.get("role") == "assistant" and item.get("type", "message") == "message"
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What was said: the *opening* the policy was shown, then its own *items* and the environment's answers."""
+
+    opening: list[Item] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    ended: Ended | None = None
+
+    @property
+    def reply(self) -> str:
+        """The text of the policy's last turn where that turn called no tool, else an empty string."""
+        parts: list[str] = []
+        for item in reversed(self.items):
+            if is_reply(item):
+                parts.append(text_of(item.get("content")))
+            elif parts and item.get("type") != "reasoning":
+                break
+            elif item.get("type") in {"function_call", "function_call_output"}:
+                break
+        return "".join(reversed(parts))
+
+    def text(self) -> str:
+        """Give every text the policy wrote, reasoning excluded, joined without a separator."""
+        return "".join(text_of(item.get("content")) for item in self.items if is_reply(item))
+
+    def calls(self, name: str | None = None) -> list[ToolCall]:
+        """Give the tool calls in order, all or those of one *name*."""
+        return [call for call in tool_calls(self.items) if name is None or call.name == name]
+
+    def output(self, call_id: str) -> str | None:
+        """Give the text that answered the call with this id, or `None` where none did."""
+        for item in self.items:
+            if item.get("type") == "function_call_output" and item.get("call_id") == call_id:
+                return text_of(item.get("output"))
+        return None
+
+
+def tool_calls(items: Iterable[Item]) -> Iterator[ToolCall]:
+    """Yield the function calls among *items*."""
+    for item in items:
+        if item.get("type") == "function_call":
+            arguments = item.get("arguments")
+            yield ToolCall(
+                name=str(item.get("name", "")),
+                arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
+                call_id=str(item.get("call_id", "")),
+            )
+
+
+@dataclass(slots=True)
+class Episode:
+    """One play of a task: data only; *environment* is whoever can reset, step, verify and close it.
+
+    *seed* is the environment's, the same for every *repeat* of a task; *tools* are the schemas on offer;
+    *deadline* is a time of the event loop's clock.
+    """
+
+    id: str
+    seed: int
+    task: Task
+    row: Row
+    environment: Playable
+    state: State = field(default_factory=State)
+    transcript: Transcript = field(default_factory=Transcript)
+    tools: list[Item] = field(default_factory=list)
+    repeat: int = 0
+    deadline: float | None = None
+    done: bool = False
+
+
+class Playable(Protocol):
+    """Something an episode can be played against: an environment in this process, or one behind HTTP."""
+
+    @property
+    def name(self) -> str:
+        """The environment's name."""
+
+    async def reset(
+        self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
+    ) -> Episode:
+        """Open an episode of *row*."""
+
+    async def step(self, episode: Episode, action: Action) -> Step:
+        """Answer one tool call or reply."""
+
+    async def verify(self, episode: Episode) -> Verdict:
+        """Judge the episode's transcript."""
+
+    async def close(self, episode: Episode) -> None:
+        """End the episode."""
+
+
+@runtime_checkable
+class Model(Protocol):
+    """Something that answers a Responses API request; annotate a `Config` field with it to ask for one.
+
+    *request* is the body of `POST /v1/responses`, the answer a Response object. It raises `Failed` where no
+    answer can be had.
+    """
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        """Answer *request*."""
+
+
+class Usage(BaseModel):
+    """Tokens of one or more model calls; a detail is `None` where a call did not report it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    calls: int = 0
+
+
+class Failure(BaseModel):
+    """Why a rollout has no reward: where it broke, a word for it, the sentence, whether a retry can help."""
+
+    model_config = ConfigDict(frozen=True)
+
+    stage: str
+    kind: str
+    message: str
+    retryable: bool = False
+
+
+class Timing(BaseModel):
+    """Milliseconds of one rollout: per stage (a stage's calls summed), and per model call in order."""
+
+    model_config = ConfigDict(frozen=True)
+
+    total: float = 0.0
+    stages: dict[str, float] = {}
+    model_calls: Sequence[float] = ()
+
+
+class Rollout(BaseModel):
+    """One finished play of one task.
+
+    *reward* and *verdict* are there if and only if *outcome* is `scored`, *failure* if and only if it is not.
+    *response* is the last model answer with every item of the episode as its output and the usage summed.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    environment: str
+    row: Row
+    seed: int
+    repeat: int = 0
+    outcome: Outcome
+    ended: Ended | None = None
+    opening: list[Item] = []
+    tools: list[Item] = []
+    response: Item | None = None
+    reward: float | None = None
+    components: dict[str, float] = {}
+    verdict: SerializeAsAny[Verdict] | None = None
+    failure: Failure | None = None
+    turns: int = 0
+    usage: dict[str, Usage] = {}
+    timing: Timing = Timing()
