@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gymsdk.episode import play
     from gymsdk.errors import BrokenEnvironment, BudgetSpent, Failed, GymsdkError, Unscorable, UsageError, WorkerLost
     from gymsdk.models.registry import model
+    from gymsdk.outcome import Rollout
     from gymsdk.plugins.hookspecs import hookimpl
     from gymsdk.plugins.registry import installed, load
     from gymsdk.types import (
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
         Message,
         Model,
         Reset,
-        Rollout,
         State,
         Step,
         Task,
@@ -65,6 +65,7 @@ __all__ = [
 
 _HOMES = {
     "Environment": "environment",
+    "Rollout": "outcome",
     "hookimpl": "plugins.hookspecs",
     "installed": "plugins.registry",
     "load": "plugins.registry",

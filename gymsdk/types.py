@@ -1,4 +1,4 @@
-"""What flows: a task becomes an episode, its transcript a verdict, both a rollout.
+"""What flows: a task becomes an episode, its turns a transcript, the transcript a verdict.
 
 Items are objects of the OpenAI Responses API, kept as plain JSON from end to end
 (https://platform.openai.com/docs/api-reference/responses).
@@ -7,7 +7,7 @@ Items are objects of the OpenAI Responses API, kept as plain JSON from end to en
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -24,9 +24,6 @@ Content: TypeAlias = str | list[Item]
 
 Ended: TypeAlias = Literal["done", "turns", "tools", "tokens", "deadline"]
 """Why an episode ended: by itself, or because a budget ran out."""
-
-Outcome: TypeAlias = Literal["scored", "unscorable", "failed"]
-"""The three ways a rollout ends; only the first has a reward."""
 
 
 def _prompt(params: Item) -> Item:
@@ -190,11 +187,10 @@ class Transcript:
         """The text of the policy's last turn where that turn called no tool, else an empty string."""
         parts: list[str] = []
         for item in reversed(self.items):
+            kind = item.get("type", "message")
             if is_reply(item):
                 parts.append(text_of(item.get("content")))
-            elif parts and item.get("type") != "reasoning":
-                break
-            elif item.get("type") in {"function_call", "function_call_output"}:
+            elif kind != "reasoning" and (parts or kind != "message"):
                 break
         return "".join(reversed(parts))
 
@@ -279,65 +275,3 @@ class Model(Protocol):
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Answer *request*."""
-
-
-class Usage(BaseModel):
-    """Tokens of one or more model calls; a detail is `None` where a call did not report it."""
-
-    model_config = ConfigDict(frozen=True)
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    total_tokens: int = 0
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
-    calls: int = 0
-
-
-class Failure(BaseModel):
-    """Why a rollout has no reward: where it broke, a word for it, the sentence, whether a retry can help."""
-
-    model_config = ConfigDict(frozen=True)
-
-    stage: str
-    kind: str
-    message: str
-    retryable: bool = False
-
-
-class Timing(BaseModel):
-    """Milliseconds of one rollout: per stage (a stage's calls summed), and per model call in order."""
-
-    model_config = ConfigDict(frozen=True)
-
-    total: float = 0.0
-    stages: dict[str, float] = {}
-    model_calls: Sequence[float] = ()
-
-
-class Rollout(BaseModel):
-    """One finished play of one task.
-
-    *reward* and *verdict* are there if and only if *outcome* is `scored`, *failure* if and only if it is not.
-    *response* is the last model answer with every item of the episode as its output and the usage summed.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    id: str
-    environment: str
-    row: Row
-    seed: int
-    repeat: int = 0
-    outcome: Outcome
-    ended: Ended | None = None
-    opening: list[Item] = []
-    tools: list[Item] = []
-    response: Item | None = None
-    reward: float | None = None
-    components: dict[str, float] = {}
-    verdict: SerializeAsAny[Verdict] | None = None
-    failure: Failure | None = None
-    turns: int = 0
-    usage: dict[str, Usage] = {}
-    timing: Timing = Timing()

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
+    from gymsdk.outcome import Rollout
     from gymsdk.types import (
         Action,
         Claims,
         Config,
         Message,
         Reset,
-        Rollout,
         State,
         Step,
         Task,
@@ -41,9 +41,7 @@ def reset(task: Task, seed: int, config: Config, shared: Any) -> Reset | None:
 
 
 @hookspec
-def step(
-    task: Task, state: State, action: Action, transcript: Transcript, config: Config, shared: Any
-) -> Step | None:
+def step(task: Task, state: State, action: Action, transcript: Transcript, config: Config, shared: Any) -> Step | None:
     """Answer one tool call or one plain reply; *state* may be changed in place."""
 
 
@@ -58,7 +56,7 @@ def close(task: Task, state: State, shared: Any) -> None:
 
 
 @hookspec
-def tools(config: Config) -> list[Callable[..., Any]]:
+def tools(config: Config) -> list[Callable[..., Any]] | None:
     """The functions a policy may call; what they ask for by name (`state`, `task`, `config`, `shared`) is given."""
 
 
@@ -78,7 +76,7 @@ def claims(task: Task) -> Claims | None:
 
 
 @hookspec
-def metrics(rollouts: list[Rollout]) -> dict[str, float]:
+def metrics(rollouts: list[Rollout]) -> dict[str, float] | None:
     """Figures of the environment's own over scored rollouts, merged into the aggregate."""
 
 

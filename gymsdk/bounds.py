@@ -1,0 +1,71 @@
+"""Bounds on an author's coroutines: a deadline they cannot outlast, a word about those that block the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import types
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, TypeVar
+
+LONG = 0.05
+"""Seconds a coroutine may hold the event loop before it is named."""
+
+GRACE = 1.0
+"""Seconds a cancelled coroutine gets to clean up before it is left behind."""
+
+T = TypeVar("T")
+log = logging.getLogger("gymsdk")
+
+
+@types.coroutine
+def watched(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, Any, T]:
+    """Run *coroutine*, naming it in a warning each time it holds the loop for more than `LONG` seconds."""
+    send: Callable[[Any], Any] = coroutine.send
+    given: Any = None
+    while True:
+        started = time.perf_counter()
+        try:
+            waited_for = send(given)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            held = time.perf_counter() - started
+            if held > LONG:
+                log.warning("%s held the event loop for %.0f ms; make it `def`, or offload the work", what, held * 1e3)
+        try:
+            given = yield waited_for
+            send = coroutine.send
+        except GeneratorExit:
+            coroutine.close()
+            raise
+        except BaseException as error:  # noqa: BLE001  # handed to the coroutine, as `yield from` would
+            given, send = error, coroutine.throw
+
+
+async def bounded(coroutine: Coroutine[Any, Any, T], deadline: float | None) -> T:
+    """Await *coroutine* until *deadline* (of the loop's clock), then cancel it; raises `TimeoutError`.
+
+    One that swallows its cancellation is left behind after `GRACE` seconds.
+    """
+    task = asyncio.ensure_future(coroutine)
+    loop = asyncio.get_running_loop()
+    try:
+        await asyncio.wait({task}, timeout=None if deadline is None else max(0.0, deadline - loop.time()))
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=GRACE)
+    if not task.done():
+        task.add_done_callback(_forget)
+        raise TimeoutError
+    if task.cancelled():
+        raise TimeoutError
+    return task.result()
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        log.warning("code left behind at its deadline failed later: %r", error)

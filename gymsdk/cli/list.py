@@ -1,0 +1,56 @@
+"""`gymsdk list`: the installed environments."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gymsdk.errors import BrokenEnvironment, UsageError
+from gymsdk.plugins import registry
+
+
+def list_(
+    *,
+    load: Annotated[bool, typer.Option("--load", help="Load each one too, to find those that break.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """List the installed environments, broken ones with their error."""
+    entries = list(registry.installed().values())
+    errors = {entry.name: entry.error or (_breaks(entry.name) if load else None) for entry in entries}
+    if json:
+        _print_json(entries, errors)
+    elif not entries:
+        typer.echo("No environment is installed; `pip install gym-env-math` is one.")
+    else:
+        _print(entries, errors)
+
+
+def _breaks(name: str) -> str | None:
+    try:
+        registry.load(name)
+    except BrokenEnvironment as error:
+        return str(error)
+    except UsageError:
+        # It loads, and only misses a setting that its user has to choose.
+        return None
+    return None
+
+
+def _print(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:
+    wide = max(len(entry.name) for entry in entries)
+    homes = {entry.name: f"{entry.distribution} {entry.version}" for entry in entries}
+    wider = max(map(len, homes.values()))
+    for entry in entries:
+        error = errors[entry.name]
+        told = f"broken: {error}" if error else entry.summary
+        typer.echo(f"{entry.name:<{wide}}  {homes[entry.name]:<{wider}}  {told}")
+
+
+def _print_json(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:
+    from dataclasses import asdict
+
+    import orjson
+
+    listed = [asdict(entry) | {"error": errors[entry.name]} for entry in entries]
+    typer.echo(orjson.dumps(listed, option=orjson.OPT_INDENT_2))

@@ -1,0 +1,230 @@
+"""The one outbound client: a JSON body posted, and its answer, or a `Failed` that says why there is none.
+
+Sessions are shared: one for each running event loop, opened on first use and closed with the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import aiohttp
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from gymsdk.errors import Failed
+
+Held = TypeVar("Held", bound=AbstractAsyncContextManager[Any])
+CONNECT_TIMEOUT = 10.0
+EXCERPT = 200
+
+
+class Retry(BaseModel):
+    """How often a call is tried again, and how long it waits before: doubling, jittered, bounded."""
+
+    model_config = ConfigDict(frozen=True)
+
+    times: int = Field(4, ge=0)
+    first: float = Field(0.5, ge=0)
+    longest: float = Field(8.0, ge=0)
+
+    def wait(self, attempt: int) -> float:
+        """Seconds to wait after the failed *attempt*, the first being 0."""
+        return min(self.longest, self.first * 2.0 ** min(attempt, 60)) * random.uniform(0.5, 1.0)
+
+
+RETRY = Retry()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a *host* answered, whatever the status; *key* is what no message may repeat."""
+
+    host: str
+    status: int
+    body: bytes
+    retry_after: float | None = None
+    key: SecretStr | None = field(default=None, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The body as text, the key blotted out."""
+        text = self.body.decode(errors="replace")
+        secret = self.key.get_secret_value() if self.key else ""
+        return text.replace(secret, "***") if secret else text
+
+    def json(self) -> Any:
+        """Give the parsed body; raises `Failed` where the host refused, or answered something else than JSON."""
+        if not 200 <= self.status < 300:  # noqa: PLR2004 - what HTTP calls success
+            raise refusal(self.host, self.status, self.text)
+        try:
+            return orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            message = f"{self.host} answered {self.status} without JSON: {self.text[:EXCERPT]!r}"
+            raise Failed(message, kind="model_bad_answer", retryable=True) from error
+
+
+async def post(
+    url: str,
+    body: object,
+    *,
+    key: SecretStr | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 600.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
+    retry: Retry = RETRY,
+) -> Answer:
+    """Give the answer of *url* to the JSON *body*, retried where that can help, within *timeout* seconds in all.
+
+    It raises `Failed` where there is no answer at all; what a refusal means is for `Answer.json` to say.
+    """
+    bearer = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+    sent = {"Content-Type": "application/json", **bearer, **(headers or {})}
+    attempt = partial(_send, url, _written(body), sent, key)
+    deadline = asyncio.get_running_loop().time() + timeout
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await _insist(attempt, retry, deadline)
+    except TimeoutError as error:
+        raise late(host(url), timeout) from error
+
+
+async def aclose() -> None:
+    """Close the running loop's session now rather than with the loop."""
+    await _sessions.aclose()
+
+
+def host(url: str) -> str:
+    """The host and port of *url*, without who asks."""
+    return url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+
+
+def refusal(host: str, status: int, text: str) -> Failed:
+    """The failure that an answer with this *status* means."""
+    retryable = worth_retrying(status)
+    kind = "model_rate_limited" if status == 429 else "model_error" if retryable else "model_refused"  # noqa: PLR2004
+    hint = _HINTS.get(status, "")
+    return Failed(f"{host} answered {status}: {text[:EXCERPT]}{hint}", kind=kind, retryable=retryable)
+
+
+def unreachable(host: str, why: object) -> Failed:
+    """The failure to connect to *host*, or to stay connected."""
+    return Failed(f"cannot reach {host}: {why}; is the server running?", kind="model_unreachable", retryable=True)
+
+
+def late(host: str, timeout: float) -> Failed:
+    """The failure of *host* to answer in time."""
+    message = f"{host} did not answer within {timeout:g} s; raise the timeout or lower the load"
+    return Failed(message, kind="model_timeout", retryable=True)
+
+
+def worth_retrying(status: int) -> bool:
+    """Whether the same request may be answered otherwise another time."""
+    return status in {408, 409, 429} or status >= 500  # noqa: PLR2004 - the server's own errors
+
+
+_HINTS = {
+    401: "; check the API key",
+    403: "; check the API key",
+    404: "; check the base URL (it usually ends in /v1) and the model's name",
+}
+
+
+class PerLoop(Generic[Held]):
+    """One resource for each running event loop: opened on first use, closed with the loop."""
+
+    def __init__(self, opened: Callable[[], Held]) -> None:
+        self._opened = opened
+        self._held: dict[asyncio.AbstractEventLoop, tuple[Held, AsyncGenerator[None]]] = {}
+
+    async def get(self) -> Held:
+        """Give the running loop's own."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._held:
+            held = self._opened()
+            lifetime = self._lifetime(loop, held)
+            self._held[loop] = (held, lifetime)
+            # A loop closes its unfinished async generators before it ends: nobody else is told that it does.
+            await anext(lifetime)
+        return self._held[loop][0]
+
+    async def aclose(self) -> None:
+        """Close the running loop's own, if it is open."""
+        if held := self._held.get(asyncio.get_running_loop()):
+            await held[1].aclose()
+
+    async def _lifetime(self, loop: asyncio.AbstractEventLoop, held: Held) -> AsyncGenerator[None]:
+        async with held:
+            try:
+                yield
+            finally:
+                del self._held[loop]
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
+    )
+
+
+_sessions = PerLoop(_session)
+
+
+async def _insist(attempt: Callable[[], Awaitable[Answer]], retry: Retry, deadline: float) -> Answer:
+    """The first answer that settles it, or the last one there is time for."""
+    loop = asyncio.get_running_loop()
+    for number in range(retry.times):
+        wait = retry.wait(number)
+        try:
+            answer = await attempt()
+        except Failed as error:
+            if not error.retryable or loop.time() + wait >= deadline:
+                raise
+        else:
+            wait += answer.retry_after or 0.0
+            if not worth_retrying(answer.status) or loop.time() + wait >= deadline:
+                return answer
+        await asyncio.sleep(wait)
+    return await attempt()
+
+
+async def _send(url: str, data: bytes, headers: Mapping[str, str], key: SecretStr | None) -> Answer:
+    session = await _sessions.get()
+    try:
+        # A redirected POST would arrive as a GET, perhaps elsewhere, with the key.
+        async with session.post(url, data=data, headers=headers, allow_redirects=False) as answer:
+            retry_after = _seconds(answer.headers.get("Retry-After"))
+            return Answer(host(url), answer.status, await answer.read(), retry_after, key)
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+        raise Failed(f"{url!r} is no URL of a server", kind="model_refused") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise unreachable(host(url), str(error) or type(error).__name__) from error
+
+
+def _written(body: object) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError as error:
+        raise Failed(f"the request cannot be written as JSON: {error}", kind="model_bad_request") from error
+
+
+def _seconds(header: str | None) -> float | None:
+    """The seconds a Retry-After header asks for: a number, or the time until a date."""
+    if not header:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):  # a date without a zone cannot be compared
+        return None

@@ -1,0 +1,67 @@
+"""Jobs: which task is played how often, against which environment, with which seed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+
+from gymsdk.types import Row
+
+AGENT = "_simple_agent"
+"""What follows an environment's name in the name of its agent (`agent_ref` of a row)."""
+
+TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
+"""The stamps NeMo Gym numbers tasks and their repeats with."""
+
+Key = tuple[int, int]
+"""A rollout's place in its run: the task's index, the repeat's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One episode to play."""
+
+    environment: str
+    task: int
+    repeat: int
+    row: Row
+
+    @property
+    def key(self) -> Key:
+        """Its place in the run."""
+        return self.task, self.repeat
+
+    @property
+    def id(self) -> str:
+        """Its rollout's id."""
+        return f"{self.task}:{self.repeat}"
+
+
+def stamped(row: Row, *, environment: str, task: int) -> Row:
+    """Give *row* as it is sent: routed to *environment*, numbered *task*."""
+    routed = {"agent_ref": {"type": "responses_api_agents", "name": environment + AGENT}, TASK_INDEX: task}
+    return {key: value for key, value in row.items() if key != ROLLOUT_INDEX} | routed
+
+
+def route(row: Row) -> str | None:
+    """Give the environment *row* is for, `None` where it does not say."""
+    reference = row.get("agent_ref")
+    name = reference.get("name") if isinstance(reference, dict) else None
+    return name.removesuffix(AGENT) if isinstance(name, str) else None
+
+
+def jobs(inputs: Iterable[Row], *, repeats: int, done: Container[Key] = ()) -> Iterator[Job]:
+    """Yield every job of *inputs* (stamped rows) that is not *done*, task by task."""
+    for row in inputs:
+        environment, task = route(row) or "", row[TASK_INDEX]
+        bare = {key: value for key, value in row.items() if key != TASK_INDEX}
+        for repeat in range(repeats):
+            if (task, repeat) not in done:
+                yield Job(environment, task, repeat, bare)
+
+
+def seed_of(seed: int, job: Job) -> int:
+    """Give the seed of a job's episode: one per task, the same for its repeats, so that they open alike."""
+    digest = hashlib.sha256(f"{seed}:{job.environment}:{job.task}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -1,0 +1,279 @@
+"""Figures over scored rollouts: the spread of every field, pass@k, majority@k, and the same task by task."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from statistics import fmean, median
+
+from gymsdk.types import Item, Row
+
+TASK = "_ng_task_index"
+REPEAT = "_ng_rollout_index"
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One scored rollout: which *repeat* of which *task* it is, what it earned, its numeric fields, its answer."""
+
+    task: int
+    repeat: int
+    reward: float
+    fields: Mapping[str, float] = field(default_factory=dict)
+    answer: str | None = None
+
+    def score(self, name: str) -> float | None:
+        """Give the score *name*: `accuracy` is the reward, `no_answer` whether there is none, else a field."""
+        if name == "accuracy":
+            return float(self.reward)
+        if name == "no_answer":
+            return float(self.answer is None)
+        found = self.fields.get(name)
+        return None if found is None else float(found)
+
+
+def scored(row: Row, *, answer_key: str | None = None) -> Scored:
+    """Give an output row as figures need it: its numbers and those of its usage, and the answer under *answer_key*."""
+    usage = (row.get("response") or {}).get("usage") or {}
+    fields = {name: value for name, value in numbers(row).items() if not name.startswith("_ng_") and name != "reward"}
+    return Scored(
+        task=row.get(TASK, 0),
+        repeat=row.get(REPEAT, 0),
+        reward=row["reward"],
+        fields=fields | numbers(usage),
+        answer=_text(row.get(answer_key)) if answer_key else None,
+    )
+
+
+def numbers(values: Mapping[str, object]) -> dict[str, float]:
+    """Give the entries of *values* that are numbers or truth values."""
+    return {
+        name: int(value) if isinstance(value, bool) else value
+        for name, value in values.items()
+        if isinstance(value, (int, float))
+    }
+
+
+def _text(answer: object) -> str | None:
+    return answer if answer is None or isinstance(answer, str) else json.dumps(answer, sort_keys=True)
+
+
+def aggregate(
+    rollouts: Iterable[Scored], *, scores: Sequence[str] = ("accuracy",), answers: bool = False
+) -> dict[str, float]:
+    """Give every figure over *rollouts*: `mean/<field>` and its like, `stderr/reward`, pass@k of each of *scores*.
+
+    *answers* says that `answer` means something: then there is majority@k, and `no_answer` is a score too.
+    """
+    tasks = grouped(rollouts)
+    if not tasks:
+        return {}
+    flat = [rollout for repeats in tasks.values() for rollout in repeats]
+    figures = spreads(flat) | {"stderr/reward": stderr(flat)}
+    for name in sorted({*scores, "no_answer"} if answers else scores):
+        figures |= _passed(tasks, name) | _averaged(tasks, name)
+        if answers:
+            figures |= _voted(tasks, name)
+    return figures
+
+
+def grouped(rollouts: Iterable[Scored]) -> dict[int, list[Scored]]:
+    """Give *rollouts* by task, the repeats of each in order."""
+    tasks: defaultdict[int, list[Scored]] = defaultdict(list)
+    for rollout in rollouts:
+        tasks[rollout.task].append(rollout)
+    return {task: sorted(tasks[task], key=lambda rollout: rollout.repeat) for task in sorted(tasks)}
+
+
+def spreads(rollouts: Iterable[Scored]) -> dict[str, float]:
+    """Give `mean/`, `max/`, `min/`, `median/` and `std/` of the reward and of every field, where it is finite."""
+    columns: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        columns["reward"].append(rollout.reward)
+        for name, value in rollout.fields.items():
+            columns[name].append(value)
+    finite = {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
+    return {
+        f"{figure}/{name}": value
+        for name, values in finite.items()
+        if values
+        for figure, value in _spread(values).items()
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {
+        "mean": fmean(values),
+        "max": float(max(values)),
+        "min": float(min(values)),
+        "median": float(median(values)),
+        "std": std(values),
+    }
+
+
+def std(values: Sequence[float]) -> float:
+    """Give the sample standard deviation, 0 where there is but one value."""
+    if len(values) < 2:  # noqa: PLR2004  # one value has no spread
+        return 0.0
+    mean = fmean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def stderr(rollouts: Iterable[Scored]) -> float:
+    """Give the standard error of the mean reward, clustered by task: repeats of one task are not independent.
+
+    Over a single task it is that of its repeats, over a single rollout 0.
+    """
+    rewards = [[rollout.reward for rollout in repeats] for repeats in grouped(rollouts).values()]
+    if len(rewards) < 2:  # noqa: PLR2004  # one task says nothing of how tasks differ
+        return sum(std(repeats) / math.sqrt(len(repeats)) for repeats in rewards)
+    total = sum(map(len, rewards))
+    mean = math.fsum(map(math.fsum, rewards)) / total
+    off = math.fsum((math.fsum(repeats) - mean * len(repeats)) ** 2 for repeats in rewards)
+    return math.sqrt(off * len(rewards) / (len(rewards) - 1)) / total
+
+
+def groups(
+    rollouts: Iterable[Scored], *, expected: int | None = None, samples: Mapping[int, Row] | None = None
+) -> list[Item]:
+    """Give one entry per task: the spread of its fields, its rollouts, how many of the *expected* ones are there.
+
+    *samples* are the tasks' rows, by task.
+    """
+    return [
+        _group(task, found, expected or len(found), (samples or {}).get(task))
+        for task, found in grouped(rollouts).items()
+    ]
+
+
+def _group(task: int, found: Sequence[Scored], expected: int, sample: Row | None) -> Item:
+    missing = max(expected - len(found), 0)
+    entry: Item = {
+        TASK: task,
+        "num_rollouts": len(found),
+        "expected_num_rollouts": expected,
+        "missing_num_rollouts": missing,
+        "reward_profile_completion_pct": 100 * (expected - missing) / expected,
+        "rollout_infos": [_info(rollout) for rollout in found],
+    }
+    if sample is not None:
+        entry["sample"] = {key: value for key, value in sample.items() if key not in {TASK, REPEAT}}
+    return entry | spreads(found)
+
+
+def _info(rollout: Scored) -> Item:
+    name = f"{rollout.task}:{rollout.repeat}"
+    which = {"rollout_id": name, TASK: rollout.task, REPEAT: rollout.repeat}
+    return which | {"reward": rollout.reward} | dict(rollout.fields)
+
+
+def pass_curve(values: Sequence[float]) -> list[float]:
+    """Give one task's pass@k for k = 1, 2, … from the scores of its rollouts.
+
+    Right-or-wrong scores give the chance that k rollouts drawn from all hold a right one, others the best of the
+    first k.
+    """
+    if any(value not in {0.0, 1.0} for value in values):
+        return list(accumulate(values, max))
+    total, wrong = len(values), sum(not value for value in values)
+    # C(wrong, k) / C(total, k) grows by one factor from k to k + 1: no large binomials.
+    return [1.0 - missed for missed in accumulate((max(wrong - k, 0) / (total - k) for k in range(total)), mul)]
+
+
+def average_curve(values: Iterable[float]) -> list[float]:
+    """Give the mean of the first k of *values*, for each k."""
+    return [total / k for k, total in enumerate(accumulate(values), 1)]
+
+
+def majority_curve(votes: Iterable[tuple[str | None, float]]) -> list[float]:
+    """Give the score of the most frequent vote among the first k, for each k; ties are averaged.
+
+    A vote is an answer with its score; one without an answer does not count, and no answer at all scores 0.
+    """
+    counts: defaultdict[tuple[str, float], int] = defaultdict(int)
+    most, tied, score = 0, 0, 0.0
+    curve = []
+    for answer, value in votes:
+        if answer is not None:
+            counts[answer, value] = count = counts[answer, value] + 1
+            if count > most:
+                most, tied, score = count, 1, value
+            elif count == most:
+                tied, score = tied + 1, score + value
+        curve.append(score / tied if tied else 0.0)
+    return curve
+
+
+def runs(tasks: Mapping[int, Sequence[Scored]], name: str) -> list[float]:
+    """Give the mean score of every task's first rollout, of every task's second, and so on, in percent."""
+    return [100 * mean for mean in _over_those_that_reach(_values(tasks, name))]
+
+
+def _values(tasks: Mapping[int, Sequence[Scored]], name: str) -> Iterator[list[float]]:
+    for repeats in tasks.values():
+        found = [value for rollout in repeats if (value := rollout.score(name)) is not None]
+        if found:
+            yield found
+
+
+def _passed(tasks: Mapping[int, Sequence[Scored]], name: str) -> dict[str, float]:
+    means = _over_those_that_reach(map(pass_curve, _values(tasks, name)))
+    return {f"pass@{k}/{name}": 100 * mean for k, mean in enumerate(means, 1)}
+
+
+def _averaged(tasks: Mapping[int, Sequence[Scored]], name: str) -> dict[str, float]:
+    means = _over_all(map(average_curve, _values(tasks, name)))
+    figures: dict[str, float] = {}
+    for k, (mean, across) in enumerate(zip(means, _std_curve(runs(tasks, name)), strict=True), 1):
+        figures[f"pass@1[avg-of-{k}]/{name}"] = 100 * mean
+        if k > 1:
+            figures[f"pass@1[avg-of-{k}]/{name}/std_dev_across_runs"] = across
+            figures[f"pass@1[avg-of-{k}]/{name}/std_err_across_runs"] = across / math.sqrt(k)
+    return figures
+
+
+def _voted(tasks: Mapping[int, Sequence[Scored]], name: str) -> dict[str, float]:
+    votes = (
+        [(rollout.answer, value) for rollout in repeats if (value := rollout.score(name)) is not None]
+        for repeats in tasks.values()
+    )
+    means = _over_all(majority_curve(each) for each in votes if each)
+    return {f"majority@{k}/{name}": 100 * mean for k, mean in enumerate(means, 1)}
+
+
+def _std_curve(values: Iterable[float]) -> Iterator[float]:
+    mean = off = 0.0
+    for k, value in enumerate(values, 1):
+        before = value - mean
+        mean += before / k
+        off += before * (value - mean)
+        yield math.sqrt(off / (k - 1)) if k > 1 else 0.0
+
+
+def _over_those_that_reach(curves: Iterable[Sequence[float]]) -> list[float]:
+    """Average the tasks' curves at each k, over the tasks with as many rollouts."""
+    columns: list[list[float]] = []
+    for curve in curves:
+        columns.extend([] for _ in range(len(columns), len(curve)))
+        for column, value in zip(columns, curve, strict=False):
+            column.append(value)
+    return list(map(fmean, columns))
+
+
+def _over_all(curves: Iterable[Sequence[float]]) -> list[float]:
+    """Average the tasks' curves at each k; one that ends before keeps its last value."""
+    found = list(curves)
+    longest = max(map(len, found), default=0)
+    columns: list[list[float]] = [[] for _ in range(longest)]
+    ended = [0.0] * (longest + 1)
+    for curve in found:
+        for column, value in zip(columns, curve, strict=False):
+            column.append(value)
+        ended[len(curve)] += curve[-1]
+    kept = accumulate(ended)
+    return [(math.fsum(column) + rest) / len(found) for column, rest in zip(columns, kept, strict=False)]

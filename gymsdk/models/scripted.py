@@ -1,0 +1,210 @@
+"""Scripted policies: the models that need no network, key, GPU or weights."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from gymsdk import rows, wire
+from gymsdk.errors import BadModelOption, BadRow, Failed, UnknownModel, suggestion
+from gymsdk.turns import of_policy, turns
+from gymsdk.types import Action, Episode, Item, ToolCall, text_of
+
+CALLING = 0.6
+"""How often the random policy calls a tool where there is one."""
+
+Choose = Callable[[Item, Episode | None], Awaitable[list[Item]]]
+"""A policy: the output items it answers a request with."""
+
+
+class Solving(Protocol):
+    """An environment that can say what a perfect policy does next."""
+
+    async def solve(self, episode: Episode) -> list[Action] | None:
+        """Give the actions of one perfect turn."""
+
+
+class Scripted:
+    """A model whose answers *choose* scripts; its tokens are counted as bytes of UTF-8."""
+
+    def __init__(self, name: str, choose: Choose) -> None:
+        self.name = f"scripted/{name}"
+        self._choose = choose
+
+    def __repr__(self) -> str:
+        return self.name
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        """Answer *request* as the script says."""
+        output = await self._choose(request, episode)
+        used = wire.usage(_size(_input(request)), _size(output))
+        return wire.response(output, model=self.name, usage=used, request=request)
+
+    async def aclose(self) -> None:
+        """Release nothing: a script holds nothing."""
+
+
+def build(name: str, _options: object = None) -> Scripted:
+    """Give the policy *name*: `oracle`, `oracle:0.7`, `null`, `echo`, `random` or `replay:FILE`."""
+    kind, _, argument = name.partition(":")
+    if kind == "oracle":
+        return Scripted(name, oracle(_share(argument or "1")))
+    if kind == "replay":
+        return Scripted(name, replay(Path(argument)))
+    plain = {"null": null, "echo": echo, "random": at_random}
+    if kind in plain and not argument:
+        return Scripted(name, plain[kind])
+    known = ["oracle", "oracle:SHARE", *plain, "replay:FILE"]
+    raise UnknownModel(f"no scripted policy named {name!r}{suggestion(name, known)}; there are {', '.join(known)}")
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise BadModelOption(f"scripted/oracle:{text}: the share of right episodes is a number from 0 to 1")
+    return share
+
+
+async def null(_request: Item, _episode: Episode | None) -> list[Item]:
+    """Say nothing."""
+    return [wire.message("", id="msg_0")]
+
+
+async def echo(request: Item, _episode: Episode | None) -> list[Item]:
+    """Say what the user said last."""
+    said = [text_of(item.get("content")) for item in _input(request) if item.get("role") == "user"]
+    return [wire.message(said[-1] if said else "", id="msg_0")]
+
+
+async def at_random(request: Item, episode: Episode | None) -> list[Item]:
+    """Call a random tool with random arguments, or say a word or a number; deterministic by seed and turn."""
+    turn = _turn(_input(request))
+    rng = random.Random(f"random:{_seed(request, episode)}:{turn}")
+    tools = request.get("tools") or []
+    if tools and rng.random() < CALLING:
+        tool = rng.choice(tools)
+        arguments = _arbitrary(tool.get("parameters") or {}, rng)
+        return [wire.function_call(tool["name"], arguments, f"call_{turn}_0", id=f"fc_{turn}_0")]
+    words = ("yes", "no", "blue", "unknown", str(rng.randint(-9, 99)), str(rng.randint(0, 9999) / 100))
+    return [wire.message(rng.choice(words), id=f"msg_{turn}")]
+
+
+def _seed(request: Item, episode: Episode | None) -> str:
+    if episode is not None:
+        return f"{episode.seed}:{episode.repeat}"
+    return _key(_opening(_input(request)))
+
+
+def _arbitrary(schema: Item, rng: random.Random) -> Any:
+    """Give some value of about the shape *schema* describes."""
+    kind = schema.get("type")
+    kind = rng.choice(kind) if isinstance(kind, list) else kind
+    if "enum" in schema:
+        return rng.choice(schema["enum"])
+    if "anyOf" in schema:
+        return _arbitrary(rng.choice(schema["anyOf"]), rng)
+    if kind == "object" or "properties" in schema:
+        return {key: _arbitrary(each, rng) for key, each in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [_arbitrary(schema.get("items", {}), rng) for _ in range(rng.randint(0, 3))]
+    plain = {
+        "integer": rng.randint(-9, 99),
+        "number": rng.randint(0, 9999) / 100,
+        "boolean": rng.choice((True, False)),
+        "null": None,
+    }
+    return plain.get(kind, rng.choice(("", "blue", "Paris", "2026-01-31"))) if isinstance(kind, str) else "blue"
+
+
+def oracle(share: float) -> Choose:
+    """Play what the environment's `solve` says, in *share* of the episodes; in the others, do not know."""
+
+    async def choose(_request: Item, episode: Episode | None) -> list[Item]:
+        if episode is None:
+            raise Failed("the oracle plays an episode in this process; it has none here", kind="no_episode")
+        if random.Random(f"oracle:{episode.seed}:{episode.repeat}").random() >= share:
+            return [wire.message("I do not know.", id="msg_0")]
+        return await _solution(episode)
+
+    return choose
+
+
+async def _solution(episode: Episode) -> list[Item]:
+    name = episode.environment.name
+    solve = getattr(episode.environment, "solve", None)
+    actions = await solve(episode) if solve else None
+    if actions is None:
+        raise Failed(f"environment {name!r} has no `solve`; the oracle cannot play it", kind="no_solution")
+    turn = sum(1 for _ in turns(episode.transcript.items))
+    return [
+        wire.function_call(act.name, act.arguments, f"call_{turn}_{n}", id=f"fc_{turn}_{n}")
+        if isinstance(act, ToolCall)
+        else wire.message(act.text, id=f"msg_{turn}_{n}")
+        for n, act in enumerate(actions)
+    ]
+
+
+def replay(path: Path) -> Choose:
+    """Play the turns recorded in a rollouts file, found by how an episode opens; repeats take turns."""
+    recorded = _recorded(path)
+
+    async def choose(request: Item, episode: Episode | None) -> list[Item]:
+        history = _input(request)
+        plays = recorded.get(_key(_opening(history)))
+        if not plays:
+            raise Failed(f"{path} holds no episode that opens like this one", kind="not_recorded")
+        played = plays[(episode.repeat if episode else 0) % len(plays)]
+        turn = _turn(history)
+        if turn >= len(played):
+            raise Failed(f"{path}: the recorded episode ends after {len(played)} turns", kind="not_recorded")
+        return played[turn]
+
+    return choose
+
+
+def _recorded(path: Path) -> dict[str, list[list[list[Item]]]]:
+    found: dict[str, list[list[list[Item]]]] = defaultdict(list)
+    try:
+        for _, row in rows.read(path):
+            opening = row.get("responses_create_params", {}).get("input", [])
+            opening = [{"role": "user", "content": opening}] if isinstance(opening, str) else opening
+            found[_key(opening)].append(list(turns((row.get("response") or {}).get("output", []))))
+    except BadRow as error:
+        raise BadModelOption(f"scripted/replay: {error}") from None
+    return found
+
+
+def _input(request: Item) -> list[Item]:
+    given = request.get("input") or []
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+def _opening(history: list[Item]) -> list[Item]:
+    """Give what came before the policy's first turn; an assistant message of the prompt itself is not one."""
+    for index, item in enumerate(history):
+        if of_policy(item) and "id" in item:
+            return history[:index]
+    return history
+
+
+def _turn(history: list[Item]) -> int:
+    return sum(1 for _ in turns(history[len(_opening(history)) :]))
+
+
+def _key(opening: list[Item]) -> str:
+    return orjson.dumps(opening, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _size(items: list[Item]) -> int:
+    return sum(
+        len(text_of(item.get("content") or item.get("output") or item.get("arguments")).encode("utf-8", "replace"))
+        for item in items
+    )

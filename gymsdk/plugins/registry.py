@@ -1,0 +1,111 @@
+"""Where environments are found: the entry points of installed packages, listed without importing any of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from gymsdk.errors import BrokenEnvironment, GymsdkError, UnknownEnvironment, suggestion
+
+if TYPE_CHECKING:
+    from gymsdk.environment import Environment
+
+GROUP = "gymsdk.environments"
+"""The entry-point group; an entry point's name is the environment's."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_VERSIONED = re.compile(r".*-v\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One installed environment as its metadata tells it; *error* says why it cannot be loaded."""
+
+    name: str
+    module: str
+    distribution: str
+    version: str
+    summary: str = ""
+    error: str | None = None
+
+
+def installed() -> dict[str, Entry]:
+    """Give every installed environment by name; `GYMSDK_DISABLE=a,b` hides names."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        found.setdefault(point.name, []).append(point)
+    hidden = _hidden()
+    return {name: _entry(points) for name, points in sorted(found.items()) if name not in hidden}
+
+
+def _hidden() -> set[str]:
+    return {name.strip() for name in os.environ.get("GYMSDK_DISABLE", "").split(",")}
+
+
+def _entry(points: list[EntryPoint]) -> Entry:
+    first = points[0]
+    home = first.dist
+    return Entry(
+        name=first.name,
+        module=first.value,
+        distribution=home.name if home else "",
+        version=home.version if home else "",
+        summary=(home.metadata["Summary"] or "") if home else "",
+        error=_error(points),
+    )
+
+
+def _error(points: list[EntryPoint]) -> str | None:
+    first = points[0]
+    if len(points) > 1:
+        owners = " and ".join(sorted(point.dist.name if point.dist else "?" for point in points))
+        return f"two distributions offer {first.name!r}: {owners}; uninstall one"
+    if _VERSIONED.fullmatch(first.name):
+        return f"the name {first.name!r} ends like a Gymnasium version; drop the `-v<digits>`"
+    if not _NAME.fullmatch(first.name):
+        return f"the name {first.name!r} may hold letters, digits, `_`, `-` and `.` only"
+    top = first.module.split(".")[0]
+    return None if find_spec(top) else f"its module {top!r} is not there; reinstall the package"
+
+
+def load(name: str, /, **settings: Any) -> Environment:
+    """Give the installed environment *name*, configured with *settings*.
+
+    Raises `UnknownEnvironment`, `BrokenEnvironment` where the package cannot be loaded, `BadConfig`.
+    """
+    from gymsdk.environment import Environment
+
+    entry = installed().get(name)
+    if entry is None:
+        raise UnknownEnvironment(_unknown(name))
+    if entry.error:
+        raise BrokenEnvironment(f"environment {name!r} ({entry.distribution} {entry.version}): {entry.error}")
+    return Environment(name, _plugin(entry), settings, version=entry.version)
+
+
+def _unknown(name: str) -> str:
+    if name in _hidden():
+        return f"environment {name!r} is hidden by GYMSDK_DISABLE; take it out of that variable"
+    known = installed()
+    listed = f"installed: {', '.join(known)}" if known else "none is installed"
+    near = suggestion(name, known)
+    return f"no environment named {name!r}{near} ({listed}); `pip install gym-env-{name}` if there is such a package"
+
+
+def _plugin(entry: Entry) -> object:
+    point = EntryPoint(entry.name, entry.module, GROUP)
+    try:
+        plugin = point.load()
+    except GymsdkError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {error}"
+        where = f"environment {entry.name!r} ({entry.distribution} {entry.version})"
+        raise BrokenEnvironment(f"{where} cannot be imported: {reason}") from error
+    if isinstance(plugin, type):
+        raise BrokenEnvironment(f"environment {entry.name!r}: {entry.module} is a class; name a module or an instance")
+    return plugin

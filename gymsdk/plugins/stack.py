@@ -1,0 +1,162 @@
+"""The stack of plugins that answers for one environment: the author's on top, the floor beneath, checked at load."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+import pluggy
+
+from gymsdk.annotations import annotation, parameters
+from gymsdk.errors import BrokenEnvironment, suggestion
+from gymsdk.plugins import hookspecs
+from gymsdk.types import Config, Task
+
+HOOKS = {
+    name: tuple(parameters(value))
+    for name, value in vars(hookspecs).items()
+    if inspect.isfunction(value) and hasattr(value, "gymsdk_spec")
+}
+"""Every hook's name and the parameters it may ask for."""
+
+ANSWERED_AT_ONCE = frozenset({"tools", "tasks", "lifespan"})
+"""Hooks the host asks outside any event loop: they cannot be `async def`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answerer:
+    """One plugin's implementation of a hook; *ours* says that it is the floor's and may run on the loop."""
+
+    hook: str
+    function: Callable[..., Any]
+    asks: tuple[str, ...]
+    ours: bool
+
+    @property
+    def coroutine(self) -> bool:
+        """Whether it is an `async def`."""
+        return inspect.iscoroutinefunction(self.function)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Who answers each hook, top first, and the shapes the author's annotations declare."""
+
+    answerers: dict[str, tuple[Answerer, ...]]
+    task: type[Task]
+    config: type[Config]
+    splits: tuple[str, ...] | None
+
+
+def stack(name: str, plugin: object, floor: object) -> Stack:
+    """Give the checked stack of *plugin* over *floor*; raises `BrokenEnvironment` naming what is wrong."""
+    marked = _marked(plugin)
+    for attribute, (hook, function) in marked.items():
+        _check(name, attribute, hook, function)
+    _check_required(name, plugin, {hook for hook, _ in marked.values()})
+    answerers = _registered(name, plugin, floor)
+    return Stack(
+        answerers=answerers,
+        task=_declared(name, answerers, "task", Task),
+        config=_declared(name, answerers, "config", Config),
+        splits=_splits(name, answerers),
+    )
+
+
+def _marked(plugin: object) -> dict[str, tuple[str, Callable[..., Any]]]:
+    found = {}
+    for attribute in dir(plugin):
+        function = getattr(plugin, attribute, None)
+        options = getattr(function, "gymsdk_impl", None)
+        if isinstance(options, dict) and callable(function):
+            found[attribute] = (options.get("specname") or attribute, function)
+    return found
+
+
+def _check(name: str, attribute: str, hook: str, function: Callable[..., Any]) -> None:
+    where = f"environment {name!r}: hook {attribute!r}"
+    if hook not in HOOKS:
+        raise BrokenEnvironment(f"{where} does not exist{suggestion(hook, HOOKS)}; the hooks are {', '.join(HOOKS)}")
+    options = function.gymsdk_impl  # type: ignore[attr-defined]  # pluggy's mark
+    if options.get("wrapper") or options.get("hookwrapper"):
+        raise BrokenEnvironment(f"{where} is a wrapper; an environment answers a hook, it cannot wrap one")
+    if hook in ANSWERED_AT_ONCE and inspect.iscoroutinefunction(function):
+        raise BrokenEnvironment(f"{where} is asked outside the event loop; write it as a plain `def`")
+    for parameter in parameters(function).values():
+        if parameter.name not in HOOKS[hook]:
+            allowed = ", ".join(HOOKS[hook])
+            near = suggestion(parameter.name, HOOKS[hook])
+            raise BrokenEnvironment(f"{where} asks for {parameter.name!r}{near}; it may ask for {allowed}")
+        if parameter.default is not parameter.empty:
+            raise BrokenEnvironment(f"{where} gives {parameter.name!r} a default; the host fills it, leave that out")
+
+
+def _check_required(name: str, plugin: object, hooks: set[str]) -> None:
+    if hooks & {"verify", "step"}:
+        return
+    bare = [hook for hook in HOOKS if inspect.isfunction(getattr(plugin, hook, None))]
+    hint = f"; `{bare[0]}` is there without @hookimpl" if bare else ""
+    raise BrokenEnvironment(f"environment {name!r} has no `verify`, and no `step` that pays{hint}; add one of them")
+
+
+def _registered(name: str, plugin: object, floor: object) -> dict[str, tuple[Answerer, ...]]:
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(floor, "floor")
+        manager.register(plugin, name)
+        manager.check_pending()
+    except (pluggy.PluginValidationError, ValueError) as error:
+        raise BrokenEnvironment(f"environment {name!r}: {error}") from error
+    callers = {hook: getattr(manager.hook, hook).get_hookimpls() for hook in HOOKS}
+    return {
+        hook: tuple(Answerer(hook, each.function, tuple(each.argnames), each.plugin is floor) for each in impls[::-1])
+        for hook, impls in callers.items()
+    }
+
+
+def _annotations(name: str, answerers: dict[str, tuple[Answerer, ...]], parameter: str) -> dict[str, Any]:
+    """Give what the author wrote on *parameter*, by hook."""
+    found = {}
+    for each in (one for ones in answerers.values() for one in ones if not one.ours and parameter in one.asks):
+        try:
+            written = annotation(each.function, parameter)
+        except NameError as error:
+            raise BrokenEnvironment(
+                f"environment {name!r}: the annotation of {parameter!r} in hook {each.hook!r} names nothing at run"
+                f" time ({error}); import it outside `if TYPE_CHECKING`"
+            ) from None
+        if written is not None:
+            found[each.hook] = written
+    return found
+
+
+def _declared(name: str, answerers: dict[str, tuple[Answerer, ...]], parameter: str, base: type[Any]) -> type[Any]:
+    declared: type[Any] = base
+    for hook, written in _annotations(name, answerers, parameter).items():
+        if not (isinstance(written, type) and issubclass(written, base)):
+            raise BrokenEnvironment(
+                f"environment {name!r}: {parameter!r} of hook {hook!r} must be annotated with a subclass of"
+                f" gymsdk.{base.__name__}, not {written!r}"
+            )
+        if issubclass(written, declared):
+            declared = written
+        elif not issubclass(declared, written):
+            raise BrokenEnvironment(
+                f"environment {name!r}: hooks disagree on {parameter!r}: {declared.__name__} and {written.__name__}"
+            )
+    return declared
+
+
+def _splits(name: str, answerers: dict[str, tuple[Answerer, ...]]) -> tuple[str, ...] | None:
+    written = [each.function for each in answerers["tasks"] if not each.ours]
+    if not written:
+        return None
+    kind = _annotations(name, {"tasks": answerers["tasks"]}, "split").get("tasks")
+    if get_origin(kind) is not Literal:
+        raise BrokenEnvironment(
+            f"environment {name!r}: annotate `split` in `tasks` with the splits it has, as in Literal['train', 'test']"
+        )
+    return get_args(kind)

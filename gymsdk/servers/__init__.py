@@ -1,0 +1,1 @@
+"""The servers: peers that are an app, and what they share."""

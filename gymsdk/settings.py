@@ -1,0 +1,142 @@
+"""How models are reached: options given, then environment variables, then `env.yaml` and `.env.yaml`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from gymsdk.errors import BadModelOption, suggestion
+from gymsdk.wire import Api, Thoughts
+
+FILES = ("env.yaml", ".env.yaml")
+VARIABLES = {
+    "policy_base_url": "GYMSDK_BASE_URL",
+    "policy_api_key": "GYMSDK_API_KEY",
+    "policy_model_name": "GYMSDK_MODEL",
+}
+
+
+def _address(base_url: str) -> str:
+    if re.match(r"https?://[^/\s]+", base_url):
+        return base_url
+    raise ValueError("write it as http://HOST:PORT/v1")
+
+
+class ModelOptions(BaseModel):
+    """How a model is reached; what it is asked travels in the request. `None` leaves it to the provider.
+
+    *timeout* seconds bound a call with all its *retries*; *wait* is the pause before the first of them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    base_url: Annotated[str, AfterValidator(_address)] | None = None
+    api_key: SecretStr | None = None
+    api: Api | None = None
+    timeout: float = Field(600.0, gt=0)
+    retries: int = Field(4, ge=0)
+    wait: float = Field(0.5, ge=0)
+    thoughts: Thoughts | None = None
+
+    def url(self, path: str) -> str:
+        """Give the address of *path* under the base URL."""
+        return f"{(self.base_url or '').rstrip('/')}/{path}"
+
+
+class Settings(BaseModel):
+    """The folder's policy endpoint."""
+
+    model_config = ConfigDict(frozen=True)
+
+    policy_base_url: str | None = None
+    policy_api_key: SecretStr | None = None
+    policy_model_name: str | None = None
+
+
+def settings(folder: Path | None = None) -> Settings:
+    """The policy's settings: environment variables, then the files of *folder*, by default the current one."""
+    found: dict[str, str] = {}
+    for name in FILES:
+        found |= _read((folder or Path.cwd()) / name)
+    variables = {key: value for key, variable in VARIABLES.items() if (value := os.environ.get(variable))}
+    return Settings.model_validate(found | variables)
+
+
+def options(name: str, given: Mapping[str, Any]) -> ModelOptions:
+    """The options *given* for the model *name*; raises `BadModelOption` that says which is wrong."""
+    try:
+        return ModelOptions.model_validate(given)
+    except ValidationError as error:
+        # Only the first complaint, and never the value: it may be the key.
+        complaint = error.errors(include_input=False, include_url=False)[0]
+        option = str(complaint["loc"][0])
+        hint = "" if option in ModelOptions.model_fields else suggestion(option, ModelOptions.model_fields)
+        message = complaint["msg"].removeprefix("Value error, ")
+        raise BadModelOption(f"option {option!r} of {name}: {message}{hint}") from None
+
+
+def reached(name: str, given: ModelOptions) -> ModelOptions:
+    """Give the options *given* for the model *name*, base URL and key filled in from the settings."""
+    found = settings()
+    base_url = given.base_url or found.policy_base_url
+    if not base_url:
+        raise BadModelOption(
+            f"{name} needs a base URL: give base_url (--base-url http://HOST:PORT/v1), "
+            f"or set GYMSDK_BASE_URL, or policy_base_url in env.yaml"
+        )
+    key = given.api_key or found.policy_api_key
+    return options(name, given.model_dump() | {"base_url": base_url, "api_key": key})
+
+
+def named(provider: str, name: str) -> str:
+    """Give *name*, or the settings' model name where it is empty."""
+    if known := name or settings().policy_model_name:
+        return known
+    raise BadModelOption(
+        f"{provider} needs the model's name: write {provider}/NAME, or set GYMSDK_MODEL, "
+        f"or policy_model_name in env.yaml"
+    )
+
+
+def _read(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    found = _policy(path)
+    if "policy_api_key" in found and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        logging.getLogger(__name__).warning("%s holds a key that others can read; run: chmod 600 %s", path, path)
+    return found
+
+
+def _policy(path: Path) -> dict[str, str]:
+    """The three keys of one file; the rest of it is somebody else's and may not even resolve here."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        config = OmegaConf.load(path)
+        if not isinstance(config, DictConfig):
+            raise BadModelOption(f"{path} must hold `key: value` lines, as in policy_base_url: http://HOST:PORT/v1")
+        present = [key for key in VARIABLES if key in config and not OmegaConf.is_missing(config, key)]
+        return {key: _text(path, key, config[key]) for key in present if config[key] is not None}
+    except YAMLError as error:
+        # The parser's own message may quote the line, and with it the key.
+        mark = getattr(error, "problem_mark", None)
+        raise BadModelOption(f"{path} is no YAML{f' at line {mark.line + 1}' if mark else ''}; correct it") from None
+    except OmegaConfBaseException as error:
+        raise BadModelOption(f"{path} has a value that does not resolve: {str(error).splitlines()[0]}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadModelOption(f"{path} cannot be read: {error}") from error
+
+
+def _text(path: Path, key: str, value: Any) -> str:
+    if isinstance(value, (str, int)):
+        return str(value)
+    raise BadModelOption(f"{key} in {path} must be one text, not {type(value).__name__}")

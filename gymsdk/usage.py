@@ -1,0 +1,91 @@
+"""The tokens model calls used: read off a response, summed, and noted by role for the episode in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from pydantic import BaseModel, ConfigDict
+
+from gymsdk.types import Item
+
+
+class Usage(BaseModel):
+    """Tokens of one or more model calls; a detail is `None` where a call did not report it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    calls: int = 0
+
+
+Ledger = dict[str, Usage]
+"""Usage by role: `policy`, and the names of the config fields that hold other models."""
+
+_ledger: ContextVar[Ledger | None] = ContextVar("gymsdk_usage", default=None)
+
+
+def of(response: Item) -> Usage:
+    """Give the usage *response* reports, zero where it reports none."""
+    usage = response.get("usage") or {}
+    given, taken = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
+    return Usage(
+        input_tokens=given,
+        output_tokens=taken,
+        total_tokens=usage.get("total_tokens") or given + taken,
+        cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"),
+        reasoning_tokens=(usage.get("output_tokens_details") or {}).get("reasoning_tokens"),
+        calls=1,
+    )
+
+
+def add(one: Usage, other: Usage) -> Usage:
+    """Give the sum; a detail that a call did not report is not known of the sum either."""
+    if not one.calls or not other.calls:
+        return other if not one.calls else one
+    return Usage(
+        input_tokens=one.input_tokens + other.input_tokens,
+        output_tokens=one.output_tokens + other.output_tokens,
+        total_tokens=one.total_tokens + other.total_tokens,
+        cached_tokens=_both(one.cached_tokens, other.cached_tokens),
+        reasoning_tokens=_both(one.reasoning_tokens, other.reasoning_tokens),
+        calls=one.calls + other.calls,
+    )
+
+
+def _both(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+def body(usage: Usage) -> Item:
+    """Give *usage* as a Response object carries it."""
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+@contextmanager
+def counted() -> Iterator[Ledger]:
+    """Collect what is noted inside the block."""
+    ledger: Ledger = {}
+    token = _ledger.set(ledger)
+    try:
+        yield ledger
+    finally:
+        _ledger.reset(token)
+
+
+def note(role: str, response: Item) -> None:
+    """Add *response*'s usage to *role* in the block around the call, if there is one."""
+    ledger = _ledger.get()
+    if ledger is not None:
+        ledger[role] = add(ledger.get(role, Usage()), of(response))

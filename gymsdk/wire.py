@@ -1,0 +1,148 @@
+"""The bodies on the wire: Response objects and the items in them, as plain JSON objects."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+from uuid import uuid4
+
+from gymsdk.types import Item
+
+Status: TypeAlias = Literal["completed", "incomplete", "failed"]
+"""How a Response ended."""
+
+Api: TypeAlias = Literal["chat", "responses"]
+"""The two forms of the OpenAI API."""
+
+Thoughts: TypeAlias = Literal["field", "tags", "drop"]
+"""How earlier reasoning goes back to a chat model: a field of its own, `<think>` text, or not at all."""
+
+TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
+"""What an item of a training model carries of its tokens: all three, or none."""
+
+ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "previous_response_id",
+    "reasoning",
+    "service_tier",
+    "temperature",
+    "text",
+    "top_logprobs",
+    "top_p",
+    "truncation",
+    "user",
+)
+"""What a Response repeats of its request where the request has it."""
+
+
+def fresh(prefix: str) -> str:
+    """A new id: *prefix*, an underscore, 32 hexadecimal digits."""
+    return f"{prefix}_{uuid4().hex}"
+
+
+def message(text: str, *, id: str | None = None) -> Item:
+    """The policy's reply *text* as an output item."""
+    return {
+        "id": id or fresh("msg"),
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": text, "annotations": []}],
+    }
+
+
+def function_call(
+    name: str, arguments: str | Mapping[str, Any], call_id: str | None = None, *, id: str | None = None
+) -> Item:
+    """A call of the tool *name* as an output item, its arguments verbatim where they are text."""
+    return {
+        "id": id or fresh("fc"),
+        "type": "function_call",
+        "call_id": call_id or fresh("call"),
+        "name": name,
+        "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
+        "status": "completed",
+    }
+
+
+def function_call_output(call_id: str, output: str | list[Item]) -> Item:
+    """The answer to the call *call_id* as an input item."""
+    return {"type": "function_call_output", "call_id": call_id, "output": output}
+
+
+def reasoning(*texts: str, id: str | None = None) -> Item:
+    """The policy's thoughts as one output item, a summary part for each text."""
+    summary = [{"type": "summary_text", "text": text} for text in texts]
+    return {"id": id or fresh("rs"), "type": "reasoning", "status": "completed", "summary": summary}
+
+
+def usage(
+    input_tokens: int = 0,
+    output_tokens: int = 0,
+    *,
+    cached_tokens: int | None = None,
+    reasoning_tokens: int | None = None,
+) -> Item:
+    """The usage of one call; a detail is null where the provider did not report it."""
+    return {
+        "input_tokens": input_tokens,
+        "input_tokens_details": {"cached_tokens": cached_tokens},
+        "output_tokens": output_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": input_tokens + output_tokens,
+    }
+
+
+def response(
+    output: list[Item],
+    *,
+    model: str,
+    usage: Item | None = None,
+    status: Status = "completed",
+    reason: str | None = None,
+    request: Item | None = None,
+    id: str | None = None,
+) -> Item:
+    """A whole Response object around *output*; *reason* says why it is incomplete, *request* is echoed."""
+    asked = request or {}
+    return {
+        "id": id or fresh("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": model,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": reason} if reason else None,
+        "output": output,
+        "usage": usage,
+        "parallel_tool_calls": _given(asked, "parallel_tool_calls", default=True),
+        "tool_choice": _given(asked, "tool_choice", default="auto"),
+        "tools": _given(asked, "tools", default=[]),
+    } | {key: asked[key] for key in ECHOED if asked.get(key) is not None}
+
+
+_OVERFLOW = re.compile(
+    rb"context.?(length|window|size)|maximum model length|prompt is too long|max_tokens must be at least 1, got -",
+    re.IGNORECASE,
+)
+
+
+def overflowed(status: int, body: bytes) -> bool:
+    """Whether a server's refusal says that the prompt does not fit its model's context."""
+    return status in {400, 413, 422} and _OVERFLOW.search(body) is not None
+
+
+def overflow(body: str, *, model: str, request: Item) -> Item:
+    """The Response to a prompt that does not fit: incomplete and empty, with what the server said of it."""
+    empty = response([], model=model, status="incomplete", request=request)
+    return empty | {"incomplete_details": {"reason": "max_output_tokens", "message": body[:500]}}
+
+
+def _given(request: Item, key: str, *, default: object) -> object:
+    value = request.get(key)
+    return default if value is None else value
