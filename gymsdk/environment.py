@@ -282,5 +282,6 @@ def _expect(answer: Any, kind: type[T] | tuple[type[T], ...], hook: str) -> T:
 
 def _data(plugin: object) -> Path | None:
     home = inspect.getmodule(plugin if inspect.ismodule(plugin) else type(plugin))
-    path = Path(home.__file__).parent / "data" if home and home.__file__ else None
+    file = getattr(home, "__file__", None)
+    path = Path(file).parent / "data" if file else None
     return path if path and path.is_dir() else None

@@ -201,9 +201,9 @@ class _Play:
         )
 
     def whole_response(self, transcript: Transcript, used: usage.Ledger) -> Item | None:
-        if self.response is None:
+        if self.response is None and transcript.ended is None:
             return None
-        return self.response | {
+        return (self.response or wire.response([], model="", status="incomplete")) | {
             "output": transcript.items,
             "usage": usage.body(used.get("policy", usage.Usage())),
         }

@@ -182,7 +182,7 @@ def pass_curve(values: Sequence[float]) -> list[float]:
         return list(accumulate(values, max))
     total, wrong = len(values), sum(not value for value in values)
     # C(wrong, k) / C(total, k) grows by one factor from k to k + 1: no large binomials.
-    return [1.0 - missed for missed in accumulate((max(wrong - k, 0) / (total - k) for k in range(total)), mul)]
+    return [1.0 - missed for missed in accumulate(((wrong - k) / (total - k) for k in range(total)), mul)]
 
 
 def average_curve(values: Iterable[float]) -> list[float]:

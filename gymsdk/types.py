@@ -70,7 +70,7 @@ class State(BaseModel):
 
 
 class Message(BaseModel):
-    """A chat message: as an action it is a plain reply, in a reset or step it is what the policy sees next."""
+    """A chat message: as an action it is the policy's plain reply, in a reset or step what it sees next."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -113,12 +113,24 @@ Action: TypeAlias = Message | ToolCall
 """What a policy does: a plain reply, or one tool call."""
 
 
+def _from_user(message: object) -> object:
+    if isinstance(message, str):
+        return Message(role="user", content=message)
+    if isinstance(message, Message) and "role" not in message.model_fields_set:
+        return message.model_copy(update={"role": "user"})
+    return message
+
+
+Said = Annotated[Message, BeforeValidator(_from_user)]
+"""What an environment says: a message, or just its text; the user's unless its role is given."""
+
+
 class Reset(BaseModel):
     """How an episode opens: messages after the row's own prompt, the state, the names of the tools on offer."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    messages: list[Message] = []
+    messages: list[Said] = []
     state: SerializeAsAny[State] = Field(default_factory=State)
     tools: list[str] | None = None
 
@@ -126,9 +138,9 @@ class Reset(BaseModel):
 class Step(BaseModel):
     """The answer to one action: a tool's *output* or new *messages*, what it pays, whether the episode is over."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    messages: list[Message] = []
+    messages: list[Said] = []
     output: Content | None = None
     reward: float = 0.0
     done: bool = False

@@ -1,0 +1,116 @@
+"""Whole episodes: what policies earn, what the tools answer, the figures over them."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import pytest
+
+import gymsdk
+from gymsdk import Environment, Message, Rollout, ToolCall
+
+
+@pytest.fixture(scope="module")
+def environment() -> Environment:
+    return gymsdk.load("multineedle")
+
+
+async def played(environment: Environment, model: str, split: str, number: int) -> list[Rollout]:
+    policy = gymsdk.model(model)
+    rows = islice(environment.tasks(split), number)
+    return [await gymsdk.play(environment, policy, row, seed=seed) for seed, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "example"])
+async def test_the_oracle_reaches_the_claimed_maximum(environment, split):
+    for rollout in await played(environment, "scripted/oracle", split, 40):
+        claims = await environment.claims(environment.read(rollout.row))
+        assert (rollout.reward, rollout.ended) == (claims.maximum, "done")
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "example"])
+@pytest.mark.parametrize("policy", ["null", "echo", "random"])
+async def test_who_does_not_understand_earns_no_more_than_chance(environment, policy, split):
+    for rollout in await played(environment, f"scripted/{policy}", split, 40):
+        claims = await environment.claims(environment.read(rollout.row))
+        assert rollout.outcome == "scored"
+        assert rollout.reward <= claims.chance == 0.0
+
+
+async def test_the_oracle_calls_one_tool_a_turn_and_ends_with_a_reply(environment):
+    (rollout,) = await played(environment, "scripted/oracle", "example", 1)
+    needles = rollout.row["expected_synonyms"]
+    assert rollout.response is not None
+    output = rollout.response["output"]
+    calls = [(item["name"], json.loads(item["arguments"])) for item in output if item["type"] == "function_call"]
+    lookups = [("get_synonym_value", {"synonym": needle}) for needle in needles]
+    extraction = {"synonym_values": rollout.row["expected_synonym_values"]}
+    assert calls == [*lookups, ("extract_synonym_values", extraction)]
+    assert rollout.turns == len(needles) + 2
+    answers = [json.loads(item["output"]) for item in output if item["type"] == "function_call_output"]
+    values = [{"synonym_value": each} for each in rollout.row["expected_synonym_values"]]
+    assert answers == [*values, {"success": True}]
+
+
+async def test_a_wrong_extraction_is_mended_by_the_oracle(environment):
+    episode = await environment.reset(next(environment.tasks("example")))
+    lookups = [("get_synonym_value", json.dumps({"synonym": each})) for each in episode.row["expected_synonyms"]]
+    episode.transcript.items = [
+        {"type": "function_call", "name": name, "arguments": arguments, "call_id": "c"}
+        for name, arguments in [*lookups, ("extract_synonym_values", "{")]
+    ]
+    (call,) = await environment.solve(episode) or []
+    assert isinstance(call, ToolCall)
+    assert call.parsed() == {"synonym_values": episode.row["expected_synonym_values"]}
+
+
+async def answer(environment: Environment, name: str, arguments: Any) -> Any:
+    episode = await environment.reset(next(environment.tasks("example")))
+    step = await environment.step(episode, ToolCall(name=name, arguments=arguments))
+    assert not step.done
+    return json.loads(str(step.output))
+
+
+@pytest.mark.parametrize(("word", "worth"), [("Blazing", 711), ("Warm", 407), ("", 0), ("é🦊", 233 + 129_418)])
+async def test_a_synonym_is_worth_the_sum_of_its_code_points(environment, word, worth):
+    assert await answer(environment, "get_synonym_value", {"synonym": word}) == {"synonym_value": worth}
+
+
+@pytest.mark.parametrize("values", [[711, 407], [], [-1]])
+async def test_any_list_of_integers_is_accepted_without_a_hint(environment, values):
+    assert await answer(environment, "extract_synonym_values", {"synonym_values": values}) == {"success": True}
+
+
+@pytest.mark.parametrize("arguments", ["{", "{}", '{"synonym_values": 3}', '{"synonym_values": ["x"]}', "[]"])
+async def test_malformed_arguments_are_answered_with_an_error(environment, arguments):
+    assert "error" in await answer(environment, "extract_synonym_values", arguments)
+
+
+async def test_only_a_reply_ends_the_episode(environment):
+    episode = await environment.reset(next(environment.tasks("example")))
+    assert (await environment.step(episode, Message(content="Done."))).done
+
+
+def test_the_tools_are_offered_under_their_published_names_with_strict_schemas(environment):
+    schemas = {name: tool.schema for name, tool in environment.tools.items()}
+    assert list(schemas) == ["get_synonym_value", "extract_synonym_values"]
+    assert schemas["get_synonym_value"]["parameters"]["properties"]["synonym"]["type"] == "string"
+    values = schemas["extract_synonym_values"]["parameters"]["properties"]["synonym_values"]
+    assert (values["type"], values["items"]) == ("array", {"type": "integer"})
+    assert all(schema["strict"] for schema in schemas.values())
+
+
+async def test_the_environments_figures_are_means_and_accuracy_by_number_of_needles(environment):
+    right = await played(environment, "scripted/oracle", "validation", 6)
+    wrong = await played(environment, "scripted/null", "validation", 6)
+    figures = await environment.metrics(right + wrong)
+    assert figures["mean/accuracy"] == figures["mean/set_overlap"] == 0.5
+    assert figures["mean/original_term_minefield_hit"] == figures["mean/order_instruction_following_failure"] == 0.0
+    needles = {len(rollout.row["expected_synonyms"]) for rollout in right}
+    assert {name for name in figures if name.startswith("needles=")} == {f"needles={n}/mean/accuracy" for n in needles}
+
+
+async def test_without_rollouts_there_are_no_figures(environment):
+    assert await environment.metrics([]) == {}

@@ -1,0 +1,169 @@
+"""Generated tasks: what is hidden, where, and how the package's words allow it."""
+
+from __future__ import annotations
+
+import re
+import time
+from itertools import islice, pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+import gymsdk
+from gym_env_multineedle.words import MADE_UP, entries, made_up, value
+from gymsdk import Task
+
+LINE = re.compile(r"^The term '(.+?)' has a synonym '(.+)'\.$", re.MULTILINE)
+
+
+def generated(split: str, number: int, *, seed: int = 0, **settings: Any) -> list[Task]:
+    return list(islice(gymsdk.load("multineedle", **settings).tasks(split, seed=seed), number))
+
+
+def pairs(task: Task) -> list[tuple[str, str]]:
+    return LINE.findall(str(task.input[0]["content"]))
+
+
+@pytest.mark.parametrize(("split", "length"), [("validation", 200), ("example", 5)])
+def test_the_small_splits_have_their_length(split, length):
+    assert len(generated(split, 1_000)) == length
+
+
+def test_train_goes_on_beyond_the_others():
+    assert len(generated("train", 300)) == 300
+
+
+def test_a_row_has_the_published_fields():
+    (task,) = generated("train", 1)
+    row = task.row()
+    assert row.keys() == {
+        "responses_create_params",
+        "id",
+        "expected_synonyms",
+        "expected_synonym_values",
+        "minefield_label",
+        "minefield_label_value",
+    }
+    assert row["id"] == 0
+    assert row["responses_create_params"]["parallel_tool_calls"] is False
+    assert [message["role"] for message in row["responses_create_params"]["input"]] == ["system", "user"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"needles": 1, "spread": 0}, {"needles": 12, "spread": 6, "distractors": 99}])
+def test_what_is_expected_is_what_the_list_says_of_the_term_in_its_order(settings):
+    for task in generated("train", 40, **settings):
+        row = task.row()
+        term = row["minefield_label"]
+        assert row["expected_synonyms"] == [synonym for other, synonym in pairs(task) if other == term]
+        assert row["expected_synonym_values"] == [sum(map(ord, synonym)) for synonym in row["expected_synonyms"]]
+        assert row["minefield_label_value"] == sum(map(ord, term))
+        assert len({*row["expected_synonym_values"], row["minefield_label_value"]}) == len(row["expected_synonyms"]) + 1
+
+
+@pytest.mark.parametrize("settings", [{"distractors": 10}, {"distractors": 1_234, "needles": 5, "spread": 2}])
+def test_the_list_is_as_long_as_configured(settings):
+    needles, spread = settings.get("needles", 3), settings.get("spread", 1)
+    for task in generated("train", 10, **settings):
+        found = len(task.row()["expected_synonyms"])
+        assert len(pairs(task)) == settings["distractors"] + found
+        assert needles - spread <= found <= needles + spread
+
+
+def test_no_line_stands_twice_in_a_haystack_of_any_size():
+    (task,) = generated("train", 1, distractors=50_000)
+    lines = pairs(task)
+    assert len(set(lines)) == len(lines)
+
+
+def test_the_number_of_lines_does_not_betray_the_term():
+    (task,) = generated("train", 1, distractors=5_000, needles=3, spread=1)
+    terms = [term for term, _ in pairs(task)]
+    counts = {term: terms.count(term) for term in set(terms[:500])}
+    assert sorted(counts.values())[len(counts) // 2] <= 4
+
+
+def test_the_lines_of_every_term_are_scattered():
+    (task,) = generated("train", 1, distractors=1_000)
+    terms = [term for term, _ in pairs(task)]
+    assert sum(one == next_one for one, next_one in pairwise(terms)) < 30
+
+
+def test_needles_lie_anywhere_in_the_list():
+    places = []
+    for task in generated("train", 150):
+        lines, term = pairs(task), task.row()["minefield_label"]
+        places += [place / len(lines) for place, (other, _) in enumerate(lines) if other == term]
+    assert min(places) < 0.05
+    assert max(places) > 0.95
+    assert sum(places) / len(places) == pytest.approx(0.5, abs=0.06)
+
+
+def test_questions_name_the_term_about_as_often_as_they_describe_it():
+    tasks = generated("train", 200)
+    named = sum(
+        bool(re.search(rf"\b{task.row()['minefield_label'].lower()}\b", str(task.input[1]["content"])))
+        for task in tasks
+    )
+    assert 60 < named < 140
+
+
+def test_the_same_seed_and_settings_give_the_same_rows():
+    assert generated("train", 5, seed=3) == generated("train", 5, seed=3)
+    assert generated("train", 5, seed=3) != generated("train", 5, seed=4)
+    assert generated("train", 5, distractors=20) != generated("train", 5, distractors=21)
+
+
+def test_splits_share_no_row():
+    prompts = {
+        split: {str(task.input[0]["content"]) for task in generated(split, 200, distractors=10)}
+        for split in ("train", "validation", "example")
+    }
+    assert not prompts["train"] & prompts["validation"]
+    assert not prompts["example"] & (prompts["train"] | prompts["validation"])
+
+
+def test_a_hundred_thousand_tokens_are_built_in_fifty_milliseconds_of_cpu():
+    tasks = gymsdk.load("multineedle", distractors=10_000).tasks("train", seed=1)
+    spent = []
+    for _ in range(5):
+        started = time.process_time()
+        task = next(tasks)
+        spent.append(time.process_time() - started)
+    assert min(spent) < 0.05
+    # Words and marks: a tokenizer splits made-up words further, and seldom joins across them.
+    assert len(re.findall(r"\w+|[^\w\s]", str(task.input[0]["content"]))) > 110_000
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"distractors": 0}, {"distractors": 60_000}, {"needles": 0}, {"needles": 2, "spread": 2}, {"needle": 3}],
+)
+def test_a_setting_that_makes_no_task_is_refused(settings):
+    with pytest.raises(gymsdk.UsageError):
+        gymsdk.load("multineedle", **settings)
+
+
+def test_no_two_terms_share_a_synonym_and_none_is_anothers():
+    words = [synonym for entry in entries() for synonym in entry.synonyms]
+    assert len(words) == len(set(words))
+    assert not {entry.term for entry in entries()} & set(words)
+
+
+def test_a_description_names_no_term_at_all():
+    terms = {entry.term.lower() for entry in entries()}
+    for entry in entries():
+        for question in entry.questions:
+            assert not terms & set(re.findall(r"[a-z-]+", question.lower())), question
+
+
+def test_every_term_has_synonyms_for_the_largest_setting():
+    for entry in entries():
+        values = {value(name) for name in entry.names(79)} - {value(entry.term)}
+        assert len(values) >= 79
+
+
+def test_made_up_words_do_not_repeat():
+    found = list(islice(made_up(Random(5)), MADE_UP))
+    assert len(set(found)) == MADE_UP > 100_000
+    assert not set(found) & {word for entry in entries() for word in (entry.term, *entry.synonyms)}

@@ -1,0 +1,246 @@
+"""Figures over scored rollouts, held to hand-made examples and to counting every case."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gymsdk.metrics import (
+    Scored,
+    aggregate,
+    grouped,
+    groups,
+    majority_curve,
+    numbers,
+    pass_curve,
+    runs,
+    scored,
+    spreads,
+    stderr,
+)
+
+REWARDS = st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+def rollouts(tasks: list[list[float]], answers: list[list[str | None]] | None = None) -> list[Scored]:
+    return [
+        Scored(task, repeat, reward, answer=answers[task][repeat] if answers else None)
+        for task, rewards in enumerate(tasks)
+        for repeat, reward in enumerate(rewards)
+    ]
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=8))
+def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_one(rewards):
+    subsets = [list(combinations(rewards, k)) for k in range(1, len(rewards) + 1)]
+    assert pass_curve(rewards) == pytest.approx([statistics.fmean(map(max, each)) for each in subsets])
+
+
+def test_pass_at_k_of_graded_rewards_is_the_best_of_the_first_k():
+    assert pass_curve([0.2, 0.1, 0.7, 0.5]) == [0.2, 0.2, 0.7, 0.7]
+
+
+def test_pass_at_k_is_in_percent_and_skips_tasks_with_fewer_rollouts():
+    figures = aggregate(rollouts([[1, 0, 0], [0, 0], [1]]))
+    assert figures["pass@1/accuracy"] == pytest.approx(100 * (1 / 3 + 0 + 1) / 3)
+    assert figures["pass@2/accuracy"] == pytest.approx(100 * (2 / 3 + 0) / 2)
+    assert figures["pass@3/accuracy"] == pytest.approx(100)
+    assert "pass@4/accuracy" not in figures
+
+
+def test_the_average_of_k_takes_what_a_shorter_task_has():
+    figures = aggregate(rollouts([[1, 0, 1], [0, 1], [1]]))
+    assert figures["pass@1[avg-of-1]/accuracy"] == pytest.approx(100 * 2 / 3)
+    assert figures["pass@1[avg-of-2]/accuracy"] == pytest.approx(100 * (0.5 + 0.5 + 1) / 3)
+    assert figures["pass@1[avg-of-3]/accuracy"] == pytest.approx(100 * (2 / 3 + 0.5 + 1) / 3)
+
+
+@given(REWARDS)
+def test_the_deviation_across_runs_is_that_of_the_runs_means(tasks):
+    found = rollouts(tasks)
+    figures, means = aggregate(found), runs(grouped(found), "accuracy")
+    for k in range(2, len(means) + 1):
+        deviation = statistics.stdev(means[:k])
+        assert figures[f"pass@1[avg-of-{k}]/accuracy/std_dev_across_runs"] == pytest.approx(deviation, abs=1e-9)
+        error = deviation / math.sqrt(k)
+        assert figures[f"pass@1[avg-of-{k}]/accuracy/std_err_across_runs"] == pytest.approx(error, abs=1e-9)
+
+
+def test_a_run_is_the_mean_over_every_tasks_rollout_of_that_rank():
+    assert runs(grouped(rollouts([[1, 0], [0, 0], [1]])), "accuracy") == pytest.approx([200 / 3, 0])
+
+
+def test_one_rollout_has_figures_but_no_deviation():
+    figures = aggregate(rollouts([[0.5]]))
+    assert figures == {
+        "mean/reward": 0.5,
+        "max/reward": 0.5,
+        "min/reward": 0.5,
+        "median/reward": 0.5,
+        "std/reward": 0.0,
+        "stderr/reward": 0.0,
+        "pass@1/accuracy": 50.0,
+        "pass@1[avg-of-1]/accuracy": 50.0,
+    }
+
+
+def test_no_rollouts_have_no_figures():
+    assert aggregate([]) == {}
+    assert groups([]) == []
+    assert stderr([]) == 0.0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1),
+)
+def test_majority_is_the_mean_score_of_the_most_frequent_votes(votes):
+    for k, found in enumerate(majority_curve(votes), 1):
+        counts = Counter(vote for vote in votes[:k] if vote[0] is not None)
+        tied = [score for (_, score), count in counts.items() if count == max(counts.values())]
+        assert found == pytest.approx(statistics.fmean(tied) if tied else 0.0)
+
+
+def test_majority_by_hand_over_tasks_of_different_length():
+    answers = [["x", "y", "y"], [None, "z"], [None]]
+    figures = aggregate(rollouts([[1, 0, 0], [0, 1], [0]], answers), answers=True)
+    assert figures["majority@1/accuracy"] == pytest.approx(100 * (1 + 0 + 0) / 3)
+    assert figures["majority@2/accuracy"] == pytest.approx(100 * (0.5 + 1 + 0) / 3)
+    assert figures["majority@3/accuracy"] == pytest.approx(100 * (0 + 1 + 0) / 3)
+
+
+def test_without_any_answer_majority_is_zero_and_no_answer_is_whole():
+    figures = aggregate(rollouts([[1, 1], [0, 1]]), answers=True)
+    assert figures["majority@2/accuracy"] == 0
+    assert figures["pass@1/no_answer"] == 100
+    assert figures["pass@1[avg-of-2]/no_answer"] == 100
+
+
+def test_without_an_answer_key_there_is_no_majority():
+    assert not [name for name in aggregate(rollouts([[1, 0]])) if "majority" in name or "no_answer" in name]
+
+
+def test_a_field_can_be_a_score_and_tasks_without_it_are_left_out():
+    found = [Scored(0, 0, 1.0, {"library_reward": 0.0}), Scored(0, 1, 1.0, {"library_reward": 1.0}), Scored(1, 0, 1.0)]
+    figures = aggregate(found, scores=["accuracy", "library_reward"], answers=True)
+    assert figures["pass@1/library_reward"] == 50
+    assert figures["pass@2/library_reward"] == 100
+    assert figures["pass@1/accuracy"] == 100
+
+
+def test_the_order_of_arrival_does_not_matter():
+    found = rollouts([[1, 0, 0.5], [0, 1]], [["a", "b", "b"], ["c", None]])
+    assert aggregate(found[::-1], answers=True) == aggregate(found, answers=True)
+
+
+def test_the_spread_of_a_field_leaves_out_what_is_missing_or_not_finite():
+    found = [
+        Scored(0, 0, 1.0, {"tokens": 3, "loss": math.nan}),
+        Scored(0, 1, 0.0, {"tokens": 5}),
+        Scored(1, 0, 0.0, {"tokens": 10}),
+    ]
+    figures = spreads(found)
+    assert [figures[f"{each}/tokens"] for each in ("mean", "max", "min", "median")] == [6, 10, 3, 5]
+    assert figures["std/tokens"] == pytest.approx(math.sqrt(13))
+    assert not [name for name in figures if name.endswith("/loss")]
+
+
+def test_truth_values_are_numbers_and_words_are_not():
+    found = numbers({"accuracy": True, "set_overlap": 0.5, "parsed": [1], "label": "Hot", "judge": None})
+    assert found == {"accuracy": 1, "set_overlap": 0.5}
+    assert found["accuracy"] is not True
+
+
+def test_the_standard_error_of_single_rollouts_is_the_plain_one():
+    rewards = [0.0, 1.0, 1.0, 0.5]
+    assert stderr(rollouts([[reward] for reward in rewards])) == pytest.approx(statistics.stdev(rewards) / 2)
+
+
+def test_the_standard_error_of_repeats_is_that_of_the_tasks_means():
+    tasks = [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
+    means = list(map(statistics.fmean, tasks))
+    assert stderr(rollouts(tasks)) == pytest.approx(statistics.stdev(means) / math.sqrt(3))
+
+
+def test_repeating_the_same_answer_does_not_shrink_the_standard_error():
+    assert stderr(rollouts([[1.0] * 50, [0.0] * 50])) == pytest.approx(stderr(rollouts([[1.0], [0.0]])))
+
+
+def test_one_task_has_the_standard_error_of_its_repeats():
+    assert stderr(rollouts([[1.0, 0.0, 1.0, 0.0]])) == pytest.approx(statistics.stdev([1, 0, 1, 0]) / 2)
+
+
+def test_a_row_is_read_with_its_usage_and_its_answer():
+    row = {
+        "_ng_task_index": 3,
+        "_ng_rollout_index": 1,
+        "_ng_attempt_index": 2,
+        "reward": 1.0,
+        "accuracy": True,
+        "extracted_answer": "7",
+        "response": {"usage": {"input_tokens": 10, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}},
+    }
+    expected = Scored(3, 1, 1.0, {"accuracy": 1, "input_tokens": 10, "output_tokens": 2}, answer="7")
+    assert scored(row, answer_key="extracted_answer") == expected
+
+
+def test_a_row_without_usage_or_index_is_the_first_task():
+    assert scored({"reward": 0.5, "response": {"usage": None}}) == Scored(0, 0, 0.5)
+
+
+def test_an_answer_that_is_no_text_can_still_be_voted_on():
+    assert scored({"reward": 1.0, "answer": {"b": 1, "a": [2]}}, answer_key="answer").answer == '{"a": [2], "b": 1}'
+
+
+def test_groups_tell_each_task_with_its_rollouts_and_what_is_missing():
+    found = [Scored(7, 2, 1.0, {"tokens": 4}), Scored(7, 0, 0.0, {"tokens": 2}), Scored(9, 0, 0.5)]
+    first, second = groups(found, expected=4, samples={7: {"id": 1, "_ng_task_index": 7, "_ng_rollout_index": 0}})
+    assert first["_ng_task_index"] == 7
+    assert first["sample"] == {"id": 1}
+    assert (first["num_rollouts"], first["expected_num_rollouts"], first["missing_num_rollouts"]) == (2, 4, 2)
+    assert first["reward_profile_completion_pct"] == 50
+    assert (first["mean/reward"], first["max/tokens"]) == (0.5, 4)
+    assert first["rollout_infos"] == [
+        {"rollout_id": "7:0", "_ng_task_index": 7, "_ng_rollout_index": 0, "reward": 0.0, "tokens": 2},
+        {"rollout_id": "7:2", "_ng_task_index": 7, "_ng_rollout_index": 2, "reward": 1.0, "tokens": 4},
+    ]
+    assert "sample" not in second
+
+
+def test_groups_expect_what_is_there_where_nobody_says():
+    (entry,) = groups([Scored(0, 0, 1.0), Scored(0, 1, 1.0)])
+    assert (entry["expected_num_rollouts"], entry["missing_num_rollouts"]) == (2, 0)
+    assert entry["reward_profile_completion_pct"] == 100
+
+
+def test_more_rollouts_than_expected_leave_none_missing():
+    (entry,) = groups([Scored(0, repeat, 1.0) for repeat in range(3)], expected=2)
+    assert (entry["missing_num_rollouts"], entry["reward_profile_completion_pct"]) == (0, 100)
+
+
+@pytest.mark.parametrize("shape", [(1, 20_000), (2_500, 8), (20_000, 1)])
+def test_the_work_grows_with_the_rollouts_not_with_their_square(shape):
+    tasks, repeats = shape
+    found = [
+        Scored(task, repeat, float((task + repeat) % 3 == 0), {"tokens": repeat}, answer=str(repeat % 5))
+        for task in range(tasks)
+        for repeat in range(repeats)
+    ]
+    started = time.process_time()
+    figures = aggregate(found, answers=True)
+    # Quadratic work would be minutes.
+    assert time.process_time() - started < 10
+    assert figures[f"pass@{repeats}/accuracy"] > 0
+
+
+def test_one_long_task_among_many_short_ones_stays_cheap():
+    found = [Scored(0, repeat, 1.0) for repeat in range(10_000)] + [Scored(task, 0, 0.0) for task in range(1, 10_001)]
+    figures = aggregate(found)
+    assert figures["pass@1[avg-of-10000]/accuracy"] == pytest.approx(100 / 10_001)
+    assert figures["pass@10000/accuracy"] == 100
