@@ -1,0 +1,105 @@
+"""The generator: rows whose right end is found by playing their plan in their world."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from inspect import signature
+from itertools import count
+from typing import Any, Literal, TypeAlias
+
+from .clock import day
+from .records import Records, less
+from .references import filled
+from .requests import draft, mixtures
+from .requests.drafts import Draft, Kind, Scene
+from .requests.worlds import world
+from .rows import Expected, Plan, Request
+from .settings import Settings
+from .tools import TOOLS, Tool
+from .world import World
+
+Split: TypeAlias = Literal["train", "validation", "example"]
+
+SIZES: dict[Split, int | None] = {"train": None, "validation": 300, "example": 10}
+
+SHARES: dict[Split, range] = {"example": range(1), "validation": range(1, 5), "train": range(5, 16)}
+"""Which sixteenths of all requests a split may draw from, so that no two splits share one, whatever the seed."""
+
+INSTRUCTIONS = (
+    "You are a personal assistant. Today is {today:%A}, {today:%Y-%m-%d}. Use the tools for what only they can tell or"
+    " do; do not guess, and change nothing you were not asked to change. Write dates as YYYY-MM-DD and times as HH:MM."
+    " If the request asks a question, end your last reply with a line of its own: `Answer:`, then the bare value."
+)
+
+
+def requests(split: Split, seed: int, settings: Settings) -> Iterator[Request]:
+    """Yield the rows of *split*, the same for the same seed and settings."""
+    rng = random.Random(f"{split}:{seed}")
+    size = SIZES[split]
+    for number in count() if size is None else range(size):
+        yield _request(rng, split, settings, id=f"{split}-{seed}-{number}")
+
+
+def _request(rng: random.Random, split: Split, settings: Settings, *, id: str) -> Request:
+    found = mixtures(settings.calls, settings.kinds)
+    kind, chore = rng.choice(found[rng.choice(sorted(found))])
+    while True:
+        scene = Scene(rng, world(rng))
+        written = draft(scene, kind, chore=chore)
+        if zlib.crc32(written.text.encode()) % 16 in SHARES[split]:
+            return _row(scene, kind, written, settings, id=id)
+
+
+def _row(scene: Scene, kind: Kind, written: Draft, settings: Settings, *, id: str) -> Request:
+    opening = INSTRUCTIONS.format(today=day(scene.world.today))
+    messages = [{"role": "developer", "content": opening}, {"role": "user", "content": written.text}]
+    return Request.model_validate(
+        {
+            "responses_create_params": {"input": messages},
+            "id": id,
+            "kind": kind.name,
+            "world": scene.world,
+            "expected": expected(scene.world, written.plan),
+            "plan": written.plan,
+            "offered": _offered(scene.rng, written.plan, settings.distractors),
+        }
+    )
+
+
+def _offered(rng: random.Random, plan: Plan, distractors: int | None) -> list[str] | None:
+    if distractors is None:
+        return None
+    needed = {call.name for call in plan.calls}
+    others = [name for name in TOOLS if name not in needed]
+    chosen = needed.union(rng.sample(others, min(distractors, len(others))))
+    return [name for name in TOOLS if name in chosen]
+
+
+def expected(world: World, plan: Plan) -> Expected:
+    """Give how *world* ends when *plan* is played in it; raises `ValueError` where a call of the plan fails."""
+    state = world.records.model_copy(deep=True)
+    task = Request.ask("", world=world)
+    outputs: dict[int, Any] = {}
+    for number, call in enumerate(plan.calls):
+        outputs[number] = _run(TOOLS[call.name], task, state, filled(call.arguments, outputs))
+        if "error" in outputs[number]:
+            raise ValueError(f"the plan's call {number} of {call.name!r} fails: {outputs[number]['error']}")
+    return Expected(
+        added=less(state, world.records),
+        removed=less(world.records, state),
+        answer=filled(plan.answer, outputs),
+        without_calls=not plan.calls,
+    )
+
+
+def _run(tool: Tool, task: Request, state: Records, arguments: dict[str, Any]) -> Any:
+    given = {"task": task, "state": state}
+    asked = {name: given[name] for name in signature(tool).parameters if name in given}
+    running = tool(**arguments, **asked)
+    try:
+        running.send(None)
+    except StopIteration as finished:
+        return finished.value
+    raise RuntimeError(f"tool {tool.__name__!r} waits for something; a plan is played without a loop")

@@ -1,0 +1,87 @@
+"""The oracle: what a perfect policy does next, taking from the transcript what earlier calls gave."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gymsdk import Message, ToolCall, Transcript
+
+from .records import Event, Note, Record, Records, Reminder, Sent, plain
+from .references import filled, needs, turns
+from .rows import Call, Expected, Plan, Request
+
+ANY_CITY = "San Francisco"
+
+
+def next_move(task: Request, transcript: Transcript) -> Message | list[ToolCall]:
+    """Give the calls of the next turn, or the reply once all are made."""
+    plan = planned(task)
+    made = transcript.calls()
+    order = [number for turn in turns(plan) for number in turn]
+    outputs = {number: _output(transcript, call) for number, call in zip(order, made, strict=False)}
+    if len(made) < len(order):
+        return [_call(plan.calls[number], outputs) for number in _upcoming(task, plan, len(made))]
+    return Message(content=_reply(filled(plan.answer, outputs)))
+
+
+def planned(task: Request) -> Plan:
+    """Give the row's own plan, or the one that its graded end or its ground truth comes to."""
+    if task.plan is not None:
+        return task.plan
+    if task.ground_truth is not None:
+        return Plan(calls=task.ground_truth)
+    if task.expected is not None:
+        return Plan(calls=_changes(task.expected, task.world.records), answer=task.expected.answer)
+    return Plan(calls=[Call(name="get_weather", arguments={"city": ANY_CITY})])
+
+
+def _upcoming(task: Request, plan: Plan, made: int) -> list[int]:
+    for turn in turns(plan):
+        if made < len(turn):
+            return turn[made : made + 1] if task.one_at_a_time else turn[made:]
+        made -= len(turn)
+    return []
+
+
+def _call(call: Call, outputs: dict[int, Any]) -> ToolCall:
+    arguments = filled(call.arguments, outputs)
+    return ToolCall.model_validate({"name": call.name, "arguments": arguments})
+
+
+def _output(transcript: Transcript, call: ToolCall) -> Any:
+    try:
+        return json.loads(transcript.output(call.call_id) or "")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _reply(answer: Any) -> str:
+    if answer is None:
+        return "Done."
+    return "I could not find that out." if needs(answer) else f"Done.\nAnswer: {answer}"
+
+
+def _changes(expected: Expected, start: Records) -> list[Call]:
+    """The calls that make the expected difference: what goes goes first, for it may be in the way of what comes."""
+    gone = [*(_cancelled(event, start) for event in expected.removed.events), *map(_deleted, expected.removed.notes)]
+    added = expected.added
+    return [*gone, *map(_made, [*added.events, *added.notes, *added.reminders, *added.messages])]
+
+
+def _cancelled(event: Event, start: Records) -> Call:
+    ids = [each.id for each in start.events if _identity(each) == _identity(event)]
+    return Call(name="cancel_event", arguments={"event_id": ids[0] if ids else event.id})
+
+
+def _identity(event: Event) -> tuple[str, str, str]:
+    return plain(event.title), event.date, event.start
+
+
+def _deleted(note: Note) -> Call:
+    return Call(name="delete_note", arguments={"title": note.title})
+
+
+def _made(record: Record) -> Call:
+    tools = {Event: "create_event", Note: "write_note", Reminder: "add_reminder", Sent: "send_message"}
+    return Call(name=tools[type(record)], arguments=record.model_dump(exclude={"id"}))

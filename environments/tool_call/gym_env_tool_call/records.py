@@ -1,0 +1,117 @@
+"""The records of an assistant: everything it may change, and the facts they come down to."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gymsdk import State
+
+from .clock import Day, Time, minute
+
+Fact: TypeAlias = tuple[str, ...]
+"""One record reduced to what counts about it: its kind, then its fields as compared, ids left out."""
+
+DECIMALS = re.compile(r"(?<!\d)(\d++)\.(\d++)")
+EDGES = " \t\r\n\"'`.,!;:\u2018\u2019\u201c\u201d"
+
+
+class Record(BaseModel):
+    """One entry of the records."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Event(Record):
+    """An entry of the calendar; *id* is how the tools name it."""
+
+    id: str = ""
+    title: str
+    date: Day
+    start: Time
+    minutes: int = Field(gt=0)
+    place: str = ""
+
+
+class Note(Record):
+    """A note, named by its title."""
+
+    title: str
+    text: str
+
+
+class Reminder(Record):
+    """Something to be reminded of at a time."""
+
+    text: str
+    date: Day
+    time: Time
+
+
+class Sent(Record):
+    """A text message that was sent to a phone number."""
+
+    to: str
+    text: str
+
+
+class Records(State):
+    """The state of an episode: what the assistant finds and may change. *created* numbers the new events."""
+
+    events: list[Event] = Field(default_factory=list)
+    notes: list[Note] = Field(default_factory=list)
+    reminders: list[Reminder] = Field(default_factory=list)
+    messages: list[Sent] = Field(default_factory=list)
+    created: int = 0
+
+
+def facts(records: Records) -> Counter[Fact]:
+    """Give what *records* say, each fact with the number of times it is there."""
+    entries: list[Record] = [*records.events, *records.notes, *records.reminders, *records.messages]
+    return Counter(map(_fact, entries))
+
+
+def less(records: Records, other: Records) -> Records:
+    """Give those of *records* that say what nothing in *other* does."""
+    known = facts(other)
+    return Records(
+        events=[each for each in records.events if _fact(each) not in known],
+        notes=[each for each in records.notes if _fact(each) not in known],
+        reminders=[each for each in records.reminders if _fact(each) not in known],
+        messages=[each for each in records.messages if _fact(each) not in known],
+    )
+
+
+def _fact(record: Record) -> Fact:
+    return (type(record).__name__, *(plain(str(value)) for name, value in record if name != "id"))
+
+
+def plain(text: str) -> str:
+    """Give *text* as it is compared: case, spacing, quotes and stops at the edges, trailing zeros do not count."""
+    even = " ".join(text.casefold().split()).strip(EDGES)
+    return DECIMALS.sub(_shortest, even)
+
+
+def _shortest(number: re.Match[str]) -> str:
+    decimals = number[2].rstrip("0")
+    return f"{number[1]}.{decimals}" if decimals else number[1]
+
+
+def clash(events: list[Event], candidate: Event) -> Event | None:
+    """Give the event that overlaps *candidate*, another one than itself."""
+    start, end = _span(candidate)
+    for event in events:
+        if event.date != candidate.date or event.id == candidate.id:
+            continue
+        first, last = _span(event)
+        if first < end and start < last:
+            return event
+    return None
+
+
+def _span(event: Event) -> tuple[int, int]:
+    start = minute(event.start)
+    return start, start + event.minutes

@@ -1,0 +1,59 @@
+"""References: how a plan's call says that it takes a value from what an earlier call gave."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .rows import Plan
+
+REFERENCE = re.compile(r"\{(\d+)\.([\w.]+)\}")
+
+
+def filled(template: Any, outputs: Mapping[int, Any]) -> Any:
+    """Give *template* with every reference replaced by what it names in *outputs*.
+
+    Text that is one reference becomes the value itself; a reference to nothing stays as it is.
+    """
+    if isinstance(template, dict):
+        return {key: filled(each, outputs) for key, each in template.items()}
+    if isinstance(template, list):
+        return [filled(each, outputs) for each in template]
+    if not isinstance(template, str):
+        return template
+    whole = REFERENCE.fullmatch(template)
+    return _named(whole, outputs) if whole else REFERENCE.sub(lambda found: str(_named(found, outputs)), template)
+
+
+def _named(reference: re.Match[str], outputs: Mapping[int, Any]) -> Any:
+    value = outputs.get(int(reference[1]))
+    for key in reference[2].split("."):
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return reference[0]
+    return value
+
+
+def needs(template: Any) -> set[int]:
+    """Give the numbers of the calls *template* refers to."""
+    if isinstance(template, dict):
+        return needs(list(template.values()))
+    if isinstance(template, list):
+        return {number for each in template for number in needs(each)}
+    return {int(number) for number, _ in REFERENCE.findall(template)} if isinstance(template, str) else set()
+
+
+def turns(plan: Plan) -> list[list[int]]:
+    """Give the numbers of the plan's calls turn by turn, each as early as what it refers to is known."""
+    found: list[list[int]] = []
+    turn_of: dict[int, int] = {}
+    for number, call in enumerate(plan.calls):
+        turn = max((turn_of[earlier] + 1 for earlier in needs(call.arguments) if earlier in turn_of), default=0)
+        turn_of[number] = turn
+        found += [[] for _ in range(turn + 1 - len(found))]
+        found[turn].append(number)
+    return found

@@ -1,0 +1,151 @@
+"""A draft: a request in words and the plan that fulfils it, before anybody knows how it ends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gym_env_tool_call.clock import after, day, time_of
+from gym_env_tool_call.records import Event, clash
+from gym_env_tool_call.rows import Answer, Call, Plan
+from gym_env_tool_call.world import World, matching
+
+from .vocabulary import TEXTS
+from .worlds import DAYS
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a request is written from: a world, and the dice."""
+
+    rng: random.Random
+    world: World
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A request and its plan: the calls in order, then the answer where it asks for one."""
+
+    text: str
+    calls: list[Call] = field(default_factory=list)
+    answer: Answer | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The calls and the answer as a row holds them."""
+        return Plan(calls=self.calls, answer=self.answer)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of request: how many calls it needs, and how one is written."""
+
+    name: str
+    calls: int
+    write: Callable[[Scene], Draft]
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody as a request names them: the *words*, the *query* to look up, the *index* among what it finds."""
+
+    name: str
+    words: str
+    query: str
+    index: int
+    city: str
+
+    def of(self, call: int, key: str) -> str:
+        """Give the reference to *key* of this person in the output of *call*."""
+        return f"{{{call}.contacts.{self.index}.{key}}}"
+
+
+def call(name: str, /, **arguments: object) -> Call:
+    """Give a call of the tool *name*."""
+    return Call(name=name, arguments=arguments)
+
+
+def person(scene: Scene) -> Person:
+    """Give somebody in the address book, named in full, by what they are to the user, or by name and city."""
+    contacts = scene.world.contacts
+    chosen = scene.rng.choice(contacts)
+    first = chosen.name.split()[0]
+    namesakes = matching(contacts, first)
+    if len(namesakes) > 1:
+        words, query, index = f"{first} from {chosen.city}", first, namesakes.index(chosen)
+    elif chosen.relation:
+        words, query, index = f"my {chosen.relation}", chosen.relation, 0
+    else:
+        query = words = scene.rng.choice([first, chosen.name])
+        index = 0
+    return Person(chosen.name, words, query, index, chosen.city)
+
+
+def people(scene: Scene) -> tuple[Person, Person]:
+    """Give two different persons."""
+    one = person(scene)
+    other = person(scene)
+    while other.name == one.name:
+        other = person(scene)
+    return one, other
+
+
+def lookup(who: Person) -> Call:
+    """Give the call that finds *who*."""
+    return call("find_contact", name=who.query)
+
+
+def date(scene: Scene, *, earliest: int = 0) -> str:
+    """Give a day the world knows the weather of, at least *earliest* days from today."""
+    return after(scene.world.today, scene.rng.randrange(earliest, DAYS))
+
+
+def named(scene: Scene, when: str) -> str:
+    """Give the words for a day: today, tomorrow, a weekday of the coming week, or the date."""
+    offset = (day(when) - day(scene.world.today)).days
+    if scene.rng.random() < 1 / 4:
+        return f"on {when}"
+    return {0: "today", 1: "tomorrow"}.get(offset) or f"on {day(when):%A}"
+
+
+def city(scene: Scene) -> str:
+    """Give a city whose weather and place are known."""
+    return scene.rng.choice(list(scene.world.places))
+
+
+def event(scene: Scene) -> tuple[Event, int]:
+    """Give an event of the calendar, and where it stands among those of its day."""
+    events = scene.world.records.events
+    chosen = scene.rng.choice(events)
+    same_day = sorted((each for each in events if each.date == chosen.date), key=lambda each: each.start)
+    return chosen, same_day.index(chosen)
+
+
+def agenda(chosen: Event) -> Call:
+    """Give the call that lists the day of *chosen*."""
+    return call("list_events", date=chosen.date)
+
+
+def event_id(number: int, index: int) -> str:
+    """Give the reference to the id of an event in the output of call *number*."""
+    return f"{{{number}.events.{index}.id}}"
+
+
+def free(scene: Scene, when: str, minutes: int) -> str:
+    """Give a time on the day *when* at which nothing in the calendar gets in the way for *minutes*."""
+    times = [time_of(start) for start in range(7 * 60, 21 * 60, 15)]
+    scene.rng.shuffle(times)
+    events = scene.world.records.events
+    slots = (Event(id="candidate", title="", date=when, start=start, minutes=minutes) for start in times)
+    return next(slot.start for slot in slots if clash(events, slot) is None)
+
+
+def moment(scene: Scene) -> str:
+    """Give a time of day to be reminded at."""
+    return time_of(scene.rng.randrange(7 * 12, 21 * 12) * 5)
+
+
+def message(scene: Scene) -> str:
+    """Give a text to send."""
+    return scene.rng.choice(TEXTS)

@@ -1,0 +1,63 @@
+"""What the scripted policies earn, against what is claimed."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+import gymsdk
+from gymsdk.episode import Budget
+
+
+async def rollouts(environment, model, split, number):
+    policy = gymsdk.model(model)
+    rows = list(islice(environment.tasks(split, seed=5), number))
+    return [await gymsdk.play(environment, policy, row, seed=seed) for seed, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "example"])
+async def test_the_oracle_reaches_the_claimed_maximum(environment, split):
+    for rollout in await rollouts(environment, "scripted/oracle", split, 60):
+        claims = await environment.claims(environment.read(rollout.row))
+        assert (rollout.reward, rollout.ended) == (claims.maximum, "done")
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "example"])
+@pytest.mark.parametrize("policy", ["null", "echo", "random"])
+async def test_who_does_not_understand_earns_no_more_than_chance(environment, policy, split):
+    for rollout in await rollouts(environment, f"scripted/{policy}", split, 60):
+        claims = await environment.claims(environment.read(rollout.row))
+        assert rollout.outcome == "scored"
+        assert rollout.reward <= claims.chance <= 0.05
+
+
+async def test_metrics_tell_accuracy_by_kind_and_by_calls_needed(environment, weather_row):
+    good = await rollouts(environment, "scripted/oracle", "example", 10)
+    silent = await gymsdk.play(environment, gymsdk.model("scripted/null"), weather_row)
+    figures = await environment.metrics([*good, silent])
+    assert figures["accuracy/kind=get_weather"] == 0.0
+    assert figures[f"accuracy/kind={good[0].row['kind']}"] == 1.0
+    assert figures["accuracy/calls=3"] == 1.0
+    assert figures["overstepped"] == 0.0
+
+
+async def test_the_oracle_waits_for_what_a_call_depends_on_and_no_longer(environment):
+    environment = gymsdk.load("tool_call", kinds=["broadcast"])
+    (rollout,) = await rollouts(environment, "scripted/oracle", "example", 1)
+    calls = [item["name"] for item in rollout.response["output"] if item["type"] == "function_call"]
+    assert calls[:5] == ["find_contact", "find_contact", "get_weather", "send_message", "send_message"]
+    assert rollout.turns == 3
+
+
+async def test_the_oracle_makes_one_call_a_turn_where_the_row_says_so(generated, played, oracle):
+    row = generated(0).row()
+    row["responses_create_params"]["parallel_tool_calls"] = False
+    rollout, _ = await played(row, oracle)
+    assert (rollout.reward, rollout.turns) == (1.0, len(row["plan"]["calls"]) + 1)
+
+
+async def test_a_truncated_episode_keeps_what_it_did(environment):
+    row = next(row for row in environment.tasks("train") if row.kind == "tell_both" and len(row.plan.calls) == 4)
+    rollout = await gymsdk.play(environment, gymsdk.model("scripted/oracle"), row, budget=Budget(turns=2))
+    assert (rollout.ended, rollout.reward) == ("turns", 1.0)

@@ -1,0 +1,208 @@
+"""Rows from elsewhere: a world and its end, a ground truth, the published weather rows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gym_env_tool_call.rows import Request
+from gymsdk.errors import BadRow
+
+PHONE = "+47 555 0101"
+
+
+@pytest.fixture
+def errand():
+    lunch = {"title": "Lunch", "date": "2026-03-16", "start": "12:00", "minutes": 60}
+    return {
+        "responses_create_params": {"input": "Tell my sister I am late, and cancel lunch on Monday."},
+        "world": {
+            "today": "2026-03-14",
+            "contacts": [{"name": "Anna Berg", "relation": "sister", "phone": PHONE, "city": "Oslo"}],
+            "records": {"events": [{"id": "e1", **lunch}], "notes": [{"title": "Door", "text": "1234"}]},
+        },
+        "expected": {"added": {"messages": [{"to": PHONE, "text": "I am late"}]}, "removed": {"events": [lunch]}},
+        "source": {"kept": None},
+    }
+
+
+async def test_a_row_without_a_plan_is_solved_by_making_its_changes(played, oracle, errand):
+    rollout, _ = await played(errand, oracle)
+    assert (rollout.reward, rollout.components) == (1.0, {"state": 1.0, "answer": 0.0, "harm": 0.0})
+    assert rollout.row["source"] == {"kept": None}
+
+
+async def test_half_of_the_changes_earn_half(said, errand):
+    rollout = await said(errand, [("send_message", {"to": PHONE, "text": " i am LATE."})])
+    assert rollout.components == {"state": 0.5, "answer": 0.0, "harm": 0.0}
+
+
+async def test_a_moved_event_comes_out_as_one_gone_and_one_new(said, errand):
+    errand["expected"]["added"] = {"events": [errand["expected"]["removed"]["events"][0] | {"start": "13:30"}]}
+    move = ("move_event", {"event_id": "e1", "date": "2026-03-16", "start": "13:30"})
+    assert (await said(errand, [move])).reward == 1.0
+
+
+async def test_what_was_undone_again_counts_for_nothing(said, errand):
+    there = ("write_note", {"title": "Slip", "text": "of the pen"}), ("delete_note", {"title": "slip"})
+    solution = ("cancel_event", {"event_id": "e1"}), ("send_message", {"to": PHONE, "text": "I am late"})
+    assert (await said(errand, [*there, *solution])).reward == 1.0
+
+
+async def test_padding_with_nulls_changes_nothing(played, oracle, errand):
+    errand |= {"plan": None, "ground_truth": None, "ordered": None, "kind": None}
+    errand["world"] |= {"weather": None, "rates": {"EUR": None}}
+    errand["world"]["records"]["reminders"] = None
+    errand["expected"]["answer"] = None
+    rollout, _ = await played(errand, oracle)
+    assert rollout.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [
+        ("It is 21.\nAnswer: 21", 1.0),
+        ("**Answer:** 21 °C.", 1.0),
+        ("answer: `21.0`", 1.0),
+        ("Answer: 20\nAnswer: 21", 1.0),
+        ("Answer: 20, 21, 22", 0.0),
+        ("Answer: -21", 0.0),
+        ("It is 21.", 0.0),
+        ("Answer:", 0.0),
+        ("Answer: 21\nAnswer: 20", 0.0),
+    ],
+)
+async def test_the_last_answer_line_is_the_answer(said, errand, reply, reward):
+    errand["expected"] = {"answer": 21}
+    assert (await said(errand, reply)).reward == reward
+
+
+async def test_a_call_where_none_is_needed_costs(said, errand):
+    errand["expected"] = {"answer": "16:10", "without_calls": True}
+    assert (await said(errand, "Answer: 16:10")).reward == 1.0
+    assert (await said(errand, [("find_notes", {"words": "door"})], "Answer: 16:10")).reward == 0.5
+
+
+async def test_changes_and_answer_are_worth_half_each(said, errand):
+    errand["expected"]["answer"] = "1234"
+    done = [("cancel_event", {"event_id": "e1"}), ("send_message", {"to": PHONE, "text": "I am late"})]
+    assert (await said(errand, done, "Answer: 4321")).components["state"] == 0.5
+    assert (await said(errand, "Answer: 1234")).reward == 0.5
+    assert (await said(errand, done, "Answer: 1234")).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("calls", "reward"),
+    [
+        ([("book", {"seats": 2, "row": "F"}), ("pay", {"amount": 10})], 1.0),
+        ([("pay", {"amount": 10.0}), ("book", {"row": "F", "seats": 2, "meal": None})], 1.0),
+        ([("book", {"seats": 2, "row": "f"}), ("pay", {"amount": 10})], 0.0),
+        ([("book", {"seats": 2, "row": "F"}), ("pay", {"amount": "10"})], 0.0),
+        ([("book", {"seats": 2, "row": "F"}), ("pay", {"amount": True})], 0.0),
+        ([("book", {"seats": 2, "row": "F"})], 0.0),
+        ([("book", {"seats": 2, "row": "F"}), ("pay", {"amount": 10}), ("pay", {"amount": 10})], 0.0),
+        ([("book", {"seats": 2, "row": "F"}), ("pay", {"amount": 10}), ("do_nothing", {})], 0.0),
+        ([], 0.0),
+    ],
+)
+async def test_a_ground_truth_is_matched_by_exactly_its_calls(said, truth_row, calls, reward):
+    row = truth_row(("book", {"seats": 2, "row": "F"}), ("pay", {"amount": 10}))
+    assert (await said(row, *([calls] if calls else []))).reward == reward
+    assert (await said(row, *([call] for call in calls))).reward == reward
+
+
+async def test_the_oracle_plays_a_ground_truth_in_one_turn_or_in_several(played, oracle, truth_row):
+    row = truth_row(("a", {"x": "{0.y}"}), ("b", {}), ("a", {"x": [1, {"y": 2.5}]}))
+    rollout, _ = await played(row, oracle)
+    assert (rollout.reward, rollout.turns) == (1.0, 2)
+    row["responses_create_params"]["parallel_tool_calls"] = False
+    rollout, _ = await played(row, oracle)
+    assert (rollout.reward, rollout.turns) == (1.0, 4)
+
+
+async def test_order_counts_where_the_row_says_so(said, truth_row):
+    row = truth_row(("a", {}), ("b", {}), ordered=True)
+    assert (await said(row, [("a", {}), ("b", {})])).reward == 1.0
+    assert (await said(row, [("b", {}), ("a", {})])).reward == 0.0
+
+
+async def test_arguments_may_be_written_as_json_text(said, truth_row):
+    row = truth_row(("a", {}))
+    row["ground_truth"] = [{"name": "a", "arguments": '{"x": 1, "y": null}'}]
+    assert (await said(row, [("a", {"x": 1})])).reward == 1.0
+
+
+async def test_an_empty_ground_truth_wants_a_reply_and_no_call(said, environment, truth_row):
+    row = truth_row()
+    assert (await said(row, "Which one do you mean?")).reward == 1.0
+    assert (await said(row, "   ")).reward == 0.0
+    assert (await said(row, [("do_nothing", {})], "Sorry.")).reward == 0.0
+    assert (await environment.claims(environment.read(row))).chance == 1.0
+
+
+async def test_a_call_whose_arguments_are_no_object_is_told_so_and_counts(environment, said, truth_row):
+    rollout = await said(truth_row(("a", {})), [("a", [1])], [("a", {})])
+    answers = [item["output"] for item in rollout.response["output"] if item["type"] == "function_call_output"]
+    assert "not a JSON object" in json.loads(answers[0])["error"]
+    assert (answers[1], rollout.reward, rollout.verdict.unasked) == ("Received.", 0.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "schema", "chance"),
+    [
+        ({}, {}, 0.5),
+        ({"city": "Oslo"}, {}, 0.0),
+        ({"on": True}, {}, 0.25),
+        ({"unit": "C"}, {"properties": {"unit": {"type": "string", "enum": ["C", "F"]}}}, 0.25),
+        ({"days": 3}, {}, 0.05),
+    ],
+)
+async def test_the_chance_of_a_ground_truth_is_that_of_guessing_it(environment, truth_row, arguments, schema, chance):
+    row = truth_row(("a", arguments))
+    row["responses_create_params"]["tools"][0]["parameters"] = schema
+    assert (await environment.claims(environment.read(row))).chance == pytest.approx(chance)
+
+
+async def test_a_weather_row_wants_a_weather_call_that_succeeds(said, environment, weather_row):
+    rollout = await said(weather_row, [("get_weather", {"city": "sf"})])
+    weather = {"city": "sf", "weather_description": "The weather in sf is cold."}
+    assert json.loads(rollout.response["output"][1]["output"]) == weather
+    assert rollout.reward == 1.0
+    assert (await said(weather_row, "It is cold.")).reward == 0.0
+    assert (await said(weather_row, [("get_weather", {"town": "sf"})])).reward == 0.0
+    assert (await said(weather_row, [("get_weather", {"city": " "})])).reward == 0.0
+    assert (await environment.claims(environment.read(weather_row))).chance == 1.0
+
+
+async def test_a_weather_row_is_solved_by_the_oracle(played, oracle, weather_row):
+    rollout, _ = await played(weather_row, oracle)
+    assert rollout.reward == 1.0
+
+
+async def test_a_weather_row_graded_elsewhere_may_have_lost_its_tools(environment, weather_row):
+    del weather_row["responses_create_params"]["tools"]
+    episode = await environment.replay(weather_row, [{"type": "message", "role": "assistant", "content": "Cold."}])
+    assert (await environment.verify(episode)).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "no `ground_truth` and no `expected`"),
+        ({"ground_truth": [], "expected": {"answer": 1}}, "both `expected` and `ground_truth`"),
+        ({"expected": {}}, "asks for nothing"),
+        ({"expected": {"removed": {"notes": [{"title": "a", "text": "b"}]}}}, "what `world.records` does not"),
+        ({"ground_truth": [{"name": "a", "arguments": "{"}]}, "ground_truth.0.arguments"),
+        ({"expected": {"answer": 1}, "world": {"today": "tomorrow"}}, "'tomorrow' is no date"),
+    ],
+)
+def test_a_row_nobody_could_grade_is_refused(environment, fields, words):
+    row = {"responses_create_params": {"input": "Hi", "tools": [{"type": "function", "name": "other"}]}, **fields}
+    with pytest.raises(BadRow, match=words):
+        environment.read(row)
+
+
+def test_a_row_survives_being_written_and_read(generated):
+    row = generated(3)
+    assert Request.model_validate(json.loads(json.dumps(row.row()))) == row

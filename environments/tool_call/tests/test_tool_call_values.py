@@ -1,0 +1,88 @@
+"""How values, texts and answers are compared."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_env_tool_call.records import plain
+from gym_env_tool_call.values import answered, right, same
+
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(value=json_values)
+def test_a_value_is_the_same_as_itself(value):
+    assert same(value, value)
+
+
+@given(value=st.dictionaries(st.text(), json_values, max_size=3), key=st.text())
+def test_a_null_is_as_good_as_nothing(value, key):
+    assert same(value | {key: None}, {name: each for name, each in value.items() if name != key})
+
+
+@given(left=json_values, right=json_values)
+def test_sameness_goes_both_ways(left, right):
+    assert same(left, right) == same(right, left)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "equal"),
+    [
+        (1, 1.0, True),
+        (0.1 + 0.2, 0.3, True),
+        (True, 1, False),
+        (False, None, False),
+        ("1", 1, False),
+        ("a", "A", False),
+        ([1, 2], [2, 1], False),
+        ({"a": {"b": None}}, {"a": {}}, True),
+        (10**400, 1.5, False),
+        (10**18, 10**18 + 1, False),
+        (float("nan"), 1, False),
+    ],
+)
+def test_values_are_compared_as_json(left, right, equal):
+    assert same(left, right) is equal
+
+
+@pytest.mark.parametrize(
+    ("given", "answer", "correct"),
+    [
+        ("21", 21, True),
+        ("21.004 degrees", 21, True),
+        ("21.02", 21, False),
+        ("\u22124 °C", -4, True),
+        ("1,234.50 EUR", 1234.5, True),
+        ("12,34", 12.34, False),
+        ("4 (39 F)", 4, False),
+        ("twenty", 20, False),
+        ("9" * 5000, 9, False),
+        ("“+47 555 0101”.", "+47 555 0101", True),
+        ("+47 555 0102", "+47 555 0101", False),
+        (None, 0, False),
+    ],
+)
+def test_an_answer_is_right_by_value(given, answer, correct):
+    assert right(given, answer) is correct
+
+
+def test_the_edges_of_a_text_do_not_count():
+    assert plain(" 'Rome,  21.50 Degrees!' ") == plain("rome, 21.5 degrees")
+    assert plain("21.5") != plain("215")
+
+
+@pytest.mark.parametrize("text", ["1" * 200_000, "answer: " + "* " * 100_000 + "x", "Answer:" + "1," * 100_000])
+def test_a_huge_reply_is_compared_at_once(text):
+    started = time.process_time()
+    plain(text)
+    right(answered(text), 5)
+    assert time.process_time() - started < 2.0
