@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from weakref import WeakKeyDictionary
 
-from gymsdk import usage
+from gymsdk import responses, usage
 from gymsdk.errors import Failed
+from gymsdk.threads import Permits
 from gymsdk.types import Episode, Item, Model
 
 
@@ -17,23 +17,30 @@ class Metered:
         self.model = model
         self.role = role
         self._seconds = seconds
-        self._at_once = at_once
-        self._free: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._free = Permits(at_once)
 
     def __repr__(self) -> str:
         return f"{self.role}={self.model!r}"
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        """Answer *request*; raises `Failed` where the model does not answer in time."""
+        """Answer *request*; raises `Failed`, its kind beginning with `model_`, where no answer can be had."""
+        await self._free.acquire()
         try:
-            async with self._slots(), asyncio.timeout(self._seconds):
-                response = await self.model.respond(request, episode=episode)
-        except TimeoutError:
-            message = f"the {self.role} model did not answer within {self._seconds:g} s"
-            raise Failed(message, kind="model_timeout", retryable=True) from None
+            response = await self._asked(request, episode)
+        except Failed as error:
+            if error.kind.startswith("model_"):
+                raise
+            raise Failed(str(error), kind=f"model_{error.kind}", retryable=error.retryable) from error
+        finally:
+            self._free.release()
         usage.note(self.role, response)
         return response
 
-    def _slots(self) -> asyncio.Semaphore:
-        # A semaphore belongs to one loop, and an environment may be played on several, one after another.
-        return self._free.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._at_once))
+    async def _asked(self, request: Item, episode: Episode | None) -> Item:
+        who = f"the {self.role} model"
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await responses.asked(self.model, request, episode=episode, who=who)
+        except TimeoutError:
+            message = f"{who} did not answer within {self._seconds:g} s"
+            raise Failed(message, kind="model_timeout", retryable=True) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
@@ -32,7 +32,6 @@ class Hosted:
         self._dialect = dialect(
             options.api or "responses", thoughts=options.thoughts or "drop", limit="max_completion_tokens"
         )
-        self._clients = http.PerLoop(partial(_client, options))
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:  # noqa: ARG002 - the protocol's
         """Give the provider's answer to *request* as a Response; a prompt that does not fit makes it incomplete."""
@@ -49,14 +48,13 @@ class Hosted:
         return self._dialect.response(answer, asked)
 
     async def aclose(self) -> None:
-        """Close the running loop's client."""
-        await self._clients.aclose()
+        """Nothing to release: clients are shared, and close with the event loop."""
 
     async def _post(self, body: Item) -> object:
         """Give the parsed answer as it was sent: the SDK's own models would drop and add fields."""
         from openai import APIConnectionError, APITimeoutError
 
-        client = await self._clients.get()
+        client = await _clients(self._options).get()
         try:
             async with asyncio.timeout(self._options.timeout):
                 return await client.post(f"/{self._dialect.path}", body=body, cast_to=object)
@@ -86,6 +84,12 @@ def _account(name: str, given: ModelOptions) -> Item:
     if found.policy_api_key:
         return {"api_key": found.policy_api_key, "base_url": base_url or found.policy_base_url or BASE_URL}
     raise BadModelOption(f"openai/{name} needs a key: set OPENAI_API_KEY, or policy_api_key in env.yaml")
+
+
+@cache
+def _clients(options: ModelOptions) -> http.PerLoop[AsyncOpenAI]:
+    # Kept while its loop runs: the SDK closes a forgotten client late, by file numbers that new connections may have.
+    return http.PerLoop(partial(_client, options))
 
 
 def _client(options: ModelOptions) -> AsyncOpenAI:

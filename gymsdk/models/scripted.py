@@ -103,18 +103,20 @@ def _seed(request: Item, episode: Episode | None) -> str:
     return _key(_opening(_input(request)))
 
 
-def _arbitrary(schema: Item, rng: random.Random) -> Any:
+def _arbitrary(schema: object, rng: random.Random) -> Any:
     """Give some value of about the shape *schema* describes."""
+    if not isinstance(schema, dict):
+        return "blue"
     kind = schema.get("type")
-    kind = rng.choice(kind) if isinstance(kind, list) else kind
-    if "enum" in schema:
+    kind = rng.choice(kind) if isinstance(kind, list) and kind else kind
+    if schema.get("enum"):
         return rng.choice(schema["enum"])
-    if "anyOf" in schema:
+    if schema.get("anyOf"):
         return _arbitrary(rng.choice(schema["anyOf"]), rng)
     if kind == "object" or "properties" in schema:
-        return {key: _arbitrary(each, rng) for key, each in schema.get("properties", {}).items()}
+        return {key: _arbitrary(each, rng) for key, each in (schema.get("properties") or {}).items()}
     if kind == "array":
-        return [_arbitrary(schema.get("items", {}), rng) for _ in range(rng.randint(0, 3))]
+        return [_arbitrary(schema.get("items"), rng) for _ in range(rng.randint(0, 3))]
     plain = {
         "integer": rng.randint(-9, 99),
         "number": rng.randint(0, 9999) / 100,
@@ -158,11 +160,12 @@ def replay(path: Path) -> Choose:
 
     async def choose(request: Item, episode: Episode | None) -> list[Item]:
         history = _input(request)
-        plays = recorded.get(_key(_opening(history)))
+        opening = episode.transcript.opening if episode else _opening(history)
+        plays = recorded.get(_key(opening))
         if not plays:
             raise Failed(f"{path} holds no episode that opens like this one", kind="not_recorded")
         played = plays[(episode.repeat if episode else 0) % len(plays)]
-        turn = _turn(history)
+        turn = sum(1 for _ in turns(history[len(opening) :]))
         if turn >= len(played):
             raise Failed(f"{path}: the recorded episode ends after {len(played)} turns", kind="not_recorded")
         return played[turn]
@@ -172,13 +175,15 @@ def replay(path: Path) -> Choose:
 
 def _recorded(path: Path) -> dict[str, list[list[list[Item]]]]:
     found: dict[str, list[list[list[Item]]]] = defaultdict(list)
+    where = str(path)
     try:
-        for _, row in rows.read(path):
-            opening = row.get("responses_create_params", {}).get("input", [])
-            opening = [{"role": "user", "content": opening}] if isinstance(opening, str) else opening
-            found[_key(opening)].append(list(turns((row.get("response") or {}).get("output", []))))
+        for number, row in rows.read(path):
+            where = f"{path}:{number}"
+            found[_key(_input(row["responses_create_params"]))].append(list(turns(row["response"]["output"])))
     except BadRow as error:
         raise BadModelOption(f"scripted/replay: {error}") from None
+    except (LookupError, TypeError, AttributeError):
+        raise BadModelOption(f"scripted/replay: {where} is no line of a rollouts file") from None
     return found
 
 

@@ -1,0 +1,269 @@
+"""A Responses request as a chat body, a chat completion as a Response."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from gymsdk import wire
+from gymsdk.convert import chat
+from gymsdk.errors import Failed
+from gymsdk.types import Item
+
+TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
+TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
+
+
+def user(text: str) -> Item:
+    return {"role": "user", "content": text}
+
+
+def completed(message: Item, finish: str = "stop", **fields: Any) -> Item:
+    choice = {"index": 0, "message": {"role": "assistant"} | message, "finish_reason": finish}
+    return {"id": "chatcmpl-1", "object": "chat.completion", "model": "m", "choices": [choice]} | fields
+
+
+def types(response: Item) -> list[str]:
+    return [item["type"] for item in response["output"]]
+
+
+class TestRequest:
+    def test_a_string_is_the_users_message(self) -> None:
+        assert chat.body({"input": "hi"}) == {"messages": [user("hi")]}
+
+    def test_instructions_and_leading_system_messages_become_one(self) -> None:
+        items = [{"role": "developer", "content": "B"}, {"role": "system", "content": "C"}, user("hi")]
+        said = chat.messages({"instructions": "A", "input": items})
+        assert said == [{"role": "system", "content": "A\n\nB\n\nC"}, user("hi")]
+
+    def test_a_later_system_message_stays_where_it_is(self) -> None:
+        said = chat.messages({"input": [user("hi"), {"role": "developer", "content": "now"}]})
+        assert [message["role"] for message in said] == ["user", "system"]
+
+    def test_what_the_policy_did_in_one_turn_is_one_message(self) -> None:
+        calls = [wire.function_call("add", '{"a": 1}', "c1"), wire.function_call("add", '{"a": 2}', "c2")]
+        turn = [wire.reasoning("hmm"), wire.message("I add."), *calls]
+        [message] = chat.messages({"input": turn})
+        assert message == {
+            "role": "assistant",
+            "content": "I add.",
+            "reasoning_content": "hmm",
+            "reasoning": "hmm",
+            "tool_calls": [
+                {"id": f"c{n}", "type": "function", "function": {"name": "add", "arguments": f'{{"a": {n}}}'}}
+                for n in (1, 2)
+            ],
+        }
+
+    def test_a_tools_answer_ends_the_turn(self) -> None:
+        turns = [wire.function_call("add", "{}", "c1"), wire.function_call_output("c1", "3"), wire.message("3")]
+        said = chat.messages({"input": turns})
+        assert [message["role"] for message in said] == ["assistant", "tool", "assistant"]
+        assert said[0]["content"] is None
+        assert said[1] == {"role": "tool", "tool_call_id": "c1", "content": "3"}
+
+    @pytest.mark.parametrize(
+        ("thoughts", "expected"),
+        [
+            ("field", {"content": "4", "reasoning_content": "a\nb", "reasoning": "a\nb"}),
+            ("tags", {"content": "<think>\na\nb\n</think>\n\n4"}),
+            ("drop", {"content": "4"}),
+        ],
+    )
+    def test_earlier_thoughts_go_back_as_the_server_wants_them(
+        self, thoughts: wire.Thoughts, expected: dict[str, str]
+    ) -> None:
+        [message] = chat.messages({"input": [wire.reasoning("a", "b"), wire.message("4")]}, thoughts=thoughts)
+        assert message == {"role": "assistant"} | expected
+
+    def test_thoughts_may_be_content_instead_of_summary(self) -> None:
+        item = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hmm"}]}
+        [message] = chat.messages({"input": [item, wire.message("4")]})
+        assert message["reasoning_content"] == "hmm"
+
+    def test_token_ids_go_back_on_the_message_they_came_with(self) -> None:
+        [message] = chat.messages({"input": [wire.reasoning("a"), wire.message("4") | TOKENS]})
+        assert {key: message[key] for key in TOKENS} == TOKENS
+
+    def test_an_image_is_an_image(self) -> None:
+        picture = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
+        [message] = chat.messages({"input": [user([{"type": "input_text", "text": "what?"}, picture])]})
+        image = {"url": "data:image/png;base64,AA", "detail": "auto"}
+        assert message["content"] == [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": image}]
+
+    def test_one_part_of_text_is_a_string(self) -> None:
+        assert chat.messages({"input": [user([{"type": "input_text", "text": "hi"}])]}) == [user("hi")]
+
+    def test_tools_are_wrapped(self) -> None:
+        body = chat.body({"input": "x", "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False})
+        function = {key: value for key, value in TOOL.items() if key != "type"}
+        assert body["tools"] == [{"type": "function", "function": function}]
+        assert (body["tool_choice"], body["parallel_tool_calls"]) == ("auto", False)
+
+    def test_without_tools_nothing_is_said_of_them(self) -> None:
+        body = chat.body({"input": "x", "tools": [], "tool_choice": "auto", "parallel_tool_calls": True})
+        assert body.keys() == {"messages"}
+
+    def test_the_choice_of_one_tool_is_wrapped(self) -> None:
+        body = chat.body({"input": "x", "tools": [TOOL], "tool_choice": {"type": "function", "name": "add"}})
+        assert body["tool_choice"] == {"type": "function", "function": {"name": "add"}}
+
+    def test_parameters_have_their_chat_names(self) -> None:
+        asked = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 7, "reasoning": {"effort": "low"}, "user": "u"}
+        body = chat.body({"input": "x", "model": "m"} | asked, limit="max_completion_tokens")
+        assert body == {
+            "model": "m",
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "max_completion_tokens": 7,
+            "reasoning_effort": "low",
+            "user": "u",
+            "messages": [user("x")],
+        }
+
+    def test_a_schema_for_the_answer_is_wrapped(self) -> None:
+        form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+        body = chat.body({"input": "x", "text": {"format": form, "verbosity": "low"}})
+        schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
+        assert body["response_format"] == {"type": "json_schema", "json_schema": schema}
+        assert body["verbosity"] == "low"
+
+    def test_null_says_nothing(self) -> None:
+        nulls = dict.fromkeys(["top_logprobs", "temperature", "tools", "text", "reasoning", "metadata", "prompt"])
+        assert chat.body({"input": "x"} | nulls).keys() == {"messages"}
+
+    def test_metadata_carries_what_responses_lacks(self) -> None:
+        extra = {"top_k": 20, "temperature": 0.1}
+        metadata = {"extra_body": json.dumps(extra), "chat_template_kwargs": '{"enable_thinking": false}', "tag": "t"}
+        body = chat.body({"input": "x", "temperature": 0.9, "metadata": metadata})
+        assert body == {
+            "top_k": 20,
+            "temperature": 0.9,
+            "chat_template_kwargs": {"enable_thinking": False},
+            "messages": [user("x")],
+        }
+
+    @pytest.mark.parametrize("text", ["{", "[1]"])
+    def test_metadata_that_is_no_object_is_a_bad_request(self, text: str) -> None:
+        with pytest.raises(Failed, match=r"metadata\.extra_body") as caught:
+            chat.body({"input": "x", "metadata": {"extra_body": text}})
+        assert caught.value.kind == "model_bad_request"
+
+    @pytest.mark.parametrize(
+        ("request_", "what"),
+        [
+            ({"input": [{"type": "web_search_call", "id": "w"}]}, "web_search_call"),
+            ({"input": [user([{"type": "input_file", "file_id": "f"}])]}, "input_file"),
+            ({"input": "x", "tools": [{"type": "web_search"}]}, "web_search"),
+            ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ],
+    )
+    def test_what_chat_cannot_say_is_refused_not_dropped(self, request_: Item, what: str) -> None:
+        with pytest.raises(Failed, match=what) as caught:
+            chat.body(request_)
+        assert not caught.value.retryable
+
+    def test_the_request_is_left_as_it_was(self) -> None:
+        asked = {"instructions": "A", "input": [user("hi"), wire.message("yo") | TOKENS], "tools": [TOOL]}
+        before = copy.deepcopy(asked)
+        chat.body(asked)
+        assert asked == before
+
+
+class TestResponse:
+    def test_text_is_a_message(self) -> None:
+        response = chat.response(completed({"content": "hi"}, created=1), {"tools": [TOOL], "temperature": 0.5})
+        assert types(response) == ["message"]
+        assert response["output"][0]["content"] == [{"type": "output_text", "text": "hi", "annotations": []}]
+        assert (response["status"], response["model"], response["temperature"]) == ("completed", "m", 0.5)
+        assert response["tools"] == [TOOL]
+
+    def test_an_answer_without_anything_is_an_empty_message(self) -> None:
+        assert types(chat.response(completed({"content": None}), {})) == ["message"]
+
+    @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+    def test_a_field_of_reasoning_is_an_item_before_the_text(self, field: str) -> None:
+        response = chat.response(completed({"content": "4", field: "2+2"}), {})
+        assert types(response) == ["reasoning", "message"]
+        assert response["output"][0]["summary"] == [{"type": "summary_text", "text": "2+2"}]
+
+    def test_thinking_only_is_no_message(self) -> None:
+        assert types(chat.response(completed({"content": "", "reasoning": "2+2"}), {})) == ["reasoning"]
+
+    def test_parallel_calls_keep_their_order_ids_and_text(self) -> None:
+        calls = [{"id": f"c{n}", "function": {"name": "add", "arguments": f'{{"a":{n}}}'}} for n in (1, 2)]
+        response = chat.response(completed({"content": "I add.", "tool_calls": calls}, "tool_calls"), {})
+        assert types(response) == ["message", "function_call", "function_call"]
+        assert [item["call_id"] for item in response["output"][1:]] == ["c1", "c2"]
+        assert response["output"][2]["arguments"] == '{"a":2}'
+
+    @pytest.mark.parametrize("arguments", [None, "", {"a": 1}])
+    def test_a_call_always_has_an_id_and_arguments_as_text(self, arguments: object) -> None:
+        call = {"id": None, "function": {"name": "add", "arguments": arguments}}
+        [item] = chat.response(completed({"content": None, "tool_calls": [call]}), {})["output"]
+        assert item["call_id"]
+        assert json.loads(item["arguments"]) == (arguments or {})
+
+    @pytest.mark.parametrize(
+        ("finish", "status", "reason"),
+        [
+            ("stop", "completed", None),
+            ("tool_calls", "completed", None),
+            ("length", "incomplete", "max_output_tokens"),
+            ("content_filter", "incomplete", "content_filter"),
+        ],
+    )
+    def test_how_it_finished_is_the_status(self, finish: str, status: str, reason: str | None) -> None:
+        response = chat.response(completed({"content": "x"}, finish), {})
+        assert (response["status"], (response["incomplete_details"] or {}).get("reason")) == (status, reason)
+
+    def test_usage_has_its_details_where_they_are_reported(self) -> None:
+        usage = {
+            "prompt_tokens": 10,
+            "completion_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 8},
+            "completion_tokens_details": None,
+        }
+        response = chat.response(completed({"content": "x"}, usage=usage), {})
+        assert response["usage"] == wire.usage(10, 5, cached_tokens=8)
+
+    def test_token_ids_on_the_message_go_to_the_last_item(self) -> None:
+        message = {"content": "I add.", "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": "{}"}}]}
+        first, last = chat.response(completed(message | TOKENS), {})["output"]
+        assert {key: last[key] for key in TOKENS} == TOKENS
+        assert not TOKENS.keys() & first.keys()
+
+    def test_token_ids_beside_the_message_go_to_the_last_item(self) -> None:
+        completion = completed({"content": "x"}, prompt_token_ids=[1, 2])
+        completion["choices"][0] |= {"token_ids": [3], "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}
+        [item] = chat.response(completion, {})["output"]
+        assert {key: item[key] for key in TOKENS} == TOKENS
+
+    def test_token_ids_are_all_or_nothing(self) -> None:
+        completion = completed({"content": "x"}, prompt_token_ids=[1, 2])
+        completion["choices"][0] |= {"token_ids": [3, 4], "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}
+        [item] = chat.response(completion, {})["output"]
+        assert not TOKENS.keys() & item.keys()
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            None,
+            [],
+            {},
+            {"choices": []},
+            {"choices": [{}]},
+            {"choices": [{"message": None}]},
+            {"error": {"message": "x"}},
+            completed({"tool_calls": [{}]}),
+            completed({"content": "x"}, usage="much"),
+            completed({"content": 7}),
+        ],
+    )
+    def test_what_is_no_completion_is_a_bad_answer(self, answer: object) -> None:
+        with pytest.raises(Failed, match="no chat completion") as caught:
+            chat.response(answer, {})
+        assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", True)

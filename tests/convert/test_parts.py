@@ -1,0 +1,32 @@
+"""The thoughts in a text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gymsdk.convert import parts
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4", ([], "4")),
+        ("<think>a</think>4", (["a"], "4")),
+        ("<think>\na\n</think>\n\n4", (["a"], "4")),
+        ("a\n</think>\n\n4", (["a"], "4")),
+        ("<think>a, and then", (["a, and then"], "")),
+        ("<think>a</think>4<think>b</think>5", (["a", "b"], "45")),
+        ("<think></think>4", ([], "4")),
+        ("the tag <think> opens", ([], "the tag <think> opens")),
+        (" 4 ", ([], " 4 ")),
+    ],
+)
+def test_thoughts_are_told_from_the_text(text: str, expected: tuple[list[str], str]) -> None:
+    assert parts.thoughts(text) == expected
+
+
+@given(st.text(alphabet="ab \n", min_size=1).filter(str.strip), st.text(alphabet="cd <>"))
+def test_thoughts_come_back_from_where_they_were_put(thought: str, text: str) -> None:
+    assert parts.thoughts(parts.tagged(thought.strip(), text)) == ([thought.strip()], text.lstrip())

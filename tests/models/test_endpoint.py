@@ -1,0 +1,266 @@
+"""The HTTP models against a real policy server on loopback, in both APIs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import chain, repeat
+
+import pytest
+from aiohttp import web
+
+from gymsdk import model, wire
+from gymsdk.errors import Failed
+from gymsdk.servers.policy import SOUND, Faults, app, serve
+from gymsdk.types import Episode, Item, Model
+from gymsdk.wire import Api
+
+CALL = wire.function_call("add", '{"a":1}', "c1")
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
+QUICK = {"wait": 0.001}
+KEY = "sk-very-secret"
+BOTH = pytest.mark.parametrize("api", ["chat", "responses"])
+PROVIDERS = pytest.mark.parametrize("provider", ["endpoint", "vllm"])
+
+
+class Replies:
+    """Answers with the same items every time; remembers what it was asked."""
+
+    def __init__(self, *output: Item) -> None:
+        self.output = list(output) or [wire.message("hello")]
+        self.asked: list[Item] = []
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.asked.append(request)
+        return wire.response(self.output, model="replies", usage=wire.usage(3, 4), request=request)
+
+
+@asynccontextmanager
+async def reaching(
+    policy: Model, name: str = "endpoint/stub", faults: Faults = SOUND, **options: object
+) -> AsyncIterator[Model]:
+    async with serve(app(policy, name="stub", faults=faults)) as url:
+        yield model(name, base_url=url, **(QUICK | options))
+
+
+@asynccontextmanager
+async def answering(*answers: tuple[int, object]) -> AsyncIterator[tuple[str, list[Item]]]:
+    """A server that gives these answers in turn, the last for ever; and the bodies it was sent."""
+    script, bodies = chain(answers, repeat(answers[-1])), []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json() | {"key": request.headers.get("Authorization")})
+        status, body = next(script)
+        return web.json_response(body, status=status)
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", handle)
+    async with serve(application) as url:
+        yield url, bodies
+
+
+def completion(message: Item) -> Item:
+    return {"model": "m", "choices": [{"message": message, "finish_reason": "stop"}]}
+
+
+def types(response: Item) -> list[str]:
+    return [item["type"] for item in response["output"]]
+
+
+@BOTH
+@PROVIDERS
+async def test_an_answer_is_a_whole_response(provider: str, api: Api) -> None:
+    async with reaching(Replies(wire.message("hello")), f"{provider}/stub", api=api) as policy:
+        response = await policy.respond({"input": "hi", "tools": [TOOL], "temperature": 0.5})
+    assert response.keys() >= wire.response([], model="").keys()
+    assert (response["model"], response["status"], response["temperature"]) == ("stub", "completed", 0.5)
+    assert response["usage"] == wire.usage(3, 4)
+    assert response["output"][0]["content"][0]["text"] == "hello"
+
+
+@BOTH
+async def test_thoughts_text_and_parallel_calls_arrive_as_items(api: Api) -> None:
+    other = wire.function_call("add", '{"a":2}', "c2")
+    async with reaching(Replies(wire.reasoning("hmm"), wire.message("I add."), CALL, other), api=api) as policy:
+        response = await policy.respond({"input": "hi", "tools": [TOOL]})
+    assert types(response) == ["reasoning", "message", "function_call", "function_call"]
+    assert [(item["call_id"], item["arguments"]) for item in response["output"][2:]] == [
+        ("c1", '{"a":1}'),
+        ("c2", '{"a":2}'),
+    ]
+
+
+@BOTH
+async def test_a_whole_conversation_reaches_the_policy(api: Api) -> None:
+    answer = wire.function_call_output("c1", "3")
+    said = [{"role": "user", "content": "hi"}, wire.reasoning("hmm"), wire.message("I add."), CALL, answer]
+    replies = Replies()
+    async with reaching(replies, api=api) as policy:
+        await policy.respond({"input": said, "tools": [TOOL]})
+    kinds = [item.get("type", item.get("role")) for item in replies.asked[0]["input"]]
+    assert kinds == ["user", "reasoning", "message", "function_call", "function_call_output"]
+    assert replies.asked[0]["tools"] == [TOOL]
+
+
+@BOTH
+async def test_errors_and_cut_connections_are_got_past(api: Api) -> None:
+    faults = Faults(errors=0.3, cuts=0.3, seed=1)
+    async with reaching(Replies(), faults=faults, api=api, retries=20) as policy, asyncio.TaskGroup() as group:
+        calls = [group.create_task(policy.respond({"input": "hi"})) for _ in range(50)]
+    assert all(types(call.result()) == ["message"] for call in calls)
+
+
+@pytest.mark.parametrize(("faults", "kind"), [({"errors": 1}, "model_error"), ({"cuts": 1}, "model_unreachable")])
+async def test_a_model_that_stays_broken_is_a_failure_worth_retrying(faults: dict[str, float], kind: str) -> None:
+    async with reaching(Replies(), faults=Faults.model_validate(faults)) as policy:
+        with pytest.raises(Failed) as caught:
+            await policy.respond({"input": "hi"})
+    assert (caught.value.kind, caught.value.retryable) == (kind, True)
+
+
+async def test_a_slow_model_is_a_timeout() -> None:
+    async with reaching(Replies(), faults=Faults(latency=10), timeout=0.05) as policy:
+        with pytest.raises(Failed, match=r"within 0\.05 s") as caught:
+            await policy.respond({"input": "hi"})
+    assert caught.value.kind == "model_timeout"
+
+
+OVERFLOWS = [
+    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
+    "The decoder prompt (length 9) is longer than the maximum model length of 8.",
+    "max_tokens must be at least 1, got -27.",
+    "Your input exceeds the context window of this model.",
+    "the request exceeds the available context size, try increasing it",
+    "prompt is too long: 208310 tokens > 200000 maximum",
+]
+
+
+@BOTH
+@pytest.mark.parametrize("message", OVERFLOWS)
+async def test_a_prompt_that_does_not_fit_is_an_incomplete_response(api: Api, message: str) -> None:
+    async with answering((400, {"error": {"message": message}})) as (url, bodies):
+        response = await model("vllm/m", base_url=url, api=api).respond({"input": "hi"})
+    assert (response["status"], response["output"], len(bodies)) == ("incomplete", [], 1)
+    assert response["incomplete_details"]["reason"] == "max_output_tokens"
+    assert message[:20] in response["incomplete_details"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "Unsupported parameter: 'max_tokens' is not supported with this model."),
+        (400, "max_tokens must be at least 1, got 0."),
+        (500, "maximum context length"),
+    ],
+)
+async def test_another_refusal_is_not_taken_for_overflow(status: int, message: str) -> None:
+    async with answering((status, {"error": {"message": message}})) as (url, _):
+        with pytest.raises(Failed, match="max"):
+            await model("endpoint/m", base_url=url, retries=0).respond({"input": "hi"})
+
+
+async def test_a_refusal_is_final_and_says_why() -> None:
+    async with answering((404, {"error": {"message": "no model 'm'"}})) as (url, bodies):
+        with pytest.raises(Failed, match=r"answered 404: .*no model 'm'.*check the base URL") as caught:
+            await model("endpoint/m", base_url=url).respond({"input": "hi"})
+    assert (caught.value.kind, caught.value.retryable, len(bodies)) == ("model_refused", False, 1)
+
+
+async def test_the_key_is_sent_and_told_to_nobody() -> None:
+    async with answering((401, {"error": {"message": f"wrong key {KEY}"}})) as (url, bodies):
+        policy = model("endpoint/m", base_url=url, api_key=KEY)
+        with pytest.raises(Failed) as caught:
+            await policy.respond({"input": "hi"})
+    assert bodies[0]["key"] == f"Bearer {KEY}"
+    assert KEY not in f"{caught.value}{caught.value!r}{policy!r}{vars(policy)}"
+
+
+async def test_without_a_key_none_is_sent() -> None:
+    async with answering((200, completion({"content": "x"}))) as (url, bodies):
+        await model("vllm/m", base_url=url).respond({"input": "hi"})
+    assert bodies[0]["key"] is None
+
+
+@pytest.mark.parametrize("answer", [{}, [], {"choices": []}, {"error": {"message": "overloaded"}}])
+@BOTH
+async def test_an_answer_of_another_shape_is_a_bad_answer(answer: object, api: Api) -> None:
+    async with answering((200, answer)) as (url, _):
+        with pytest.raises(Failed) as caught:
+            await model("endpoint/m", base_url=url, api=api).respond({"input": "hi"})
+    assert caught.value.kind == "model_bad_answer"
+
+
+async def sent(name: str, request: Item, **options: object) -> Item:
+    async with answering((200, completion({"content": "x"}))) as (url, bodies):
+        await model(name, base_url=url, **options).respond(request)
+    return {key: value for key, value in bodies[0].items() if key not in {"key", "messages"}}
+
+
+async def test_an_endpoint_is_told_only_what_was_asked() -> None:
+    assert await sent("endpoint/a/b", {"input": "hi", "temperature": None}) == {"model": "a/b"}
+
+
+async def test_vllm_is_always_told_how_to_sample() -> None:
+    assert await sent("vllm/Qwen/Qwen3-4B", {"input": "hi", "top_p": 0.9, "temperature": None}) == {
+        "model": "Qwen/Qwen3-4B",
+        "temperature": 1.0,
+        "top_p": 0.9,
+    }
+
+
+@pytest.mark.parametrize("top_logprobs", [None, 0])
+async def test_top_logprobs_is_never_null(top_logprobs: int | None) -> None:
+    body = await sent("vllm/m", {"input": "hi", "top_logprobs": top_logprobs})
+    assert body.get("top_logprobs", "absent") == ("absent" if top_logprobs is None else 0)
+
+
+async def test_parameters_of_vllms_own_ride_in_the_metadata() -> None:
+    extra = {"top_k": 20, "return_token_ids": True}
+    body = await sent("vllm/m", {"input": "hi", "metadata": {"extra_body": json.dumps(extra)}})
+    assert body == {"model": "m", "temperature": 1.0, "top_p": 1.0} | extra
+
+
+async def test_thoughts_go_back_as_the_option_says() -> None:
+    async with answering((200, completion({"content": "x"}))) as (url, bodies):
+        policy = model("endpoint/m", base_url=url, thoughts="tags")
+        await policy.respond({"input": [wire.reasoning("hmm"), wire.message("4")]})
+    assert bodies[0]["messages"] == [{"role": "assistant", "content": "<think>\nhmm\n</think>\n\n4"}]
+
+
+async def test_token_ids_come_back_on_the_last_item_and_return_with_the_history() -> None:
+    tokens = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
+    message = {"role": "assistant", "content": "4", "reasoning_content": "hmm"}
+    async with answering((200, completion(message | tokens))) as (url, bodies):
+        policy = model("vllm/m", base_url=url)
+        first = await policy.respond({"input": "2+2"})
+        await policy.respond({"input": [{"role": "user", "content": "2+2"}, *first["output"]]})
+    assert {key: first["output"][-1][key] for key in tokens} == tokens
+    assert {key: bodies[1]["messages"][1][key] for key in tokens} == tokens
+
+
+@BOTH
+async def test_two_hundred_calls_at_once(api: Api) -> None:
+    async with reaching(Replies(), faults=Faults(latency=0.05), api=api) as policy, asyncio.TaskGroup() as group:
+        calls = [group.create_task(policy.respond({"input": "hi"})) for _ in range(200)]
+    assert len({call.result()["id"] for call in calls}) == 200
+
+
+async def test_the_request_is_left_as_it_was() -> None:
+    asked = {"input": "hi", "temperature": None}
+    async with reaching(Replies(), "vllm/stub") as policy:
+        await policy.respond(asked)
+    assert asked == {"input": "hi", "temperature": None}
+
+
+def test_a_model_lives_through_several_loops() -> None:
+    built: list[Model] = []
+
+    async def ask(port: int) -> int:
+        async with serve(app(Replies()), port=port) as url:
+            built[:] = built or [model("vllm/stub", base_url=url, **QUICK)]
+            assert (await built[0].respond({"input": "hi"}))["status"] == "completed"
+        return int(url.split(":")[2].partition("/")[0])
+
+    asyncio.run(ask(asyncio.run(ask(0))))

@@ -1,0 +1,175 @@
+"""Hosted models: the openai SDK against a real policy server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from gymsdk import model, wire
+from gymsdk.errors import BadModelOption, Failed
+from gymsdk.servers.policy import SOUND, Faults, app, serve
+from gymsdk.types import Episode, Item, Model
+from gymsdk.wire import Api
+
+KEY = "sk-very-secret"
+BOTH = pytest.mark.parametrize("api", ["chat", "responses"])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for variable in ["OPENAI_API_KEY", "OPENAI_BASE_URL", "GYMSDK_API_KEY", "GYMSDK_BASE_URL"]:
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+class Replies:
+    """Answers with a thought, a text and a call; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Item] = []
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.asked.append(request)
+        output = [wire.reasoning("hmm"), wire.message("hello"), wire.function_call("add", "{}", "c1")]
+        return wire.response(output, model="replies", usage=wire.usage(3, 4), request=request)
+
+
+@asynccontextmanager
+async def hosted(policy: Model | None = None, faults: Faults = SOUND, **options: object) -> AsyncIterator[Model]:
+    async with serve(app(policy or Replies(), name="gpt-5", faults=faults)) as url:
+        yield model("openai/gpt-5", base_url=url, **({"api_key": KEY} | options))
+
+
+@asynccontextmanager
+async def refusing(status: int, message: str) -> AsyncIterator[tuple[str, list[str]]]:
+    keys: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        keys.append(request.headers["Authorization"])
+        return web.json_response({"error": {"message": message}}, status=status)
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", handle)
+    async with serve(application) as url:
+        yield url, keys
+
+
+@BOTH
+async def test_an_answer_is_a_whole_response(api: Api) -> None:
+    async with hosted(api=api) as policy:
+        response = await policy.respond({"input": "hi", "temperature": 0.5})
+    assert response.keys() >= wire.response([], model="").keys()
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
+    assert (response["model"], response["usage"]) == ("gpt-5", wire.usage(3, 4))
+
+
+async def test_a_hosted_model_is_asked_in_responses_by_default() -> None:
+    replies = Replies()
+    async with hosted(replies) as policy:
+        await policy.respond({"input": "hi", "max_output_tokens": 5, "metadata": {"extra_body": '{"seed": 1}'}})
+    assert replies.asked == [{"input": "hi", "max_output_tokens": 5, "seed": 1, "model": "gpt-5"}]
+
+
+async def test_a_chat_model_is_spared_earlier_thoughts() -> None:
+    replies = Replies()
+    async with hosted(replies, api="chat") as policy:
+        await policy.respond({"input": [wire.reasoning("hmm"), wire.message("4")]})
+    assert [item["type"] for item in replies.asked[0]["input"]] == ["message"]
+
+
+@pytest.mark.parametrize(("faults", "kind"), [({"errors": 1}, "model_error"), ({"cuts": 1}, "model_unreachable")])
+async def test_a_broken_provider_is_a_failure_worth_retrying(faults: dict[str, float], kind: str) -> None:
+    async with hosted(faults=Faults.model_validate(faults), retries=0) as policy:
+        with pytest.raises(Failed, match=r"127\.0\.0\.1") as caught:
+            await policy.respond({"input": "hi"})
+    assert (caught.value.kind, caught.value.retryable) == (kind, True)
+
+
+async def test_one_error_is_got_past() -> None:
+    # With this seed the first call fails and the second does not.
+    async with hosted(faults=Faults(errors=0.5, seed=3), retries=3) as policy:
+        assert (await policy.respond({"input": "hi"}))["status"] == "completed"
+
+
+async def test_a_slow_provider_is_a_timeout_that_bounds_the_retries_too() -> None:
+    async with hosted(faults=Faults(latency=10), timeout=0.05, retries=50) as policy:
+        with pytest.raises(Failed, match=r"within 0\.05 s") as caught:
+            await policy.respond({"input": "hi"})
+    assert (caught.value.kind, caught.value.retryable) == ("model_timeout", True)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "retryable"),
+    [(400, "model_refused", False), (401, "model_refused", False), (429, "model_rate_limited", True)],
+)
+async def test_a_refusal_has_its_kind_and_not_the_key(status: int, kind: str, retryable: bool) -> None:
+    async with refusing(status, f"no, {KEY}") as (url, keys):
+        policy = model("openai/gpt-5", base_url=url, api_key=KEY, retries=0)
+        with pytest.raises(Failed, match=f"answered {status}: .*no, ") as caught:
+            await policy.respond({"input": "hi"})
+    assert (caught.value.kind, caught.value.retryable, keys) == (kind, retryable, [f"Bearer {KEY}"])
+    assert KEY not in f"{caught.value}{policy!r}{vars(policy)}"
+
+
+@BOTH
+async def test_a_prompt_that_does_not_fit_is_an_incomplete_response(api: Api) -> None:
+    async with refusing(400, "Your input exceeds the context window of this model.") as (url, _):
+        response = await model("openai/gpt-5", base_url=url, api_key=KEY, api=api).respond({"input": "hi"})
+    assert (response["status"], response["output"]) == ("incomplete", [])
+
+
+def test_a_model_lives_through_several_loops_and_leaves_nothing_open(recwarn: pytest.WarningsRecorder) -> None:
+    built: list[Model] = []
+
+    async def ask(port: int) -> int:
+        async with serve(app(Replies()), port=port) as url:
+            built[:] = built or [model("openai/gpt-5", base_url=url, api_key=KEY)]
+            await built[0].respond({"input": "hi"})
+        return int(url.split(":")[2].partition("/")[0])
+
+    asyncio.run(ask(asyncio.run(ask(0))))
+    gc.collect()
+    assert not recwarn.list
+
+
+async def test_models_may_be_dropped_while_others_connect() -> None:
+    async with serve(app(Replies())) as url:
+        for number in range(4):
+            # Other options, another client; the one before is garbage by now.
+            policy = model("openai/gpt-5", base_url=url, api_key=KEY, retries=0, timeout=20 + number)
+            gc.collect()
+            async with asyncio.TaskGroup() as group:
+                calls = [group.create_task(policy.respond({"input": "hi"})) for _ in range(16)]
+    assert all(call.result()["status"] == "completed" for call in calls)
+
+
+def test_a_missing_key_is_refused_when_built() -> None:
+    with pytest.raises(BadModelOption, match=r"openai/gpt-5 needs a key: set OPENAI_API_KEY, or policy_api_key"):
+        model("openai/gpt-5")
+
+
+def test_a_missing_sdk_is_refused_when_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(BadModelOption, match=r"pip install 'gymsdk\[openai\]'"):
+        model("openai/gpt-5", api_key=KEY)
+
+
+async def test_the_key_and_base_url_of_the_folder_belong_together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with refusing(400, "no") as (url, keys):
+        (folder / "env.yaml").write_text(f"policy_base_url: {url}\npolicy_api_key: sk-folder")
+        (folder / "env.yaml").chmod(0o600)
+        with pytest.raises(Failed, match=r"127\.0\.0\.1"):
+            await model("openai/gpt-5").respond({"input": "hi"})
+    assert keys == ["Bearer sk-folder"]
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-variable")
+    assert vars(model("openai/gpt-5"))["_host"] == "api.openai.com"

@@ -1,0 +1,212 @@
+"""A served policy, asked by the openai SDK and by plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from openai import AsyncOpenAI, InternalServerError
+from pydantic import ValidationError
+
+from gymsdk import wire
+from gymsdk.errors import Failed
+from gymsdk.servers.policy import SOUND, Faults, app, serve
+from gymsdk.types import Episode, Item, Model
+
+CALL = wire.function_call("add", '{"a":1}', "c1")
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+class Replies:
+    """Answers with the same items every time, or fails; remembers what it was asked."""
+
+    def __init__(self, *output: Item, failure: Failed | None = None) -> None:
+        self.output = list(output) or [wire.message("hello")]
+        self.failure = failure
+        self.asked: list[Item] = []
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.asked.append(request)
+        if self.failure:
+            raise self.failure
+        return wire.response(self.output, model="replies", usage=wire.usage(3, 4), request=request)
+
+
+@asynccontextmanager
+async def asking(model: Model, faults: Faults = SOUND) -> AsyncIterator[httpx.AsyncClient]:
+    async with serve(app(model, name="stub", faults=faults)) as url, httpx.AsyncClient(base_url=url) as client:
+        yield client
+
+
+@asynccontextmanager
+async def sdk(model: Model, faults: Faults = SOUND, retries: int = 0) -> AsyncIterator[AsyncOpenAI]:
+    async with (
+        serve(app(model, name="stub", faults=faults)) as url,
+        AsyncOpenAI(base_url=url, api_key="x", max_retries=retries) as client,
+    ):
+        yield client
+
+
+async def test_the_sdk_reads_a_chat_completion() -> None:
+    async with sdk(Replies(wire.reasoning("hmm"), wire.message("hello"))) as client:
+        completion = await client.chat.completions.create(model="stub", messages=[{"role": "user", "content": "hi"}])
+    [choice] = completion.choices
+    assert (choice.message.content, choice.finish_reason, completion.model) == ("hello", "stop", "stub")
+    assert completion.usage is not None
+    assert completion.usage.total_tokens == 7
+
+
+async def test_the_sdk_reads_the_tool_calls_of_a_chat_completion() -> None:
+    async with sdk(Replies(CALL)) as client:
+        completion = await client.chat.completions.create(model="stub", messages=[{"role": "user", "content": "hi"}])
+    [choice] = completion.choices
+    [call] = choice.message.tool_calls or []
+    assert (choice.finish_reason, call.id, call.function.arguments) == ("tool_calls", "c1", '{"a":1}')
+
+
+async def test_the_sdk_reads_a_response() -> None:
+    async with sdk(Replies(wire.message("hello"), CALL)) as client:
+        response = await client.responses.create(model="stub", input="hi", tools=[TOOL], temperature=0.5)
+    assert (response.output_text, response.status, response.temperature) == ("hello", "completed", 0.5)
+    assert [item.type for item in response.output] == ["message", "function_call"]
+    assert response.usage is not None
+    assert response.usage.total_tokens == 7
+
+
+async def test_the_sdk_lists_the_one_model() -> None:
+    async with sdk(Replies()) as client:
+        assert [model.id async for model in client.models.list()] == ["stub"]
+
+
+async def test_the_root_answers() -> None:
+    async with asking(Replies()) as client:
+        assert (await client.get(str(client.base_url).replace("/v1/", "/"))).json() == {"status": "ok"}
+
+
+async def test_the_policy_sees_items_and_tools() -> None:
+    model = Replies()
+    function = {"name": "add", "parameters": {}}
+    body = HELLO | {"tools": [{"type": "function", "function": function}], "max_tokens": 5, "top_k": 2}
+    async with asking(model) as client:
+        await client.post("chat/completions", json=body)
+    assert model.asked == [
+        {
+            "input": [{"role": "user", "content": "hi"}],
+            "tools": [{"type": "function"} | function],
+            "max_output_tokens": 5,
+            "metadata": {"extra_body": '{"top_k": 2}'},
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("chat/completions", "{torn", None),
+        ("chat/completions", "[1]", None),
+        ("chat/completions", "{}", "messages"),
+        ("chat/completions", '{"messages": "hi"}', "messages"),
+        ("chat/completions", '{"messages": [{"content": "hi"}]}', "messages"),
+        ("chat/completions", '{"messages": [{"role": "assistant", "tool_calls": [7]}]}', "messages"),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "x"}], "stream": true}', "stream"),
+        ("chat/completions", '{"messages": [{"role": "user", "content": "x"}], "n": 2}', "n"),
+        ("responses", "{}", "input"),
+        ("responses", '{"input": ["x"]}', "input"),
+    ],
+)
+async def test_a_bad_request_is_answered_in_openais_form(path: str, body: str, param: str | None) -> None:
+    async with asking(Replies()) as client:
+        answer = await client.post(path, content=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert error["message"]
+
+
+@pytest.mark.parametrize(("retryable", "status"), [(True, 503), (False, 500)])
+async def test_a_failed_policy_is_a_server_error_with_its_kind(retryable: bool, status: int) -> None:
+    failure = Failed("no episode", kind="model_needs_episode", retryable=retryable)
+    async with asking(Replies(failure=failure)) as client:
+        answer = await client.post("responses", json={"input": "hi"})
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == "model_needs_episode"
+
+
+async def test_a_large_prompt_is_read() -> None:
+    model = Replies()
+    async with asking(model) as client:
+        await client.post("responses", json={"input": "x" * 5_000_000})
+    assert len(model.asked[0]["input"]) == 5_000_000
+
+
+async def statuses(faults: Faults, calls: int = 40) -> list[int]:
+    """The status of each call, 0 where the connection was cut."""
+    found = []
+    async with asking(Replies(wire.message("x" * 1000)), faults) as client:
+        for _ in range(calls):
+            try:
+                found.append((await client.post("chat/completions", json=HELLO)).status_code)
+            except httpx.RemoteProtocolError:
+                found.append(0)
+    return found
+
+
+async def test_errors_and_cuts_come_in_their_shares() -> None:
+    found = await statuses(Faults(errors=0.3, cuts=0.3), calls=200)
+    assert sum(status >= 500 for status in found) == pytest.approx(60, abs=25)
+    assert found.count(0) == pytest.approx(60, abs=25)
+    assert found.count(200) == pytest.approx(80, abs=25)
+
+
+async def test_the_same_seed_fails_the_same_calls() -> None:
+    faults = Faults(errors=0.4, cuts=0.2, seed=7)
+    assert await statuses(faults) == await statuses(faults) != await statuses(Faults(errors=0.4, cuts=0.2, seed=8))
+
+
+async def test_a_sound_policy_never_fails() -> None:
+    assert await statuses(SOUND) == [200] * 40
+
+
+async def test_a_cut_connection_is_cut_before_or_in_the_answer_and_leaves_no_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = set()
+    async with asking(Replies(wire.message("x" * 1000)), Faults(cuts=1)) as client:
+        for _ in range(20):
+            with pytest.raises(httpx.RemoteProtocolError) as caught:
+                await client.post("chat/completions", json=HELLO)
+            said.add("complete message body" in str(caught.value))
+    assert said == {True, False}
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_the_sdk_is_told_of_an_error_on_purpose() -> None:
+    async with sdk(Replies(), Faults(errors=1)) as client:
+        with pytest.raises(InternalServerError, match="on purpose"):
+            await client.responses.create(model="stub", input="hi")
+
+
+async def test_latency_is_the_least_an_answer_takes() -> None:
+    loop = asyncio.get_running_loop()
+    async with asking(Replies(), Faults(latency=0.05)) as client:
+        start = loop.time()
+        await client.post("chat/completions", json=HELLO)
+    assert loop.time() - start >= 0.05
+
+
+@pytest.mark.parametrize("wrong", [{"errors": 1.5}, {"latency": -1}, {"errors": 0.6, "cuts": 0.6}, {"lag": 1}])
+def test_faults_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        Faults.model_validate(wrong)
+
+
+async def test_the_port_is_free_again_afterwards() -> None:
+    async with serve(app(Replies())) as url:
+        port = int(url.split(":")[2].partition("/")[0])
+    async with serve(app(Replies()), port=port) as again:
+        assert again == url

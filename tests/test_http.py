@@ -1,0 +1,280 @@
+"""The outbound client against real servers on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from itertools import chain, repeat
+
+import pytest
+from aiohttp import web
+from pydantic import SecretStr
+
+from gymsdk import http
+from gymsdk.errors import Failed
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+QUICK = http.Retry(times=3, first=0.001, longest=0.01)
+KEY = SecretStr("sk-very-secret")
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    bound = socket.create_server(("127.0.0.1", 0))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.SockSite(runner, bound, backlog=4096).start()
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}/v1/x"
+    await runner.cleanup()
+
+
+class Scene:
+    """Answers in turn, the last for ever; remembers the requests."""
+
+    def __init__(self, *answers: tuple[int, str, dict[str, str]]) -> None:
+        self._answers = chain(answers, repeat(answers[-1]))
+        self.seen: list[web.Request] = []
+        self.bodies: list[bytes] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(request)
+        self.bodies.append(await request.read())
+        status, text, headers = next(self._answers)
+        if status == 0:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        return web.Response(status=status, text=text, headers=headers)
+
+
+OK = (200, '{"ok": true}', {})
+BUSY = (503, "busy", {})
+CUT = (0, "", {})
+
+
+async def failure(scene: Scene, **options: object) -> Failed:
+    async with serving(scene.answer) as url:
+        with pytest.raises(Failed) as caught:
+            (await http.post(url, {}, **({"retry": QUICK} | options))).json()
+    return caught.value
+
+
+async def test_an_answer_is_parsed() -> None:
+    async with serving(Scene(OK).answer) as url:
+        assert (await http.post(url, {"a": [1]})).json() == {"ok": True}
+
+
+async def test_the_body_and_the_key_arrive() -> None:
+    scene = Scene(OK)
+    async with serving(scene.answer) as url:
+        await http.post(url, {"a": "é"}, key=KEY, headers={"X-Mine": "1"})
+    assert scene.bodies == ['{"a":"é"}'.encode()]
+    sent = scene.seen[0].headers
+    assert (sent["Authorization"], sent["X-Mine"], sent["Content-Type"]) == (
+        "Bearer sk-very-secret",
+        "1",
+        "application/json",
+    )
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 520])
+async def test_what_may_pass_is_tried_again(status: int) -> None:
+    scene = Scene((status, "later", {}), (status, "later", {}), OK)
+    async with serving(scene.answer) as url:
+        assert (await http.post(url, {}, retry=QUICK)).json() == {"ok": True}
+    assert len(scene.seen) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 422])
+async def test_a_refusal_is_final(status: int) -> None:
+    scene = Scene((status, "no", {}))
+    error = await failure(scene)
+    assert (error.kind, error.retryable, len(scene.seen)) == ("model_refused", False, 1)
+
+
+async def test_retries_are_bounded() -> None:
+    scene = Scene(BUSY)
+    error = await failure(scene)
+    assert (error.kind, error.retryable, len(scene.seen)) == ("model_error", True, 1 + QUICK.times)
+
+
+async def test_a_rate_limit_has_a_kind_of_its_own() -> None:
+    error = await failure(Scene((429, "slow down", {})))
+    assert (error.kind, error.retryable) == ("model_rate_limited", True)
+
+
+async def test_a_cut_connection_is_tried_again() -> None:
+    scene = Scene(CUT, CUT, OK)
+    async with serving(scene.answer) as url:
+        assert (await http.post(url, {}, retry=QUICK)).json() == {"ok": True}
+
+
+async def test_a_connection_that_is_always_cut_is_unreachable() -> None:
+    error = await failure(Scene(CUT))
+    assert (error.kind, error.retryable) == ("model_unreachable", True)
+
+
+async def test_an_answer_cut_in_its_middle_is_tried_again() -> None:
+    calls = 0
+
+    async def half(request: web.Request) -> web.StreamResponse:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            return web.Response(text='{"ok": true}')
+        answer = web.StreamResponse(headers={"Content-Length": "1000"})
+        await answer.prepare(request)
+        await answer.write(b'{"ok"')
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    async with serving(half) as url:
+        assert (await http.post(url, {}, retry=QUICK)).json() == {"ok": True}
+
+
+async def test_nobody_listening_is_unreachable_and_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(Failed, match=f"cannot reach 127.0.0.1:{port}") as caught:
+        await http.post(f"http://127.0.0.1:{port}/v1", {}, retry=QUICK)
+    assert (caught.value.kind, caught.value.retryable) == ("model_unreachable", True)
+
+
+async def test_no_url_is_refused_at_once() -> None:
+    with pytest.raises(Failed, match="no URL") as caught:
+        await http.post("ftp://somewhere/v1", {}, retry=http.Retry(times=3, first=60))
+    assert not caught.value.retryable
+
+
+async def test_retry_after_is_honoured() -> None:
+    loop = asyncio.get_running_loop()
+    async with serving(Scene((429, "", {"Retry-After": "0.2"}), OK).answer) as url:
+        start = loop.time()
+        await http.post(url, {}, retry=QUICK)
+    assert loop.time() - start >= 0.2
+
+
+def test_retry_after_may_be_a_date() -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+    assert http._seconds(date) == pytest.approx(59, abs=2)
+
+
+def test_a_retry_after_in_the_past_is_now() -> None:
+    assert http._seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+
+
+@pytest.mark.parametrize("header", ["soon", "", "Wed, 99 Nov 2000", "-5", "nan"])
+async def test_a_retry_after_that_makes_no_sense_is_ignored(header: str) -> None:
+    async with serving(Scene((503, "", {"Retry-After": header}), OK).answer) as url:
+        assert (await http.post(url, {}, retry=QUICK)).status == 200
+
+
+async def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
+    scene = Scene((429, "an hour", {"Retry-After": "3600"}))
+    error = await failure(scene, timeout=60.0)
+    assert (error.kind, len(scene.seen)) == ("model_rate_limited", 1)
+
+
+async def test_retries_do_not_outlive_the_deadline() -> None:
+    scene = Scene(BUSY)
+    error = await failure(scene, timeout=60.0, retry=http.Retry(times=9, first=600, longest=600))
+    assert (error.kind, len(scene.seen)) == ("model_error", 1)
+
+
+async def test_a_silent_server_is_left_at_the_deadline() -> None:
+    async def silent(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    async with serving(silent) as url:
+        with pytest.raises(Failed, match=r"did not answer within 0\.05 s") as caught:
+            await http.post(url, {}, timeout=0.05)
+    assert (caught.value.kind, caught.value.retryable) == ("model_timeout", True)
+
+
+async def test_something_else_than_json_is_a_bad_answer() -> None:
+    error = await failure(Scene((200, "<html>hello</html>", {})))
+    assert (error.kind, "<html>hello" in str(error)) == ("model_bad_answer", True)
+
+
+async def test_a_message_names_host_status_and_the_beginning_of_the_body() -> None:
+    error = await failure(Scene((400, "because" + "x" * 1000, {})))
+    assert "127.0.0.1:" in str(error)
+    assert "400: because" in str(error)
+    assert len(str(error)) < 300
+
+
+async def test_no_message_repeats_the_key() -> None:
+    error = await failure(Scene((401, f"wrong key {KEY.get_secret_value()}", {})), key=KEY)
+    assert "check the API key" in str(error)
+    assert "very-secret" not in str(error)
+
+
+async def test_no_repr_shows_the_key() -> None:
+    async with serving(Scene(OK).answer) as url:
+        assert "very-secret" not in repr(await http.post(url, {}, key=KEY))
+
+
+async def test_a_redirect_is_refused_not_followed() -> None:
+    scene = Scene((307, "elsewhere", {"Location": "http://127.0.0.1:1/"}))
+    error = await failure(scene, key=KEY)
+    assert (error.kind, len(scene.seen)) == ("model_refused", 1)
+
+
+async def test_cookies_are_not_kept() -> None:
+    scene = Scene((200, "{}", {"Set-Cookie": "session=1; Path=/"}))
+    async with serving(scene.answer) as url:
+        await http.post(url, {})
+        await http.post(url, {})
+    assert "Cookie" not in scene.seen[1].headers
+
+
+async def test_a_body_that_is_no_json_is_a_failure_of_its_own_call() -> None:
+    with pytest.raises(Failed, match="cannot be written as JSON") as caught:
+        await http.post("http://127.0.0.1:1", {"text": "\ud800"})
+    assert caught.value.kind == "model_bad_request"
+
+
+async def test_two_hundred_calls_at_once_are_all_answered() -> None:
+    async def echo(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return web.Response(body=await request.read())
+
+    async with serving(echo) as url, asyncio.TaskGroup() as group:
+        calls = [group.create_task(http.post(url, {"n": n})) for n in range(200)]
+    assert [call.result().json()["n"] for call in calls] == list(range(200))
+
+
+def test_each_loop_has_a_session_that_ends_with_it(recwarn: pytest.WarningsRecorder) -> None:
+    async def call() -> None:
+        async with serving(Scene(OK).answer) as url:
+            await http.post(url, {})
+
+    asyncio.run(call())
+    asyncio.run(call())
+    gc.collect()
+    assert not recwarn.list
+    assert not http._sessions._held
+
+
+async def test_the_session_can_be_closed_by_hand_and_opens_again() -> None:
+    async with serving(Scene(OK).answer) as url:
+        await http.post(url, {})
+        await http.aclose()
+        await http.aclose()
+        assert (await http.post(url, {})).status == 200
+
+
+def test_waits_double_up_to_their_bound() -> None:
+    retry = http.Retry(first=1, longest=4)
+    for attempt, longest in enumerate([1, 2, 4, 4]):
+        assert longest / 2 <= retry.wait(attempt) <= longest
+    assert retry.wait(5000) <= 4

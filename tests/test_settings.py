@@ -1,0 +1,174 @@
+"""Options, environment variables and files, in that order."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from gymsdk.errors import BadModelOption
+from gymsdk.settings import VARIABLES, ModelOptions, named, options, reached, settings
+
+FILE = """
+policy_base_url: http://file:8000/v1
+policy_api_key: sk-file
+policy_model_name: file-model
+hf_token: ${oc.env:NO_SUCH_VARIABLE_ANYWHERE}
+some_server:
+  port: ???
+  inherit: ${inherit_from:a.b}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for variable in VARIABLES.values():
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+def write(path: Path, text: str = FILE, mode: int = 0o600) -> None:
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def key(found: object) -> str | None:
+    secret = getattr(found, "policy_api_key", None) or getattr(found, "api_key", None)
+    return secret and secret.get_secret_value()
+
+
+def test_without_files_and_variables_nothing_is_set() -> None:
+    assert settings().model_dump() == dict.fromkeys(VARIABLES)
+
+
+@pytest.mark.parametrize("name", ["env.yaml", ".env.yaml"])
+def test_a_file_is_read_whatever_else_is_in_it(folder: Path, name: str) -> None:
+    write(folder / name)
+    found = settings()
+    assert (found.policy_base_url, key(found), found.policy_model_name) == (
+        "http://file:8000/v1",
+        "sk-file",
+        "file-model",
+    )
+
+
+def test_the_hidden_file_wins_over_the_plain_one(folder: Path) -> None:
+    write(folder / "env.yaml")
+    write(folder / ".env.yaml", "policy_model_name: hidden")
+    assert settings().policy_model_name == "hidden"
+    assert settings().policy_base_url == "http://file:8000/v1"
+
+
+def test_a_variable_wins_over_the_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder / "env.yaml")
+    monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
+    assert key(settings()) == "sk-variable"
+    assert settings().policy_base_url == "http://file:8000/v1"
+
+
+def test_an_argument_wins_over_both(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder / "env.yaml")
+    monkeypatch.setenv("GYMSDK_BASE_URL", "http://variable/v1")
+    given = options("vllm/x", {"base_url": "http://given/v1", "api_key": "sk-given"})
+    found = reached("vllm/x", given)
+    assert (found.base_url, key(found)) == ("http://given/v1", "sk-given")
+
+
+def test_a_value_may_come_from_elsewhere_in_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "sk-elsewhere")
+    write(folder / "env.yaml", "host: there\npolicy_base_url: http://${host}/v1\npolicy_api_key: ${oc.env:SOME_KEY}")
+    assert (settings().policy_base_url, key(settings())) == ("http://there/v1", "sk-elsewhere")
+
+
+def test_a_missing_or_empty_value_is_not_set(folder: Path) -> None:
+    write(folder / "env.yaml", "policy_base_url: ???\npolicy_api_key:\npolicy_model_name: 7")
+    assert settings().model_dump() == {"policy_base_url": None, "policy_api_key": None, "policy_model_name": "7"}
+
+
+def test_a_key_that_others_can_read_is_warned_of_in_one_line(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(folder / "env.yaml", mode=0o644)
+    with caplog.at_level(logging.WARNING):
+        settings()
+    [message] = caplog.messages
+    assert "chmod 600" in message
+    assert "sk-file" not in message
+
+
+@pytest.mark.parametrize(("text", "mode"), [(FILE, 0o600), ("policy_model_name: x", 0o644)])
+def test_a_private_file_or_one_without_a_key_is_not_warned_of(
+    folder: Path, caplog: pytest.LogCaptureFixture, text: str, mode: int
+) -> None:
+    write(folder / "env.yaml", text, mode)
+    settings()
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("\npolicy_api_key: [sk-torn", "no YAML at line"),
+        ("- policy_api_key", "key: value"),
+        ("policy_base_url: {a: b}", "policy_base_url"),
+        ("policy_api_key: ${oc.env:NO_SUCH_VARIABLE_ANYWHERE}", "does not resolve"),
+    ],
+)
+def test_a_bad_file_is_named_and_never_quoted(folder: Path, text: str, complaint: str) -> None:
+    write(folder / "env.yaml", text)
+    with pytest.raises(BadModelOption, match=complaint) as caught:
+        settings()
+    assert str(folder / "env.yaml") in str(caught.value)
+    assert "sk-torn" not in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_named(folder: Path) -> None:
+    (folder / "env.yaml").write_bytes(b"policy_api_key: \xff\xfe\x00")
+    with pytest.raises(BadModelOption, match=r"env\.yaml"):
+        settings()
+
+
+def test_a_missing_base_url_is_refused_with_every_way_to_give_it() -> None:
+    with pytest.raises(BadModelOption, match=r"vllm/x .*--base-url.*GYMSDK_BASE_URL.*policy_base_url"):
+        reached("vllm/x", ModelOptions())
+
+
+def test_a_missing_name_is_taken_from_the_settings(folder: Path) -> None:
+    with pytest.raises(BadModelOption, match="GYMSDK_MODEL"):
+        named("vllm", "")
+    write(folder / "env.yaml")
+    assert (named("vllm", ""), named("vllm", "given")) == ("file-model", "given")
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"base_url": "localhost:8000"}, "'base_url' of vllm/x: write it as http://HOST:PORT/v1"),
+        ({"timeout": -1}, "'timeout' of vllm/x"),
+        ({"api": "messages"}, "'api' of vllm/x"),
+        ({"retrys": 1}, "'retrys' of vllm/x.*did you mean 'retries'"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, object], complaint: str) -> None:
+    with pytest.raises(BadModelOption, match=complaint):
+        options("vllm/x", given)
+
+
+def test_a_wrong_base_url_in_a_file_is_refused_too(folder: Path) -> None:
+    write(folder / "env.yaml", "policy_base_url: localhost")
+    with pytest.raises(BadModelOption, match="http://HOST:PORT/v1"):
+        reached("vllm/x", ModelOptions())
+
+
+def test_a_key_shows_nowhere(folder: Path) -> None:
+    write(folder / "env.yaml")
+    found = settings()
+    given = options("vllm/x", {"api_key": "sk-given", "base_url": "http://x/v1"})
+    shown = f"{found!r}{found}{given!r}{given}{given.model_dump()}{given.model_dump_json()}"
+    assert "sk-" not in shown
+
+
+def test_a_wrong_key_is_refused_without_showing_it() -> None:
+    with pytest.raises(BadModelOption) as caught:
+        options("vllm/x", {"api_key": ["sk-list"]})
+    assert "sk-list" not in str(caught.value)
