@@ -1,0 +1,68 @@
+"""math-verify called directly, as NeMo Gym calls it, beside the grades of the environment: for worker processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from gym_env_math.answers import bare, boxed, grade
+from gym_env_math.shortcut import Grade, integers, only_box
+
+Result = tuple[float, str | None]
+
+
+class Compared(NamedTuple):
+    """What math-verify says directly, what `grade` says with and without the shortcut's box, and the shortcut."""
+
+    direct: Result
+    plain: Grade | None
+    by_box: Grade | None
+    whole: Grade | None
+
+
+@lru_cache(maxsize=1)
+def _metric() -> Callable[[list[str], list[str]], tuple[float, Any]]:
+    from math_verify.metric import math_metric
+    from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+
+    for name in ("math_verify", "latex2sympy2_extended"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return math_metric(
+        gold_extraction_target=(LatexExtractionConfig(),),
+        pred_extraction_target=(ExprExtractionConfig(), LatexExtractionConfig()),
+    )
+
+
+def direct(expected: str, text: str) -> Result:
+    from math_verify import grader
+    from math_verify.errors import TimeoutException
+
+    try:
+        score, extracted = _metric()([boxed(bare(expected))], [text])
+        if extracted is None:
+            return float(score), None
+        golds, answers = extracted
+        right = [answer for answer in answers if any(grader.verify(gold, answer) for gold in golds)]
+        return float(score), (right or answers)[0]
+    except (Exception, TimeoutException):  # noqa: BLE001 -- whatever it raises counts as no answer
+        return 0.0, None
+
+
+def compared(expected: str, text: str) -> Compared:
+    gold, box = bare(expected), only_box(text)
+    return Compared(
+        direct=direct(expected, text),
+        plain=grade.__wrapped__(gold, text, None, keep_gold=False),
+        by_box=grade.__wrapped__(gold, text, box, keep_gold=True),
+        whole=None if box is None else integers(gold, box),
+    )
+
+
+def all_compared(pairs: list[tuple[str, str]]) -> list[Compared]:
+    return [compared(*pair) for pair in pairs]
+
+
+def all_graded(pairs: list[tuple[str, str]]) -> list[Grade | None]:
+    return [grade.__wrapped__(bare(gold), text, None, keep_gold=True) for gold, text in pairs]

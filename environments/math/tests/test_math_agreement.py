@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from math_corpus import pairs
+from math_direct import Compared, all_compared, compared
+
+from gym_env_math.shortcut import only_box
+
+CORPUS = pairs()
+
+
+@pytest.fixture(scope="module")
+def found(library: ProcessPoolExecutor) -> list[Compared]:
+    return library.submit(all_compared, CORPUS).result()
+
+
+def agrees(each: Compared) -> bool:
+    # Beside an expected answer that cannot be read, math-verify raises, which NeMo Gym counts as (0.0, None).
+    ways = [(0.0, None) if way is None else way[:2] for way in (each.plain, each.by_box)]
+    return all(way == each.direct for way in ways) and (each.whole is None or each.whole[:2] == each.direct)
+
+
+@pytest.mark.timeout(300)
+def test_every_grade_equals_calling_math_verify_directly(found: list[Compared]):
+    assert len(CORPUS) >= 500
+    assert [(pair, each) for pair, each in zip(CORPUS, found, strict=True) if not agrees(each)] == []
+
+
+def test_the_corpus_holds_many_right_and_wrong_answers_decided_by_their_box_alone(found: list[Compared]):
+    settled = [each.by_box.reward for each in found if each.by_box and each.by_box.settled]
+    assert min(settled.count(1.0), settled.count(0.0)) >= 50
+
+
+def test_the_corpus_holds_right_and_wrong_whole_numbers(found: list[Compared]):
+    whole = [each.whole.reward for each in found if each.whole]
+    assert min(whole.count(1.0), whole.count(0.0)) >= 5
+
+
+HEADS = [
+    "", "So ", "final answer is ", "Final Answer: it is ", "final answer. Then $x=3$ and so ", "final answer is $x$, ",
+    "Final answer is $3$ and ", "answer: 7 so ", "\\(x\\) is ", "\\[y\\] ", "$ and ", "\\[ a ", "\\( b", " [c ", "5",
+    "\\", "$", "$$", "is ", "final answer is [1,2] and ", "or ", ", ", "I hope ", "final answer is 3. I hope ", "\n",
+    "= ", "3/4 ", "\\frac{1}{2} ", "%", "{", "}",
+]  # fmt: skip
+PAIRS = [
+    ("", ""), ("$", "$"), ("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("\\[\n", "\n\\]"), (" [", "] "), ("5$", "$"),
+    ("$ ", " $"), ("\\$", "\\$"), ("\\[", "$"), ("", "\\]"), ("$", ".$"), ("$", ""),
+]  # fmt: skip
+BOXES = [
+    "5", "-5", "05", " 12 ", "1,234", "\\frac{1}{2}", "\\{1,2\\}", "[1,2)", " [1,2]", "x=5", "x is 5", "5\\%", "5 m",
+    "3.50", "\\text{yes}", "blah 5", "2 \\text{ or } 3", "final answer is 5", "{", "a}b", "\\frac{1}{2", "(1,2)", "5%",
+    "f(x)=2x", "5 percent", "\\left[1,2\\right]", "2\\\\(3)", "x \\in [3", "1.", "$5$", "\\(5\\)", "is $3$", "5\n",
+    "\\boxed{5}", "5} \\boxed{6", "x is [1,2] ",
+]  # fmt: skip
+TAILS = ["", ".", "\n", "**", "!", " I hope it is", " %", "percent", "\\%", " and $3$", "5", " .", "}", " .\n"]
+GOLDS = ["5", "-5", "12", "\\frac{1}{2}", "\\{1,2\\}", "[1,2)", "x=5", "5\\%", "3.5", "yes", "\\{2,3\\}", "0"]
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    heads=st.lists(st.sampled_from(HEADS), max_size=4),
+    pair=st.sampled_from(PAIRS),
+    box=st.sampled_from(BOXES) | st.integers(-300, 300).map(str),
+    tail=st.sampled_from(TAILS),
+    gold=st.none() | st.sampled_from(GOLDS),
+)
+def test_whatever_the_shortcut_decides_math_verify_says_too(
+    library: ProcessPoolExecutor, heads: list[str], pair: tuple[str, str], box: str, tail: str, gold: str | None
+):
+    text = f"{''.join(heads)}{pair[0]}\\boxed{{{box}}}{pair[1]}{tail}"
+    assume(only_box(text) is not None)
+    assert agrees(library.submit(compared, box if gold is None else gold, text).result())
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(text=st.text(alphabet="$\\()[]{}5xyz =.,%-/^_\n", max_size=40), gold=st.sampled_from(GOLDS))
+def test_any_text_around_and_in_a_box_is_graded_as_math_verify_does(library: ProcessPoolExecutor, text: str, gold: str):
+    middle = len(text) // 2
+    assert agrees(library.submit(compared, gold, f"{text[:middle]}\\boxed{{{text[middle:]}}}").result())

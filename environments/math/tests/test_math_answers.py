@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+
+from gym_env_math.answers import bare, grade
+
+
+@pytest.mark.parametrize(
+    ("expected", "gold"),
+    [
+        (" 32 ", "32"),
+        ("\\(\\frac{1}{2}\\)", "\\frac{1}{2}"),
+        ("$x$", "x"),
+        ("\\( $7$ \\)", "7"),
+        ("$", "$"),
+        ("\\(", "\\("),
+        ("\\)", "\\)"),
+        ("", ""),
+        ("$5", "$5"),
+    ],
+)
+def test_the_delimiters_around_an_expected_answer_go(expected: str, gold: str):
+    assert bare(expected) == gold
+
+
+def _in_a_thread() -> float:
+    # math-verify's own timeouts are signals, which only a main thread can set.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(grade.__wrapped__, "\\frac{1}{2}", "it is 0.5", None, False).result().reward
+
+
+def test_grading_sets_no_signal(library: ProcessPoolExecutor):
+    assert library.submit(_in_a_thread).result() == 1.0
+
+
+def _twice(gold: str) -> list[object]:
+    return [grade.__wrapped__(gold, "\\boxed{3}", "3", keep) for keep in (True, True, False)]
+
+
+@pytest.mark.parametrize("gold", ["3", "\\{3, 4\\}", "\\begin{pmatrix} 1 & 2 \\end{pmatrix}", "x = 3"])
+def test_a_kept_gold_answer_grades_like_a_fresh_one(library: ProcessPoolExecutor, gold: str):
+    first, second, fresh = library.submit(_twice, gold).result()
+    assert first == second == fresh
+
+
+def test_importing_the_environment_imports_no_sympy():
+    code = "import sys, gym_env_math; sys.exit(bool({'sympy', 'math_verify', 'antlr4'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

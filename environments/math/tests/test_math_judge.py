@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import gymsdk
+from gym_env_math.judge import DIFFERENT, EQUAL, judge, label_in
+from gymsdk import Episode, Failed, Unscorable, Verdict
+
+Item = dict[str, Any]
+
+
+def response(text: str) -> Item:
+    return {"output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}]}
+
+
+class Judge:
+    """A model that answers as *opinion* says of the two answers it is shown."""
+
+    def __init__(self, opinion: Callable[[str, str], str]) -> None:
+        self.opinion = opinion
+        self.requests: list[Item] = []
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.requests.append(request)
+        _, _, answers = request["input"][-1]["content"].partition("Answer A:\n")
+        return response(self.opinion(*answers.split("\n\nAnswer B:\n")))
+
+
+class Down:
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        raise Failed("nobody home", kind="model_unreachable", retryable=True)
+
+
+async def verdict(model: object, expected: str, text: str, **settings: object) -> Verdict:
+    row = {"responses_create_params": {"input": "Which colour?"}, "expected_answer": expected}
+    async with gymsdk.load("math", judge=model, **settings) as math:
+        episode = await math.reset(row)
+        episode.transcript.items.append({"type": "message", "role": "assistant", "content": text})
+        return await math.verify(episode)
+
+
+async def test_a_right_answer_asks_no_judge():
+    model = Judge(lambda _a, _b: DIFFERENT)
+    found = await verdict(model, "32", "\\boxed{32}")
+    assert (found.reward, found.judge_evaluations, model.requests) == (1.0, None, [])
+
+
+async def test_an_answer_is_right_if_the_judge_says_so_in_both_orders():
+    model = Judge(lambda _a, _b: f"They agree. {EQUAL}")
+    found = await verdict(model, "blue", "it is azure, my friend")
+    assert (found.reward, found.library_reward) == (1.0, 0.0)
+    assert [call["verdict_label"] for call in found.judge_evaluations] == [EQUAL, EQUAL]
+    shown = [call["responses_create_params"]["input"][-1]["content"] for call in found.judge_evaluations]
+    assert shown[0].startswith("Problem:\nWhich colour?")
+    assert shown[0].index("blue") < shown[0].index("azure")
+    assert shown[1].index("azure") < shown[1].index("blue")
+
+
+async def test_one_order_is_not_enough():
+    found = await verdict(Judge(lambda a, _b: EQUAL if a == "blue" else DIFFERENT), "blue", "azure")
+    assert (found.reward, [call["verdict_label"] for call in found.judge_evaluations]) == (0.0, [EQUAL, DIFFERENT])
+
+
+async def test_a_first_no_ends_it():
+    found = await verdict(Judge(lambda _a, _b: DIFFERENT), "blue", "red")
+    assert (found.reward, len(found.judge_evaluations)) == (0.0, 1)
+
+
+async def test_the_judge_sees_the_extracted_answer_and_the_options():
+    model = Judge(lambda _a, _b: DIFFERENT)
+    await verdict(model, "32", "long thoughts, then \\boxed{33}", judge_options={"temperature": 0})
+    assert model.requests[0]["temperature"] == 0
+    assert model.requests[0]["input"][-1]["content"].endswith("Answer B:\n33")
+
+
+async def test_a_judge_decides_where_the_expected_answer_cannot_be_read():
+    assert (await verdict(Judge(lambda _a, _b: EQUAL), "", "nothing")).reward == 1.0
+
+
+async def test_a_judge_that_fails_leaves_the_rollout_unscored():
+    with pytest.raises(Unscorable, match="nobody home") as error:
+        await verdict(Down(), "32", "\\boxed{33}")
+    assert (error.value.kind, error.value.retryable) == ("judge_failed", True)
+
+
+async def test_a_failed_judge_is_unscorable_outside_a_host_too():
+    with pytest.raises(Unscorable, match="the judge failed"):
+        await judge(Down(), "q", "1", "2", {})
+
+
+@pytest.mark.parametrize(
+    ("said", "label"),
+    [
+        (response(EQUAL), EQUAL),
+        (response(f"not {DIFFERENT} but {EQUAL}"), DIFFERENT),
+        (response("no idea"), None),
+        (response("A=B"), None),
+        ({"output": []}, None),
+        ({}, None),
+        ({"output": [{"type": "reasoning", "content": [{"text": EQUAL}]}]}, None),
+        ({"output": [{"type": "message", "content": []}]}, None),
+        ({"output": [{"type": "message", "content": [{"type": "refusal", "refusal": "no"}]}]}, None),
+        ({"output": [{"type": "message", "content": f"so {EQUAL}"}]}, EQUAL),
+    ],
+)
+def test_the_first_label_in_the_last_text_counts(said: Item, label: str | None):
+    assert label_in(said) == label

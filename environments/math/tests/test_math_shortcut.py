@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from gym_env_math.shortcut import Grade, Kept, integers, only_box
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\\boxed{5}",
+        "so $\\boxed{5}$.",
+        "\\[\n\\boxed{5}.\n\\]",
+        "**\\(\\boxed{5}\\)**\n",
+        "the final answer is $\\boxed{5}$.",
+        "$x = 1$ is the final answer: $$\\boxed{5}$$",
+        "\\frac{1}{2} of 10 is \\boxed{5}!",
+    ],
+)
+def test_a_text_that_ends_in_its_only_box_is_clear(text: str):
+    assert only_box(text) == "5"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5",
+        "\\boxed{5} or \\boxed{6}",
+        "\\fbox{4} \\boxed{5}",
+        "\\boxed{\\boxed{5}}",
+        "\\boxed{5} apples",
+        "$\\boxed{5}$%",
+        "\\boxed{5",
+        "\\boxed 5",
+        "\\boxed{a}b}",
+        "\\boxed{$5$}",
+        "\\boxed{x \\in [5}",
+        "final answer is $x$, $\\boxed{5}$",
+        "final answer is 3. I hope. \\boxed{5}",
+    ],
+)
+def test_a_text_where_something_else_may_count_is_not_clear(text: str):
+    assert only_box(text) is None
+
+
+def test_nested_braces_belong_to_the_box():
+    assert only_box("so $\\boxed{\\frac{1}{\\sqrt{2}}}$") == "\\frac{1}{\\sqrt{2}}"
+
+
+@pytest.mark.parametrize(
+    "tail", ["." * 90_000 + "x", "*" * 90_000 + "x", "\\boxed{" * 9_000, "$ " * 40_000, "{" * 90_000]
+)
+def test_hostile_texts_are_told_apart_in_linear_time(tail: str):
+    assert only_box(f"final answer \\boxed{{5}}{tail}") is None
+
+
+def test_a_very_long_text_is_left_to_the_worker():
+    assert only_box("x" * 200_000 + "\\boxed{5}") is None
+
+
+def test_whole_numbers_are_compared_as_they_are():
+    assert integers("5", " 5 ") == Grade(1.0, "5", settled=True)
+    assert integers("-12", "12") == Grade(0.0, "12", settled=True)
+
+
+@pytest.mark.parametrize(("gold", "box"), [("5", "05"), ("5", "5.0"), ("1000", "1,000"), ("x=5", "5"), ("0", "-0")])
+def test_anything_but_a_plain_whole_number_is_not_compared(gold: str, box: str):
+    assert integers(gold, box) is None
+
+
+def test_a_settled_grade_is_kept_until_others_push_it_out():
+    kept = Kept(size=2)
+    for box in ("1", "2"):
+        kept.put("5", box, Grade(0.0, box, settled=True))
+    kept.get("5", "1")
+    kept.put("5", "3", Grade(0.0, "3", settled=True))
+    assert [kept.get("5", box) is not None for box in ("1", "2", "3")] == [True, False, True]
+
+
+def test_a_grade_that_the_box_alone_did_not_settle_is_not_kept():
+    kept = Kept()
+    kept.put("5", "blah", Grade(0.0, None))
+    kept.put("5", "9" * 5000, Grade(0.0, None, settled=True))
+    kept.put("", "5", None)
+    assert len(kept) == 0
