@@ -163,7 +163,7 @@ class Threads:
             jobs = self._idle.pop() if self._idle else None
         if jobs is None:
             jobs = queue.SimpleQueue()
-            threading.Thread(target=self._serve, args=(jobs,), name="gymsdk-hook", daemon=True).start()
+            threading.Thread(target=self._serve, args=(jobs,), name="gymsdk", daemon=True).start()
         jobs.put(job)
 
     def _serve(self, jobs: queue.SimpleQueue[_Job]) -> None:

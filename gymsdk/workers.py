@@ -6,37 +6,37 @@ import contextvars
 import functools
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from gymsdk.errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Returned = TypeVar("Returned", covariant=True)
+R_co = TypeVar("R_co", covariant=True)
 
 MOST_WORKERS = 32
 GIBIBYTE = 2**30
 
 
-class Offloaded(Protocol[P, Returned]):
+class Offloaded(Protocol[P, R_co]):
     """What `offload` makes of a function: awaitable when called, the function itself under `__wrapped__`."""
 
     @property
-    def __wrapped__(self) -> Callable[P, Returned]:
+    def __wrapped__(self) -> Callable[P, R_co]:
         """The function, to be run right here."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[Returned]:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
         """Run the function on this process's executor."""
 
 
 @dataclass(frozen=True, eq=False)
-class Work(Generic[P, R]):
+class Work(Generic[P, R_co]):
     """A function that may run elsewhere, its budgets per call, and the modules to import before it is needed."""
 
-    function: Callable[P, R]
+    function: Callable[P, R_co]
     timeout: float
     cpu: float
     memory: int
@@ -56,6 +56,11 @@ class Work(Generic[P, R]):
     def importable(self) -> bool:
         """Whether another process can import the function; what a script or notebook defines it cannot."""
         return self.module != "__main__"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules a worker should have before the first call."""
+        return (*self.preload, self.module) if self.importable else tuple(self.preload)
 
 
 class Executor(Protocol):
@@ -134,7 +139,8 @@ def offload(
 
     A call may take *timeout* seconds once it runs, else its worker is killed and `WorkerLost` raised; it may use
     *cpu* seconds of processor time (half of *timeout* unless given) and *memory* bytes, else `BudgetSpent` is
-    raised. *preload* names modules that the function imports, so that a new worker already has them.
+    raised. *preload* names modules that the function imports (or one of your own that warms them up): workers are
+    forked with these imported, so that one that replaces another is ready at once.
     """
     budget = timeout / 2 if cpu is None else cpu
     if not 0 < budget < timeout:
