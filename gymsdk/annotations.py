@@ -17,11 +17,14 @@ def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def annotation(function: Callable[..., Any], parameter: str) -> Any:
     """Give the resolved annotation of one parameter, `None` where there is none.
 
-    Raises `NameError` where it is a string that names nothing at run time.
+    Raises `NameError` where it means nothing at run time.
     """
     plain = inspect.unwrap(getattr(function, "__func__", function))
     written = getattr(plain, "__annotations__", {}).get(parameter)
     if written is None:
         return None
     holder = SimpleNamespace(__annotations__={parameter: written})
-    return typing.get_type_hints(holder, getattr(plain, "__globals__", {}), include_extras=True)[parameter]
+    try:
+        return typing.get_type_hints(holder, getattr(plain, "__globals__", {}), include_extras=True)[parameter]
+    except (AttributeError, SyntaxError, TypeError) as error:
+        raise NameError(f"{written!r}: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -13,6 +13,9 @@ from typing import Any
 from gymsdk.bounds import bounded, watched
 from gymsdk.errors import EpisodeError, Failed, Unscorable
 from gymsdk.threads import Threads
+
+LONGEST = 600.0
+"""Seconds a hook or tool may take where its episode has no deadline."""
 
 _deadline: ContextVar[float | None] = ContextVar("gymsdk_deadline", default=None)
 
@@ -31,25 +34,54 @@ class Author:
         """
         deadline = _deadline.get()
         try:
-            if inspect.iscoroutinefunction(function):
-                return await bounded(watched(function(**given), f"{what} of environment {self.name!r}"), deadline)
-            return await self.threads.run(partial(function, **given), timeout=_left(deadline))
-        except EpisodeError:
+            return await self._answer(what, function, given, deadline)
+        except (EpisodeError, asyncio.CancelledError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
-            raise self._failure(what, error, late=_left(deadline) == 0.0) from error
+        except BaseException as error:  # the panic of a Rust extension is no `Exception`
+            raise self._told(what, _first(error), late=_left(deadline) == 0.0) from error
 
-    def _failure(self, what: str, error: BaseException, *, late: bool) -> Failed:
+    async def _answer(
+        self, what: str, function: Callable[..., Any], given: dict[str, Any], deadline: float | None
+    ) -> Any:
+        if inspect.iscoroutinefunction(function):
+            answer = function(**given)
+        else:
+            answer = await self.threads.run(partial(_call, function, given), timeout=_left(deadline))
+        if not inspect.isawaitable(answer):
+            return answer
+        return await bounded(watched(_awaited(answer), f"{what} of environment {self.name!r}"), deadline)
+
+    def _told(self, what: str, error: BaseException, *, late: bool) -> EpisodeError:
+        if isinstance(error, EpisodeError):
+            return error
         kind, where = what.split(maxsplit=1)[0], f"{what} of environment {self.name!r}"
         if isinstance(error, TimeoutError) and late:
             return Failed(f"{where} did not answer by its deadline", kind=f"{kind}_timeout", retryable=True)
         return Failed(f"{where} raised {type(error).__name__}: {error}", kind=f"{kind}_raised", retryable=True)
 
 
+def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    try:
+        return function(**given)
+    except SystemExit as error:
+        raise RuntimeError(f"it ended with {error!r}") from error
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
+def _first(error: BaseException) -> BaseException:
+    """Give what a task group brought up first, any other error as it is."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 @asynccontextmanager
 async def stage(name: str, deadline: float | None) -> AsyncIterator[None]:
     """Bound what runs inside to *deadline*, and say of an error in which stage it came and how it counts."""
-    token = _deadline.set(deadline)
+    token = _deadline.set(from_now(LONGEST) if deadline is None else deadline)
     try:
         yield
     except EpisodeError as error:

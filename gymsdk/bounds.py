@@ -31,6 +31,9 @@ def watched(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, Any,
         except StopIteration as stop:
             value: T = stop.value
             return value
+        except SystemExit as error:
+            # In a task, which is where this runs, it would end the loop and every other episode with it.
+            raise RuntimeError(f"it ended with {error!r}") from error
         finally:
             held = time.perf_counter() - started
             if held > LONG:
@@ -54,10 +57,12 @@ async def bounded(coroutine: Coroutine[Any, Any, T], deadline: float | None) -> 
     loop = asyncio.get_running_loop()
     try:
         await asyncio.wait({task}, timeout=None if deadline is None else max(0.0, deadline - loop.time()))
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task}, timeout=GRACE)
+    except asyncio.CancelledError:
+        await _stop(task)
+        task.add_done_callback(_forget)
+        raise
+    if not task.done():
+        await _stop(task)
     if not task.done():
         task.add_done_callback(_forget)
         raise TimeoutError
@@ -66,6 +71,11 @@ async def bounded(coroutine: Coroutine[Any, Any, T], deadline: float | None) -> 
     return task.result()
 
 
-def _forget(task: asyncio.Task[Any]) -> None:
+async def _stop(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task}, timeout=GRACE)
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and (error := task.exception()):
-        log.warning("code left behind at its deadline failed later: %r", error)
+        log.warning("code left behind failed later: %r", error)

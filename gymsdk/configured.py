@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from gymsdk import complaints
 from gymsdk.errors import BadConfig, suggestion
 from gymsdk.models import registry
 from gymsdk.models.metered import Metered
@@ -22,11 +23,13 @@ def configured(name: str, kind: type[Config], given: Mapping[str, Any]) -> Confi
             known = ", ".join(kind.model_fields) or "none"
             near = suggestion(key, kind.model_fields)
             raise BadConfig(f"environment {name!r} has no setting {key!r}{near}; its settings: {known}")
-    resolved = {
-        key: _metered(key, value) if asks_for_model(kind.model_fields[key]) else value for key, value in given.items()
+    models = {
+        key: _metered(key, given.get(key, field.get_default(call_default_factory=True)))
+        for key, field in kind.model_fields.items()
+        if asks_for_model(field) and (key in given or not field.is_required())
     }
     try:
-        return kind.model_validate(resolved)
+        return kind.model_validate({**given, **models})
     except ValidationError as error:
         raise BadConfig(f"environment {name!r}: {_sentence(kind, error)}") from None
 
@@ -43,13 +46,15 @@ def _metered(role: str, value: object) -> object:
 
 
 def _sentence(kind: type[Config], error: ValidationError) -> str:
-    wrong = [(".".join(map(str, each["loc"])), each) for each in error.errors()]
-    return "; ".join(
-        f"setting {where!r} is required; give it with --set {where}={_example(kind, where)}"
-        if each["type"] == "missing"
-        else f"setting {where!r} is wrong: {each['msg']} (got {each['input']!r})"
-        for where, each in wrong
-    )
+    return "; ".join(_complaint(kind, each) for each in error.errors())
+
+
+def _complaint(kind: type[Config], each: Mapping[str, Any]) -> str:
+    where = complaints.place(each)
+    if each["type"] == "missing":
+        return f"setting {where!r} is required; give it with --set {where}={_example(kind, where)}"
+    about = f"setting {where!r} is wrong" if where else "its settings do not fit"
+    return f"{about}: {complaints.said(each)} (got {each['input']!r})"
 
 
 def _example(kind: type[Config], where: str) -> str:

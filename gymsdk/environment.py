@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from pydantic import ValidationError
 
-from gymsdk import tools
+from gymsdk import answers, complaints, tools
 from gymsdk.author import Author, from_now, stage
 from gymsdk.configured import configured
 from gymsdk.errors import (
@@ -19,21 +19,21 @@ from gymsdk.errors import (
     BrokenEnvironment,
     BudgetSpent,
     Failed,
+    GymsdkError,
     UnknownSplit,
-    Unscorable,
     WorkerLost,
     suggestion,
 )
+from gymsdk.lifespan import Lifespan
 from gymsdk.outcome import Rollout
 from gymsdk.plugins.floor import Floor
 from gymsdk.plugins.stack import Answerer, stack
-from gymsdk.turns import actions, turns
+from gymsdk.turns import played, spans
 from gymsdk.types import (
     Action,
     Claims,
     Episode,
     Item,
-    Message,
     Reset,
     Row,
     Step,
@@ -48,8 +48,6 @@ GRADING = 120.0
 
 CLOSING = 10.0
 """Seconds `close` may take."""
-
-T = TypeVar("T")
 
 
 class Environment:
@@ -66,13 +64,13 @@ class Environment:
         self.version = version
         self.plugin = plugin
         self._author = Author(name)
-        self._open = AsyncExitStack()
-        self._shared: Any = None
         self._floor = Floor(self._author.run, _data(plugin))
         self._stack = stack(name, plugin, self._floor)
         self.config = configured(name, self._stack.config, settings or {})
         self.tools = self._offered()
         self._floor.toolbox = self.tools
+        begins = self._stack.answerers["lifespan"]
+        self._lifespan = Lifespan(name, partial(self._at_once, begins[0]) if begins else None)
 
     def __repr__(self) -> str:
         return f"<Environment {self.name!r} {self.version}>"
@@ -88,16 +86,11 @@ class Environment:
         return self._floor.splits() if self._stack.splits is None else self._stack.splits
 
     async def __aenter__(self) -> Self:
-        for each in self._stack.answerers["lifespan"]:
-            context: AbstractAsyncContextManager[Any] | None = self._at_once(each)
-            if context is not None:
-                self._shared = await self._open.enter_async_context(context)
-                break
+        await self._lifespan.begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._open.aclose()
-        self._shared = None
+        await self._lifespan.end()
 
     def read(self, row: Row | Task) -> Task:
         """Give *row* as this environment's task; raises `BadRow`."""
@@ -106,9 +99,10 @@ class Environment:
         try:
             return self.task_type.model_validate(row.row() if isinstance(row, Task) else row)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise BadRow(f"the row does not fit environment {self.name!r}: `{where}`: {first['msg']}") from None
+            raise BadRow(f"the row does not fit environment {self.name!r}: {complaints.sentence(error)}") from None
+        except Exception as error:
+            message = f"the row does not fit environment {self.name!r}: its schema raised"
+            raise BadRow(f"{message} {type(error).__name__}: {error}") from error
 
     def tasks(self, split: str, *, seed: int = 0) -> Iterator[Task]:
         """Yield the tasks of *split*, lazily and perhaps without end; raises `UnknownSplit`."""
@@ -119,17 +113,18 @@ class Environment:
         for each in self._stack.answerers["tasks"]:
             rows = self._at_once(each, split=split, seed=seed)
             if rows is not None:
-                return (self.read(row) for row in rows)
+                return self._drawn(rows)
         return iter(())
 
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
     ) -> Episode:
         """Open an episode of *row*: state copied, opening messages and offered tools worked out."""
+        self._lifespan.check()
         task = self.read(row)
         raw = row if isinstance(row, dict) else task.row()
         async with stage("reset", deadline):
-            answer = _expect(await self._ask("reset", task=task, seed=seed), Reset, "reset")
+            answer = answers.expected(await self._ask("reset", task=task, seed=seed), Reset, "reset")
             opening = task.input + [message.item() for message in answer.messages]
             return Episode(
                 id=id,
@@ -137,7 +132,7 @@ class Environment:
                 task=task,
                 row=raw,
                 environment=self,
-                state=answer.state.model_copy(deep=True),
+                state=answers.copied(answer.state),
                 transcript=Transcript(opening=opening),
                 tools=self._on_offer(task, answer),
                 repeat=repeat,
@@ -152,10 +147,7 @@ class Environment:
                 return Step(output=tools.refusal(tools.unknown(action.name, offered)))
         async with stage("step", episode.deadline):
             given = {"state": episode.state, "action": action, "transcript": episode.transcript}
-            step = _expect(await self._ask("step", task=episode.task, **given), Step, "step")
-            if not math.isfinite(step.reward):
-                raise Failed(f"`step` paid {step.reward}, which is no finite reward", kind="bad_answer")
-        return step
+            return answers.step(await self._ask("step", task=episode.task, **given), action)
 
     async def verify(self, episode: Episode) -> Verdict:
         """Judge the transcript; raises `Unscorable` where the grader could not decide.
@@ -181,11 +173,14 @@ class Environment:
     async def replay(self, row: Row | Task, items: Sequence[Item], *, seed: int = 0) -> Episode:
         """Give the episode that ends where *items* do, its state rebuilt by playing their actions again."""
         episode = await self.reset(row, seed=seed)
-        for turn in turns(items):
-            for action in actions(turn):
-                if not episode.done:
-                    episode.done = (await self.step(episode, action)).done
-            episode.transcript.items.extend(turn)
+        try:
+            for span in spans(items):
+                episode.transcript.items = list(items[: span.stop])
+                for action in played(items, span):
+                    episode.done = episode.done or (await self.step(episode, action)).done
+        except BaseException:
+            await self.close(episode)
+            raise
         episode.transcript.items = list(items)
         return episode
 
@@ -193,50 +188,50 @@ class Environment:
         """Give what a perfect policy does next, `None` where the environment does not say."""
         async with stage("solve", episode.deadline):
             asked = {"state": episode.state, "transcript": episode.transcript}
-            answer = await self._ask("solve", task=episode.task, **asked)
-        if answer is None:
-            return None
-        return [answer] if isinstance(answer, Message) else [_expect(call, ToolCall, "solve") for call in answer]
+            return answers.solution(await self._ask("solve", task=episode.task, **asked))
 
     async def claims(self, task: Task) -> Claims:
         """Give what the environment claims of *task*."""
         async with stage("claims", from_now(CLOSING)):
-            return _expect(await self._ask("claims", task=task), Claims, "claims")
+            return answers.expected(await self._ask("claims", task=task), Claims, "claims")
 
     async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Give the environment's own figures over scored *rollouts*."""
         figures: dict[str, float] = {}
         async with stage("metrics", from_now(GRADING)):
             for each in self._stack.answerers["metrics"]:
-                figures |= await self._answer(each, {"rollouts": list(rollouts)}) or {}
+                figures |= answers.figures(await self._answer(each, {"rollouts": rollouts}))
         return figures
 
     async def _verdict(self, episode: Episode) -> Verdict:
         async with stage("verify", from_now(GRADING)):
             given = {"state": episode.state, "transcript": episode.transcript}
-            verdict = _expect(await self._ask("verify", task=episode.task, **given), Verdict, "verify")
-            if not math.isfinite(verdict.reward):
-                raise Unscorable(f"the verdict's reward is {verdict.reward}", kind="not_finite")
-            if verdict.components and not math.isclose(sum(verdict.components.values()), verdict.reward, abs_tol=1e-6):
-                raise Failed(
-                    f"the verdict's components sum to {sum(verdict.components.values()):g}, its reward is"
-                    f" {verdict.reward:g}",
-                    kind="bad_answer",
-                )
-        return verdict
+            return answers.verdict(await self._ask("verify", task=episode.task, **given))
+
+    def _drawn(self, rows: Iterable[Row | Task]) -> Iterator[Task]:
+        try:
+            for row in rows:
+                yield self.read(row)
+        except GymsdkError:
+            raise
+        except Exception as error:
+            raise self._broken("tasks", error) from error
+
+    def _broken(self, hook: str, error: BaseException) -> BrokenEnvironment:
+        reason = f"{type(error).__name__}: {error}"
+        return BrokenEnvironment(f"environment {self.name!r}: hook {hook!r} raised {reason}")
 
     def _offered(self) -> dict[str, tools.Tool]:
-        found: dict[str, tools.Tool] = {}
-        for each in self._stack.answerers["tools"]:
-            for function in self._at_once(each) or ():
-                try:
-                    made = tools.tool(function)
-                except TypeError as error:
-                    raise BrokenEnvironment(f"environment {self.name!r}: {error}") from None
-                if made.name in found:
-                    raise BrokenEnvironment(f"environment {self.name!r} offers two tools named {made.name!r}")
-                found[made.name] = made
-        return found
+        try:
+            return tools.toolbox(chain.from_iterable(map(self._listed, self._stack.answerers["tools"])))
+        except TypeError as error:
+            raise BrokenEnvironment(f"environment {self.name!r}: {error}") from None
+
+    def _listed(self, each: Answerer) -> Iterable[Callable[..., Any]]:
+        answer = self._at_once(each)
+        if answer is None or isinstance(answer, Iterable):
+            return answer or ()
+        raise TypeError(f"hook 'tools' must answer a list of functions, not {type(answer).__name__}")
 
     def _on_offer(self, task: Task, answer: Reset) -> list[Item]:
         written: list[Item] | None = task.responses_create_params.get("tools")
@@ -244,20 +239,21 @@ class Environment:
             return [tool for tool in written if isinstance(tool.get("name"), str)]
         names = list(self.tools) if answer.tools is None else answer.tools
         if missing := set(names) - self.tools.keys():
-            raise Failed(f"`reset` offers tools the environment does not have: {sorted(missing)}", kind="bad_answer")
+            named = ", ".join(sorted(missing))
+            raise Failed(f"hook 'reset' offers tools the environment does not have: {named}", kind="bad_answer")
         return [self.tools[name].schema for name in names]
 
     def _at_once(self, each: Answerer, **given: Any) -> Any:
         asked = {name: {"config": getattr(self, "config", None), **given}[name] for name in each.asks}
         try:
             return each.function(**asked)
-        except Exception as error:
-            raise BrokenEnvironment(
-                f"environment {self.name!r}: hook {each.hook!r} raised {type(error).__name__}: {error}"
-            ) from error
+        except GymsdkError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._broken(each.hook, error) from error
 
     async def _ask(self, hook: str, **given: Any) -> Any:
-        given |= {"config": self.config, "shared": self._shared}
+        given |= {"config": self.config, "shared": self._lifespan.shared}
         for each in self._stack.answerers[hook]:
             answer = await self._answer(each, given)
             if answer is not None:
@@ -270,14 +266,6 @@ class Environment:
             return await self._author.run(f"hook {each.hook!r}", each.function, asked)
         answer = each.function(**asked)
         return await answer if inspect.isawaitable(answer) else answer
-
-
-def _expect(answer: Any, kind: type[T] | tuple[type[T], ...], hook: str) -> T:
-    if isinstance(answer, kind):
-        return answer
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    wanted = " or ".join(each.__name__ for each in kinds)
-    raise Failed(f"hook {hook!r} answered {type(answer).__name__}, not {wanted}", kind="bad_answer")
 
 
 def _data(plugin: object) -> Path | None:

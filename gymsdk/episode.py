@@ -12,9 +12,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk import turns, usage, wire
-from gymsdk.errors import EpisodeError, Failed, Unscorable
-from gymsdk.outcome import Failure, Rollout, Timing
+from gymsdk import responses, turns, usage, wire
+from gymsdk.answers import STEPS
+from gymsdk.errors import EpisodeError, Unscorable
+from gymsdk.outcome import Failure, Outcome, Rollout, Timing
 from gymsdk.types import Action, Ended, Episode, Item, Model, Playable, Row, Step, Task, ToolCall, Transcript, Verdict
 
 log = logging.getLogger("gymsdk")
@@ -71,12 +72,12 @@ async def take(environment: Playable, episode: Episode, output: Sequence[Item], 
 def _output(action: Action, step: Step) -> list[Item]:
     if not isinstance(action, ToolCall):
         return []
-    return [wire.function_call_output(action.call_id, "" if step.output is None else step.output)]
+    return [wire.function_call_output(action.call_id, step.output or "")]
 
 
 def _unrun(action: Action) -> Item:
     call_id = action.call_id if isinstance(action, ToolCall) else ""
-    return wire.function_call_output(call_id, '{"error":"not run: the episode is over"}')
+    return wire.function_call_output(call_id, turns.NOT_RUN)
 
 
 @dataclass(slots=True)
@@ -123,6 +124,8 @@ class _Play:
         """Ask the model once and answer what it does; gives why the episode ended, if it did."""
         if self.turns >= self.budget.turns:
             return "turns"
+        if episode.deadline is not None and asyncio.get_running_loop().time() >= episode.deadline:
+            return "deadline"
         response = await self.ask(episode)
         if response is None:
             return "deadline"
@@ -130,7 +133,7 @@ class _Play:
         self.response = response
         usage.note("policy", response)
         output: list[Item] = response["output"]
-        if response.get("incomplete_details"):
+        if responses.is_incomplete(response):
             episode.transcript.items.extend(output)
             return "tokens"
         with self.clocked("step"):
@@ -144,19 +147,13 @@ class _Play:
         request = request_of(episode, self.sampling)
         with self.clocked("model"):
             try:
-                async with asyncio.timeout_at(episode.deadline) as scope:
-                    response = await self.model.respond(request, episode=episode)
+                async with asyncio.timeout_at(episode.deadline):
+                    return await responses.asked(self.model, request, episode=episode)
+            except TimeoutError:
+                return None
             except EpisodeError as error:
                 error.stage = error.stage or "model"
                 raise
-            except Exception as error:
-                if isinstance(error, TimeoutError) and scope.expired():
-                    return None
-                message = f"the model raised {type(error).__name__}: {error}"
-                raise Failed(message, kind="model_raised", stage="model", retryable=True) from error
-        if not _answers(response):
-            raise Failed("the model's answer is no Response object", kind="model_bad_answer", stage="model")
-        return response
 
     async def close(self, episode: Episode) -> None:
         with self.clocked("close"):
@@ -185,14 +182,14 @@ class _Play:
             row=row,
             seed=seed,
             repeat=repeat,
-            outcome="scored" if verdict else "unscorable" if isinstance(ending, Unscorable) else "failed",
+            outcome=_outcome(ending),
             ended=transcript.ended,
             sampling=dict(self.sampling),
             opening=transcript.opening,
             tools=episode.tools if episode else [],
             response=self.whole_response(transcript, used),
-            reward=verdict.reward + self.paid if verdict else None,
-            components=_components(verdict, self.paid) if verdict else {},
+            reward=None if verdict is None else verdict.reward + self.paid,
+            components={} if verdict is None else _components(verdict, self.paid),
             verdict=verdict,
             failure=_failure(ending) if isinstance(ending, EpisodeError) else None,
             turns=self.turns,
@@ -244,14 +241,16 @@ def request_of(episode: Episode, sampling: Mapping[str, Any]) -> Item:
     return {**own, **sampling, "input": history, **tools}
 
 
-def _answers(response: object) -> bool:
-    return isinstance(response, dict) and isinstance(response.get("output"), list)
+def _outcome(ending: Verdict | EpisodeError) -> Outcome:
+    if isinstance(ending, Verdict):
+        return "scored"
+    return "unscorable" if isinstance(ending, Unscorable) else "failed"
 
 
 def _components(verdict: Verdict, paid: float) -> dict[str, float]:
     if not paid:
         return dict(verdict.components)
-    return (verdict.components or {"verdict": verdict.reward}) | {"steps": paid}
+    return (verdict.components or {"verdict": verdict.reward}) | {STEPS: paid}
 
 
 def _failure(error: EpisodeError) -> Failure:

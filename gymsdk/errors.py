@@ -9,6 +9,7 @@ GymsdkError
 │   ├── BadRow               a task row does not fit the environment
 │   ├── BadModelOption       a model's option or endpoint is missing or wrong
 │   └── BadOutput            the output folder cannot be used, or holds a run with other settings
+├── ModelLost                a run stopped early: its model gives no answers
 ├── BrokenEnvironment        an installed environment cannot be loaded
 └── EpisodeError             one episode could not be played to a reward
     ├── Failed               the model, a tool or the environment broke
@@ -64,6 +65,10 @@ class BadOutput(UsageError):
 
 class BrokenEnvironment(GymsdkError):
     """An installed environment cannot be loaded; the message names it."""
+
+
+class ModelLost(GymsdkError):
+    """A run stopped early, since its model gives no answers; what has finished is on disk."""
 
 
 class EpisodeError(GymsdkError):

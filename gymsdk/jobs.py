@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gymsdk.types import Row
 
@@ -38,10 +39,13 @@ class Job:
         return f"{self.task}:{self.repeat}"
 
 
-def stamped(row: Row, *, environment: str, task: int) -> Row:
-    """Give *row* as it is sent: routed to *environment*, numbered *task*."""
-    routed = {"agent_ref": {"type": "responses_api_agents", "name": environment + AGENT}, TASK_INDEX: task}
-    return {key: value for key, value in row.items() if key != ROLLOUT_INDEX} | routed
+def stamped(row: Row, *, environment: str, task: int, sampling: Mapping[str, Any]) -> Row:
+    """Give *row* as it is sent: routed to *environment*, numbered *task*, *sampling* over its own parameters."""
+    return {key: value for key, value in row.items() if key != ROLLOUT_INDEX} | {
+        "responses_create_params": {**row["responses_create_params"], **sampling},
+        "agent_ref": {"type": "responses_api_agents", "name": environment + AGENT},
+        TASK_INDEX: task,
+    }
 
 
 def route(row: Row) -> str | None:

@@ -6,10 +6,17 @@ from typing import Any
 
 from pydantic import ConfigDict
 
+from gymsdk.answers import STEPS
 from gymsdk.jobs import ROLLOUT_INDEX, TASK_INDEX, Key
 from gymsdk.outcome import Failure, Rollout, Timing
 from gymsdk.types import Row, Verdict
 from gymsdk.usage import Usage
+
+WRITTEN = frozenset({"response", "reward", "reward_components", "gymsdk"})
+"""What a line says of how its row was played: from a row that was played before it is out of date."""
+
+AGAIN = frozenset({"judge_failed"})
+"""Failures beyond the model's own that lie with how the run is set up, which its user may have mended by a resume."""
 
 
 class StoredVerdict(Verdict):
@@ -32,13 +39,17 @@ def scored(rollout: Rollout, key: Key) -> Row:
 
 
 def failed(rollout: Rollout, key: Key, *, attempts: int) -> Row:
-    """Give the line of a rollout without a reward: what failed, where, and what there is of the response."""
+    """Give the line of a rollout without a reward: what failed, where, and what there is of the response.
+
+    It is terminal where neither another try nor a model set up rightly can help.
+    """
     failure = rollout.failure or Failure(stage="", kind="unknown", message="")
+    again = failure.retryable or failure.stage == "model" or failure.kind in AGAIN
     told = {
         "_ng_failure_class": failure.kind,
         "_ng_failure_stage": failure.stage,
         "_ng_failure_message": failure.message,
-        "_ng_failure_terminal": not failure.retryable,
+        "_ng_failure_terminal": not again,
         "_ng_attempt_index": attempts - 1,
     }
     return {**_played(rollout), **told, **_stamps(key), "gymsdk": _ours(rollout)}
@@ -54,11 +65,12 @@ def read(line: Row) -> Rollout:
     ours = line["gymsdk"]
     fields = {name: line[name] for name in ours["verdict"] if name in line}
     components = line.get("reward_components", {})
+    judged = {name: value for name, value in components.items() if name != STEPS}
     params = line["responses_create_params"]
     return Rollout(
         id=ours["id"],
         environment=ours["environment"],
-        row={key: value for key, value in line.items() if key not in {"response", "gymsdk"}},
+        row={key: value for key, value in line.items() if key not in WRITTEN},
         seed=ours["seed"],
         repeat=line[ROLLOUT_INDEX],
         outcome="scored",
@@ -68,7 +80,9 @@ def read(line: Row) -> Rollout:
         response=line["response"],
         reward=line["reward"],
         components=components,
-        verdict=StoredVerdict(**{"reward": line["reward"] - components.get("steps", 0.0), **fields}),
+        verdict=StoredVerdict(
+            **{"reward": line["reward"] - components.get(STEPS, 0.0), "components": judged, **fields}
+        ),
         turns=ours["turns"],
         usage={role: Usage(**used) for role, used in ours["usage"].items()},
         timing=Timing(**ours["timing"]),
@@ -76,10 +90,11 @@ def read(line: Row) -> Rollout:
 
 
 def _played(rollout: Rollout) -> Row:
-    own = rollout.row.get("responses_create_params", {})
+    row = {key: value for key, value in rollout.row.items() if key not in WRITTEN and not key.startswith("_ng_failure")}
+    own = row.get("responses_create_params", {})
     params = {**own, **rollout.sampling, "input": rollout.opening or own.get("input", [])}
     params |= {"tools": rollout.tools} if rollout.tools else {}
-    return {**rollout.row, "responses_create_params": params, "response": rollout.response}
+    return {**row, "responses_create_params": params, "response": rollout.response}
 
 
 def _stamps(key: Key) -> Row:

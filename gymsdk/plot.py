@@ -11,6 +11,9 @@ from gymsdk.profile import Profile
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+TICKS = 16
+"""How many marks an axis takes before they run into each other."""
+
 
 def draw(profile: Profile, path: Path) -> None:
     """Write *profile* as a PNG; raises `UsageError` where matplotlib is not installed."""
@@ -19,13 +22,14 @@ def draw(profile: Profile, path: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("drawing needs matplotlib: `pip install 'gymsdk[plot]'`, or leave out --plot") from None
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = Figure(figsize=(12, 4), layout="constrained")
     FigureCanvasAgg(figure)
     rewards, bands, passes = figure.subplots(1, 3)
     _rewards(rewards, profile)
     _bands(bands, profile)
     _passes(passes, profile)
-    figure.suptitle(f"{profile.environment}, {profile.model}: {profile.scored} rollouts of {profile.tasks} tasks")
+    played = f"{profile.environment}, {profile.model}: {profile.scored} rollouts of {profile.tasks} tasks"
+    figure.suptitle(f"{profile.verdict}\n{played}", fontsize=11)
     figure.savefig(path, dpi=120)
 
 
@@ -37,13 +41,18 @@ def _rewards(axes: Axes, profile: Profile) -> None:
         align="edge",
         edgecolor="white",
     )
-    axes.set(title="reward", xlabel="reward", ylabel="rollouts")
+    axes.set(title="rewards", xlabel="reward", ylabel="rollouts")
 
 
 def _bands(axes: Axes, profile: Profile) -> None:
-    axes.barh(list(profile.bands), list(profile.bands.values()), color="tab:green")
+    from matplotlib.ticker import MaxNLocator
+
+    bars = axes.barh(list(profile.bands), list(profile.bands.values()), color="tab:green")
+    axes.bar_label(bars, padding=3)
     axes.invert_yaxis()
-    axes.set(title="difficulty", xlabel="tasks")
+    axes.margins(x=0.15)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(title="difficulty for this model", xlabel="tasks")
 
 
 def _passes(axes: Axes, profile: Profile) -> None:
@@ -52,4 +61,8 @@ def _passes(axes: Axes, profile: Profile) -> None:
     below = [profile.passes[k].value - profile.passes[k].low for k in ks]
     above = [profile.passes[k].high - profile.passes[k].value for k in ks]
     axes.errorbar(ks, values, yerr=[below, above], marker="o", capsize=3, color="tab:orange")
-    axes.set(title="pass@k, 95 % interval", xlabel="k", ylim=(-0.02, 1.02), xticks=ks if len(ks) <= 16 else None)  # noqa: PLR2004
+    axes.set(title="pass@k, with its 95 % interval", xlabel="k")
+    if len(ks) <= TICKS:
+        axes.set_xticks(ks)
+    if profile.rewards and profile.rewards[0].low >= 0 and profile.rewards[-1].high <= 1:
+        axes.set_ylim(-0.03, 1.03)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -34,13 +36,32 @@ def parsed(line: bytes, *, where: str) -> Row:
     except orjson.JSONDecodeError as error:
         raise BadRow(f"{where}: not valid JSON ({error}); mend or remove the line") from None
     if not isinstance(row, dict):
-        raise BadRow(f"{where}: a row is a JSON object, this is a {type(row).__name__}")
+        raise BadRow(f"{where}: a row is a JSON object, this is a {type(row).__name__}; mend or remove the line")
     return row
 
 
 def line(row: Row) -> bytes:
-    """Give *row* as one line of JSONL; what UTF-8 cannot hold (a lone surrogate) becomes `?`."""
+    """Give *row* as one line of JSONL."""
+    return written(row) + b"\n"
+
+
+def document(value: Any) -> bytes:
+    """Give *value* as a JSON file for people."""
+    return written(value, orjson.OPT_INDENT_2) + b"\n"
+
+
+def written(value: Any, option: int = 0) -> bytes:
+    """Give *value* as JSON; what JSON or UTF-8 cannot hold becomes null (NaN) or `?` (a lone surrogate)."""
     try:
-        return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(value, option=option | orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError:
-        return (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+        # Integers beyond 64 bits, lone surrogates and deep nesting are beyond orjson, not beyond JSON.
+        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from gymsdk import http, rows
 from gymsdk.environment import Environment
-from gymsdk.errors import BadOutput, BadRow
-from gymsdk.folder import RunFolder
+from gymsdk.errors import BadOutput, BadRow, ModelLost, UsageError
+from gymsdk.folder import RunFolder, Standing
+from gymsdk.jobs import stamped
 from gymsdk.models import registry as models
-from gymsdk.plan import Plan, about, differences, settings
+from gymsdk.origin import host, occasion
+from gymsdk.patience import Patience
+from gymsdk.plan import Plan, differences, settings
 from gymsdk.plugins import registry
 from gymsdk.rollouts import Play, Played, complete
-from gymsdk.sources import from_file, from_splits
+from gymsdk.sources import Sourced, from_file, from_splits
 from gymsdk.summary import summaries
 from gymsdk.types import Row
 
@@ -26,11 +31,11 @@ ENDLESS = 100
 class Watch(Protocol):
     """Someone who follows a run."""
 
-    def skipped(self, error: BadRow) -> None:
-        """Hear of a row that is left out."""
+    def told(self, sentence: str) -> None:
+        """Hear what a person should know of the run."""
 
-    def begun(self, *, total: int, done: int) -> None:
-        """Hear how many rollouts there are to be, and how many an earlier run has done."""
+    def begun(self, *, total: int, standing: Standing) -> None:
+        """Hear how many rollouts there are to be, and how far an earlier run has come."""
 
     def ended(self, played: Played) -> None:
         """Hear of a finished rollout, on disk by now."""
@@ -48,24 +53,23 @@ class Run:
     at_once: int = 64
     attempts: int = 3
     timeout: float = 600.0
-    environments: Mapping[str, Environment] = field(default_factory=dict)
 
 
 async def carry_out(run: Run) -> list[Row]:
     """Play *run* to its end and give the figures of each environment, which are in `metrics.json` too.
 
-    Raises `UsageError` before anything is written where the plan cannot be played.
+    Raises `UsageError` before anything is written where the plan cannot be played, `ModelLost` where it gives up.
     """
     plan = run.plan
+    if run.resume and run.overwrite:
+        raise UsageError("--resume goes on with the run in the folder, --overwrite replaces it; choose one of them")
     environments = {name: registry.load(name, **given) for name, given in plan.environments.items()}
     model = models.model(plan.model, base_url=plan.base_url, api=plan.api, timeout=run.timeout)
-    play = Play(environments, model, plan.seed, plan.budget, plan.sampling, run.attempts)
+    play = Play(environments, model, plan.seed, plan.budget, run.attempts)
     try:
         with RunFolder(run.output) as folder:
             _prepare(folder, run, environments)
-            total = plan.repeats * sum(1 for _ in rows.lines(folder.inputs))
-            run.watch.begun(total=total, done=len(folder.done()))
-            await complete(folder, play, repeats=plan.repeats, at_once=run.at_once, told=run.watch.ended)
+            await _complete(folder, run, play)
             figures = await summaries(folder, environments, repeats=plan.repeats)
             folder.conclude(figures)
             return figures
@@ -73,25 +77,60 @@ async def carry_out(run: Run) -> list[Row]:
         await http.aclose()
 
 
+async def _complete(folder: RunFolder, run: Run, play: Play) -> None:
+    repeats, standing = run.plan.repeats, folder.standing()
+    run.watch.begun(total=repeats * sum(1 for _ in rows.lines(folder.inputs)), standing=standing)
+    patience = Patience(scored=standing.scored)
+
+    def told(played: Played) -> None:
+        run.watch.ended(played)
+        patience.heard(played.rollout)
+
+    try:
+        await complete(folder, play, repeats=repeats, done=standing.done, at_once=run.at_once, told=told)
+    except ModelLost as error:
+        raise ModelLost(f"{error}; what has finished is in {run.output}; mend that, then go on with --resume") from None
+
+
 def _prepare(folder: RunFolder, run: Run, environments: Mapping[str, Environment]) -> None:
-    asked = settings(run.plan, environments)
-    if run.resume and folder.run.exists():
-        if changed := differences(folder.settings(), asked):
-            raise BadOutput(
-                f"{run.output} was begun with other settings: {'; '.join(changed)}; repeat those, or choose another"
-                " --output"
-            )
-        folder.repair()
-        return
-    if folder.rollouts.exists() and not run.overwrite:
+    asked, now = settings(run.plan, environments), occasion(run.plan, environments.values())
+    if not run.overwrite and (strangers := folder.strangers()):
+        found = ", ".join(strangers)
+        raise BadOutput(f"{run.output} holds {found} of no run; replace with --overwrite, or choose another --output")
+    if folder.ours and not (run.resume or run.overwrite):
         raise BadOutput(f"{run.output} holds a run; go on with --resume, replace it with --overwrite")
-    if folder.holds_a_run() and not (run.overwrite or run.resume):
-        raise BadOutput(f"{run.output} holds a run that has not begun; begin it with --resume or --overwrite")
-    folder.begin(asked, about(), _inputs(run, environments))
+    if not (run.resume and folder.begun):
+        folder.begin(settings=asked, about={**now, **host()}, inputs=_inputs(run, environments))
+        return
+    if changed := differences(folder.settings(), asked):
+        told = "; ".join(changed)
+        raise BadOutput(f"{run.output} was begun with other settings: {told}; repeat those, or choose another --output")
+    if not folder.inputs.exists():
+        raise BadOutput(f"{folder.inputs} is missing, which says what to play; start over with --overwrite")
+    folder.resume(now)
 
 
 def _inputs(run: Run, environments: Mapping[str, Environment]) -> Iterator[Row]:
+    """Yield the rows as they are sent; raises `BadRow` where there is none."""
+    plan, taken = run.plan, Counter[str]()
+    for name, row in _sourced(run, environments):
+        yield stamped(row, environment=name, task=taken.total(), sampling=plan.sampling)
+        taken[name] += 1
+    if not taken:
+        source = plan.tasks or f"split {plan.split!r}"
+        raise BadRow(f"{source} has no rows to play; name another with --tasks or --split")
+    if plan.tasks is None and plan.limit is None and ENDLESS in taken.values():
+        run.watch.told(f"took the first {ENDLESS} tasks; --limit N takes another number")
+
+
+def _sourced(run: Run, environments: Mapping[str, Environment]) -> Sourced:
     plan = run.plan
     if plan.tasks is None:
         return from_splits(environments, plan.split, seed=plan.seed, limit=plan.limit or ENDLESS)
-    return from_file(environments, plan.tasks, limit=plan.limit, bad=run.watch.skipped if plan.skip_bad_rows else None)
+    return from_file(environments, plan.tasks, limit=plan.limit, bad=partial(_bad, run))
+
+
+def _bad(run: Run, error: BadRow) -> None:
+    if not run.plan.skip_bad_rows:
+        raise BadRow(f"{error}, or leave such rows out with --skip-bad-rows") from None
+    run.watch.told(f"skipped {error}")

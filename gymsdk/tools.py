@@ -7,22 +7,29 @@ nullable and null means the default (https://platform.openai.com/docs/guides/fun
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NotRequired
 
 import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict
 
+from gymsdk import complaints, schemas
 from gymsdk.annotations import annotation, parameters
 from gymsdk.errors import suggestion
 from gymsdk.types import Content, Item
 
 GIVEN = frozenset({"state", "task", "config", "shared"})
 """Parameter names the host fills; a policy never sees them."""
+
+
+PARTS = frozenset({"input_text", "input_image", "input_file"})
+"""The types of content parts a tool may return a list of; any other list is data, and written as JSON."""
 
 
 class WrongArguments(ValueError):
@@ -52,39 +59,50 @@ class Tool:
         try:
             return self.arguments.validate_python(present)
         except ValidationError as error:
-            raise WrongArguments(f"Invalid tool call arguments for {self.name}: {_sentence(error)}") from None
-
-
-def _sentence(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'value'}: {each['msg']}" for each in error.errors())
+            raise WrongArguments(f"Invalid tool call arguments for {self.name}: {complaints.sentence(error)}") from None
 
 
 def tool(function: Callable[..., Any]) -> Tool:
     """Give the tool *function* makes; raises `TypeError` naming a parameter that cannot be offered."""
     name = getattr(function, "__name__", "")
-    if not name.isidentifier():
-        raise TypeError(f"{function!r} has no name a policy could call; write it as a named function")
+    if not inspect.isroutine(function) or not name.isidentifier():
+        raise TypeError(f"tool {function!r} has no name a policy could call; write it as a named function")
     taken = parameters(function)
     given = {key: parameter for key, parameter in taken.items() if key not in GIVEN}
     optional = frozenset(key for key, parameter in given.items() if parameter.default is not parameter.empty)
     kinds = {key: _kind(name, function, parameter) for key, parameter in given.items()}
-    arguments = _adapter(name, {key: NotRequired[kind] if key in optional else kind for key, kind in kinds.items()})
-    schema = _schema(name, function, arguments.json_schema())
+    try:
+        arguments = _adapter(name, {key: NotRequired[kinds[key]] if key in optional else kinds[key] for key in kinds})
+        schema = _schema(name, function, arguments.json_schema())
+    except PydanticUserError as error:
+        raise TypeError(f"tool {name!r}: {str(error).splitlines()[0]}") from None
     return Tool(name, function, arguments, optional, GIVEN & taken.keys(), schema)
+
+
+def toolbox(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
+    """Give the tools *functions* make, by name; raises `TypeError` where one cannot be offered, or two share a name."""
+    found: dict[str, Tool] = {}
+    for made in map(tool, functions):
+        if made.name in found:
+            raise TypeError(f"two tools are named {made.name!r}")
+        found[made.name] = made
+    return found
 
 
 def _adapter(name: str, kinds: dict[str, Any]) -> TypeAdapter[dict[str, Any]]:
     fields = TypedDict(name, kinds)  # type: ignore[misc]  # its fields are known at run time only
     adapt: Callable[[Any], TypeAdapter[dict[str, Any]]] = TypeAdapter
-    try:
-        return adapt(with_config(ConfigDict(extra="forbid"))(fields))
-    except PydanticUserError as error:
-        raise TypeError(f"tool {name!r}: {str(error).splitlines()[0]}") from None
+    return adapt(with_config(ConfigDict(extra="forbid"))(fields))
 
 
 def _kind(name: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
         raise TypeError(f"tool {name!r}: parameter {parameter.name!r} has no name a policy could give")
+    if isinstance(parameter.default, FieldInfo):
+        raise TypeError(
+            f"tool {name!r}: parameter {parameter.name!r} has a `Field(...)` for its default; write"
+            " `Annotated[..., Field(...)]` for its type, and a plain default"
+        )
     try:
         kind = annotation(function, parameter.name)
     except NameError as error:
@@ -95,8 +113,8 @@ def _kind(name: str, function: Callable[..., Any], parameter: inspect.Parameter)
 
 
 def _schema(name: str, function: Callable[..., Any], shape: Item) -> Item:
-    plain = _untitled(shape)
-    strict = _strict(plain)
+    plain = schemas.untitled(shape)
+    strict = schemas.strict(plain)
     return {
         "type": "function",
         "name": name,
@@ -106,71 +124,29 @@ def _schema(name: str, function: Callable[..., Any], shape: Item) -> Item:
     }
 
 
-def _untitled(node: Any, *, names: bool = False) -> Any:
-    """Leave out pydantic's titles; *names* says that the keys here are the author's own words."""
-    if isinstance(node, list):
-        return [_untitled(each) for each in node]
-    if not isinstance(node, dict):
-        return node
-    inner = {"properties", "$defs"}
-    return {
-        key: _untitled(value, names=key in inner and not names)
-        for key, value in node.items()
-        if names or key != "title"
-    }
-
-
-def _strict(shape: Item) -> Item | None:
-    properties = shape.get("properties", {})
-    required = set(shape.get("required", []))
-    if not all(map(_closed, shape.get("$defs", {}).values())) or not all(map(_closed, properties.values())):
-        return None
-    offered = {key: value if key in required else _nullable(value) for key, value in properties.items()}
-    return {**shape, "properties": offered, "required": list(offered), "additionalProperties": False}
-
-
-def _closed(node: Item) -> bool:
-    """Whether strict mode can express *node*: every object lists its keys and requires them all."""
-    if node.get("type") == "object":
-        properties = node.get("properties")
-        if properties is None or node.get("additionalProperties") is not False:
-            return False
-        return set(properties) == set(node.get("required", [])) and all(map(_closed, properties.values()))
-    inner = [*node.get("anyOf", []), *([node["items"]] if "items" in node else [])]
-    known = {"type", "anyOf", "$ref", "enum", "const"} & node.keys()
-    return bool(known) and "prefixItems" not in node and "oneOf" not in node and all(map(_closed, inner))
-
-
-def _nullable(node: Item) -> Item:
-    plain = {key: value for key, value in node.items() if key != "default"}
-    branches = plain.pop("anyOf", None)
-    if branches is None and isinstance(plain.get("type"), str) and "enum" not in plain:
-        return {**plain, "type": [plain["type"], "null"]}
-    words = {key: plain.pop(key) for key in ("description",) if key in plain}
-    branches = branches or [plain]
-    if {"type": "null"} not in branches:
-        branches = [*branches, {"type": "null"}]
-    return {**words, "anyOf": branches}
-
-
 def written(value: object) -> Content:
     """Give what a tool returned as the policy reads it: text and content parts as they are, the rest as JSON."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(isinstance(part, dict) and "type" in part for part in value):
+    if isinstance(value, list) and value and all(map(_is_part, value)):
         return value
     try:
         return to_json(value).decode()
-    except PydanticSerializationError as error:
-        raise TypeError(f"it returned something JSON cannot hold: {error}") from None
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise TypeError(f"returned something JSON cannot hold: {error}") from None
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, dict) and str(value.get("type")) in PARTS
 
 
 def refusal(message: str) -> str:
     """Give *message* as the output of a call that was not run."""
-    return orjson.dumps({"error": message}).decode()
+    return json.dumps({"error": message}, ensure_ascii=False)
 
 
 def unknown(name: str, offered: Mapping[str, object]) -> str:
     """Give the sentence that answers a call of a tool that is not on offer."""
     listed = ", ".join(offered) or "none"
-    return refusal(f"There is no tool named {name!r}{suggestion(name, offered) or '.'} Tools on offer: {listed}.")
+    near = suggestion(name, offered).replace("; did", "Did", 1)
+    return " ".join(filter(None, [f"There is no tool named {name!r}.", near, f"Tools on offer: {listed}."]))

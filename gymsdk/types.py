@@ -27,10 +27,15 @@ Ended: TypeAlias = Literal["done", "turns", "tools", "tokens", "deadline"]
 
 
 def _prompt(params: Item) -> Item:
-    given = params.get("input")
-    if isinstance(given, str) or (isinstance(given, list) and all(isinstance(item, dict) for item in given)):
-        return params
-    raise ValueError("`input` must be a string or a list of message objects")
+    if not isinstance(params.get("input"), str) and not _are_objects(params.get("input")):
+        raise ValueError("`input` must be a string or a list of message objects")
+    if params.get("tools") is not None and not _are_objects(params["tools"]):
+        raise ValueError("`tools` must be a list of tool objects")
+    return params
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 class Task(BaseModel):
@@ -84,7 +89,7 @@ class Message(BaseModel):
 
     def item(self) -> Item:
         """Give the message as an input item."""
-        return {"role": self.role, "content": self.content}
+        return {"type": "message", "role": self.role, "content": self.content}
 
 
 def _as_json(arguments: object) -> object:
@@ -135,15 +140,25 @@ class Reset(BaseModel):
     tools: list[str] | None = None
 
 
+def _not_the_policys(messages: list[Message]) -> list[Message]:
+    if any(message.role == "assistant" for message in messages):
+        raise ValueError("the assistant is the policy itself; what it sees next has another role")
+    return messages
+
+
 class Step(BaseModel):
     """The answer to one action: a tool's *output* or new *messages*, what it pays, whether the episode is over."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    messages: list[Said] = []
+    messages: Annotated[list[Said], AfterValidator(_not_the_policys)] = []
     output: Content | None = None
     reward: float = 0.0
     done: bool = False
+
+
+LINE = frozenset({"responses_create_params", "response", "reward_components", "agent_ref", "gymsdk"})
+"""What a rollout's line holds beside the row's fields and the verdict's."""
 
 
 class Verdict(BaseModel):
@@ -158,6 +173,12 @@ class Verdict(BaseModel):
     reward: float
     components: dict[str, float] = {}
     grader_timeout: bool = False
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Refuse a field that would take the place of something else on the rollout's line."""
+        if taken := sorted(cls.model_fields.keys() & LINE):
+            raise TypeError(f"a verdict's field may not be called {taken[0]!r}: a rollout's line has its own")
 
 
 class Claims(BaseModel):
@@ -200,6 +221,8 @@ class Transcript:
         parts: list[str] = []
         for item in reversed(self.items):
             kind = item.get("type", "message")
+            if kind == "function_call":
+                return ""
             if is_reply(item):
                 parts.append(text_of(item.get("content")))
             elif kind != "reasoning" and (parts or kind != "message"):

@@ -32,16 +32,23 @@ _ledger: ContextVar[Ledger | None] = ContextVar("gymsdk_usage", default=None)
 
 def of(response: Item) -> Usage:
     """Give the usage *response* reports, zero where it reports none."""
-    usage = response.get("usage") or {}
-    given, taken = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
+    usage = response.get("usage")
+    given, taken = _count(usage, "input_tokens") or 0, _count(usage, "output_tokens") or 0
     return Usage(
         input_tokens=given,
         output_tokens=taken,
-        total_tokens=usage.get("total_tokens") or given + taken,
-        cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens"),
-        reasoning_tokens=(usage.get("output_tokens_details") or {}).get("reasoning_tokens"),
+        total_tokens=_count(usage, "total_tokens") or given + taken,
+        cached_tokens=_count(usage, "input_tokens_details", "cached_tokens"),
+        reasoning_tokens=_count(usage, "output_tokens_details", "reasoning_tokens"),
         calls=1,
     )
+
+
+def _count(value: object, *path: str) -> int | None:
+    """Give the whole number at *path*; a server may report anything, and no episode fails for it."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, int) else None
 
 
 def add(one: Usage, other: Usage) -> Usage:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -28,10 +30,28 @@ app.command()(rollout)
 app.command()(profile)
 
 
-def main() -> None:
+def _version(*, asked: bool) -> None:
+    if asked:
+        from gymsdk import __version__
+
+        typer.echo(f"gymsdk {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Play, grade and serve LLM environments."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: exit code 2 for wrong input or usage, 1 for what failed while running."""
     try:
-        app()
+        app(arguments, prog_name="gymsdk")
     except GymsdkError as error:
-        print(f"Error: {error}", file=sys.stderr)  # noqa: T201  # the command line's own voice
+        typer.echo(f"Error: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError) else 1)

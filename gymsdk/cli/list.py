@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gymsdk.cli import options
 from gymsdk.errors import BrokenEnvironment, UsageError
 from gymsdk.plugins import registry
 
@@ -13,7 +14,7 @@ from gymsdk.plugins import registry
 def list_(
     *,
     load: Annotated[bool, typer.Option("--load", help="Load each one too, to find those that break.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    json: options.Json = False,
 ) -> None:
     """List the installed environments, broken ones with their error."""
     entries = list(registry.installed().values())
@@ -38,19 +39,18 @@ def _breaks(name: str) -> str | None:
 
 
 def _print(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:
-    wide = max(len(entry.name) for entry in entries)
     homes = {entry.name: f"{entry.distribution} {entry.version}" for entry in entries}
-    wider = max(map(len, homes.values()))
+    wide, wider = max(map(len, homes)), max(map(len, homes.values()))
     for entry in entries:
         error = errors[entry.name]
         told = f"broken: {error}" if error else entry.summary
-        typer.echo(f"{entry.name:<{wide}}  {homes[entry.name]:<{wider}}  {told}")
+        typer.echo(f"{entry.name:<{wide}}  {homes[entry.name]:<{wider}}  {told}".rstrip())
 
 
 def _print_json(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:
     from dataclasses import asdict
 
-    import orjson
+    from gymsdk import rows
 
     listed = [asdict(entry) | {"error": errors[entry.name]} for entry in entries]
-    typer.echo(orjson.dumps(listed, option=orjson.OPT_INDENT_2))
+    typer.echo(rows.document(listed), nl=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -10,6 +12,22 @@ import typer
 
 from gymsdk import wire
 from gymsdk.errors import UsageError
+
+TAKEN = frozenset({"input", "tools", "stream"})
+"""Request parameters that are the host's own."""
+
+
+def _finite(value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number")
+    return value
+
+
+def _small(value: int) -> int:
+    if value.bit_length() > 63:  # noqa: PLR2004  # what a JSON reader holds exactly
+        raise typer.BadParameter("a seed has at most 63 bits")
+    return value
+
 
 Set = Annotated[
     list[str],
@@ -20,52 +38,98 @@ Set = Annotated[
         show_default=False,
     ),
 ]
-Model = Annotated[str, typer.Option("--model", help="PROVIDER/NAME: scripted/oracle, vllm/…, endpoint/…, openai/….")]
-BaseUrl = Annotated[str | None, typer.Option(help="The model server's address, as in http://127.0.0.1:8000/v1.")]
-Api = Annotated[wire.Api | None, typer.Option(help="What the model server speaks: chat or responses.")]
-Seed = Annotated[int, typer.Option(help="Decides the generated rows, every episode and every scripted answer.")]
-Split = Annotated[str | None, typer.Option(help="The split to generate; `example` where there is one.")]
+Model = Annotated[
+    str,
+    typer.Option(metavar="PROVIDER/NAME", help="Who plays: scripted/oracle, vllm/NAME, endpoint/NAME, openai/NAME."),
+]
+BaseUrl = Annotated[
+    str | None, typer.Option(metavar="URL", help="The model server's address, as in http://127.0.0.1:8000/v1.")
+]
+Api = Annotated[wire.Api | None, typer.Option(help="What the model server speaks.")]
+Tasks = Annotated[Path | None, typer.Option(metavar="FILE", help="A JSONL file of task rows, instead of a split.")]
+Split = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The split to play; `example` or the first one, if not given.")
+]
+Repeats = Annotated[int, typer.Option("--repeats", "-k", min=1, metavar="K", help="Play each task this often.")]
+Concurrency = Annotated[int, typer.Option(min=1, metavar="C", help="Episodes in flight at once.")]
+Seed = Annotated[
+    int,
+    typer.Option(metavar="S", callback=_small, help="Decides generated rows, episodes and scripted answers."),
+]
+Temperature = Annotated[
+    float | None, typer.Option(min=0.0, metavar="T", callback=_finite, help="The model's sampling temperature.")
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, metavar="P", callback=_finite, help="The model's nucleus, from 0 to 1."),
+]
+MaxOutputTokens = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Tokens one answer of the model may have.")
+]
+Param = Annotated[
+    list[str],
+    typer.Option("--param", metavar="KEY=JSON", help="A further request parameter.", show_default=False),
+]
+Turns = Annotated[int, typer.Option(min=1, metavar="N", help="Model calls an episode may make.")]
+ToolCalls = Annotated[int, typer.Option(min=0, metavar="N", help="Tool calls an episode may make.")]
+Deadline = Annotated[
+    float, typer.Option(min=0.001, metavar="SECONDS", callback=_finite, help="How long an episode may take.")
+]
+Timeout = Annotated[
+    float, typer.Option(min=0.001, metavar="SECONDS", callback=_finite, help="How long a model call may take.")
+]
+Attempts = Annotated[int, typer.Option(min=1, metavar="N", help="Tries of an episode that failed.")]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that do not fit.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="The folder to write.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
-def settings(names: list[str], pairs: Iterable[str]) -> dict[str, dict[str, Any]]:
+def settings(names: Sequence[str], pairs: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Give each environment's settings out of `KEY=VALUE` or `NAME.KEY=VALUE`; raises `UsageError`."""
     given: dict[str, dict[str, Any]] = {name: {} for name in names}
     for pair in pairs:
         path, equals, value = pair.partition("=")
-        name, dot, key = path.partition(".")
-        if not dot and len(names) == 1:
-            name, key = names[0], path
-        if not equals or name not in given or not key:
-            wanted = "KEY=VALUE" if len(names) == 1 else f"NAME.KEY=VALUE with NAME one of {', '.join(names)}"
+        name = next((name for name in names if path.startswith(f"{name}.")), names[0] if len(given) == 1 else None)
+        if name is None or not equals or not path:
+            wanted = "KEY=VALUE" if len(given) == 1 else f"NAME.KEY=VALUE with NAME one of {', '.join(given)}"
             raise UsageError(f"--set {pair}: write it as {wanted}")
-        given[name][key] = _value(value)
+        given[name][path.removeprefix(f"{name}.")] = _value(pair, value)
     return given
 
 
-def _value(text: str) -> Any:
+def _value(pair: str, text: str) -> Any:
     """Give lists, objects and null as JSON says them; pydantic reads numbers and truth values out of text."""
     if text[:1] in {"[", "{"} or text == "null":
         try:
             return orjson.loads(text)
         except orjson.JSONDecodeError as error:
-            raise UsageError(f"--set …={text}: not valid JSON ({error})") from None
+            raise UsageError(f"--set {pair}: the value is no JSON ({error}); mend its brackets and quotes") from None
     return text
 
 
 def sampling(
-    *, temperature: float | None, top_p: float | None, max_output_tokens: int | None, params: Iterable[str]
+    *,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    max_output_tokens: int | None = None,
+    params: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Give the sampling parameters that go over each row's own; raises `UsageError`."""
     plain = {"temperature": temperature, "top_p": top_p, "max_output_tokens": max_output_tokens}
     given: dict[str, Any] = {key: value for key, value in plain.items() if value is not None}
-    for pair in params:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise UsageError(f"--param {pair}: write it as KEY=JSON, as in --param seed=7")
-        try:
-            given[key] = orjson.loads(value)
-        except orjson.JSONDecodeError:
-            raise UsageError(
-                f"--param {pair}: the value is no JSON; a text needs quotes, as in {key}='\"{value}\"'"
-            ) from None
-    return given
+    return given | dict(map(_param, params))
+
+
+def _param(pair: str) -> tuple[str, Any]:
+    key, equals, value = pair.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--param {pair}: write it as KEY=JSON, as in --param seed=7")
+    if key in TAKEN:
+        raise UsageError(f"--param {pair}: {key!r} is the host's to fill; leave it out")
+    try:
+        return key, orjson.loads(value)
+    except orjson.JSONDecodeError:
+        quoted = f"{key}='\"{value}\"'"
+        raise UsageError(f"--param {pair}: the value is no JSON; a text needs quotes, as in {quoted}") from None

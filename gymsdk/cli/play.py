@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,35 +9,52 @@ import typer
 from gymsdk.cli import options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gymsdk.environment import Environment
     from gymsdk.outcome import Rollout
     from gymsdk.types import Model, Row
+
+SITTING = 86_400.0
+"""Seconds a person may take."""
 
 
 def play(  # noqa: PLR0913  # each is an option of the command
     name: Annotated[str, typer.Argument(help="The environment.")],
     *,
-    model: Annotated[str | None, typer.Option(help="Who plays, as PROVIDER/NAME; you, if none is named.")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="PROVIDER/NAME", help="Who plays; you, if none is named.")
+    ] = None,
     base_url: options.BaseUrl = None,
     api: options.Api = None,
-    tasks: Annotated[Path | None, typer.Option(help="A JSONL file of task rows, instead of a split.")] = None,
+    tasks: options.Tasks = None,
     split: options.Split = None,
-    task: Annotated[int, typer.Option(min=0, help="Which task, counted from 0.")] = 0,
+    task: Annotated[int, typer.Option(min=0, metavar="N", help="Which task, counted from 0.")] = 0,
     seed: options.Seed = 0,
     settings: options.Set = [],  # noqa: B006  # typer copies it
-    json: Annotated[bool, typer.Option("--json", help="Print the rollout as JSON, and nothing else.")] = False,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    max_output_tokens: options.MaxOutputTokens = None,
+    param: options.Param = [],  # noqa: B006  # typer copies it
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the rollout as JSON, all else to standard error.")
+    ] = False,
 ) -> None:
     """Play one episode and show its verdict."""
-    import asyncio
-
     from gymsdk.cli.person import Person, Shown
+    from gymsdk.cli.stopping import Stopped, until_stopped
+    from gymsdk.jobs import stamped
     from gymsdk.models import registry as models
     from gymsdk.plugins import registry
 
     environment = registry.load(name, **options.settings([name], settings)[name])
-    row = _row(environment, tasks, split, seed, task)
-    player: Model = models.model(model, base_url=base_url, api=api) if model else Person()
-    rollout = asyncio.run(_played(environment, Shown(player) if model and not json else player, row, seed))
+    sampling = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
+    row = stamped(_row(environment, tasks, split, seed, task), environment=name, task=task, sampling=sampling)
+    player: Model = models.model(model, base_url=base_url, api=api) if model else Person(aside=json)
+    try:
+        rollout = until_stopped(_played(environment, Shown(player, aside=json) if model else player, row, seed))
+    except Stopped as stop:
+        raise typer.Exit(stop.code) from None
     _print(rollout, json=json)
     if rollout.failure:
         raise typer.Exit(1)
@@ -47,19 +63,18 @@ def play(  # noqa: PLR0913  # each is an option of the command
 def _row(environment: Environment, tasks: Path | None, split: str | None, seed: int, task: int) -> Row:
     from itertools import islice
 
-    from gymsdk.errors import UsageError
-    from gymsdk.sources import from_file, from_splits
+    from gymsdk.errors import BadRow
+    from gymsdk.sources import default_split, from_file, from_splits
 
     named = {environment.name: environment}
-    rows = (
-        from_splits(named, split, seed=seed, limit=task + 1)
-        if tasks is None
-        else from_file(named, tasks, limit=task + 1)
-    )
-    found = next(islice(rows, task, None), None)
-    if found is None:
-        raise UsageError(f"there is no task {task}: {tasks or split or 'the split'} has fewer")
-    return found
+    if tasks is None:
+        split = split or default_split(environment)
+        found = from_splits(named, split, seed=seed, limit=task + 1)
+    else:
+        found = from_file(named, tasks, limit=task + 1)
+    for _, row in islice(found, task, None):
+        return row
+    raise BadRow(f"--task {task}: {tasks or f'split {split!r}'} has no task with that number; they count from 0")
 
 
 async def _played(environment: Environment, model: Model, row: Row, seed: int) -> Rollout:
@@ -68,9 +83,9 @@ async def _played(environment: Environment, model: Model, row: Row, seed: int) -
     from gymsdk.jobs import jobs, seed_of
 
     job = next(jobs([row], repeats=1))
+    budget = Budget(seconds=SITTING)
     try:
         async with environment:
-            budget = Budget(seconds=86_400)
             return await play(environment, model, job.row, seed=seed_of(seed, job), id=job.id, budget=budget)
     finally:
         await http.aclose()
@@ -80,13 +95,12 @@ def _print(rollout: Rollout, *, json: bool) -> None:
     if json:
         typer.echo(rollout.model_dump_json(indent=2))
     elif rollout.failure:
-        typer.secho(f"{rollout.outcome} in {rollout.failure.stage}: {rollout.failure.message}", fg="red")
+        failure = rollout.failure
+        typer.secho(f"{rollout.outcome} in {failure.stage} ({failure.kind}): {failure.message}", fg="red")
     else:
         typer.secho(f"reward {rollout.reward:g}", bold=True, nl=False)
-        typer.echo(f" (ended: {rollout.ended}; {rollout.turns} turns; {rollout.timing.total:.0f} ms)")
-        for key, value in rollout.components.items():
-            typer.echo(f"  {key}: {value:g}")
-        fields = rollout.verdict.model_dump(mode="json") if rollout.verdict else {}
-        for key, value in fields.items():
-            if key not in {"reward", "components"}:
-                typer.echo(f"  {key}: {value}")
+        turns = "1 turn" if rollout.turns == 1 else f"{rollout.turns} turns"
+        typer.echo(f" (ended: {rollout.ended}; {turns}; {rollout.timing.total:.0f} ms)")
+        fields = rollout.verdict.model_dump(mode="json", exclude={"reward", "components"}) if rollout.verdict else {}
+        for key, value in {**rollout.components, **fields}.items():
+            typer.echo(f"  {key}: {value:g}" if isinstance(value, float) else f"  {key}: {value}")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.rollout import carried_out, dated
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gymsdk.folder import RunFolder
+    from gymsdk.plan import Plan
     from gymsdk.profile import Profile
+
+CLAIMS = 100
+"""How many tasks are asked for the best reward they claim."""
 
 
 def profile(  # noqa: PLR0913  # each is an option of the command
@@ -20,24 +26,33 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     model: options.Model = "scripted/oracle:0.7",
     base_url: options.BaseUrl = None,
     api: options.Api = None,
-    tasks: Annotated[Path | None, typer.Option(help="A JSONL file of task rows, instead of a split.")] = None,
+    tasks: options.Tasks = None,
     split: options.Split = None,
-    limit: Annotated[int, typer.Option(min=1, help="Take this many tasks.")] = 100,
-    repeats: Annotated[int, typer.Option("--repeats", "-k", min=1, help="Play each task this often.")] = 8,
-    concurrency: Annotated[int, typer.Option(min=1, help="Episodes in flight at once.")] = 64,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Take this many tasks.")] = 100,
+    repeats: options.Repeats = 8,
+    concurrency: options.Concurrency = 64,
     seed: options.Seed = 0,
     settings: options.Set = [],  # noqa: B006  # typer copies it
-    temperature: Annotated[float | None, typer.Option(min=0.0)] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The folder to write.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")] = False,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    max_output_tokens: options.MaxOutputTokens = None,
+    param: options.Param = [],  # noqa: B006  # typer copies it
+    turns: options.Turns = 32,
+    tool_calls: options.ToolCalls = 128,
+    deadline: options.Deadline = 600.0,
+    attempts: options.Attempts = 3,
+    timeout: options.Timeout = 300.0,
+    skip_bad_rows: options.SkipBadRows = False,
+    output: options.Output = None,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
     plot: Annotated[bool, typer.Option(help="Draw profile.png (needs gymsdk[plot]).")] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print the profile as JSON.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Play every task several times and say what training on it would learn from."""
-    from gymsdk.cli.progress import Progress
+    from gymsdk.cli.running import carried_out, dated
+    from gymsdk.episode import Budget
     from gymsdk.plan import Plan
-    from gymsdk.run import Run
 
     plan = Plan(
         environments=options.settings([name], settings),
@@ -47,17 +62,30 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         tasks=tasks,
         split=split,
         limit=limit,
+        skip_bad_rows=skip_bad_rows,
         repeats=repeats,
         seed=seed,
-        sampling=options.sampling(temperature=temperature, top_p=None, max_output_tokens=None, params=()),
+        sampling=options.sampling(
+            temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param
+        ),
+        budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
-    folder = output or dated(["profile", name])
     if plot:
         _must_draw()
-    with Progress() as watch:
-        run = Run(plan, folder, watch, resume=resume, overwrite=overwrite, at_once=concurrency)
-        carried_out(run)
-    _conclude(name, model, folder, plot=plot, json=json)
+    folder = output or dated(["profile", name])
+    carried_out(
+        plan,
+        folder,
+        resume=resume,
+        overwrite=overwrite,
+        at_once=concurrency,
+        attempts=attempts,
+        timeout=timeout,
+    )
+    found = _concluded(plan, folder, plot=plot)
+    typer.echo(found.model_dump_json(indent=2) if json else "\n".join([*_lines(found), *_paths(folder, plot=plot)]))
+    if found.failures:
+        raise typer.Exit(1)
 
 
 def _must_draw() -> None:
@@ -69,40 +97,64 @@ def _must_draw() -> None:
         raise UsageError("the plot needs matplotlib: `pip install 'gymsdk[plot]'`, or leave it out with --no-plot")
 
 
-def _conclude(name: str, model: str, folder: Path, *, plot: bool, json: bool) -> None:
+def _concluded(plan: Plan, folder: Path, *, plot: bool) -> Profile:
     from gymsdk.folder import RunFolder
     from gymsdk.plot import draw
     from gymsdk.profile import profiled
 
+    name = next(iter(plan.environments))
     with RunFolder(folder) as run:
-        found = profiled(name, model, list(run.read_rollouts()), list(run.read_failures()))
-    (folder / "profile.json").write_text(found.model_dump_json(indent=2) + "\n")
-    if plot:
-        draw(found, folder / "profile.png")
-    if json:
-        typer.echo(found.model_dump_json(indent=2))
-        return
-    _print(found)
-    for file in ("profile.json", *(["profile.png"] if plot else []), "rollouts.jsonl"):
-        typer.echo(folder / file)
+        maximum = _maximum(plan, run)
+        found = profiled(name, plan.model, run.read_rollouts(), run.read_failures(), maximum=maximum)
+        (folder / "profile.json").write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        if plot:
+            draw(found, folder / "profile.png")
+    return found
 
 
-def _print(found: Profile) -> None:
-    from gymsdk.profile import verdict
+def _maximum(plan: Plan, run: RunFolder) -> float:
+    """Give the best reward the environment claims of the run's first tasks."""
+    import asyncio
+    from itertools import islice
 
-    typer.secho(verdict(found), bold=True)
-    if found.reward:
-        mean = found.reward
-        typer.echo(f"mean reward          {mean.value:.3f} (95 %: {mean.low:.3f} to {mean.high:.3f})")
-    if found.flat is not None:
-        typer.echo(f"groups all alike     {found.flat:.0%} of {found.tasks}")
-    for band, count in found.bands.items():
-        typer.echo(f"  {band:<18} {count}")
+    from gymsdk.plugins import registry
+
+    name, settings = next(iter(plan.environments.items()))
+    environment = registry.load(name, **settings)
+
+    async def best() -> float:
+        rows = islice(run.read_inputs(), CLAIMS)
+        return max([(await environment.claims(environment.read(row))).maximum for row in rows])
+
+    return asyncio.run(best())
+
+
+def _paths(folder: Path, *, plot: bool) -> Iterator[str]:
+    from gymsdk.folder import DRAWN, FILES
+
+    drawn = [name for name in DRAWN if plot or not name.endswith(".png")]
+    return (str(folder / name) for name in (*drawn, *FILES))
+
+
+def _lines(found: Profile) -> Iterator[str]:
+    """Yield the profile for people, its verdict first."""
+    yield typer.style(found.verdict, bold=True)
+    if mean := found.reward:
+        yield f"mean reward        {mean.value:6.3f}   (95 %: {mean.low:.3f} to {mean.high:.3f})"
     for k, each in found.passes.items():
-        typer.echo(f"pass@{k:<15} {each.value:6.1%} (95 %: {each.low:.1%} to {each.high:.1%})")
+        yield f"pass@{k:<13} {each.value:6.1%}   (95 %: {each.low:.1%} to {each.high:.1%})"
+    if found.flat is not None:
+        yield f"groups all alike   {found.flat:6.1%}   (they teach a group-based trainer nothing)"
+    yield f"tasks              {found.tasks:6}"
+    for band, count in found.bands.items():
+        yield f"  {band:<16} {count:6}"
+    yield "rewards"
+    most = max((bar.count for bar in found.rewards), default=1)
+    for bar in found.rewards:
+        yield f"  {bar.low:5.2f} to {bar.high:5.2f}   {bar.count:6}  {'█' * round(30 * bar.count / most)}".rstrip()
     if found.grading:
-        typer.echo(f"verify               p50 {found.grading['p50']:.1f} ms, p99 {found.grading['p99']:.1f} ms")
-    if found.tokens is not None:
-        typer.echo(f"tokens per turn      {found.tokens:.0f}")
+        yield f"verify             {found.grading['p50']:6.1f} ms (p50), {found.grading['p99']:.1f} ms (p99)"
+    if found.tokens is not None and found.turns is not None:
+        yield f"tokens per turn    {found.tokens:6.0f}   ({found.turns:.1f} turns per rollout)"
     for kind, count in found.failures.items():
-        typer.echo(f"failed: {kind}: {count}")
+        yield f"failed: {kind}: {count}"

@@ -3,37 +3,49 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 
-
-def table(figures: list[dict[str, Any]]) -> None:
-    """Print the figures, a column for each environment."""
+def table(figures: Sequence[dict[str, Any]]) -> str:
+    """Give the figures, a column for each environment, what failed said beneath."""
     columns = [dict(_figures(each)) for each in figures]
-    names = list(dict.fromkeys(name for column in columns for name in column))
-    drawn = Table(box=None, pad_edge=False)
-    drawn.add_column("")
-    for each in figures:
-        drawn.add_column(each["environment"], justify="right")
-    for name in names:
-        drawn.add_row(name, *(column.get(name, "") for column in columns))
-    Console().print(drawn)
+    names = dict.fromkeys(name for column in columns for name in column)
+    cells = [["", *(each["environment"] for each in figures)]]
+    cells += [[name, *(column.get(name, "") for column in columns)] for name in names]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    told = dict.fromkeys(line for each in figures for line in _told(each))
+    return "\n".join([*(_line(row, widths) for row in cells), *told])
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = zip(row, widths, strict=True)
+    return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in rest)]).rstrip()
 
 
 def _figures(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     outcomes, figures = summary["outcomes"], summary["agent_metrics"]
-    yield "scored", f"{outcomes.get('scored', 0)} of {sum(outcomes.values())}"
+    yield "scored", f"{outcomes.get('scored', 0):,} of {sum(outcomes.values()):,}"
     if "mean/reward" in figures:
         yield "mean reward", f"{figures['mean/reward']:.3f} ± {figures['stderr/reward']:.3f}"
     for key, value in figures.items():
         if re.fullmatch(r"(pass|majority)@\d+/accuracy", key):
             yield key.removesuffix("/accuracy"), f"{value:.1f} %"
     for kind, count in summary["failures"].items():
-        yield f"failed: {kind}", str(count)
+        yield f"failed: {kind}", f"{count:,}"
     for role, used in summary["usage"].items():
-        yield f"tokens in / out, {role}", f"{used.get('input_tokens', 0):,} / {used.get('output_tokens', 0):,}"
+        yield f"tokens in, {role}", f"{used.get('input_tokens', 0):,}"
+        yield f"tokens out, {role}", f"{used.get('output_tokens', 0):,}"
     for stage, seconds in summary["seconds"].items():
-        yield f"seconds in {stage}", f"{seconds:.4f}"
+        yield f"seconds in {stage}", f"{seconds:.4f}" if seconds >= LEAST else f"<{LEAST}"
+
+
+LEAST = 0.0001
+"""Seconds below which a stage is shown as that."""
+
+
+def _told(summary: dict[str, Any]) -> Iterator[str]:
+    for kind, message in summary["failure_messages"].items():
+        yield f"{kind}: {message}"
+    if summary["complaint"]:
+        yield f"no figures of its own: {summary['complaint']}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gymsdk import tools
+from gymsdk.errors import Failed
 from gymsdk.plugins.hookspecs import hookimpl
 from gymsdk.rows import read
 from gymsdk.types import Action, Claims, Config, Message, Reset, Row, State, Step, Task, Verdict
@@ -44,10 +45,16 @@ class Floor:
             arguments = tool.read(action.arguments)
         except tools.WrongArguments as error:
             return Step(output=tools.refusal(str(error)))
+        except Exception as error:
+            message = f"tool {action.name!r}: a validator of its arguments raised {type(error).__name__}: {error}"
+            raise Failed(message, kind="tool_raised") from error
         given = {"task": task, "state": state, "config": config, "shared": shared}
         asked = {name: given[name] for name in tool.asks}
         value = await self._run(f"tool {action.name!r}", tool.function, {**arguments, **asked})
-        return Step(output=tools.written(value))
+        try:
+            return Step(output=tools.written(value))
+        except TypeError as error:
+            raise Failed(f"tool {action.name!r} {error}", kind="tool_bad_answer") from error
 
     @hookimpl
     def verify(self) -> Verdict:

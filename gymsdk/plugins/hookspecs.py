@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from gymsdk.outcome import Rollout
@@ -76,7 +76,7 @@ def claims(task: Task) -> Claims | None:
 
 
 @hookspec
-def metrics(rollouts: list[Rollout]) -> dict[str, float] | None:
+def metrics(rollouts: Sequence[Rollout]) -> dict[str, float] | None:
     """Figures of the environment's own over scored rollouts, merged into the aggregate."""
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from email import message_from_string
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -48,28 +49,41 @@ def _hidden() -> set[str]:
 
 def _entry(points: list[EntryPoint]) -> Entry:
     first = points[0]
-    home = first.dist
+    told = _metadata(first.dist)
     return Entry(
         name=first.name,
         module=first.value,
-        distribution=home.name if home else "",
-        version=home.version if home else "",
-        summary=(home.metadata["Summary"] or "") if home else "",
-        error=_error(points),
+        distribution=told.get("Name", ""),
+        version=told.get("Version", ""),
+        summary=told.get("Summary", ""),
+        error=_error(points) if told else "its metadata cannot be read; reinstall the package",
     )
+
+
+def _metadata(home: Distribution | None) -> dict[str, str]:
+    """Give what a distribution says of itself, nothing where that is missing or torn."""
+    told = home and (home.read_text("METADATA") or home.read_text("PKG-INFO"))
+    return dict(message_from_string(told or ""))
 
 
 def _error(points: list[EntryPoint]) -> str | None:
     first = points[0]
     if len(points) > 1:
-        owners = " and ".join(sorted(point.dist.name if point.dist else "?" for point in points))
-        return f"two distributions offer {first.name!r}: {owners}; uninstall one"
+        owners = " and ".join(sorted(_metadata(point.dist).get("Name", "?") for point in points))
+        return f"{len(points)} distributions offer {first.name!r}: {owners}; keep one of them"
     if _VERSIONED.fullmatch(first.name):
         return f"the name {first.name!r} ends like a Gymnasium version; drop the `-v<digits>`"
     if not _NAME.fullmatch(first.name):
         return f"the name {first.name!r} may hold letters, digits, `_`, `-` and `.` only"
-    top = first.module.split(".")[0]
-    return None if find_spec(top) else f"its module {top!r} is not there; reinstall the package"
+    top = re.split(r"[.:\[\s]", first.value)[0]
+    return None if _is_there(top) else f"its module {top!r} is not there; reinstall the package"
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def load(name: str, /, **settings: Any) -> Environment:

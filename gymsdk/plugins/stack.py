@@ -55,7 +55,8 @@ def stack(name: str, plugin: object, floor: object) -> Stack:
     marked = _marked(plugin)
     for attribute, (hook, function) in marked.items():
         _check(name, attribute, hook, function)
-    _check_required(name, plugin, {hook for hook, _ in marked.values()})
+    _check_unmarked(name, plugin, marked)
+    _check_required(name, {hook for hook, _ in marked.values()})
     answerers = _registered(name, plugin, floor)
     return Stack(
         answerers=answerers,
@@ -79,11 +80,12 @@ def _check(name: str, attribute: str, hook: str, function: Callable[..., Any]) -
     where = f"environment {name!r}: hook {attribute!r}"
     if hook not in HOOKS:
         raise BrokenEnvironment(f"{where} does not exist{suggestion(hook, HOOKS)}; the hooks are {', '.join(HOOKS)}")
-    options = function.gymsdk_impl  # type: ignore[attr-defined]  # pluggy's mark
+    if not inspect.isroutine(function):
+        raise BrokenEnvironment(f"{where} is a {type(function).__name__}; write it as a function")
+    options = getattr(function, "gymsdk_impl", {})
     if options.get("wrapper") or options.get("hookwrapper"):
         raise BrokenEnvironment(f"{where} is a wrapper; an environment answers a hook, it cannot wrap one")
-    if hook in ANSWERED_AT_ONCE and inspect.iscoroutinefunction(function):
-        raise BrokenEnvironment(f"{where} is asked outside the event loop; write it as a plain `def`")
+    _check_at_once(where, hook, function)
     for parameter in parameters(function).values():
         if parameter.name not in HOOKS[hook]:
             allowed = ", ".join(HOOKS[hook])
@@ -93,12 +95,27 @@ def _check(name: str, attribute: str, hook: str, function: Callable[..., Any]) -
             raise BrokenEnvironment(f"{where} gives {parameter.name!r} a default; the host fills it, leave that out")
 
 
-def _check_required(name: str, plugin: object, hooks: set[str]) -> None:
-    if hooks & {"verify", "step"}:
+def _check_at_once(where: str, hook: str, function: Callable[..., Any]) -> None:
+    if hook not in ANSWERED_AT_ONCE:
         return
-    bare = [hook for hook in HOOKS if inspect.isfunction(getattr(plugin, hook, None))]
-    hint = f"; `{bare[0]}` is there without @hookimpl" if bare else ""
-    raise BrokenEnvironment(f"environment {name!r} has no `verify`, and no `step` that pays{hint}; add one of them")
+    if hook == "lifespan" and inspect.isasyncgenfunction(function):
+        raise BrokenEnvironment(f"{where} is a bare generator; put @asynccontextmanager beneath its @hookimpl")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise BrokenEnvironment(f"{where} is asked outside the event loop; write it as a plain `def`")
+
+
+def _check_unmarked(name: str, plugin: object, marked: dict[str, tuple[str, Callable[..., Any]]]) -> None:
+    """Refuse the author's own function that bears a hook's name: without its mark it would never be asked."""
+    home = getattr(plugin, "__name__", type(plugin).__module__)
+    for hook in HOOKS:
+        function = getattr(plugin, hook, None)
+        if hook not in marked and inspect.isroutine(function) and getattr(function, "__module__", None) == home:
+            raise BrokenEnvironment(f"environment {name!r}: hook {hook!r} is there without @hookimpl; mark it")
+
+
+def _check_required(name: str, hooks: set[str]) -> None:
+    if not hooks & {"verify", "step"}:
+        raise BrokenEnvironment(f"environment {name!r} has no `verify`, and no `step` that pays; add one of them")
 
 
 def _registered(name: str, plugin: object, floor: object) -> dict[str, tuple[Answerer, ...]]:
@@ -110,11 +127,18 @@ def _registered(name: str, plugin: object, floor: object) -> dict[str, tuple[Ans
         manager.check_pending()
     except (pluggy.PluginValidationError, ValueError) as error:
         raise BrokenEnvironment(f"environment {name!r}: {error}") from error
-    callers = {hook: getattr(manager.hook, hook).get_hookimpls() for hook in HOOKS}
+    callers = {hook: getattr(manager.hook, hook).get_hookimpls()[::-1] for hook in HOOKS}
     return {
-        hook: tuple(Answerer(hook, each.function, tuple(each.argnames), each.plugin is floor) for each in impls[::-1])
-        for hook, impls in callers.items()
+        hook: _ranked([Answerer(hook, each.function, tuple(each.argnames), each.plugin is floor) for each in found])
+        for hook, found in callers.items()
     }
+
+
+def _ranked(answerers: list[Answerer]) -> tuple[Answerer, ...]:
+    """Give the author's first, whatever order they ask for; the floor judges only where the author never does."""
+    theirs = tuple(each for each in answerers if not each.ours)
+    floor = tuple(each for each in answerers if each.ours)
+    return theirs if theirs and theirs[0].hook == "verify" else theirs + floor
 
 
 def _annotations(name: str, answerers: dict[str, tuple[Answerer, ...]], parameter: str) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""A run from the command line: followed on standard error, stopped by a signal, gone on with later."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from gymsdk.cli.progress import Progress
+from gymsdk.cli.stopping import Stopped, until_stopped
+from gymsdk.origin import program
+from gymsdk.plan import Plan
+from gymsdk.run import Run, carry_out
+from gymsdk.types import Row
+
+ALIKE = 5
+"""How many warnings of one form are shown."""
+
+
+def carried_out(
+    plan: Plan, folder: Path, *, resume: bool, overwrite: bool, at_once: int, attempts: int, timeout: float
+) -> list[Row]:
+    """Play *plan* and give its figures; a signal leaves the folder resumable and says how."""
+    with Progress() as watch, _warnings():
+        run = Run(
+            plan,
+            folder,
+            watch,
+            resume=resume,
+            overwrite=overwrite,
+            at_once=at_once,
+            attempts=attempts,
+            timeout=timeout,
+        )
+        words = f"stopped; what has finished is in {folder}; go on with:\n  {again(sys.argv[1:], folder)}"
+        try:
+            return until_stopped(carry_out(run), last_words=f"{words}\n")
+        except Stopped as stop:
+            code = stop.code
+    if folder.exists():
+        typer.echo(words, err=True)
+    raise typer.Exit(code)
+
+
+def again(words: Sequence[str], folder: Path) -> str:
+    """Give the command that goes on with the run that the same program began in *folder* with *words*."""
+    kept = [word for word in words if word not in {"--overwrite", "--resume"}]
+    named = any(word.startswith("--output") or re.match("-o", word) for word in kept)
+    there = [] if named else ["--output", str(folder)]
+    return shlex.join([*program(), *kept, *there, "--resume"])
+
+
+def dated(names: Sequence[str]) -> Path:
+    """Give a folder that is not there yet, for a run that names none."""
+    first = Path("rollouts") / f"{'-'.join(names)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number, path = 1, first
+    while path.exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path
+
+
+@contextmanager
+def _warnings() -> Iterator[None]:
+    """Show gymsdk's warnings on standard error, at most `ALIKE` of one form: a run may have a million episodes."""
+    handler, log = _Few(), logging.getLogger("gymsdk")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+class _Few(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._shown: Counter[object] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._shown[record.msg] += 1
+        count = self._shown[record.msg]
+        if count <= ALIKE:
+            typer.echo(self.format(record), err=True)
+        if count == ALIKE:
+            typer.echo("(further warnings like this one are not shown)", err=True)

@@ -1,0 +1,81 @@
+"""A stop asked for by Ctrl-C or SIGTERM: work is cancelled and cleaned up, within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Coroutine
+from types import FrameType
+from typing import Any, TypeVar
+
+PATIENCE = 15.0
+"""Seconds the work may take to clean up."""
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """A signal ended the work; *code* is the exit code that says which."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "") -> T:
+    """Give what *work* returns; raises `Stopped` where a signal ends it first.
+
+    Work that cannot be stopped ends with the process, after *last_words*.
+    """
+    stop = _Stop(last_words)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return asyncio.run(stop.around(work))
+    except asyncio.CancelledError:
+        raise Stopped(stop.code) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Stop:
+    """A signal handler: the first signal cancels the work, the second ends the process."""
+
+    def __init__(self, last_words: str) -> None:
+        self.code = 0
+        self._last_words = last_words
+        self._cancel: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    async def around(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        self._cancel = asyncio.get_running_loop(), task
+        if self.code:
+            task.cancel()
+        try:
+            return await task
+        finally:
+            self._cancel = None
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if self.code:
+            self._exit()
+        self.code = 128 + number
+        # A loop that somebody's code holds hears of nothing: the clock runs in a thread.
+        clock = threading.Timer(PATIENCE, self._exit)
+        clock.daemon = True
+        clock.start()
+        _say("\nstopping; once more to stop at once\n")
+        if self._cancel:
+            loop, task = self._cancel
+            loop.call_soon_threadsafe(task.cancel)
+
+    def _exit(self) -> None:
+        _say(self._last_words)
+        os._exit(self.code)
+
+
+def _say(text: str) -> None:
+    # Past `sys.stderr`, whose lock the interrupted code may hold.
+    os.write(2, text.encode())

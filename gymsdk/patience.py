@@ -1,0 +1,42 @@
+"""A run's patience with a model that gives no answers."""
+
+from __future__ import annotations
+
+from gymsdk.errors import ModelLost
+from gymsdk.outcome import Failure, Rollout
+
+GONE = frozenset({"model_unreachable", "judge_failed"})
+"""Failures that no row brings about: a model's server is not there."""
+
+STREAK = 16
+"""How many rollouts in a row may be lost to a server that is not there."""
+
+NONE_YET = 64
+"""How many rollouts the model may fail before any has been scored."""
+
+
+class Patience:
+    """Listens to a run; *scored* are the rollouts that an earlier part of the run has scored."""
+
+    def __init__(self, *, scored: int = 0) -> None:
+        self._scored = scored
+        self._gone = 0
+        self._failed = 0
+
+    def heard(self, rollout: Rollout) -> None:
+        """Count one finished rollout; raises `ModelLost` where further ones would only fail alike."""
+        failure = rollout.failure
+        if failure is None:
+            self._scored += 1
+            self._gone = 0
+            return
+        self._gone = self._gone + 1 if failure.kind in GONE else 0
+        self._failed = self._failed + 1 if failure.stage == "model" else 0
+        if self._gone >= STREAK:
+            raise _lost(self._gone, failure)
+        if not self._scored and self._failed >= NONE_YET:
+            raise _lost(self._failed, failure)
+
+
+def _lost(count: int, failure: Failure) -> ModelLost:
+    return ModelLost(f"stopped, since {count} rollouts in a row failed alike ({failure.message})")

@@ -1,0 +1,40 @@
+"""A model's response: asked for and checked, so that whatever a model does wrong is one `Failed`."""
+
+from __future__ import annotations
+
+from gymsdk.errors import EpisodeError, Failed
+from gymsdk.types import Episode, Item, Model
+
+
+async def asked(model: Model, request: Item, *, episode: Episode | None, who: str = "the model") -> Item:
+    """Give *model*'s response to *request*; raises `Failed` where it gives none, or one that cannot be read."""
+    try:
+        response = await model.respond(request, episode=episode)
+    except EpisodeError:
+        raise
+    except Exception as error:
+        kind = "model_timeout" if isinstance(error, TimeoutError) else "model_raised"
+        raise Failed(f"{who} raised {type(error).__name__}: {error}", kind=kind, retryable=True) from error
+    if not _is_response(response):
+        raise Failed(f"{who}'s answer is no Response object", kind="model_bad_answer", retryable=True)
+    if response.get("status") == "failed" or response.get("error"):
+        raise Failed(f"{who} failed: {response.get('error')}", kind="model_error", retryable=True)
+    return response
+
+
+def is_incomplete(response: Item) -> bool:
+    """Whether the model ran out of tokens before it had finished."""
+    return response.get("status") == "incomplete" or bool(response.get("incomplete_details"))
+
+
+def _is_response(value: object) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("output"), list):
+        return False
+    return all(isinstance(item, dict) and _is_readable(item) for item in value["output"])
+
+
+def _is_readable(item: Item) -> bool:
+    content = item.get("content")
+    if isinstance(content, list) and not all(isinstance(part, dict) for part in content):
+        return False
+    return isinstance(content, (str, list, type(None))) and isinstance(item.get("type", "message"), str)

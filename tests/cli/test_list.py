@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Command, Start
+
+
+@pytest.fixture(autouse=True)
+def _only_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYMSDK_DISABLE", "math,tool_call,multineedle")
+
+
+def test_every_environment_is_listed_with_its_package(gymsdk: Command) -> None:
+    assert gymsdk("list").out == "sums  env_sums 1.0  Made.\n"
+
+
+def test_programs_get_json(gymsdk: Command) -> None:
+    (listed,) = json.loads(gymsdk("list", "--json").out)
+    assert (listed["name"], listed["distribution"], listed["error"]) == ("sums", "env_sums", None)
+
+
+def test_a_broken_environment_is_listed_with_its_error(gymsdk: Command, installed: Callable[..., Path]) -> None:
+    installed("torn", "import nothing_of_that_name\n")
+    assert "nothing_of_that_name" not in gymsdk("list").out
+    ended = gymsdk("list", "--load")
+    assert "torn" in ended.out
+    assert "broken: " in ended.out
+    assert "nothing_of_that_name" in ended.out
+    assert ended.code == 0
+
+
+def test_an_environment_that_needs_a_setting_is_not_broken(gymsdk: Command, installed: Callable[..., Path]) -> None:
+    source = """
+from gymsdk import Config, Verdict, hookimpl
+
+class Settings(Config):
+    who: str
+
+@hookimpl
+def verify(config: Settings):
+    return Verdict(reward=0.0)
+"""
+    installed("asking", source)
+    assert "broken" not in gymsdk("list", "--load").out
+
+
+def test_an_empty_list_says_what_to_do(gymsdk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYMSDK_DISABLE", "math,tool_call,multineedle,sums")
+    assert gymsdk("list").out == "No environment is installed; `pip install gym-env-math` is one.\n"
+
+
+def test_listing_imports_no_environment(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "site" / "env_sums.py").write_text("raise SystemExit('imported')\n")
+    out, err = start("list").communicate(timeout=30)
+    assert (out, err) == ("sums  env_sums 1.0  Made.\n", "")
+
+
+def test_the_command_line_starts_without_what_is_heavy() -> None:
+    heavy = {"rich", "aiohttp", "matplotlib", "openai", "sympy", "numpy", "gymnasium", "pebble", "fastapi"}
+    code = f"import gymsdk.cli, sys; print(sorted({heavy} & sys.modules.keys()))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout == "[]\n"
+
+
+def test_the_version_is_told(gymsdk: Command) -> None:
+    from gymsdk import __version__
+
+    assert gymsdk("--version").out == f"gymsdk {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["list", "info", "play", "rollout", "profile"])
+def test_every_command_has_help_that_fits_a_terminal(
+    gymsdk: Command, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ended = gymsdk(command, "--help")
+    assert ended.code == 0
+    assert max(map(len, ended.out.splitlines())) <= 80

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Command, Start
+from gymsdk.cli.running import again, dated
+from gymsdk.folder import FILES
+
+GOOD = '{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n'
+
+
+def test_a_run_ends_with_a_table_and_its_paths(gymsdk: Command) -> None:
+    ended = gymsdk("rollout", "sums", "--limit", 5, "-k", 2, "-o", "out")
+    lines = ended.out.splitlines()
+    assert lines[0].split() == ["sums"]
+    assert lines[1].split() == ["scored", "10", "of", "10"]
+    assert lines[2].split() == ["mean", "reward", "1.000", "±", "0.000"]
+    shown = [line.split("  ")[0] for line in lines]
+    for name in ("pass@1", "pass@2", "majority@1", "majority@2", "tokens in, policy", "tokens out, policy"):
+        assert name in shown
+    assert [name for name in shown if name.startswith("seconds in")] == [
+        f"seconds in {stage}" for stage in ("reset", "model", "step", "verify", "close")
+    ]
+    assert lines[-5:] == [f"out/{name}" for name in FILES]
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_several_environments_have_a_column_each(gymsdk: Command, installed: object) -> None:
+    assert callable(installed)
+    installed("more")
+    lines = gymsdk("rollout", "sums", "more", "sums", "--limit", 2, "-o", "out").out.splitlines()
+    assert lines[0].split() == ["sums", "more"]
+    assert lines[1].split() == ["scored", "2", "of", "2", "2", "of", "2"]
+
+
+def test_programs_get_json_and_nothing_else(gymsdk: Command) -> None:
+    ended = gymsdk("rollout", "sums", "--limit", 3, "-o", "out", "--json")
+    told = json.loads(ended.out)
+    assert told["output"] == "out"
+    assert told["environments"][0]["agent_metrics"]["mean/reward"] == 1.0
+
+
+def test_failures_are_told_and_the_exit_code_is_1(gymsdk: Command, there: Path) -> None:
+    (there / "tasks.jsonl").write_text(GOOD)
+    ended = gymsdk("rollout", "sums", "--tasks", "tasks.jsonl", "--set", "breaks=[4]", "-o", "out", "--attempts", 1)
+    assert "failed: hook_raised" in ended.out
+    assert "hook_raised: hook 'verify' of environment 'sums' raised ValueError: cannot add to 4" in ended.out
+    assert ended.err == "without a reward: 1; the same command with --resume tries again what may go well\n"
+    assert ended.code == 1
+
+
+def test_a_run_that_names_no_folder_gets_one_of_its_own(gymsdk: Command, there: Path) -> None:
+    gymsdk("rollout", "sums", "--limit", 1)
+    (folder,) = (there / "rollouts").iterdir()
+    assert folder.name.startswith("sums-20")
+
+
+def test_a_finished_run_that_is_resumed_prints_its_table_again(gymsdk: Command) -> None:
+    words = ("rollout", "sums", "--limit", 3, "-o", "out")
+    first, again = gymsdk(*words), gymsdk(*words, "--resume")
+    assert again.out == first.out
+    assert again.err == "resumed: 3 of 3 rollouts are done\n"
+
+
+WRONG = {
+    "no environment named 'summs'; did you mean 'sums'?": ["summs"],
+    "no split 'trian'; did you mean 'train'?": ["sums", "--split", "trian"],
+    "no setting 'digit'; did you mean 'digits'?": ["sums", "--set", "digit=3"],
+    "setting 'digits' is wrong": ["sums", "--set", "digits=three"],
+    "--set digits: write it as KEY=VALUE": ["sums", "--set", "digits"],
+    "--set breaks=[1: the value is no JSON": ["sums", "--set", "breaks=[1"],
+    "no scripted policy named 'orcale'; did you mean 'oracle'?": ["sums", "--model", "scripted/orcale"],
+    "no model named 'opnai/x'; did you mean 'openai'?": ["sums", "--model", "opnai/x"],
+    "vllm/x needs a base URL": ["sums", "--model", "vllm/x"],
+    "--param top_k: write it as KEY=JSON": ["sums", "--param", "top_k"],
+    "--param stop=end: the value is no JSON; a text needs quotes": ["sums", "--param", "stop=end"],
+    "--param input=1: 'input' is the host's to fill": ["sums", "--param", "input=1"],
+    "--tasks none.jsonl: there is no such file": ["sums", "--tasks", "none.jsonl"],
+    "--tasks .: it is a folder": ["sums", "--tasks", "."],
+    "bad.jsonl:2: not valid JSON": ["sums", "--tasks", "bad.jsonl"],
+    "empty.jsonl has no rows to play": ["sums", "--tasks", "empty.jsonl"],
+    "choose one of them": ["sums", "--resume", "--overwrite"],
+    "Invalid value for '--limit'": ["sums", "--limit", "0"],
+    "Invalid value for '--temperature'": ["sums", "--temperature", "nan"],
+    "Invalid value for '--seed': a seed has at most 63 bits": ["sums", "--seed", "99999999999999999999"],
+    "Invalid value for '--api'": ["sums", "--api", "soap"],
+    "No such option: --bogus": ["sums", "--bogus"],
+    "Missing argument 'NAME'": [],
+}
+
+
+@pytest.mark.parametrize("told", WRONG)
+def test_wrong_input_is_told_in_one_sentence_and_leaves_no_trace(gymsdk: Command, there: Path, told: str) -> None:
+    (there / "bad.jsonl").write_text(f"{GOOD}{{broken\n")
+    (there / "empty.jsonl").touch()
+    ended = gymsdk("rollout", *WRONG[told], "-o", "out")
+    last = ended.err.splitlines()[-1]
+    assert last.startswith("Error: ")
+    assert told in last
+    assert (ended.code, ended.out) == (2, "")
+    assert not (there / "out").exists()
+
+
+def test_an_output_that_is_a_file_is_told(gymsdk: Command, there: Path) -> None:
+    (there / "out").write_text("mine")
+    ended = gymsdk("rollout", "sums", "-o", "out")
+    assert (ended.code, ended.err) == (2, "Error: out is a file; name a folder with --output\n")
+    assert (there / "out").read_text() == "mine"
+
+
+def test_a_run_that_is_there_is_told(gymsdk: Command) -> None:
+    gymsdk("rollout", "sums", "--limit", 1, "-o", "out")
+    ended = gymsdk("rollout", "sums", "--limit", 1, "-o", "out")
+    assert ended.err == "Error: out holds a run; go on with --resume, replace it with --overwrite\n"
+    assert ended.code == 2
+    assert gymsdk("rollout", "sums", "--limit", 2, "-o", "out", "--overwrite").code == 0
+
+
+def test_bad_rows_can_be_skipped_and_are_told(gymsdk: Command, there: Path) -> None:
+    (there / "bad.jsonl").write_text(f"{GOOD}{{broken\n{GOOD}")
+    ended = gymsdk("rollout", "sums", "--tasks", "bad.jsonl", "-o", "out", "--skip-bad-rows")
+    assert ended.err.startswith("skipped bad.jsonl:2: not valid JSON")
+    assert (ended.code, ended.err.count("\n")) == (0, 1)
+
+
+def test_settings_of_several_environments_are_named(gymsdk: Command, installed: object) -> None:
+    assert callable(installed)
+    installed("more.sums")
+    words = ("rollout", "sums", "more.sums", "--limit", 1, "-o", "out")
+    assert "write it as NAME.KEY=VALUE with NAME one of sums, more.sums" in gymsdk(*words, "--set", "digits=1").err
+    assert gymsdk(*words, "--set", "more.sums.digits=1", "--set", "sums.digits=2").code == 0
+
+
+def test_keys_are_written_nowhere(gymsdk: Command, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYMSDK_API_KEY", "hush-1")
+    address = f"http://me:hush-2@127.0.0.1:{_free_port()}/v1"
+    model = ("--model", "endpoint/x", "--base-url", address, "--timeout", 0.2, "--attempts", 1)
+    ended = gymsdk("rollout", "sums", "--limit", 1, "-o", "out", "--set", "key=hush-3", *model)
+    told = ended.out + ended.err + "".join(path.read_text() for path in (there / "out").iterdir())
+    assert "model_unreachable" in told
+    assert "hush" not in told
+
+
+def test_a_model_server_that_is_down_ends_the_run(gymsdk: Command) -> None:
+    address = f"http://127.0.0.1:{_free_port()}/v1"
+    model = ("--model", "endpoint/x", "--base-url", address, "--timeout", 0.5, "--attempts", 1)
+    ended = gymsdk("rollout", "sums", "--limit", 1000, "-o", "out", *model)
+    assert ended.err.startswith("Error: stopped, since 16 rollouts in a row failed alike (cannot reach 127.0.0.1")
+    assert ended.err.endswith("what has finished is in out; mend that, then go on with --resume\n")
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _playing(process: subprocess.Popen[str], out: Path, rollouts: int = 1) -> None:
+    """Wait until a process has put that many rollouts on disk."""
+    for _ in range(6000):
+        if (out / "rollouts.jsonl").exists() and (out / "rollouts.jsonl").read_bytes().count(b"\n") >= rollouts:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    raise AssertionError("it plays nothing")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_folder_to_go_on_with(start: Start, there: Path, number: signal.Signals) -> None:
+    words = ("rollout", "sums", "--limit", 40, "-o", "out", "--concurrency", 4, "--set", "pause=0.02")
+    process = start(*words, "--set", "notes=notes")
+    _playing(process, there / "out", 5)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (128 + number, "")
+    assert "Traceback" not in err
+    assert "stopped; what has finished is in out; go on with:\n  python -m gymsdk rollout sums --limit 40" in err
+    assert err.endswith("--resume\n")
+    kept = (there / "out" / "rollouts.jsonl").read_text().count("\n")
+    assert 5 <= kept < 40
+    assert (there / "notes").read_text().count("closed") >= kept + 4
+
+    out, err = start(*words, "--set", "notes=notes", "--resume").communicate(timeout=60)
+    assert err == f"resumed: {kept} of 40 rollouts are done\n"
+    assert out.splitlines()[1].split() == ["scored", "40", "of", "40"]
+
+
+def test_a_second_signal_ends_what_does_not_stop(start: Start, there: Path) -> None:
+    process = start("rollout", "sums", "--limit", 4, "-o", "out", "--set", "hangs=true")
+    for _ in range(6000):
+        if (there / "out" / "inputs.jsonl").exists():
+            break
+        time.sleep(0.005)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "stopping" not in process.stderr.readline():
+        pass
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.endswith("-o out --set hangs=true --resume\n")
+
+
+def test_a_second_process_is_refused(start: Start, gymsdk: Command, there: Path) -> None:
+    words = ("rollout", "sums", "--limit", 100, "-o", "out", "--concurrency", 1, "--set", "pause=0.05")
+    process = start(*words)
+    _playing(process, there / "out")
+    ended = gymsdk(*words, "--resume")
+    assert ended.err == "Error: another run is writing to out; wait for it or choose another --output\n"
+    assert ended.code == 2
+
+
+def test_how_to_go_on_is_the_same_command_with_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/gymsdk"])
+    named = again(["rollout", "sums", "--set", "a=b c", "-o", "out", "--overwrite"], Path("out"))
+    assert named == "gymsdk rollout sums --set 'a=b c' -o out --resume"
+    assert again(["rollout", "sums"], Path("a b")) == "gymsdk rollout sums --output 'a b' --resume"
+    assert again(["rollout", "sums", "-oout"], Path("out")) == "gymsdk rollout sums -oout --resume"
+
+
+def test_two_runs_in_one_second_get_a_folder_each(there: Path) -> None:
+    first = dated(["sums"])
+    first.mkdir(parents=True)
+    assert dated(["sums"]) != first
+
+
+def test_a_terminal_shows_a_live_bar(installed: object, there: Path) -> None:
+    assert callable(installed)
+    installed()
+    reader, writer = pty.openpty()
+    command = [sys.executable, "-m", "gymsdk", "rollout", "sums", "--limit", "30", "-o", "out"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(command, stderr=writer, stdout=subprocess.DEVNULL, env=environment)
+    os.close(writer)
+    shown = b""
+    try:
+        while chunk := os.read(reader, 65536):
+            shown += chunk
+    except OSError:  # what a terminal says when its other end has gone
+        pass
+    os.close(reader)
+    assert process.wait(timeout=30) == 0
+    assert b"30/30" in shown
+    assert b"reward 1.000" in shown
+    assert b"failed 0" in shown
+    assert b"\x1b[" in shown
+
+
+def test_elsewhere_there_are_no_control_characters(start: Start) -> None:
+    out, err = start("rollout", "sums", "--limit", 30, "-o", "out").communicate(timeout=60)
+    assert err == ""
+    assert "\x1b" not in out
+    assert "\r" not in out

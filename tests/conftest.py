@@ -1,0 +1,174 @@
+"""What the tests of the core share: policies that say what they are told, and environments made of source."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import pytest
+
+from gymsdk import Environment, Episode, Task, wire
+from gymsdk.models.scripted import Scripted
+
+Said: TypeAlias = str | list[tuple[str, Any]] | list[dict[str, Any]]
+"""One turn: a reply, the calls of tools (name and arguments), or output items as they are."""
+
+HEADER = """
+from __future__ import annotations
+import asyncio
+from typing import Annotated, Any, Literal
+from gymsdk import *
+"""
+
+
+def _items(said: Said, turn: int) -> list[dict[str, Any]]:
+    if isinstance(said, str):
+        return [wire.message(said, id=f"msg_{turn}")]
+    return [
+        each
+        if isinstance(each, dict)
+        else wire.function_call(each[0], each[1], f"call_{turn}_{number}", id=f"fc_{turn}_{number}")
+        for number, each in enumerate(said)
+    ]
+
+
+@pytest.fixture
+def policy() -> Callable[..., Scripted]:
+    """A policy that says its turns one after another, then the last one again; one policy for one episode."""
+
+    def make(*turns: Said) -> Scripted:
+        asked = 0
+
+        async def choose(request: dict[str, Any], episode: Episode | None) -> list[dict[str, Any]]:
+            nonlocal asked
+            asked += 1
+            return _items(turns[min(asked, len(turns)) - 1], asked)
+
+        return Scripted("told", choose)
+
+    return make
+
+
+@pytest.fixture
+def task() -> Task:
+    return Task.ask("What is 40 + 2?")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """A module made of source, importable under its name for as long as the test runs."""
+
+    def make(source: str, name: str = "made_here") -> ModuleType:
+        module = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(HEADER + source, f"{name}.py", "exec"), module.__dict__)
+        return module
+
+    return make
+
+
+@pytest.fixture
+def environment(made: Callable[..., ModuleType]) -> Callable[..., Environment]:
+    """An environment made of source, with its settings."""
+
+    def make(source: str, /, **settings: Any) -> Environment:
+        return Environment("made", made(source), settings)
+
+    return make
+
+
+@pytest.fixture
+def stuck() -> Iterator[threading.Event]:
+    """What code that hangs waits for: it is set when the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+SUMS = """
+import asyncio, random
+from pathlib import Path
+from typing import Literal
+from pydantic import SecretStr
+from gymsdk import Claims, Config, Message, Reset, State, Task, Verdict, hookimpl
+
+class Settings(Config):
+    digits: int = 3
+    pause: float = 0.0
+    breaks: list[int] = []
+    sulks: list[int] = []
+    notes: str = ""
+    hangs: bool = False
+    key: SecretStr = SecretStr("none")
+
+class Sum(Task):
+    answer: int
+
+class Memory(State):
+    notes: str = ""
+
+class Graded(Verdict):
+    extracted_answer: str | None = None
+    right: bool = False
+    junk: object = None
+
+@hookimpl
+def tasks(split: Literal["train", "test"], seed, config: Settings):
+    rng = random.Random(f"{split}:{seed}")
+    while True:
+        one, other = rng.randrange(10**config.digits), rng.randrange(100, 1000)
+        yield Sum.ask(f"What is {one} + {other}?", answer=one + other, number=one)
+
+@hookimpl
+async def reset(config: Settings):
+    return Reset(state=Memory(notes=config.notes))
+
+@hookimpl
+async def verify(task: Sum, transcript, config: Settings):
+    await asyncio.sleep(config.pause)
+    while config.hangs:
+        pass
+    if task.answer in config.breaks:
+        raise ValueError(f"cannot add to {task.answer}")
+    text = transcript.reply.strip()
+    junk = object() if task.answer in config.sulks else None
+    right = text == str(task.answer)
+    return Graded(reward=float(right), extracted_answer=text or None, right=right, junk=junk)
+
+@hookimpl
+async def close(state: Memory):
+    if state.notes:
+        with Path(state.notes).open("a") as file:
+            file.write("closed\\n")
+
+@hookimpl
+def solve(task: Sum):
+    return Message(content=str(task.answer))
+"""
+"""An environment for runs: additions, some of which break it, sulk (their verdict is no JSON), or hang."""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Installs an environment made of source (`SUMS`, if none is given), here and for the processes a test starts."""
+    site, modules = tmp_path / "site", set()
+
+    def install(name: str = "sums", source: str = SUMS, *, version: str = "1.0") -> Path:
+        module = f"env_{name.replace('.', '_')}"
+        modules.add(module)
+        about = site / f"{module}-{version}.dist-info"
+        about.mkdir(parents=True, exist_ok=True)
+        (site / f"{module}.py").write_text(source)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: {version}\nSummary: Made.\n")
+        (about / "entry_points.txt").write_text(f"[gymsdk.environments]\n{name} = {module}\n")
+        monkeypatch.syspath_prepend(site)
+        monkeypatch.setenv("PYTHONPATH", str(site))
+        return site
+
+    yield install
+    for module in modules:
+        sys.modules.pop(module, None)

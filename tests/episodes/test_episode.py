@@ -1,0 +1,199 @@
+"""The one loop: turns and their order, budgets, what a rollout keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from gymsdk import (
+    Environment,
+    Message,
+    Step,
+    Task,
+    hookimpl,
+    play,
+    wire,
+)
+from gymsdk.episode import Budget
+from gymsdk.turns import NOT_RUN
+
+from .told import Log, Notebook, Paying, Slow, notes, outputs
+
+
+async def test_an_episode_goes_from_reset_over_turns_to_a_verdict(notebook, policy, task):
+    model = policy(notes("a", "b"), notes("c"), "done")
+    rollout = await play(Environment("notebook", notebook), model, task, seed=3, repeat=1, id="7:1")
+    assert (rollout.outcome, rollout.reward, rollout.ended, rollout.turns) == ("scored", 3.0, "done", 3)
+    assert (rollout.id, rollout.seed, rollout.repeat, rollout.environment) == ("7:1", 3, 1, "notebook")
+    assert outputs(rollout) == ["noted a", "noted b", "noted c"]
+    assert rollout.row == task.row()
+    assert rollout.failure is None
+    assert notebook.closed == 1
+
+
+async def test_the_response_holds_every_item_of_the_episode_and_the_usage_summed(notebook, policy, task):
+    rollout = await play(Environment("notebook", notebook), policy(notes("a"), "done"), task)
+    kinds = [item["type"] for item in rollout.response["output"]]
+    assert kinds == ["function_call", "function_call_output", "message"]
+    assert rollout.usage["policy"].calls == 2
+    assert rollout.response["usage"]["total_tokens"] == rollout.usage["policy"].total_tokens > 0
+
+
+async def test_milliseconds_are_kept_per_stage_and_per_model_call(notebook, policy, task):
+    rollout = await play(Environment("notebook", notebook), policy(notes("a"), "done"), task)
+    assert list(rollout.timing.stages) == ["reset", "model", "step", "verify", "close"]
+    assert len(rollout.timing.model_calls) == 2
+    assert rollout.timing.total == pytest.approx(sum(rollout.timing.stages.values()), abs=0.01)
+
+
+async def test_the_policy_is_shown_the_history_the_tools_and_the_rows_own_parameters(notebook):
+    requests = []
+
+    class Keeps:
+        async def respond(self, request, *, episode=None):
+            requests.append(request)
+            return wire.response([wire.message("done")], model="keeps")
+
+    row = {"responses_create_params": {"input": "Hi", "temperature": 0.5, "top_p": None, "tool_choice": "auto"}}
+    await play(Environment("notebook", notebook), Keeps(), row, sampling={"temperature": 1.0, "max_output_tokens": 9})
+    [request] = requests
+    assert request.pop("tools")[0]["name"] == "note"
+    assert request == {
+        "input": [{"role": "user", "content": "Hi"}],
+        "temperature": 1.0,
+        "tool_choice": "auto",
+        "max_output_tokens": 9,
+    }
+
+
+async def test_messages_of_a_turns_steps_come_after_all_its_outputs(policy, task):
+    rollout = await play(Environment("paying", Paying()), policy(notes("a", "b"), "stop"), task)
+    said = [item.get("output") or item["content"] for item in rollout.response["output"][2:6]]
+    assert said == ["heard a", "heard b", "next after a", "next after b"]
+
+
+async def test_after_done_the_rest_of_a_turn_is_answered_not_run(policy, task):
+    plugin = Paying()
+    rollout = await play(Environment("paying", plugin), policy(notes("a", "stop", "b")), task)
+    assert outputs(rollout) == ["heard a", "heard stop", NOT_RUN]
+    assert (rollout.ended, rollout.reward) == ("done", 2.0 + 1.0)
+
+
+async def test_what_steps_pay_is_added_to_the_verdict_as_a_component(policy, task):
+    rollout = await play(Environment("paying", Paying()), policy("go", "stop"), task)
+    assert rollout.verdict.reward == 2.0
+    assert rollout.reward == 3.0
+    assert rollout.components == {"noted": 2.0, "steps": 1.0}
+
+
+async def test_a_verdict_without_components_is_one_beside_the_steps(policy, task):
+    class Paid:
+        @hookimpl
+        def step(self):
+            return Step(reward=0.25, done=True)
+
+    rollout = await play(Environment("paid", Paid()), policy("go"), task)
+    assert (rollout.reward, rollout.components) == (0.25, {"verdict": 0.0, "steps": 0.25})
+
+
+@pytest.mark.parametrize("output", [[], [wire.reasoning("hm")], [wire.message("")]])
+async def test_a_turn_with_neither_text_nor_call_ends_the_episode(notebook, policy, task, output):
+    rollout = await play(Environment("notebook", notebook), policy(output), task)
+    assert (rollout.outcome, rollout.ended, rollout.turns) == ("scored", "done", 1)
+
+
+async def test_the_turn_budget_ends_an_episode_that_is_judged_all_the_same(notebook, policy, task):
+    rollout = await play(Environment("notebook", notebook), policy(notes("a")), task, budget=Budget(turns=3))
+    assert (rollout.ended, rollout.reward, rollout.turns) == ("turns", 3.0, 3)
+
+
+async def test_the_tool_budget_ends_an_episode_and_answers_the_rest(notebook, policy, task):
+    rollout = await play(Environment("notebook", notebook), policy(notes("a", "b")), task, budget=Budget(tools=3))
+    assert (rollout.ended, rollout.reward, rollout.turns) == ("tools", 3.0, 2)
+    assert outputs(rollout) == ["noted a", "noted b", "noted a", NOT_RUN]
+
+
+async def test_a_tool_budget_of_none_runs_no_tool(notebook, policy, task):
+    rollout = await play(Environment("notebook", notebook), policy(notes("a")), task, budget=Budget(tools=0))
+    assert (rollout.ended, rollout.reward) == ("tools", 0.0)
+
+
+@pytest.mark.parametrize("wrong", [{"turns": 0}, {"tools": -1}, {"seconds": 0}, {"steps": 3}])
+def test_a_budget_that_makes_no_sense_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        Budget(**wrong)
+
+
+async def test_a_model_past_the_deadline_ends_an_episode_that_is_judged_all_the_same(notebook, task):
+    model = Slow(wire.response([wire.function_call("note", {"what": "a"}, "c")], model="slow"))
+    rollout = await play(Environment("notebook", notebook), model, task, budget=Budget(seconds=0.2))
+    assert (rollout.outcome, rollout.ended, rollout.reward) == ("scored", "deadline", 1.0)
+
+
+async def test_an_episode_that_never_got_an_answer_is_judged_on_nothing(notebook, task):
+    rollout = await play(Environment("notebook", notebook), Slow(None), task, budget=Budget(seconds=0.05))
+    assert (rollout.ended, rollout.reward, rollout.turns) == ("deadline", 0.0, 0)
+    assert rollout.response["output"] == []
+
+
+async def test_a_deadline_that_passed_in_a_step_is_found_before_the_next_turn(policy, task):
+    class Late(Notebook):
+        @hookimpl
+        async def step(self):
+            await asyncio.sleep(0.19)
+            return Step(messages=["again"])
+
+    rollout = await play(Environment("late", Late()), policy("a"), task, budget=Budget(seconds=0.2, turns=9))
+    assert rollout.turns <= 2
+    assert rollout.ended == "deadline" or rollout.failure.kind == "hook_timeout"
+
+
+async def test_a_response_that_ran_out_of_tokens_is_not_played_but_judged(notebook, policy, task):
+    class CutOff:
+        async def respond(self, request, *, episode=None):
+            output = [wire.function_call("note", '{"what": "a', "c")]
+            return wire.response(output, model="cut", status="incomplete", reason="max_output_tokens")
+
+    rollout = await play(Environment("notebook", notebook), CutOff(), task)
+    assert (rollout.outcome, rollout.ended, rollout.reward) == ("scored", "tokens", 0.0)
+    assert [item["type"] for item in rollout.response["output"]] == ["function_call"]
+
+
+async def test_tools_see_what_they_ask_for_of_the_episode(policy, task):
+    async def look(state: Log, task: Task, config, shared, where: str = "up"):
+        return {"state": state, "asked": task.input[0]["content"], "config": config, "shared": shared, "where": where}
+
+    class Looks(Notebook):
+        @hookimpl
+        def tools(self):
+            return [look]
+
+    rollout = await play(Environment("looks", Looks()), policy([("look", {"where": None})], "done"), task)
+    assert json.loads(outputs(rollout)[0]) == {
+        "state": {"done": []},
+        "asked": "What is 40 + 2?",
+        "config": {},
+        "shared": None,
+        "where": "up",
+    }
+
+
+async def test_repeats_share_nothing_but_the_row(notebook, policy, task):
+    environment = Environment("notebook", notebook)
+    plays = (play(environment, policy(notes("a"), "done"), task, repeat=repeat) for repeat in range(20))
+    assert {rollout.reward for rollout in await asyncio.gather(*plays)} == {1.0}
+    assert task == Task.ask("What is 40 + 2?")
+
+
+async def test_a_reply_goes_on_for_as_long_as_the_environment_answers_it(policy, task):
+    class Thrice(Notebook):
+        @hookimpl
+        def step(self, state, action: Message):
+            state.done.append(action.text)
+            return Step(messages=["again"], done=len(state.done) == 3)
+
+    rollout = await play(Environment("thrice", Thrice()), policy("a", "b", "c", "d"), task)
+    assert (rollout.turns, rollout.reward, rollout.ended) == (3, 3.0, "done")

@@ -1,0 +1,189 @@
+"""The three ways an episode ends: scored, unscorable or failed, never mixed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gymsdk import (
+    BudgetSpent,
+    Environment,
+    Failed,
+    Reset,
+    Unscorable,
+    UsageError,
+    Verdict,
+    WorkerLost,
+    hookimpl,
+    play,
+    wire,
+)
+from gymsdk.errors import BadRow
+
+from .told import Log, Notebook, Slow
+
+
+class Answers:
+    """A model whose answer is as told."""
+
+    def __init__(self, answer) -> None:
+        self.answer = answer
+
+    async def respond(self, request, *, episode=None):
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (ValueError("no"), "model_raised", "the model raised ValueError: no"),
+        (TimeoutError("slow"), "model_timeout", "the model raised TimeoutError: slow"),
+        (Failed("no server", kind="model_unreachable", retryable=True), "model_unreachable", "no server"),
+        ("text", "model_bad_answer", "the model's answer is no Response object"),
+        (None, "model_bad_answer", "the model's answer is no Response object"),
+        ({"output": None}, "model_bad_answer", "the model's answer is no Response object"),
+        ({"output": ["text"]}, "model_bad_answer", "the model's answer is no Response object"),
+        ({"output": [{"type": ["message"]}]}, "model_bad_answer", "the model's answer is no Response object"),
+        ({"output": [wire.message("a") | {"content": [5]}]}, "model_bad_answer", "the model's answer is no Response"),
+        ({"output": [wire.message("a") | {"content": 5}]}, "model_bad_answer", "the model's answer is no Response"),
+        ({"output": [], "status": "failed", "error": "overload"}, "model_error", "the model failed: overload"),
+        (
+            {"output": [], "error": {"code": "server_error"}},
+            "model_error",
+            "the model failed: {'code': 'server_error'}",
+        ),
+    ],
+)
+async def test_a_model_that_breaks_fails_its_episode(notebook, task, answer, kind, message):
+    rollout = await play(Environment("notebook", notebook), Answers(answer), task)
+    assert (rollout.outcome, rollout.reward, rollout.verdict) == ("failed", None, None)
+    assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == ("model", kind, True)
+    assert rollout.failure.message.startswith(message)
+    assert notebook.closed == 1
+
+
+@pytest.mark.parametrize("usage", [None, "many", {"input_tokens": 1.5}, {"input_tokens": "1", "output_tokens": None}])
+async def test_usage_that_cannot_be_read_fails_nothing(notebook, task, usage):
+    model = Answers({"output": [wire.message("done")], "usage": usage})
+    assert (await play(Environment("notebook", notebook), model, task)).outcome == "scored"
+
+
+class Breaks(Notebook):
+    """An environment one hook of which fails as told."""
+
+    def __init__(self, hook, error) -> None:
+        super().__init__()
+        self.hook, self.error = hook, error
+
+    def fail_in(self, hook):
+        if hook == self.hook:
+            raise self.error
+
+    @hookimpl
+    def reset(self):
+        self.fail_in("reset")
+        return Reset(state=Log())
+
+    @hookimpl
+    async def step(self):
+        self.fail_in("step")
+
+    @hookimpl
+    def verify(self):
+        self.fail_in("verify")
+        return Verdict(reward=1.0)
+
+    @hookimpl
+    async def close(self):
+        self.closed += 1
+        self.fail_in("close")
+
+
+@pytest.mark.parametrize("hook", ["reset", "step", "verify"])
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), ExceptionGroup("two", [ValueError("no")])])
+async def test_a_hook_that_raises_fails_its_episode_and_is_closed(policy, task, hook, error):
+    plugin = Breaks(hook, error)
+    rollout = await play(Environment("breaks", plugin), policy("done"), task)
+    assert (rollout.outcome, rollout.reward) == ("failed", None)
+    assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == (hook, "hook_raised", True)
+    told = "RuntimeError: it ended with SystemExit(3)" if isinstance(error, SystemExit) else "ValueError: no"
+    assert rollout.failure.message == f"hook '{hook}' of environment 'breaks' raised {told}"
+    assert plugin.closed == (hook != "reset")
+
+
+@pytest.mark.parametrize("hook", ["reset", "step", "verify"])
+async def test_a_failure_with_a_word_of_the_authors_own_keeps_it(policy, task, hook):
+    rollout = await play(Environment("breaks", Breaks(hook, Failed("no sandbox", kind="sandbox"))), policy("a"), task)
+    assert (rollout.outcome, rollout.failure.stage, rollout.failure.kind) == ("failed", hook, "sandbox")
+    assert rollout.failure.message == "no sandbox"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "kind"),
+    [
+        (Unscorable("unreadable"), "unscorable", "unscorable"),
+        (Failed("down", kind="model_unreachable"), "unscorable", "judge_failed"),
+        (ExceptionGroup("", [Failed("down", kind="model_timeout")]), "unscorable", "judge_failed"),
+        (WorkerLost("killed", kind="worker_killed"), "unscorable", "worker_killed"),
+        (ExceptionGroup("", [Unscorable("unreadable")]), "unscorable", "unscorable"),
+    ],
+)
+async def test_what_leaves_a_verdict_open_is_unscorable(policy, task, error, outcome, kind):
+    rollout = await play(Environment("breaks", Breaks("verify", error)), policy("done"), task)
+    assert (rollout.outcome, rollout.reward, rollout.failure.kind) == (outcome, None, kind)
+    assert rollout.failure.stage == "verify"
+
+
+@pytest.mark.parametrize("hook", ["reset", "step"])
+@pytest.mark.parametrize("error", [Unscorable("unreadable"), BudgetSpent("too much", kind="cpu_spent")])
+async def test_nothing_is_unscorable_before_it_is_judged(policy, task, hook, error):
+    rollout = await play(Environment("breaks", Breaks(hook, error)), policy("done"), task)
+    assert (rollout.outcome, rollout.failure.stage, rollout.failure.kind) == ("failed", hook, error.kind)
+
+
+async def test_a_grader_that_spent_its_budget_gives_nothing_and_says_so(policy, task):
+    plugin = Breaks("verify", BudgetSpent("too much", kind="cpu_spent"))
+    rollout = await play(Environment("breaks", plugin), policy("done"), task)
+    assert (rollout.outcome, rollout.reward, rollout.verdict.grader_timeout) == ("scored", 0.0, True)
+
+
+async def test_a_close_that_fails_does_not_change_the_verdict(policy, task, caplog):
+    plugin = Breaks("close", ValueError("no"))
+    rollout = await play(Environment("breaks", plugin), policy("done"), task, id="7:1")
+    assert (rollout.outcome, rollout.reward, plugin.closed) == ("scored", 1.0, 1)
+    assert "episode 7:1: hook 'close' of environment 'breaks' raised ValueError: no" in caplog.text
+
+
+async def test_a_cancelled_episode_is_closed_and_stays_cancelled(notebook, task):
+    playing = asyncio.ensure_future(play(Environment("notebook", notebook), Slow(None), task))
+    await asyncio.sleep(0.05)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert notebook.closed == 1
+
+
+async def test_a_row_that_does_not_fit_is_raised_since_it_is_no_episode(notebook, policy):
+    with pytest.raises(BadRow, match="responses_create_params: Field required"):
+        await play(Environment("notebook", notebook), policy("done"), {"question": "?"})
+    assert issubclass(BadRow, UsageError)
+    assert notebook.closed == 0
+
+
+async def test_a_tool_that_raises_fails_the_episode_and_is_named(policy, task):
+    def dig(where: str):
+        raise KeyError(where)
+
+    class Digs(Notebook):
+        @hookimpl
+        def tools(self):
+            return [dig]
+
+    plugin = Digs()
+    rollout = await play(Environment("digs", plugin), policy([("dig", {"where": "here"})]), task)
+    assert rollout.failure.message == "tool 'dig' of environment 'digs' raised KeyError: 'here'"
+    assert (rollout.failure.stage, rollout.failure.kind, plugin.closed) == ("step", "tool_raised", 1)
+    assert [item["type"] for item in rollout.response["output"]] == ["function_call"]

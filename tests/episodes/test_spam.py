@@ -1,0 +1,94 @@
+"""Calls that are wrong, in every way a policy can think of: they are answered, never raised."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from gymsdk import (
+    Environment,
+    hookimpl,
+    play,
+    wire,
+)
+from gymsdk.episode import Budget
+from gymsdk.models.scripted import build
+
+from .told import Log, Notebook, note, notes, outputs
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (("nope", {}), "There is no tool named 'nope'."),
+        (("note", "{what"), "Invalid tool call arguments: "),
+        (("note", "[]"), "Invalid tool call arguments: note takes a JSON object"),
+        (("note", {}), "Invalid tool call arguments for note: what: Field required"),
+        (("note", {"what": 5}), "Invalid tool call arguments for note: what: Input should be a valid string"),
+        (("note", {"what": "a", "state": 1}), "Invalid tool call arguments for note: state: Extra inputs"),
+    ],
+)
+async def test_a_wrong_call_is_answered_not_raised(notebook, policy, task, call, message):
+    rollout = await play(Environment("notebook", notebook), policy([call], notes("a"), "done"), task)
+    assert json.loads(outputs(rollout)[0])["error"].startswith(message)
+    assert (rollout.outcome, rollout.reward) == ("scored", 1.0)
+
+
+def odd(
+    state: Log,
+    nested: list[dict[str, list[int]]],
+    either: int | str | None,
+    tags: set[str],
+    pair: tuple[int, float] = (1, 2),
+) -> str:
+    return "ok"
+
+
+class Spam:
+    """A policy that calls whatever it can think of with whatever it can think of, and sometimes says something."""
+
+    NAMES = ("note", "odd", "", "nope", "__class__", "\ud800", "note ")
+    VALUES = (None, 0, -1, 10**30, 1.5, "", "\ud800", "x" * 999, [], [[]], {}, {"a": [1]}, True)
+    TEXTS = ("", "{", "[1]", "null", '"a"', "NaN", '{"what": NaN}', "[" * 5000, "\ud800", '{"what": 1e999}')
+
+    def __init__(self, seed) -> None:
+        self.rng = random.Random(seed)
+
+    def arguments(self):
+        if self.rng.random() < 0.3:
+            return self.rng.choice(self.TEXTS)
+        keys = self.rng.sample(["what", "nested", "either", "tags", "pair", "state", "odd key"], self.rng.randint(0, 6))
+        return json.dumps({key: self.rng.choice(self.VALUES) for key in keys})
+
+    async def respond(self, request, *, episode=None):
+        calls = [
+            wire.function_call(self.rng.choice(self.NAMES), self.arguments(), self.rng.choice(["", "a", f"{self.rng}"]))
+            for _ in range(self.rng.randint(1, 6))
+        ]
+        return wire.response([wire.message("hm"), *calls], model="spam")
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_policy_that_spams_tools_never_breaks_the_host(task, seed):
+    class Odd(Notebook):
+        @hookimpl
+        def tools(self):
+            return [note, odd]
+
+    rollout = await play(Environment("odd", Odd()), Spam(seed), task, budget=Budget(turns=9, tools=40))
+    assert rollout.outcome == "scored"
+    assert rollout.ended in {"turns", "tools"}
+    assert rollout.model_dump(mode="json")["response"]["output"]
+
+
+async def test_a_row_with_odd_tools_breaks_nothing(notebook):
+    tools = [
+        {"type": "function", "name": "note", "parameters": parameters}
+        for parameters in (None, {}, {"type": "object", "properties": None}, {"anyOf": []}, {"enum": []}, {"type": []})
+    ]
+    row = {"responses_create_params": {"input": "?", "tools": [*tools, {"type": "web_search"}, {"name": 5}]}}
+    for seed in range(20):
+        rollout = await play(Environment("notebook", notebook), build("random"), row, seed=seed)
+        assert rollout.outcome == "scored"

@@ -1,0 +1,78 @@
+"""An environment that pays what is noted, one whose steps pay, and what tests say to them and read of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import Field
+
+from gymsdk import (
+    Reset,
+    State,
+    Step,
+    ToolCall,
+    Verdict,
+    hookimpl,
+)
+
+
+class Log(State):
+    done: list[str] = Field(default_factory=list)
+
+
+def note(state: Log, what: str) -> str:
+    state.done.append(what)
+    return f"noted {what}"
+
+
+class Notebook:
+    """An environment that pays what is noted, and nothing for anything else."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    @hookimpl
+    def reset(self):
+        return Reset(state=Log())
+
+    @hookimpl
+    def tools(self):
+        return [note]
+
+    @hookimpl
+    def verify(self, state: Log, transcript):
+        return Verdict(reward=float(len(state.done)), components={"noted": float(len(state.done))})
+
+    @hookimpl
+    def close(self):
+        self.closed += 1
+
+
+class Paying(Notebook):
+    """An environment whose steps pay and talk, and end the episode when told."""
+
+    @hookimpl
+    def step(self, state, action):
+        said = action.parsed()["what"] if isinstance(action, ToolCall) else action.text
+        state.done.append(said)
+        output = f"heard {said}" if isinstance(action, ToolCall) else None
+        return Step(output=output, messages=[f"next after {said}"], reward=0.5, done=said == "stop")
+
+
+def notes(*what):
+    return [("note", {"what": each}) for each in what]
+
+
+def outputs(rollout):
+    return [item["output"] for item in rollout.response["output"] if item["type"] == "function_call_output"]
+
+
+class Slow:
+    """A model that answers its first request, and never the second."""
+
+    def __init__(self, first) -> None:
+        self.first = first
+
+    async def respond(self, request, *, episode=None):
+        first, self.first = self.first, None
+        return first or await asyncio.Event().wait()

@@ -1,0 +1,22 @@
+"""The environment that keeps what its hooks are given."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymsdk import (
+    Environment,
+)
+
+from .told import Recorder
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+async def recorded(recorder):
+    async with Environment("recorded", recorder, {"level": 3}) as environment:
+        yield environment

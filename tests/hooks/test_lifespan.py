@@ -1,0 +1,92 @@
+"""What `lifespan` is given, what it may answer, what becomes of an answer that is wrong."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gymsdk import (
+    BrokenEnvironment,
+    Environment,
+    UsageError,
+    hookimpl,
+)
+
+from .told import Judge, Question
+
+
+async def test_lifespan_begins_and_ends_once_whatever_is_played(task):
+    told: list[str] = []
+
+    class Lives(Judge):
+        @hookimpl
+        @asynccontextmanager
+        async def lifespan(self):
+            told.append("begin")
+            yield told
+            told.append("end")
+
+        @hookimpl
+        def reset(self, shared):
+            shared.append("reset")
+
+    async with Environment("lives", Lives()) as environment:
+        await environment.reset(task)
+        await environment.reset(task)
+    assert told == ["begin", "reset", "reset", "end"]
+
+
+async def test_lifespan_that_has_not_begun_is_the_users_mistake(recorder):
+    environment = Environment("recorded", recorder)
+    message = "environment 'recorded' has a lifespan; play it inside `async with environment:`"
+    with pytest.raises(UsageError, match=message):
+        await environment.reset(Question.ask("?"))
+
+
+async def test_lifespan_may_be_left_out(task):
+    async with Environment("judge", Judge()) as environment:
+        assert (await environment.reset(task)).task == task
+
+
+class Lifespan(Judge):
+    def __init__(self, context) -> None:
+        self.context = context
+
+    @hookimpl
+    def lifespan(self):
+        return self.context()
+
+
+@asynccontextmanager
+async def fails_to_begin():
+    raise ConnectionError("no index")
+    yield
+
+
+@asynccontextmanager
+async def fails_to_end():
+    yield "index"
+    raise ConnectionError("no index")
+
+
+@pytest.mark.parametrize(
+    ("context", "message"),
+    [(fails_to_begin, "ConnectionError: no index"), (object, "TypeError: .*context manager"), (lambda: 1 / 0, "Zero")],
+)
+async def test_lifespan_that_cannot_begin_breaks_the_environment(context, message):
+    with pytest.raises(BrokenEnvironment, match=f"environment 'lives': hook 'lifespan' raised {message}"):
+        await Environment("lives", Lifespan(context)).__aenter__()
+
+
+async def test_lifespan_that_ends_badly_is_told_and_changes_nothing(caplog, task):
+    caplog.set_level(logging.WARNING)
+    async with Environment("lives", Lifespan(fails_to_end)) as environment:
+        await environment.reset(task)
+    assert "environment 'lives': hook 'lifespan' did not end well: ConnectionError('no index')" in caplog.text
+
+
+async def test_lifespan_may_answer_that_there_is_none(task):
+    async with Environment("lives", Lifespan(lambda: None)) as environment:
+        assert (await environment.reset(task)).task == task

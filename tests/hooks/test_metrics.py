@@ -1,0 +1,57 @@
+"""What `metrics` is given, what it may answer, what becomes of an answer that is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymsdk import (
+    Environment,
+    Failed,
+    Rollout,
+    hookimpl,
+)
+
+from .told import Judge
+
+
+class Figures(Judge):
+    """An environment whose figures are as told."""
+
+    def __init__(self, *answers) -> None:
+        self.answers = answers
+
+    @hookimpl
+    def metrics(self, rollouts):
+        return self.answers[0]
+
+    @hookimpl(specname="metrics")
+    async def more(self, rollouts):
+        return self.answers[-1]
+
+
+async def test_metrics_of_several_answers_add_up():
+    environment = Environment("figures", Figures({"a": 1}, {"b": 0.5}))
+    assert await environment.metrics([]) == {"a": 1.0, "b": 0.5}
+    assert await Environment("figures", Figures(None)).metrics([]) == {}
+
+
+async def test_metrics_are_given_the_rollouts():
+    class Counts(Judge):
+        @hookimpl
+        def metrics(self, rollouts):
+            return {"total": sum(each.reward for each in rollouts)}
+
+    rollout = Rollout(id="1", environment="counts", row={}, seed=0, outcome="scored", reward=2.0)
+    assert await Environment("counts", Counts()).metrics([rollout, rollout]) == {"total": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (5, "hook 'metrics' answered int, not dict"),
+        ({"best": "math"}, "hook 'metrics' answered 'math' for 'best', which is no number"),
+    ],
+)
+async def test_metrics_must_be_numbers(answer, message):
+    with pytest.raises(Failed, match=message):
+        await Environment("figures", Figures(answer)).metrics([])

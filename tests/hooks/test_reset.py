@@ -1,0 +1,115 @@
+"""What `reset` is given, what it may answer, what becomes of an answer that is wrong."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from gymsdk import (
+    Environment,
+    Failed,
+    Message,
+    Reset,
+    State,
+    Task,
+    hookimpl,
+)
+from gymsdk.errors import BadRow
+
+from .told import Count, Judge, Question, Settings, Tooled
+
+
+async def test_reset_is_given_the_task_the_seed_the_config_and_what_is_shared(recorded, recorder):
+    episode = await recorded.reset({"responses_create_params": {"input": "?"}, "answer": 7}, seed=5)
+    assert recorder.given["reset"] == {
+        "task": Question.ask("?", answer=7).model_copy(update={"responses_create_params": {"input": "?"}}),
+        "seed": 5,
+        "config": Settings(level=3),
+        "shared": "index 3",
+    }
+    assert episode.state == Count()
+
+
+async def test_reset_adds_its_messages_to_the_rows_own_prompt(task):
+    class Opens(Judge):
+        @hookimpl
+        def reset(self):
+            return Reset(messages=["Think.", Message(role="system", content="Be brief.")])
+
+    episode = await Environment("opens", Opens()).reset(task)
+    assert episode.transcript.opening == [
+        *task.input,
+        {"type": "message", "role": "user", "content": "Think."},
+        {"type": "message", "role": "system", "content": "Be brief."},
+    ]
+
+
+async def test_reset_gives_a_state_that_is_copied(task):
+    shared_by_mistake = Count()
+
+    class Shares(Judge):
+        @hookimpl
+        def reset(self):
+            return Reset(state=shared_by_mistake)
+
+    environment = Environment("shares", Shares())
+    one, other = await environment.reset(task), await environment.reset(task)
+    one.state.seen.append("x")
+    assert other.state == shared_by_mistake == Count()
+
+
+async def test_reset_may_not_keep_a_handle_in_the_state(task):
+    class Locked(State):
+        lock: Any
+
+    class Locks(Judge):
+        @hookimpl
+        def reset(self):
+            return Reset(state=Locked(lock=threading.Lock()))
+
+    with pytest.raises(Failed, match=r"the state `reset` gave cannot be copied .*; keep handles in `shared`") as caught:
+        await Environment("locks", Locks()).reset(task)
+    assert (caught.value.stage, caught.value.kind) == ("reset", "bad_answer")
+
+
+@pytest.mark.parametrize(
+    ("row", "offered", "names"),
+    [
+        ({}, None, ["go", "stop"]),
+        ({"tools": []}, None, ["go", "stop"]),
+        ({"tools": None}, ["stop"], ["stop"]),
+        ({}, [], []),
+        ({"tools": [{"type": "function", "name": "other"}, {"type": "web_search"}]}, ["stop"], ["other"]),
+    ],
+)
+async def test_reset_offers_the_rows_tools_or_else_its_own_or_else_all(row, offered, names):
+    task = Task(responses_create_params={"input": "?", **row})
+    episode = await Environment("tooled", Tooled(offered)).reset(task)
+    assert [tool["name"] for tool in episode.tools] == names
+
+
+async def test_reset_may_not_offer_a_tool_that_is_not_there(task):
+    with pytest.raises(Failed, match="hook 'reset' offers tools the environment does not have: fly"):
+        await Environment("tooled", Tooled(["go", "fly"])).reset(task)
+
+
+async def test_reset_refuses_a_row_that_does_not_fit(recorded):
+    with pytest.raises(BadRow, match="the row does not fit environment 'recorded': answer: Input should be a valid in"):
+        await recorded.reset({"responses_create_params": {"input": "?"}, "answer": "many"})
+
+
+async def test_a_schema_that_raises_is_a_row_that_does_not_fit(environment):
+    odd = environment("""
+from pydantic import field_validator
+class Odd(Task):
+    key: str = ""
+    @field_validator("key")
+    @classmethod
+    def look_up(cls, value): return {}[value]
+@hookimpl
+def verify(task: Odd): ...
+""")
+    with pytest.raises(BadRow, match="environment 'made': its schema raised KeyError: 'x'"):
+        odd.read({"responses_create_params": {"input": "?"}, "key": "x"})

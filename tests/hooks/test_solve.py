@@ -1,0 +1,55 @@
+"""What `solve` is given, what it may answer, what becomes of an answer that is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymsdk import (
+    Environment,
+    Failed,
+    Message,
+    ToolCall,
+    hookimpl,
+)
+
+from .told import Judge
+
+
+class Solves(Judge):
+    """An environment that solves as it is told."""
+
+    def __init__(self, answer) -> None:
+        self.answer = answer
+
+    @hookimpl
+    async def solve(self, task, state, transcript):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "acts"),
+    [
+        (None, None),
+        (Message(content="42"), [Message(content="42")]),
+        ([ToolCall(name="go")], [ToolCall(name="go")]),
+        ((ToolCall(name="go"), ToolCall(name="stop")), [ToolCall(name="go"), ToolCall(name="stop")]),
+    ],
+)
+async def test_solve_gives_one_perfect_turn(task, answer, acts):
+    environment = Environment("solves", Solves(answer))
+    assert await environment.solve(await environment.reset(task)) == acts
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (ToolCall(name="go"), "hook 'solve' answered ToolCall, not Message or list"),
+        (5, "hook 'solve' answered int, not Message or list"),
+        (["go"], "hook 'solve' answered str, not ToolCall"),
+    ],
+)
+async def test_solve_must_answer_with_actions(task, answer, message):
+    environment = Environment("solves", Solves(answer))
+    with pytest.raises(Failed, match=message) as caught:
+        await environment.solve(await environment.reset(task))
+    assert caught.value.stage == "solve"

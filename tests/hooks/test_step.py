@@ -1,0 +1,71 @@
+"""What `step` is given, what it may answer, what becomes of an answer that is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymsdk import (
+    Environment,
+    Failed,
+    Message,
+    Step,
+    ToolCall,
+    hookimpl,
+)
+
+from .told import Count, Judge, Question, Tooled
+
+
+async def test_step_is_given_the_action_and_changes_the_state_in_place(recorded, recorder):
+    episode = await recorded.reset(Question.ask("?"))
+    action = Message(role="assistant", content="42")
+    assert await recorded.step(episode, action) == Step(done=True)
+    assert recorder.given["step"] == {"task": episode.task, "action": action, "shared": "index 3", "said": 0}
+    assert episode.state == Count(steps=1)
+
+
+async def test_step_is_not_asked_for_a_tool_that_is_not_on_offer(recorded, recorder):
+    episode = await recorded.reset(Question.ask("?"))
+    step = await recorded.step(episode, ToolCall(name="go"))
+    assert step == Step(output='{"error": "There is no tool named \'go\'. Tools on offer: none."}')
+    assert "step" not in recorder.given
+
+
+async def test_step_may_handle_replies_and_leave_tools_to_the_floor(task):
+    class Half(Tooled):
+        @hookimpl
+        def step(self, action):
+            return Step(messages=["again"]) if isinstance(action, Message) else None
+
+    environment = Environment("half", Half())
+    episode = await environment.reset(task)
+    assert (await environment.step(episode, Message(content="42"))).messages[0].text == "again"
+    assert (await environment.step(episode, ToolCall(name="stop"))).output == "null"
+
+
+class Steps(Judge):
+    """An environment that steps as it is told."""
+
+    def __init__(self, answer) -> None:
+        self.answer = answer
+
+    @hookimpl
+    def step(self):
+        return self.answer() if callable(self.answer) else self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("done", "hook 'step' answered str, not Step"),
+        (True, "hook 'step' answered bool, not Step"),
+        (Step(reward=float("nan")), "hook 'step' paid nan, which is no finite reward"),
+        (Step(output="ok"), "hook 'step' answered a reply with an output; answer it with messages"),
+    ],
+)
+async def test_step_must_answer_with_a_step(task, answer, message):
+    environment = Environment("steps", Steps(answer))
+    episode = await environment.reset(task)
+    with pytest.raises(Failed, match=message) as caught:
+        await environment.step(episode, Message(content="42"))
+    assert (caught.value.stage, caught.value.kind) == ("step", "bad_answer")

@@ -1,0 +1,76 @@
+"""What `tasks` is given, what it may answer, what becomes of an answer that is wrong."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from gymsdk import (
+    BrokenEnvironment,
+    Environment,
+    Task,
+    hookimpl,
+)
+from gymsdk.errors import BadRow, UnknownSplit
+
+from .told import Judge, Settings
+
+
+class Rows(Judge):
+    """An environment whose tasks are as told."""
+
+    def __init__(self, answer) -> None:
+        self.answer = answer
+
+    @hookimpl
+    def tasks(self, split: Literal["train", "test"], seed, config: Settings):
+        return self.answer(split, seed, config)
+
+
+def test_tasks_are_given_the_split_the_seed_and_the_config():
+    environment = Environment("rows", Rows(lambda *given: [Task.ask(str(given))]), {"level": 2})
+    assert environment.splits == ("train", "test")
+    [task] = environment.tasks("test", seed=5)
+    assert task.input[0]["content"] == "('test', 5, Settings(level=2))"
+
+
+def test_tasks_may_have_no_end():
+    def endless(split, seed, config):
+        while True:
+            yield {"responses_create_params": {"input": "?"}}
+
+    assert next(Environment("rows", Rows(endless)).tasks("train")).input == [{"role": "user", "content": "?"}]
+
+
+def test_tasks_of_an_unknown_split_name_the_known():
+    with pytest.raises(UnknownSplit) as caught:
+        Environment("rows", Rows(lambda *_: [])).tasks("tarin")
+    assert str(caught.value) == (
+        "environment 'rows' has no split 'tarin'; did you mean 'train'?; its splits: train, test"
+    )
+
+
+def test_tasks_that_do_not_fit_are_refused():
+    with pytest.raises(
+        BadRow, match="the row does not fit environment 'rows': responses_create_params: Field required"
+    ):
+        list(Environment("rows", Rows(lambda *_: [{"answer": 1}])).tasks("train"))
+
+
+def breaks(*_):
+    yield Task.ask("?")
+    raise KeyError("gone")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (breaks, "KeyError: 'gone'"),
+        (lambda *_: 5, "TypeError: 'int' object is not iterable"),
+        (lambda *_: 1 / 0, "Zero"),
+    ],
+)
+def test_tasks_that_break_are_named(answer, message):
+    with pytest.raises(BrokenEnvironment, match=f"environment 'rows': hook 'tasks' raised {message}"):
+        list(Environment("rows", Rows(answer)).tasks("train"))

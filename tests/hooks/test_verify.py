@@ -1,0 +1,99 @@
+"""What `verify` is given, what it may answer, what becomes of an answer that is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymsdk import (
+    BudgetSpent,
+    Environment,
+    Failed,
+    Unscorable,
+    Verdict,
+    WorkerLost,
+    hookimpl,
+    wire,
+)
+
+from .told import Question, Settings
+
+SAID = wire.message("42")
+
+
+async def test_verify_is_given_the_state_and_the_transcript(recorded, recorder):
+    episode = await recorded.reset(Question.ask("?"))
+    episode.transcript.items.append(SAID)
+    assert await recorded.verify(episode) == Verdict(reward=1.0)
+    assert recorder.given["verify"] == {"state": episode.state, "reply": "42", "config": Settings(level=3)}
+
+
+class Verifies:
+    """An environment that judges as it is told, one answer after another."""
+
+    def __init__(self, *answers) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    @hookimpl
+    def verify(self):
+        self.asked += 1
+        answer = self.answers[min(self.asked, len(self.answers)) - 1]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+async def judged(plugin, task):
+    environment = Environment("verifies", plugin)
+    return await environment.verify(await environment.reset(task))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "hook 'verify' answered NoneType, not Verdict"),
+        (1.0, "hook 'verify' answered float, not Verdict"),
+        (Verdict(reward=1.0, components={"a": 0.5}), "the verdict's components sum to 0.5, its reward is 1"),
+        (Verdict(reward=1.0, components={"a": float("nan")}), "the verdict's components sum to nan, its reward is 1"),
+        (
+            Verdict(reward=1.0, components={"steps": 1.0}),
+            "the component 'steps' is what the steps paid; name the verdict's otherwise",
+        ),
+    ],
+)
+async def test_verify_must_answer_with_a_verdict_that_adds_up(task, answer, message):
+    with pytest.raises(Failed, match=message) as caught:
+        await judged(Verifies(answer), task)
+    assert (caught.value.stage, caught.value.kind) == ("verify", "bad_answer")
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
+async def test_verify_with_a_reward_that_is_not_finite_is_unscorable(task, reward):
+    with pytest.raises(Unscorable, match=f"the verdict's reward is {reward}") as caught:
+        await judged(Verifies(Verdict(reward=reward)), task)
+    assert (caught.value.stage, caught.value.kind) == ("verify", "not_finite")
+
+
+async def test_verify_may_say_that_it_could_not_decide(task):
+    with pytest.raises(Unscorable, match="no gold") as caught:
+        await judged(Verifies(Unscorable("no gold", kind="gold_unreadable")), task)
+    assert (caught.value.stage, caught.value.kind) == ("verify", "gold_unreadable")
+
+
+async def test_verify_that_spends_its_budget_on_an_answer_gives_nothing_and_says_so(task):
+    spent = BudgetSpent("too much", kind="cpu_spent")
+    assert await judged(Verifies(spent), task) == Verdict(reward=0.0, grader_timeout=True)
+
+
+async def test_verify_that_lost_its_worker_is_asked_once_more(task):
+    lost = WorkerLost("killed", kind="worker_killed", retryable=True)
+    assert await judged(Verifies(lost, Verdict(reward=1.0)), task) == Verdict(reward=1.0)
+    spent = BudgetSpent("too much", kind="cpu_spent")
+    assert await judged(Verifies(lost, spent), task) == Verdict(reward=0.0, grader_timeout=True)
+
+
+async def test_verify_that_loses_its_worker_again_is_unscorable(task):
+    plugin = Verifies(WorkerLost("killed", kind="worker_killed", retryable=True))
+    with pytest.raises(Unscorable, match="killed") as caught:
+        await judged(plugin, task)
+    assert (caught.value.kind, caught.value.retryable, plugin.asked) == ("worker_killed", True, 2)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gymsdk import Failed, usage, wire
+from gymsdk.models.metered import Metered
+from gymsdk.models.scripted import build
+
+
+class Slow:
+    """A model that never answers, and counts who is waiting."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.most = 0
+
+    async def respond(self, request, *, episode=None):
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        try:
+            await asyncio.sleep(0.01)
+        finally:
+            self.waiting -= 1
+        return wire.response([], model="slow")
+
+
+async def test_a_call_is_bounded_in_time():
+    class Never:
+        async def respond(self, request, *, episode=None):
+            await asyncio.Event().wait()
+
+    with pytest.raises(Failed, match=r"the judge model did not answer within 0\.05 s") as caught:
+        await Metered(Never(), role="judge", seconds=0.05).respond({})
+    assert (caught.value.kind, caught.value.retryable) == ("model_timeout", True)
+
+
+async def test_calls_at_once_are_bounded_and_none_is_refused():
+    slow = Slow()
+    metered = Metered(slow, role="judge", at_once=3)
+    answers = await asyncio.gather(*(metered.respond({}) for _ in range(10)))
+    assert len(answers) == 10
+    assert slow.most == 3
+
+
+def test_one_model_may_be_asked_in_one_loop_after_another():
+    metered = Metered(Slow(), role="judge", at_once=1)
+
+    async def twice():
+        await asyncio.gather(metered.respond({}), metered.respond({}))
+
+    asyncio.run(twice())
+    asyncio.run(twice())
+
+
+async def test_a_failure_of_the_model_is_told_as_the_models():
+    with pytest.raises(Failed) as caught:
+        await Metered(build("oracle"), role="judge").respond({})
+    assert caught.value.kind == "model_no_episode"
+
+
+async def test_a_call_that_fails_frees_its_place_and_is_not_counted():
+    metered = Metered(build("oracle"), role="judge", at_once=1)
+    with usage.counted() as used:
+        for _ in range(3):
+            with pytest.raises(Failed):
+                await metered.respond({})
+    assert used == {}

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import Literal
+
+import pytest
+
+from gymsdk import (
+    Environment,
+    Failed,
+    Message,
+    Reset,
+    State,
+    Step,
+    Task,
+    ToolCall,
+    Verdict,
+    hookimpl,
+    lines,
+    play,
+    rows,
+)
+from gymsdk.errors import BadModelOption, UnknownModel
+from gymsdk.models.scripted import build
+
+
+class Total(State):
+    value: int = 0
+
+
+class Sum(Task):
+    numbers: list[int]
+
+
+def add(state: Total, number: int) -> int:
+    """Add a number to the total."""
+    state.value += number
+    return state.value
+
+
+class Adding:
+    """An environment in which numbers are added by calls, and their sum is said."""
+
+    @hookimpl
+    def tasks(self, split: Literal["train"], seed):
+        rng = random.Random(f"{split}:{seed}")
+        while True:
+            numbers = [rng.randint(1, 99) for _ in range(3)]
+            yield Sum.ask(f"Add {numbers}.", numbers=numbers)
+
+    @hookimpl
+    def reset(self):
+        return Reset(state=Total())
+
+    @hookimpl
+    def tools(self):
+        return [add]
+
+    @hookimpl
+    def step(self, action):
+        return Step(messages=["Sure?"]) if isinstance(action, Message) and action.text.endswith("?") else None
+
+    @hookimpl
+    async def verify(self, task: Sum, transcript):
+        return Verdict(reward=float(transcript.reply == str(sum(task.numbers))))
+
+    @hookimpl
+    async def solve(self, task: Sum, state: Total, transcript):
+        if not transcript.calls():
+            return [ToolCall(name="add", arguments={"number": number}) for number in task.numbers]
+        return Message(content=str(state.value))
+
+
+@pytest.fixture
+def adding():
+    return Environment("adding", Adding())
+
+
+@pytest.fixture
+def row(adding):
+    return next(adding.tasks("train", seed=1)).row()
+
+
+def said(rollout):
+    return [(item["type"], item.get("arguments") or item.get("content")) for item in rollout.response["output"]]
+
+
+async def test_the_oracle_plays_what_the_environment_solves(adding, row):
+    rollout = await play(adding, build("oracle"), row)
+    assert (rollout.reward, rollout.turns) == (1.0, 2)
+    assert [item["type"] for item in rollout.response["output"]].count("function_call") == 3
+
+
+async def test_an_oracle_of_a_share_is_right_in_about_that_share(adding, row):
+    model = build("oracle:0.7")
+    plays = (play(adding, model, row, seed=seed, repeat=repeat) for seed in range(250) for repeat in range(4))
+    rewards = [rollout.reward for rollout in await asyncio.gather(*plays)]
+    assert 0.65 < sum(rewards) / len(rewards) < 0.75
+
+
+async def test_an_oracle_of_a_share_decides_once_for_a_whole_episode(adding, row):
+    rollouts = [await play(adding, build("oracle:0.5"), row, seed=seed) for seed in range(40)]
+    assert {(rollout.reward, rollout.turns) for rollout in rollouts} == {(1.0, 2), (0.0, 1)}
+
+
+@pytest.mark.parametrize(("share", "reward"), [("1", 1.0), ("0", 0.0)])
+async def test_an_oracle_may_be_always_or_never_right(adding, row, share, reward):
+    assert (await play(adding, build(f"oracle:{share}"), row)).reward == reward
+
+
+@pytest.mark.parametrize("share", ["1.5", "-1", "half", "nan"])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(
+        BadModelOption, match=f"scripted/oracle:{share}: the share of right episodes is a number from 0"
+    ):
+        build(f"oracle:{share}")
+
+
+async def test_the_oracle_needs_an_environment_that_solves(row):
+    class Unsolved:
+        @hookimpl
+        def verify(self): ...
+
+    rollout = await play(Environment("unsolved", Unsolved()), build("oracle"), row)
+    assert rollout.failure.message == "environment 'unsolved' has no `solve`; the oracle cannot play it"
+    assert (rollout.failure.kind, rollout.failure.retryable) == ("no_solution", False)
+
+
+async def test_the_oracle_needs_an_episode_in_this_process():
+    with pytest.raises(Failed, match="the oracle plays an episode in this process; it has none here"):
+        await build("oracle").respond({"input": "?"})
+
+
+async def test_null_says_nothing(adding, row):
+    rollout = await play(adding, build("null"), row)
+    assert (rollout.reward, rollout.turns) == (0.0, 1)
+    assert said(rollout)[0][1][0]["text"] == ""
+
+
+async def test_echo_says_what_the_user_said_last(adding, row):
+    rollout = await play(adding, build("echo"), row | {"responses_create_params": {"input": "Really?"}})
+    texts = [content[0]["text"] if isinstance(content, list) else content for _, content in said(rollout)]
+    assert texts == ["Really?"] + ["Sure?"] * 63
+
+
+async def test_random_calls_tools_and_says_words(adding, row):
+    rollouts = [await play(adding, build("random"), row, seed=seed) for seed in range(30)]
+    kinds = {item["type"] for rollout in rollouts for item in rollout.response["output"]}
+    assert kinds >= {"function_call", "function_call_output", "message"}
+    assert {rollout.outcome for rollout in rollouts} == {"scored"}
+
+
+@pytest.mark.parametrize("name", ["oracle:0.5", "random", "echo", "null"])
+async def test_a_policy_does_the_same_for_the_same_seed(adding, row, name):
+    for seed in range(5):
+        one, other = [await play(adding, build(name), row, seed=seed, repeat=2) for _ in range(2)]
+        assert said(one) == said(other)
+
+
+@pytest.mark.parametrize("name", ["oracle:0.5", "random"])
+async def test_a_policy_does_something_else_for_another_seed_or_repeat(adding, row, name):
+    by_seed = [said(await play(adding, build(name), row, seed=seed)) for seed in range(20)]
+    by_repeat = [said(await play(adding, build(name), row, repeat=repeat)) for repeat in range(20)]
+    assert any(each != by_seed[0] for each in by_seed)
+    assert any(each != by_repeat[0] for each in by_repeat)
+
+
+async def test_random_needs_no_episode(row):
+    request = {"input": "?", "tools": [{"name": "add", "parameters": {"properties": {"number": {"type": "integer"}}}}]}
+    answers = [await build("random").respond(request) for _ in range(2)]
+    assert answers[0]["output"] == answers[1]["output"]
+
+
+@pytest.mark.parametrize("name", ["oracel", "echo:1", "random:x", ""])
+def test_an_unknown_policy_names_those_there_are(name):
+    with pytest.raises(UnknownModel) as caught:
+        build(name)
+    message = str(caught.value)
+    assert message.startswith(f"no scripted policy named {name!r}")
+    assert message.endswith("there are oracle, oracle:SHARE, null, echo, random, replay:FILE")
+
+
+async def test_tokens_are_counted_as_bytes(adding, row):
+    response = await build("echo").respond({"input": "Zürich"})
+    assert response["usage"]["input_tokens"] == response["usage"]["output_tokens"] == 7
+
+
+@pytest.fixture
+async def recorded(adding, tmp_path):
+    """A rollouts file: two tasks, three repeats of each."""
+    tasks = adding.tasks("train", seed=1)
+    rollouts = [
+        (index, repeat, await play(adding, build("oracle:0.5"), task, seed=index, repeat=repeat))
+        for index, task in zip(range(2), tasks, strict=False)
+        for repeat in range(3)
+    ]
+    path = tmp_path / "rollouts.jsonl"
+    path.write_bytes(b"".join(rows.line(lines.scored(each, (index, repeat))) for index, repeat, each in rollouts))
+    return path, rollouts
+
+
+async def test_replay_plays_a_rollouts_file_again(adding, recorded):
+    path, rollouts = recorded
+    model = build(f"replay:{path}")
+    for index, repeat, recorded_one in rollouts:
+        again = await play(adding, model, recorded_one.row, seed=index + 100, repeat=repeat)
+        assert said(again) == said(recorded_one)
+        assert again.reward == recorded_one.reward
+
+
+async def test_replay_knows_an_episode_by_its_opening_even_without_the_episode(recorded):
+    path, [(_, _, first), *_] = recorded
+    model = build(f"replay:{path}")
+    response = await model.respond({"input": first.opening})
+    assert response["output"] == first.response["output"][: len(response["output"])]
+
+
+async def test_replay_of_an_episode_that_is_not_there_says_so(adding, recorded):
+    path, _ = recorded
+    rollout = await play(adding, build(f"replay:{path}"), Sum.ask("Something else.", numbers=[]))
+    assert rollout.failure.message == f"{path} holds no episode that opens like this one"
+    assert rollout.failure.kind == "not_recorded"
+
+
+async def test_replay_beyond_the_recorded_end_says_so(recorded):
+    path, [(_, _, first), *_] = recorded
+    history = [*first.opening, *first.response["output"], {"role": "user", "content": "And?"}]
+    with pytest.raises(Failed, match=r"the recorded episode ends after [12] turns"):
+        await build(f"replay:{path}").respond({"input": history})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file or directory; name a JSONL file that can be read"),
+        ("{", "rollouts.jsonl:1: not valid JSON"),
+        (json.dumps({"responses_create_params": {"input": "?"}}), "rollouts.jsonl:1 is no line of a rollouts file"),
+        (
+            json.dumps({"responses_create_params": 5, "response": None}),
+            "rollouts.jsonl:1 is no line of a rollouts file",
+        ),
+    ],
+)
+def test_replay_of_what_is_no_rollouts_file_is_refused(tmp_path, text, message):
+    path = tmp_path / "rollouts.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(BadModelOption) as caught:
+        build(f"replay:{path}")
+    assert str(caught.value).startswith("scripted/replay: ")
+    assert message in str(caught.value)

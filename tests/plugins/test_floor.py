@@ -1,0 +1,166 @@
+"""What the floor answers. A test bears its hook's name: `test_floor_mutations` tries it on a floor without it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import AfterValidator, Field
+
+from gymsdk import Claims, Environment, Message, State, Step, Task, ToolCall, Verdict, hookimpl
+from gymsdk.errors import BadRow, Failed, UnknownSplit
+from gymsdk.plugins.floor import Floor
+
+Over = Callable[[object], Environment]
+"""Gives the environment of a plugin, over the floor that is tried."""
+
+
+class Bag(State):
+    held: list[str] = Field(default_factory=list)
+
+
+def take(state: Bag, what: str, times: int = 1) -> list[str]:
+    """Put something into the bag."""
+    state.held += [what] * times
+    return state.held
+
+
+async def weigh(state: Bag) -> int:
+    """Count what the bag holds."""
+    return len(state.held)
+
+
+def spill() -> object:
+    """Return what JSON cannot hold."""
+    return object()
+
+
+def look_up(what: Annotated[str, AfterValidator(lambda value: {}[value])]) -> str:
+    """Ask for what its own check cannot find."""
+    return what
+
+
+class Packing:
+    """An environment that leaves all it can to the floor, but the bag and the pay."""
+
+    @hookimpl
+    def reset(self, task):
+        from gymsdk import Reset
+
+        return Reset(state=Bag()) if task.responses_create_params.get("bag", True) else None
+
+    @hookimpl
+    def step(self, action):
+        return Step(reward=0.5, done=True) if isinstance(action, Message) and action.text == "paid" else None
+
+    @hookimpl
+    def tools(self):
+        return [take, weigh, spill, look_up]
+
+
+@pytest.fixture
+def over() -> Over:
+    return lambda plugin: Environment("packing", plugin)
+
+
+def asked(**params) -> Task:
+    return Task.model_validate({"responses_create_params": {"input": "Pack.", **params}})
+
+
+async def answered(over: Over, *calls: ToolCall, **params) -> list:
+    environment = over(Packing())
+    episode = await environment.reset(asked(**params))
+    return [(await environment.step(episode, call)).output for call in calls]
+
+
+async def test_reset_opens_with_the_rows_prompt_a_plain_state_and_every_tool(over: Over):
+    episode = await over(Packing()).reset(asked(bag=False))
+    assert episode.transcript.opening == [{"role": "user", "content": "Pack."}]
+    assert type(episode.state) is State
+    assert [tool["name"] for tool in episode.tools] == ["take", "weigh", "spill", "look_up"]
+
+
+async def test_step_ends_the_episode_on_a_plain_reply(over: Over):
+    environment = over(Packing())
+    episode = await environment.reset(asked())
+    assert await environment.step(episode, Message(content="done")) == Step(done=True)
+
+
+async def test_step_runs_the_tool_of_that_name_with_validated_arguments(over: Over):
+    calls = ToolCall(name="take", arguments={"what": "hat", "times": "2"}), ToolCall(name="weigh")
+    assert await answered(over, *calls) == ['["hat","hat"]', "2"]
+
+
+async def test_step_answers_wrong_arguments_with_what_is_wrong(over: Over):
+    [output] = await answered(over, ToolCall(name="take", arguments={"times": "many"}))
+    message = json.loads(output)["error"]
+    assert message.startswith("Invalid tool call arguments for take: what: Field required; times: Input should be a va")
+
+
+async def test_step_answers_a_tool_that_only_the_row_names(over: Over):
+    [output] = await answered(over, ToolCall(name="wiegh"), tools=[{"type": "function", "name": "wiegh"}])
+    assert json.loads(output)["error"] == (
+        "There is no tool named 'wiegh'. Did you mean 'weigh'? Tools on offer: take, weigh, spill, look_up."
+    )
+
+
+async def test_step_says_which_tool_returned_what_json_cannot_hold(over: Over):
+    with pytest.raises(Failed, match="tool 'spill' returned something JSON cannot hold: ") as caught:
+        await answered(over, ToolCall(name="spill"))
+    assert (caught.value.stage, caught.value.kind) == ("step", "tool_bad_answer")
+
+
+async def test_step_says_which_tools_arguments_could_not_be_checked(over: Over):
+    with pytest.raises(Failed, match="tool 'look_up': a validator of its arguments raised KeyError: 'hat'") as caught:
+        await answered(over, ToolCall(name="look_up", arguments={"what": "hat"}))
+    assert (caught.value.stage, caught.value.kind) == ("step", "tool_raised")
+
+
+async def test_verify_adds_nothing_to_what_the_steps_paid(over: Over):
+    environment = over(Packing())
+    assert await environment.verify(await environment.reset(asked())) == Verdict(reward=0.0)
+
+
+async def test_claims_are_a_best_reward_of_one_and_nothing_by_chance(over: Over):
+    assert await over(Packing()).claims(asked()) == Claims(maximum=1.0, chance=0.0, variants=[])
+
+
+def stored(tmp_path: Path, made, **splits: str) -> object:
+    """A package that keeps its tasks in files."""
+    data = tmp_path / "data"
+    data.mkdir(exist_ok=True)
+    for split, text in splits.items():
+        (data / f"{split}.jsonl").write_text(text)
+    module = made("@hookimpl\ndef verify(): ...", "stored")
+    module.__file__ = str(tmp_path / "stored.py")
+    return module
+
+
+async def test_tasks_are_the_rows_of_the_packages_files(over: Over, tmp_path: Path, made):
+    row = {"responses_create_params": {"input": "Pack."}, "id": 1}
+    environment = over(stored(tmp_path, made, train=f"{json.dumps(row)}\n\n{json.dumps(row)}\n", test=""))
+    assert environment.splits == ("test", "train")
+    assert [task.row() for task in environment.tasks("train")] == [row, row]
+
+
+def test_tasks_of_a_file_with_a_bad_line_name_the_line(over: Over, tmp_path: Path, made):
+    environment = over(stored(tmp_path, made, train='{"responses_create_params": {"input": "?"}}\n{"a": \n'))
+    with pytest.raises(BadRow, match=r"data/train\.jsonl:2: not valid JSON"):
+        list(environment.tasks("train"))
+
+
+def test_tasks_of_a_package_without_files_are_none(over: Over):
+    with pytest.raises(UnknownSplit, match="environment 'packing' has no split 'train'; its splits: none"):
+        over(Packing()).tasks("train")
+
+
+def test_every_answer_of_the_floor_is_a_hook_with_a_test():
+    hooks = {name for name, value in vars(Floor).items() if hasattr(value, "gymsdk_impl")}
+    tested = {
+        name.split("_")[1] for name, value in globals().items() if inspect.isfunction(value) and name[:5] == "test_"
+    }
+    assert hooks == tested - {"every"}

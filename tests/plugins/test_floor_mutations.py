@@ -1,0 +1,79 @@
+"""A floor with one answer less fails a test of `test_floor` that bears the name of that answer's hook."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gymsdk import Environment, Message, environment
+from gymsdk.plugins.floor import Floor
+from gymsdk.plugins.hookspecs import hookimpl
+
+from . import test_floor
+
+ANSWERS = [name for name, value in vars(Floor).items() if hasattr(value, "gymsdk_impl")]
+
+
+def without(hook: str) -> type[Floor]:
+    """A floor that does not answer *hook*."""
+    return type("Without", (Floor,), {hook: None})
+
+
+class NoReply(Floor):
+    """A floor that leaves replies unanswered."""
+
+    @hookimpl
+    async def step(self, task, state, action, config, shared):
+        return None if isinstance(action, Message) else await Floor.step(self, task, state, action, config, shared)
+
+
+class NoTool(Floor):
+    """A floor that leaves calls unanswered."""
+
+    @hookimpl
+    async def step(self, task, state, action, config, shared):
+        return await Floor.step(self, task, state, action, config, shared) if isinstance(action, Message) else None
+
+
+class Unchecked(Floor):
+    """A floor that runs a tool with whatever arguments come."""
+
+    @hookimpl
+    async def step(self, task, state, action, config, shared):
+        if isinstance(action, Message):
+            return await Floor.step(self, task, state, action, config, shared)
+        asked = {"state": state} if "state" in self.toolbox[action.name].asks else {}
+        return test_floor.Step(output=str(self.toolbox[action.name].function(**action.parsed(), **asked)))
+
+
+def behaviour(hook: str) -> Iterator[Callable[..., object]]:
+    return (value for name, value in vars(test_floor).items() if name.startswith(f"test_{hook}"))
+
+
+async def failing(hook: str, request: pytest.FixtureRequest) -> list[str]:
+    """The names of the tests of *hook* that fail."""
+    return [test.__name__ for test in behaviour(hook) if not await passes(test, request)]
+
+
+async def passes(test: Callable[..., object], request: pytest.FixtureRequest) -> bool:
+    fixtures = {name: request.getfixturevalue(name) for name in inspect.signature(test).parameters if name != "over"}
+    try:
+        outcome = test(over=lambda plugin: Environment("packing", plugin), **fixtures)
+        if inspect.isawaitable(outcome):
+            await outcome
+    except (Exception, pytest.fail.Exception):  # noqa: BLE001  # a test may fail in any way
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("floor", "hook"),
+    [*((without(hook), hook) for hook in ANSWERS), (NoReply, "step"), (NoTool, "step"), (Unchecked, "step")],
+    ids=[*ANSWERS, "step-reply", "step-tool", "step-arguments"],
+)
+async def test_a_floor_with_one_answer_less_fails_a_test(floor, hook, monkeypatch, request, tmp_path, made):
+    assert await failing(hook, request) == []
+    monkeypatch.setattr(environment, "Floor", floor)
+    assert await failing(hook, request), f"no test notices a floor without this answer of {hook!r}"

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gymsdk import BrokenEnvironment, UsageError
+from gymsdk.errors import BadConfig, UnknownEnvironment
+from gymsdk.plugins.registry import installed, load
+
+GOOD = """
+from gymsdk import Config, Verdict, hookimpl
+
+class Settings(Config):
+    level: int = 1
+
+@hookimpl
+def verify(config: Settings):
+    return Verdict(reward=float(config.level))
+"""
+
+
+class Site:
+    """A folder of installed distributions: their metadata is real, their code may be anything."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def install(self, name, source=GOOD, *, module=None, point=None, distribution=None, metadata=None):
+        """Install an environment *name*: one module of *source*, one entry point."""
+        module = module or f"gym_env_{name.replace('-', '_')}"
+        distribution = distribution or f"gym-env-{name}"
+        if source is not None:
+            (self.folder / f"{module}.py").write_text(source)
+        info = self.folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        told = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\nSummary: Says {name}.\n"
+        (info / "METADATA").write_text(told if metadata is None else metadata)
+        (info / "entry_points.txt").write_text(f"[gymsdk.environments]\n{name} = {point or module}\n")
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    known = set(sys.modules)
+    yield Site(tmp_path)
+    for name in set(sys.modules) - known:
+        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+def refusal(name, error=BrokenEnvironment):
+    with pytest.raises(error) as caught:
+        load(name)
+    return str(caught.value)
+
+
+def test_an_installed_environment_is_listed_from_its_metadata_alone(site):
+    site.install("adding")
+    entry = installed()["adding"]
+    assert (entry.distribution, entry.version, entry.summary, entry.error) == (
+        "gym-env-adding",
+        "1.0",
+        "Says adding.",
+        None,
+    )
+    assert "gym_env_adding" not in sys.modules
+
+
+def test_an_installed_environment_is_loaded_with_its_settings_and_version(site):
+    site.install("adding")
+    environment = load("adding", level=3)
+    assert (environment.name, environment.version, environment.config.level) == ("adding", "1.0", 3)
+
+
+def test_a_wrong_setting_is_refused_at_load(site):
+    site.install("adding")
+    with pytest.raises(BadConfig, match=r"has no setting 'levle'; did you mean 'level'\?; its settings: level"):
+        load("adding", levle=3)
+
+
+def test_an_entry_point_may_name_an_object_in_a_module(site):
+    source = "from gymsdk import *\nclass Judge:\n    @hookimpl\n    def verify(self): ...\njudge = Judge()\n"
+    site.install("object", source, point="gym_env_object:judge")
+    assert installed()["object"].error is None
+    assert load("object").name == "object"
+
+
+def test_an_unknown_name_suggests_the_nearest_and_the_pip_line(site):
+    site.install("adding")
+    message = refusal("addding", UnknownEnvironment)
+    assert message.startswith("no environment named 'addding'; did you mean 'adding'? (installed: ")
+    assert message.endswith("; `pip install gym-env-addding` if there is such a package")
+
+
+def test_an_unknown_name_is_the_users_mistake():
+    assert issubclass(UnknownEnvironment, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import not_there_at_all", "ModuleNotFoundError: No module named 'not_there_at_all'"),
+        ("raise ValueError('no licence')", "ValueError: no licence"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("def verify(:", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_named_and_harms_nothing_else(site, source, reason):
+    site.install("broken", source)
+    site.install("adding")
+    message = refusal("broken")
+    assert message.startswith(f"environment 'broken' (gym-env-broken 1.0) cannot be imported: {reason}")
+    assert load("adding").name == "adding"
+
+
+def test_an_entry_point_that_names_nothing_is_named(site):
+    site.install("adrift", point="gym_env_adrift:judge")
+    assert "cannot be imported: AttributeError: module 'gym_env_adrift' has no attribute 'judge'" in refusal("adrift")
+
+
+def test_an_entry_point_that_names_a_class_is_refused(site):
+    site.install("kind", "class Judge: ...", point="gym_env_kind:Judge")
+    assert refusal("kind") == "environment 'kind': gym_env_kind:Judge is a class; name a module or an instance"
+
+
+def test_an_environment_that_is_wrong_is_named_when_it_is_loaded(site):
+    site.install("typo", GOOD.replace("verify", "verfy"))
+    assert refusal("typo").startswith("environment 'typo': hook 'verfy' does not exist; did you mean 'verify'?")
+
+
+@pytest.mark.parametrize("point", ["gym_env_gone", "gym_env_gone.deep:judge", ":", "a b"])
+def test_a_package_whose_module_is_gone_is_listed_with_its_error(site, point):
+    site.install("gone", None, point=point)
+    site.install("adding")
+    error = installed()["gone"].error
+    assert error.startswith("its module ")
+    assert error.endswith(" is not there; reinstall the package")
+    assert refusal("gone") == f"environment 'gone' (gym-env-gone 1.0): {error}"
+    assert installed()["adding"].error is None
+
+
+def test_a_package_whose_metadata_is_torn_is_listed_with_its_error(site):
+    site.install("torn", metadata="")
+    site.install("adding")
+    assert installed()["torn"].error == "its metadata cannot be read; reinstall the package"
+    assert installed()["adding"].error is None
+
+
+def test_two_distributions_that_offer_one_name_are_both_named(site):
+    site.install("twice", distribution="gym-env-twice")
+    site.install("twice", distribution="acme-twice")
+    assert installed()["twice"].error == (
+        "2 distributions offer 'twice': acme-twice and gym-env-twice; keep one of them"
+    )
+    assert "acme-twice and gym-env-twice" in refusal("twice")
+
+
+@pytest.mark.parametrize("name", ["math-v1", "math-v0", "a-v12"])
+def test_a_name_that_ends_like_a_version_is_refused(site, name):
+    site.install(name)
+    message = f"the name {name!r} ends like a Gymnasium version; drop the `-v<digits>`"
+    assert installed()[name].error == message
+    assert message in refusal(name)
+
+
+def test_a_name_with_a_v_elsewhere_is_no_version(site):
+    site.install("a-v1-b")
+    assert installed()["a-v1-b"].error is None
+
+
+@pytest.mark.parametrize("name", ["a/b", "two words", "-x"])
+def test_a_name_that_would_not_go_into_a_command_is_refused(site, name):
+    site.install(name, module="gym_env_odd", distribution="gym-env-odd")
+    assert installed()[name].error == f"the name {name!r} may hold letters, digits, `_`, `-` and `.` only"
+
+
+def test_gymsdk_disable_hides_names(site, monkeypatch):
+    site.install("adding")
+    site.install("hidden")
+    monkeypatch.setenv("GYMSDK_DISABLE", "other, hidden")
+    assert "hidden" not in installed()
+    assert "adding" in installed()
+    message = "environment 'hidden' is hidden by GYMSDK_DISABLE; take it out of that variable"
+    assert refusal("hidden", UnknownEnvironment) == message
+
+
+def test_one_package_is_imported_to_load_one_environment(site):
+    site.install("adding")
+    site.install("other")
+    load("adding")
+    assert "gym_env_adding" in sys.modules
+    assert "gym_env_other" not in sys.modules
+
+
+def test_where_nothing_is_installed_it_says_so(monkeypatch):
+    monkeypatch.setenv("GYMSDK_DISABLE", ",".join(installed()))
+    assert refusal("maths", UnknownEnvironment) == (
+        "no environment named 'maths' (none is installed); `pip install gym-env-maths` if there is such a package"
+    )

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from gymsdk import BrokenEnvironment, Config, Environment, Reset, Step, Task, Verdict, hookimpl
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+
+class Judge:
+    """The least an environment may be: the others add to it, or do it wrong."""
+
+    @hookimpl
+    def verify(self):
+        return Verdict(reward=1.0)
+
+
+class Row(Task):
+    answer: int
+
+
+class Narrower(Row):
+    note: str
+
+
+class Settings(Config):
+    level: int = 1
+
+
+class OtherSettings(Config):
+    level: int = 1
+
+
+class Misspelt(Judge):
+    @hookimpl
+    def verifi(self): ...
+
+
+class WrongParameter(Judge):
+    @hookimpl
+    def reset(self, tasks): ...
+
+
+class FarParameter(Judge):
+    @hookimpl
+    def close(self, zzz): ...
+
+
+class Defaulted(Judge):
+    @hookimpl
+    def reset(self, seed=0): ...
+
+
+class Starred(Judge):
+    @hookimpl
+    def reset(self, **given): ...
+
+
+class Wrapper(Judge):
+    @hookimpl(wrapper=True)
+    def reset(self):
+        return (yield)
+
+
+class OldWrapper(Judge):
+    @hookimpl(hookwrapper=True)
+    def reset(self):
+        yield
+
+
+class AsyncTools(Judge):
+    @hookimpl
+    async def tools(self):
+        return []
+
+
+class AsyncTasks(Judge):
+    @hookimpl
+    async def tasks(self, split: Literal["train"]):
+        yield Task.ask("?")
+
+
+class BareLifespan(Judge):
+    @hookimpl
+    async def lifespan(self):
+        yield 1
+
+
+class Unmarked(Judge):
+    def reset(self):
+        return Reset()
+
+
+class UnmarkedVerify:
+    def verify(self): ...
+
+
+class NoVerdict:
+    @hookimpl
+    def reset(self):
+        return Reset()
+
+
+class Partial(Judge):
+    solve = hookimpl(functools.partial(print))
+
+
+class NoSplits(Judge):
+    @hookimpl
+    def tasks(self, split: str):
+        return []
+
+
+class UnaskedSplit(Judge):
+    @hookimpl
+    def tasks(self):
+        return []
+
+
+class Unresolvable(Judge):
+    @hookimpl
+    def reset(self, task: Decimal): ...
+
+
+class UnresolvableAttribute(Judge):
+    @hookimpl
+    def reset(self, task: functools.missing): ...
+
+
+class NoTask(Judge):
+    @hookimpl
+    def reset(self, task: dict): ...
+
+
+class Disagreeing(Judge):
+    @hookimpl
+    def reset(self, config: Settings): ...
+
+    @hookimpl
+    def step(self, config: OtherSettings): ...
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        (Misspelt(), "hook 'verifi' does not exist; did you mean 'verify'?; the hooks are reset, step, verify, close"),
+        (
+            WrongParameter(),
+            "hook 'reset' asks for 'tasks'; did you mean 'task'?; it may ask for task, seed, config, sh",
+        ),
+        (FarParameter(), "hook 'close' asks for 'zzz'; it may ask for task, state, shared"),
+        (Defaulted(), "hook 'reset' gives 'seed' a default; the host fills it, leave that out"),
+        (Starred(), "hook 'reset' asks for 'given'; it may ask for task, seed, config, shared"),
+        (Wrapper(), "hook 'reset' is a wrapper; an environment answers a hook, it cannot wrap one"),
+        (OldWrapper(), "hook 'reset' is a wrapper; an environment answers a hook, it cannot wrap one"),
+        (AsyncTools(), "hook 'tools' is asked outside the event loop; write it as a plain `def`"),
+        (AsyncTasks(), "hook 'tasks' is asked outside the event loop; write it as a plain `def`"),
+        (BareLifespan(), "hook 'lifespan' is a bare generator; put @asynccontextmanager beneath its @hookimpl"),
+        (Unmarked(), "hook 'reset' is there without @hookimpl; mark it"),
+        (UnmarkedVerify(), "hook 'verify' is there without @hookimpl; mark it"),
+        (Partial(), "hook 'solve' is a partial; write it as a function"),
+        (NoSplits(), "annotate `split` in `tasks` with the splits it has, as in Literal['train', 'test']"),
+        (UnaskedSplit(), "annotate `split` in `tasks` with the splits it has, as in Literal['train', 'test']"),
+        (
+            Unresolvable(),
+            "the annotation of 'task' in hook 'reset' names nothing at run time (name 'Decimal' is not defined)",
+        ),
+        (
+            UnresolvableAttribute(),
+            "the annotation of 'task' in hook 'reset' names nothing at run time ('functools.missing': ",
+        ),
+        (NoTask(), "'task' of hook 'reset' must be annotated with a subclass of gymsdk.Task, not <class 'dict'>"),
+        (Disagreeing(), "hooks disagree on 'config': Settings and OtherSettings"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_a_mistake_is_an_error_at_load_that_names_it(plugin, message):
+    with pytest.raises(BrokenEnvironment, match=re.escape(f"environment 'wrong': {message}")):
+        Environment("wrong", plugin)
+
+
+@pytest.mark.parametrize("plugin", [NoVerdict(), object(), None, 5])
+def test_what_cannot_pay_is_an_error_at_load(plugin):
+    message = "environment 'wrong' has no `verify`, and no `step` that pays; add one of them"
+    with pytest.raises(BrokenEnvironment, match=re.escape(message)):
+        Environment("wrong", plugin)
+
+
+def test_an_annotation_that_is_never_asked_for_cannot_fail():
+    class Quiet:
+        @hookimpl
+        def verify(self, transcript: Decimal) -> Decimal: ...
+
+    assert Environment("quiet", Quiet()).task_type is Task
+
+
+def test_the_narrowest_annotation_on_task_is_the_rows_schema():
+    class Rows:
+        @hookimpl
+        def reset(self, task: Row): ...
+
+        @hookimpl
+        def verify(self, task: Narrower): ...
+
+        @hookimpl
+        def close(self, task: Task): ...
+
+    assert Environment("rows", Rows()).task_type is Narrower
+
+
+def test_the_annotation_on_config_is_the_settings():
+    class Set(Judge):
+        @hookimpl
+        def reset(self, config: Settings): ...
+
+        @hookimpl
+        def step(self, config): ...
+
+    assert Environment("set", Set(), {"level": 3}).config == Settings(level=3)
+
+
+def test_the_annotation_on_split_names_the_splits():
+    class Splits(Judge):
+        @hookimpl
+        def tasks(self, split: Literal["train", "hard"]):
+            return []
+
+    assert Environment("splits", Splits()).splits == ("train", "hard")
+
+
+def test_a_function_that_another_module_wrote_is_no_forgotten_hook(made):
+    made("def reset(task): ...", "elsewhere")
+    plugin = made("from elsewhere import reset\n@hookimpl\ndef verify(): ...", "here")
+    assert Environment("here", plugin).name == "here"
+
+
+def test_a_hook_may_have_another_name_where_it_says_so():
+    class Renamed:
+        @hookimpl(specname="verify")
+        def judge(self): ...
+
+    assert Environment("renamed", Renamed()).name == "renamed"
+
+
+async def test_the_author_answers_before_the_floor_whatever_order_is_asked_for():
+    class Last(Judge):
+        @hookimpl(trylast=True)
+        def reset(self):
+            return Reset(messages=["mine"])
+
+    episode = await Environment("last", Last()).reset(Task.ask("?"))
+    assert episode.transcript.opening[-1] == {"type": "message", "role": "user", "content": "mine"}
+
+
+async def test_a_lifespan_is_a_plain_function_that_gives_a_context_manager():
+    class Shared:
+        @hookimpl
+        @asynccontextmanager
+        async def lifespan(self) -> AsyncIterator[str]:
+            yield "index"
+
+        @hookimpl
+        def step(self, shared: str):
+            return Step(messages=[shared], done=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Environment("shared", Shared()).name == "shared"

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from gymsdk.bounds import LONG, bounded, watched
+
+
+def soon() -> float:
+    return asyncio.get_running_loop().time() + 0.05
+
+
+async def answer(value):
+    await asyncio.sleep(0)
+    return value
+
+
+async def test_an_answer_before_the_deadline_is_given():
+    assert await bounded(answer(42), soon()) == 42
+    assert await bounded(answer(42), None) == 42
+
+
+async def test_a_coroutine_past_its_deadline_is_cancelled():
+    cancelled = []
+
+    async def hang():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    with pytest.raises(TimeoutError):
+        await bounded(hang(), soon())
+    assert cancelled
+
+
+async def test_one_that_swallows_its_cancellation_is_left_behind(caplog):
+    over = asyncio.Event()
+
+    async def stubborn():
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                continue
+        raise ValueError("late")
+
+    with pytest.raises(TimeoutError):
+        await bounded(stubborn(), soon())
+    over.set()
+    await asyncio.sleep(0.01)
+    assert "code left behind failed later: ValueError('late')" in caplog.text
+
+
+async def test_cancelling_who_waits_cancels_the_coroutine_too():
+    cancelled = asyncio.Event()
+
+    async def hang():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    waiting = asyncio.ensure_future(bounded(hang(), None))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert cancelled.is_set()
+
+
+async def test_a_coroutine_that_cancels_itself_is_no_cancellation_of_who_waits():
+    async def give_up():
+        raise asyncio.CancelledError
+
+    with pytest.raises(TimeoutError):
+        await bounded(give_up(), None)
+
+
+async def test_an_exit_in_a_coroutine_does_not_end_the_loop():
+    async def leave():
+        raise SystemExit(3)
+
+    with pytest.raises(RuntimeError, match=r"it ended with SystemExit\(3\)"):
+        await bounded(watched(leave(), "it"), None)
+
+
+async def test_a_coroutine_that_holds_the_loop_is_named(caplog):
+    async def block():
+        time.sleep(LONG * 1.5)  # noqa: ASYNC251  # that is the point
+        await asyncio.sleep(0)
+        time.sleep(LONG * 1.5)  # noqa: ASYNC251  # that is the point
+        return 42
+
+    assert await watched(block(), "tool 'dig'") == 42
+    assert [record.message.split(" for ")[0] for record in caplog.records] == ["tool 'dig' held the event loop"] * 2
+    assert "make it `def`, or offload the work" in caplog.text
+
+
+async def test_a_coroutine_that_waits_is_not_named(caplog):
+    caplog.set_level(logging.WARNING)
+
+    async def wait():
+        await asyncio.sleep(LONG * 1.5)
+
+    await watched(wait(), "tool 'wait'")
+    assert caplog.text == ""
+
+
+async def test_a_watched_coroutine_may_catch_what_it_waits_for():
+    async def fail():
+        raise ValueError("no")
+
+    async def recover():
+        try:
+            await asyncio.ensure_future(fail())
+        except ValueError:
+            return await answer("recovered")
+
+    assert await watched(recover(), "it") == "recovered"

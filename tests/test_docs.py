@@ -1,0 +1,201 @@
+"""The documents do what they say: every command and block of code in them is tried, every hook is there."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import os
+import re
+import site
+import sys
+import venv
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gymsdk import model
+from gymsdk.plugins import hookspecs
+from gymsdk.servers import policy
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/*.md", "environments/*/README.md", "benchmarks/*.md")
+    for path in ROOT.glob(pattern)
+)
+SET_UP = ("Run it", "Test it")
+"""README's headings whose commands start from nothing: `.ci/run` tries those, and what CONTRIBUTING.md has."""
+
+ADDRESS = "http://127.0.0.1:8000/v1"
+"""The model server of the pages; where they are tried it is one on loopback."""
+
+FENCE = re.compile(r"^```(\w*)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its language, the file it is to be, its text, the heading it stands under."""
+
+    language: str
+    title: str
+    text: str
+    heading: str
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def blocks(page: str) -> Iterator[Block]:
+    text = text_of(page)
+    for found in FENCE.finditer(text):
+        headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text[: found.start()]), re.MULTILINE)
+        yield Block(found[1], found[2] or "", found[3], headings[-1] if headings else "")
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A folder to try a page in, with commands of its own on the path."""
+
+    folder: Path
+    variables: dict[str, str]
+
+    async def run(self, *command: str) -> str:
+        """Give what *command* prints; it must end well."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            cwd=self.folder,
+            env=self.variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        output, _ = await process.communicate()
+        assert process.returncode == 0, f"{command[-1]}\n{output.decode()}"
+        return output.decode()
+
+    async def attempt(self, block: Block) -> None:
+        """Write *block* to its file, or run it."""
+        if block.title:
+            path = self.folder / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif block.language == "bash":
+            text = block.text.replace(ADDRESS, self.variables["GYMSDK_BASE_URL"])
+            await self.run("bash", "-euo", "pipefail", "-c", text)
+        elif block.language == "python":
+            await self.run("python", "-c", block.text)
+
+
+@pytest.fixture
+async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
+    """An empty folder, an environment that sees what is installed here, and a model served on loopback."""
+    python = environment(tmp_path / "venv")
+    (tmp_path / "folder").mkdir()
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("GYMSDK_", "PYTEST", "VIRTUAL_ENV"))}
+    async with policy.serve(policy.app(model("scripted/echo"))) as address:
+        kept |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "GYMSDK_BASE_URL": address}
+        yield Shell(tmp_path / "folder", kept)
+
+
+def environment(home: Path) -> Path:
+    """Give the interpreter of a new environment; pip installs into it what is at hand, and from no index."""
+    venv.create(home, symlinks=True)
+    python = home / "bin" / "python"
+    (packages,) = home.glob("lib/python*/site-packages")
+    lines = [f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages()]
+    (packages / "outer.pth").write_text("".join(lines))
+    offline = "--no-index --no-deps --no-build-isolation"
+    command(python, "gymsdk", f"'{python}' -m gymsdk \"$@\"")
+    command(python, "pytest", f"'{python}' -m pytest \"$@\"")
+    command(python, "pip", f"'{sys.executable}' -m pip --python '{python}' \"$@\" {offline}")
+    return python
+
+
+def command(python: Path, name: str, line: str) -> None:
+    path = python.with_name(name)
+    path.write_text(f"#!/bin/sh\nexec {line}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CONTRIBUTING.md" and any(blocks(page))])
+async def test_the_blocks_of_a_page_work_as_written(page: str, shell: Shell) -> None:
+    for block in blocks(page):
+        if page != "README.md" or block.heading not in SET_UP:
+            await shell.attempt(block)
+
+
+@pytest.mark.parametrize("heading", SET_UP)
+def test_readme_sets_up_from_nothing_in_one_command(heading: str) -> None:
+    (found,) = (block for block in blocks("README.md") if block.heading == heading)
+    assert found.language == "bash"
+    assert found.text.startswith("python3 -m venv .venv && ")
+    assert found.text.count("\n") == 1
+
+
+@pytest.mark.parametrize("heading", SET_UP)
+def test_the_checks_take_those_commands_from_readme(heading: str) -> None:
+    assert f"command_of '{heading}'" in text_of(".ci/run")
+
+
+def test_every_block_says_what_it_is() -> None:
+    known = {"bash", "json", "python", "text", "toml", "yaml"}
+    assert [(page, block.heading) for page in PAGES for block in blocks(page) if block.language not in known] == []
+
+
+def test_an_environment_takes_less_than_twenty_lines() -> None:
+    (written,) = (block for block in blocks("README.md") if block.title == "gym_env_backwards.py")
+    assert 10 < sum(1 for line in written.text.splitlines() if line.strip()) < 20
+
+
+def test_readme_and_the_guide_show_the_same_environment() -> None:
+    files = ("pyproject.toml", "gym_env_backwards.py")
+    shown = [
+        [block.text for block in blocks(page) if block.title in files]
+        for page in ("README.md", "docs/writing-an-environment.md")
+    ]
+    assert shown[0] == shown[1]
+
+
+def signatures() -> list[str]:
+    """Give every hook's signature as it is written."""
+    written = ast.parse(inspect.getsource(hookspecs)).body
+    return [
+        f"{hook.name}({ast.unparse(hook.args)}) -> {ast.unparse(hook.returns)}"
+        for hook in written
+        if isinstance(hook, ast.FunctionDef) and hook.returns and hook.decorator_list
+    ]
+
+
+def test_every_hook_is_documented_under_its_exact_signature() -> None:
+    headings = re.findall(r"^## `(.+)`$", text_of("docs/hooks.md"), re.MULTILINE)
+    assert len(headings) == 10
+    assert headings == signatures()
+
+
+async def test_every_field_of_a_runs_files_is_documented(shell: Shell) -> None:
+    played = "gymsdk rollout multineedle --limit 2 --set distractors=10 --output played"
+    again = "gymsdk rollout multineedle --limit 3 --set distractors=10 --model scripted/replay:played/rollouts.jsonl"
+    await shell.run("bash", "-c", f"{played} && {{ {again} --output again || true; }}")
+    run = shell.folder / "again"
+    scored, failed, sent = (
+        json.loads((run / name).read_text().splitlines()[0])
+        for name in ("rollouts.jsonl", "failures.jsonl", "inputs.jsonl")
+    )
+    own = set(sent) - {"responses_create_params", "agent_ref", "_ng_task_index"} | set(scored["gymsdk"]["verdict"])
+    about, figures = (json.loads((run / name).read_text()) for name in ("run.json", "metrics.json"))
+    found = {*scored, *scored["gymsdk"], *failed, *failed["gymsdk"], *sent, *about, *figures[0]} - own
+    documented = set(re.findall(r"`([^`]+)`", text_of("docs/rollouts.md")))
+    assert len(found) > 30
+    assert sorted(found - documented) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    links = LINK.findall(FENCE.sub("", text_of(page)))
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []

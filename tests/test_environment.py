@@ -1,0 +1,89 @@
+"""An episode played again from its items, as one that comes without a session is."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import Field
+
+from gymsdk import (
+    Environment,
+    Failed,
+    Message,
+    Reset,
+    State,
+    Verdict,
+    hookimpl,
+    wire,
+)
+
+
+def bump(state: Count, by: int = 1) -> int:
+    state.steps += by
+    return state.steps
+
+
+class Count(State):
+    steps: int = 0
+    seen: list[str] = Field(default_factory=list)
+
+
+class Counting:
+    """An environment whose state is what its tools were called with."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    @hookimpl
+    def reset(self, seed):
+        return Reset(state=Count(steps=seed))
+
+    @hookimpl
+    def step(self, state, action, transcript):
+        state.seen.append(f"{len(transcript.items)} {getattr(action, 'name', 'reply')}")
+        if isinstance(action, Message) and action.text == "boom":
+            raise ValueError("boom")
+
+    @hookimpl
+    def tools(self):
+        return [bump]
+
+    @hookimpl
+    def verify(self, state):
+        return Verdict(reward=float(state.steps))
+
+    @hookimpl
+    def close(self):
+        self.closed += 1
+
+
+TURNS = [
+    wire.function_call("bump", {"by": 2}, "a"),
+    wire.function_call("bump", {}, "b"),
+    wire.function_call_output("a", "7"),
+    wire.function_call_output("b", "8"),
+    wire.function_call("bump", {}, "c"),
+    wire.function_call_output("c", "9"),
+    wire.message("42"),
+]
+
+
+async def test_replay_rebuilds_the_state_by_playing_the_actions_again(task):
+    environment = Environment("counting", Counting())
+    episode = await environment.replay(task, TURNS, seed=5)
+    assert await environment.verify(episode) == Verdict(reward=9.0)
+    assert episode.state.seen == ["2 bump", "2 bump", "5 bump", "7 reply"]
+    assert episode.done
+    assert episode.transcript.items == TURNS
+
+
+async def test_replay_leaves_out_calls_that_were_not_run(task):
+    environment = Environment("counting", Counting())
+    not_run = [*TURNS[:3], wire.function_call_output("b", '{"error":"not run: the episode is over"}')]
+    assert (await environment.replay(task, not_run)).state.steps == 2
+
+
+async def test_replay_that_fails_closes_what_it_reset(task):
+    plugin = Counting()
+    with pytest.raises(Failed, match="hook 'step' of environment 'counting' raised ValueError: boom"):
+        await Environment("counting", plugin).replay(task, [wire.message("boom")])
+    assert plugin.closed == 1

@@ -1,0 +1,122 @@
+"""The promise of the root: its names are there, said in words, and cost nothing to import."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gymsdk
+
+HEAVY = frozenset(
+    {
+        "aiohttp",
+        "asyncio",
+        "fastapi",
+        "gymnasium",
+        "httpx",
+        "math_verify",
+        "matplotlib",
+        "multiprocessing",
+        "numpy",
+        "omegaconf",
+        "openai",
+        "pebble",
+        "pydantic",
+        "ray",
+        "rich",
+        "sympy",
+        "typer",
+        "uvicorn",
+    }
+)
+NOT_FOR_THE_LIST = HEAVY - {"asyncio", "multiprocessing", "pydantic", "typer"}
+ENVIRONMENTS = ("gym_env_math", "gym_env_multineedle", "gym_env_tool_call")
+ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
+
+LOOK = """
+import json, os, sys, threading
+import {module}
+try:
+    os.waitpid(-1, os.WNOHANG)
+    children = True
+except ChildProcessError:
+    children = False
+print(json.dumps({{"modules": sorted(sys.modules), "threads": threading.active_count(), "children": children}}))
+"""
+
+
+def imported(module: str) -> dict[str, object]:
+    """Give what a new interpreter has after importing *module*, which must print nothing."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LOOK.format(module=module)], capture_output=True, text=True, check=True
+    )
+    assert ran.stderr == ""
+    return json.loads(ran.stdout)
+
+
+def loaded(module: str) -> set[str]:
+    return {name.partition(".")[0] for name in imported(module)["modules"]}
+
+
+@pytest.mark.parametrize("name", gymsdk.__all__)
+def test_every_public_name_resolves(name: str) -> None:
+    assert getattr(gymsdk, name) is not None
+
+
+@pytest.mark.parametrize("name", gymsdk.__all__)
+def test_every_public_name_is_in_the_table_of_names(name: str) -> None:
+    rows = [line for line in ARCHITECTURE.read_text().splitlines() if line.startswith(f"| `{name}` |")]
+    assert len(rows) == 1
+    assert re.search(r"\w{3}", rows[0].split("|")[2])
+
+
+def test_every_public_class_and_function_has_a_docstring() -> None:
+    public = {name: getattr(gymsdk, name) for name in gymsdk.__all__}
+    described = {name: value for name, value in public.items() if inspect.isclass(value) or inspect.isfunction(value)}
+    assert len(described) > 20
+    assert [name for name, value in described.items() if not inspect.getdoc(value)] == []
+
+
+def test_public_names_are_sorted_and_about_thirty_at_most() -> None:
+    assert gymsdk.__all__ == sorted(set(gymsdk.__all__))
+    assert len(gymsdk.__all__) <= 32
+
+
+def test_dir_shows_the_public_names() -> None:
+    assert set(gymsdk.__all__) <= set(dir(gymsdk))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing_of_the_kind'"):
+        _ = gymsdk.nothing_of_the_kind
+
+
+def test_importing_gymsdk_imports_nothing_heavy() -> None:
+    assert loaded("gymsdk") & HEAVY == set()
+
+
+def test_importing_gymsdk_starts_nothing() -> None:
+    found = imported("gymsdk")
+    assert found["threads"] == 1
+    assert not found["children"]
+
+
+def test_the_command_line_imports_nothing_heavy_before_a_command_needs_it() -> None:
+    assert loaded("gymsdk.cli") & NOT_FOR_THE_LIST == set()
+
+
+@pytest.mark.parametrize("module", ENVIRONMENTS)
+def test_importing_an_environment_is_cheap(module: str) -> None:
+    assert loaded(module) & {"sympy", "math_verify", "numpy", "gymnasium", "fastapi", "openai", "aiohttp"} == set()
+
+
+@pytest.mark.parametrize("module", ["gymsdk", *ENVIRONMENTS])
+def test_every_package_opens_with_a_sentence(module: str) -> None:
+    assert (importlib.import_module(module).__doc__ or "").strip().split("\n")[0].endswith(".")

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gymsdk import Rollout, Step, Verdict, hookimpl, lines, play, rows
+from gymsdk.environment import Environment
+from gymsdk.episode import Budget
+
+
+class Graded(Verdict):
+    """A verdict with fields of its own."""
+
+    extracted: str | None
+    seen: tuple[int, ...] = (1,)
+
+
+class Grades:
+    """An environment whose steps pay and whose verdict has fields of its own."""
+
+    def __init__(self, error=None) -> None:
+        self.error = error
+
+    @hookimpl
+    def step(self):
+        return Step(reward=0.25, done=True)
+
+    @hookimpl
+    def verify(self, transcript):
+        if self.error:
+            raise self.error
+        return Graded(reward=1.0, components={"right": 0.75, "brief": 0.25}, extracted=transcript.reply)
+
+
+ROW = {"responses_create_params": {"input": "Hi", "temperature": 0.1}, "expected_answer": "4", "verifier_metadata": {}}
+
+
+@pytest.fixture
+async def rollout(policy):
+    sampling = {"temperature": 0.9}
+    return await play(Environment("grades", Grades()), policy("4"), ROW, seed=5, repeat=1, id="3:1", sampling=sampling)
+
+
+async def test_a_scored_line_holds_the_row_what_was_played_and_the_verdict_flat(rollout):
+    line = json.loads(rows.line(lines.scored(rollout, (3, 1))))
+    ours = line.pop("gymsdk")
+    response = line.pop("response")
+    assert line == {
+        "responses_create_params": {"input": [{"role": "user", "content": "Hi"}], "temperature": 0.9},
+        "expected_answer": "4",
+        "verifier_metadata": {},
+        "extracted": "4",
+        "seen": [1],
+        "grader_timeout": False,
+        "reward": 1.25,
+        "reward_components": {"right": 0.75, "brief": 0.25, "steps": 0.25},
+        "_ng_task_index": 3,
+        "_ng_rollout_index": 1,
+    }
+    assert [item["type"] for item in response["output"]] == ["message"]
+    assert {key: ours[key] for key in ("id", "environment", "seed", "outcome", "ended", "turns")} == {
+        "id": "3:1",
+        "environment": "grades",
+        "seed": 5,
+        "outcome": "scored",
+        "ended": "done",
+        "turns": 1,
+    }
+
+
+async def test_a_scored_line_is_read_back(rollout):
+    line = lines.scored(rollout, (3, 1))
+    read = lines.read(json.loads(rows.line(line)))
+    assert lines.key_of(line) == (3, 1)
+    assert (read.reward, read.components, read.repeat, read.seed) == (1.25, rollout.components, 1, 5)
+    assert (read.usage, read.timing, read.opening) == (rollout.usage, rollout.timing, rollout.opening)
+    assert read.verdict.model_dump() == rollout.verdict.model_dump(mode="json")
+    assert read.response == rollout.response
+
+
+async def test_a_line_read_back_is_written_the_same(rollout):
+    line = json.loads(rows.line(lines.scored(rollout, (3, 1))))
+    assert json.loads(rows.line(lines.scored(lines.read(line), (3, 1)))) == line
+
+
+async def test_a_verdict_without_components_has_none_on_its_line(policy):
+    class Plain:
+        @hookimpl
+        def verify(self):
+            return Verdict(reward=0.5)
+
+    rollout = await play(Environment("plain", Plain()), policy("4"), ROW)
+    assert "reward_components" not in lines.scored(rollout, (0, 0))
+
+
+async def test_the_tools_on_offer_are_on_the_line(policy):
+    def look(where: str): ...
+
+    class Tooled(Grades):
+        @hookimpl
+        def tools(self):
+            return [look]
+
+    rollout = await play(Environment("tooled", Tooled()), policy("4"), ROW)
+    line = lines.scored(rollout, (0, 0))
+    assert [tool["name"] for tool in line["responses_create_params"]["tools"]] == ["look"]
+
+
+async def test_a_failed_line_says_what_failed_and_has_no_reward(policy):
+    rollout = await play(Environment("grades", Grades(ValueError("no"))), policy("4"), ROW, budget=Budget(turns=1))
+    line = json.loads(rows.line(lines.failed(rollout, (3, 1), attempts=2)))
+    assert {key: value for key, value in line.items() if key.startswith("_ng_")} == {
+        "_ng_failure_class": "hook_raised",
+        "_ng_failure_stage": "verify",
+        "_ng_failure_message": "hook 'verify' of environment 'grades' raised ValueError: no",
+        "_ng_failure_terminal": False,
+        "_ng_attempt_index": 1,
+        "_ng_task_index": 3,
+        "_ng_rollout_index": 1,
+    }
+    assert "reward" not in line
+    assert line["expected_answer"] == "4"
+    assert line["response"]["output"]
+
+
+def test_a_rollout_that_never_opened_has_a_line_too():
+    rollout = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed")
+    line = lines.failed(rollout, (0, 0), attempts=1)
+    assert line["responses_create_params"] == ROW["responses_create_params"]
+    assert line["response"] is None

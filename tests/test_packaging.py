@@ -1,0 +1,194 @@
+"""What is published: four wheels and their sources, complete, typed, and free of this checkout."""
+
+from __future__ import annotations
+
+import email
+import re
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from configparser import ConfigParser
+from email.message import Message
+from pathlib import Path
+
+import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECTS = {
+    "gymsdk": Path(),
+    "gym_env_math": Path("environments/math"),
+    "gym_env_multineedle": Path("environments/multineedle"),
+    "gym_env_tool_call": Path("environments/tool_call"),
+}
+ENVIRONMENTS = [package for package in PROJECTS if package != "gymsdk"]
+SOURCES = ["gymsdk", "environments", "docs", "hatch_build.py", "pyproject.toml"]
+PAGES = ["README.md", "CHANGELOG.md", "LICENSE", ".gitignore"]
+PASSING = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis", "build", "dist", ".venv*")
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, in a folder with a space in its name."""
+    copy = tmp_path_factory.mktemp("a checkout")
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=PASSING)
+        else:
+            shutil.copy(source, copy / name)
+    for name in PAGES:
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheels(checkout: Path) -> dict[str, Path]:
+    """The wheels, by package."""
+    return {package: built(checkout / folder, checkout / "dist") for package, folder in PROJECTS.items()}
+
+
+@pytest.fixture(scope="module")
+def sources(checkout: Path) -> dict[str, Path]:
+    """The source distributions, by package."""
+    return {
+        package: Path(next(SdistBuilder(str(checkout / folder)).build(directory=str(checkout / "dist"))))
+        for package, folder in PROJECTS.items()
+    }
+
+
+def built(project: Path, target: Path, version: str = "standard") -> Path:
+    return Path(next(WheelBuilder(str(project)).build(directory=str(target), versions=[version])))
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def metadata(wheel: Path) -> Message:
+    return email.message_from_string(read(wheel, "METADATA"))
+
+
+def read(wheel: Path, name: str) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (each for each in archive.namelist() if each.endswith(f".dist-info/{name}"))
+        return archive.read(path).decode()
+
+
+def files(package: Path) -> Iterator[str]:
+    for path in package.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path.relative_to(package.parent).as_posix()
+
+
+@pytest.mark.parametrize("package", PROJECTS)
+def test_a_wheel_holds_its_package_whole_and_nothing_else(
+    package: str, checkout: Path, wheels: dict[str, Path]
+) -> None:
+    held = {name for name in names(wheels[package]) if ".dist-info/" not in name}
+    assert held == set(files(checkout / PROJECTS[package] / package))
+    assert f"{package}/py.typed" in held
+
+
+@pytest.mark.parametrize("package", PROJECTS)
+def test_a_wheel_holds_the_licence(package: str, wheels: dict[str, Path]) -> None:
+    assert "Apache License" in read(wheels[package], "licenses/LICENSE")
+    assert metadata(wheels[package])["License-Expression"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize("package", PROJECTS)
+def test_a_wheel_says_what_it_is_for(package: str, wheels: dict[str, Path]) -> None:
+    told = metadata(wheels[package])
+    classifiers = told.get_all("Classifier", [])
+    assert told["Requires-Python"] == ">=3.11"
+    assert told["Summary"]
+    assert len(told.get_payload()) > 200, "the README is its page"
+    assert "Typing :: Typed" in classifiers
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(classifiers)
+
+
+def test_all_versions_are_the_same(wheels: dict[str, Path]) -> None:
+    assert len({metadata(wheel)["Version"] for wheel in wheels.values()}) == 1
+
+
+def test_the_changelog_knows_the_version(wheels: dict[str, Path], checkout: Path) -> None:
+    version = metadata(wheels["gymsdk"])["Version"]
+    assert f"\n## [{version}]" in (checkout / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("package", ENVIRONMENTS)
+def test_an_environment_registers_itself_under_its_name(package: str, wheels: dict[str, Path]) -> None:
+    points = ConfigParser()
+    points.read_string(read(wheels[package], "entry_points.txt"))
+    assert dict(points["gymsdk.environments"]) == {package.removeprefix("gym_env_"): package}
+
+
+def test_gymsdk_brings_the_command(wheels: dict[str, Path]) -> None:
+    points = ConfigParser()
+    points.read_string(read(wheels["gymsdk"], "entry_points.txt"))
+    assert {section: dict(points[section]) for section in points.sections()} == {
+        "console_scripts": {"gymsdk": "gymsdk.cli:main"}
+    }
+
+
+def required(wheel: Path) -> set[str]:
+    needs = [need for need in metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in need]
+    return {re.match(r"[\w.-]+", need)[0] for need in needs}
+
+
+def test_what_each_wheel_requires_is_no_more_than_it_should(wheels: dict[str, Path]) -> None:
+    assert {package: required(wheels[package]) for package in ENVIRONMENTS} == {
+        "gym_env_math": {"gymsdk", "math-verify"},
+        "gym_env_multineedle": {"gymsdk"},
+        "gym_env_tool_call": {"gymsdk"},
+    }
+    assert required(wheels["gymsdk"]) & {"openai", "ray", "vllm", "trl", "cookiecutter", "matplotlib"} == set()
+
+
+@pytest.mark.parametrize("package", PROJECTS)
+def test_nothing_published_names_a_path(package: str, wheels: dict[str, Path], sources: dict[str, Path]) -> None:
+    assert "file:" not in read(wheels[package], "METADATA")
+    with tarfile.open(sources[package]) as archive:
+        (name,) = (each for each in archive.getnames() if each.endswith("PKG-INFO"))
+        assert b"file:" not in archive.extractfile(name).read()
+
+
+@pytest.mark.parametrize("package", PROJECTS)
+def test_the_sources_build_the_same_wheel(
+    package: str, tmp_path: Path, wheels: dict[str, Path], sources: dict[str, Path]
+) -> None:
+    with tarfile.open(sources[package]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (project,) = tmp_path.iterdir()
+    rebuilt = built(project, tmp_path)
+    assert names(rebuilt) == names(wheels[package])
+    assert read(rebuilt, "METADATA") == read(wheels[package], "METADATA")
+
+
+def test_an_editable_install_of_the_checkout_brings_its_environments(checkout: Path, tmp_path: Path) -> None:
+    needs = metadata(built(checkout, tmp_path, "editable")).get_all("Requires-Dist", [])
+    brought = {need.partition(" @ ")[0]: need for need in needs if " @ " in need}
+    assert set(brought) == {package.replace("_", "-") for package in ENVIRONMENTS}
+    assert all(need.endswith(' ; extra == "dev"') for need in brought.values())
+
+
+@pytest.mark.parametrize("package", ENVIRONMENTS)
+def test_the_environments_it_brings_run_from_the_checkout(package: str, checkout: Path, tmp_path: Path) -> None:
+    built(checkout, tmp_path, "editable")
+    (wheel,) = (checkout / "build" / "editable").glob(f"{package}-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (pointer,) = (name for name in archive.namelist() if name.endswith(".pth"))
+        assert Path(archive.read(pointer).decode().strip()) == checkout / PROJECTS[package]
+    assert f"{package}/__init__.py" not in names(wheel)
+
+
+def test_an_editable_install_of_unpacked_sources_needs_no_environments(
+    sources: dict[str, Path], tmp_path: Path
+) -> None:
+    with tarfile.open(sources["gymsdk"]) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (project,) = tmp_path.iterdir()
+    assert "file:" not in read(built(project, tmp_path, "editable"), "METADATA")

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import json
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from gymsdk import State
+from gymsdk.tools import WrongArguments, refusal, tool, toolbox, unknown, written
+
+
+class Place(BaseModel):
+    city: str
+    country: str
+
+
+def forecast(city: str, day: dt.date, unit: str = "celsius", stops: list[Place] | None = None) -> str:
+    """Tell the weather.
+
+    For up to ten days.
+    """
+    return unit
+
+
+def remember(state: State, task, config, shared, note: str): ...
+
+
+FORECAST = tool(forecast)
+
+
+def test_the_docstring_describes_the_tool():
+    assert FORECAST.schema["description"] == "Tell the weather.\n\nFor up to ten days."
+    assert tool(remember).schema["description"] == ""
+
+
+def test_parameters_the_host_fills_are_never_in_the_schema():
+    made = tool(remember)
+    assert list(made.schema["parameters"]["properties"]) == ["note"]
+    assert made.asks == {"state", "task", "config", "shared"}
+    with pytest.raises(WrongArguments, match="state: Extra inputs are not permitted"):
+        made.read('{"note": "a", "state": {}}')
+
+
+def test_arguments_are_validated_into_their_types():
+    arguments = FORECAST.read('{"city": "Bern", "day": "2026-01-31", "stops": [{"city": "Aarau", "country": "CH"}]}')
+    assert arguments == {
+        "city": "Bern",
+        "day": dt.date(2026, 1, 31),
+        "stops": [Place(city="Aarau", country="CH")],
+    }
+
+
+def test_null_means_the_default():
+    arguments = FORECAST.read('{"city": "Bern", "day": "2026-01-31", "unit": null, "stops": null}')
+    assert forecast(**arguments) == "celsius"
+
+
+def test_null_is_a_value_where_there_is_no_default():
+    def mark(note: str | None): ...
+
+    assert tool(mark).read('{"note": null}') == {"note": None}
+
+
+def test_no_arguments_at_all_are_an_empty_object():
+    def now(): ...
+
+    assert tool(now).read("") == {}
+    assert tool(now).schema["strict"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "Invalid tool call arguments: unexpected end of data"),
+        ("[" * 100_000, "Invalid tool call arguments: "),
+        ('"\ud800"', "Invalid tool call arguments: "),
+        ("[1]", "Invalid tool call arguments: forecast takes a JSON object"),
+        ("null", "Invalid tool call arguments: forecast takes a JSON object"),
+        ("{}", "Invalid tool call arguments for forecast: city: Field required; day: Field required"),
+        ('{"city": 5, "day": "2026-01-31"}', "for forecast: city: Input should be a valid string"),
+        ('{"city": null, "day": "2026-01-31"}', "for forecast: city: Input should be a valid string"),
+        ('{"city": "Bern", "day": "2026-02-31"}', "for forecast: day: Input should be a valid date"),
+        ('{"city": "Bern", "day": "2026-01-31", "town": 1}', "for forecast: town: Extra inputs are not permitted"),
+        (
+            '{"city": "Bern", "day": "2026-01-31", "stops": [{"city": "Bern"}]}',
+            "for forecast: stops.0.country: Field required",
+        ),
+    ],
+)
+def test_wrong_arguments_are_told_in_words_a_policy_can_act_on(text, message):
+    with pytest.raises(WrongArguments) as caught:
+        FORECAST.read(text)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: x, "has no name a policy could call; write it as a named function"),
+        (functools.partial(forecast, "Bern"), "has no name a policy could call; write it as a named function"),
+        (Place, "has no name a policy could call; write it as a named function"),
+        ("forecast", "has no name a policy could call; write it as a named function"),
+    ],
+)
+def test_what_has_no_name_cannot_be_a_tool(function, message):
+    with pytest.raises(TypeError, match=message):
+        tool(function)
+
+
+def untyped(city): ...
+def starred(*cities: str): ...
+def keyed(**cities: str): ...
+def positional(city: str, /): ...
+def unknown_type(city: Missing): ...  # noqa: F821  # that is the point
+def unknown_attribute(city: dt.missing): ...
+def unserialisable(call: Callable[[], int]): ...
+def unvalidatable(lock: functools.partial): ...
+def field_default(city: str = Field(description="Where.")): ...
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (untyped, "tool 'untyped': parameter 'city' needs a type; it becomes the tool's schema"),
+        (starred, "tool 'starred': parameter 'cities' has no name a policy could give"),
+        (keyed, "tool 'keyed': parameter 'cities' has no name a policy could give"),
+        (positional, "tool 'positional': parameter 'city' has no name a policy could give"),
+        (unknown_type, "tool 'unknown_type': the annotation of 'city' names nothing: name 'Missing' is not defined"),
+        (unknown_attribute, "tool 'unknown_attribute': the annotation of 'city' names nothing: 'dt.missing'"),
+        (unserialisable, "tool 'unserialisable': Cannot generate a JsonSchema for core_schema.CallableSchema"),
+        (unvalidatable, "tool 'unvalidatable': Unable to generate pydantic-core schema"),
+        (field_default, "tool 'field_default': parameter 'city' has a `Field(...)` for its default; write `Annotated"),
+    ],
+)
+def test_a_parameter_that_cannot_be_offered_is_named(function, message):
+    with pytest.raises(TypeError) as caught:
+        tool(function)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_description_and_a_plain_default_go_together():
+    def go(city: Annotated[str, Field(description="Where.")] = "Bern"):
+        return city
+
+    assert tool(go).read("{}") == {}
+
+
+def test_two_tools_of_one_name_are_refused():
+    with pytest.raises(TypeError, match="two tools are named 'forecast'"):
+        toolbox([forecast, forecast])
+
+
+def test_a_method_is_a_tool_without_its_self():
+    class World:
+        def look(self, where: str): ...
+
+    assert tool(World().look).read('{"where": "up"}') == {"where": "up"}
+
+
+IMAGE = {"type": "input_image", "image_url": "data:"}
+
+
+@pytest.mark.parametrize("value", ["text", "", [IMAGE], [{"type": "input_text", "text": "a"}, IMAGE]])
+def test_text_and_content_parts_are_written_as_they_are(value):
+    assert written(value) is value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "null"),
+        ({"a": 1}, '{"a":1}'),
+        ([], "[]"),
+        ([1, "a"], '[1,"a"]'),
+        (Place(city="Bern", country="CH"), '{"city":"Bern","country":"CH"}'),
+        ([Place(city="Zürich", country="CH")], '[{"city":"Zürich","country":"CH"}]'),
+        ({dt.date(2026, 1, 31): {1}}, '{"2026-01-31":[1]}'),
+        ([{"type": "meeting", "with": "Ann"}], '[{"type":"meeting","with":"Ann"}]'),
+        ([{"type": ["odd"]}], '[{"type":["odd"]}]'),
+    ],
+)
+def test_anything_else_is_written_as_json(value, expected):
+    assert written(value) == expected
+
+
+def circular() -> list[Any]:
+    ring: list[Any] = []
+    ring.append(ring)
+    return ring
+
+
+@pytest.mark.parametrize("value", [object(), {"a": object()}, b"\xff", circular(), ["\ud800"]])
+def test_what_json_cannot_hold_is_said_so(value):
+    with pytest.raises(TypeError, match="returned something JSON cannot hold"):
+        written(value)
+
+
+def test_an_unknown_tool_is_answered_with_what_there_is():
+    assert unknown("getWether", ["getWeather", "stop"]) == (
+        "There is no tool named 'getWether'. Did you mean 'getWeather'? Tools on offer: getWeather, stop."
+    )
+    assert unknown("x", []) == "There is no tool named 'x'. Tools on offer: none."
+
+
+def test_a_refusal_is_a_json_object_whatever_the_message_holds():
+    assert json.loads(refusal('a "b" \ud800')) == {"error": 'a "b" \ud800'}
