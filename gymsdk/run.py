@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -42,20 +41,26 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """How a plan is carried out: where to, on top of what, how many at once and how often a failed one is tried."""
+class Pace:
+    """How hard a run tries: episodes in flight at once, tries of a failed one, seconds for a model call."""
 
-    plan: Plan
-    output: Path
-    watch: Watch
-    resume: bool = False
-    overwrite: bool = False
     at_once: int = 64
     attempts: int = 3
     timeout: float = 600.0
 
 
-async def carry_out(run: Run) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A plan on its way to a folder: on top of what is there, in place of it, or where nothing is."""
+
+    plan: Plan
+    output: Path
+    resume: bool = False
+    overwrite: bool = False
+    pace: Pace = Pace()
+
+
+async def carry_out(run: Run, watch: Watch) -> list[Row]:
     """Play *run* to its end and give the figures of each environment, which are in `metrics.json` too.
 
     Raises `UsageError` before anything is written where the plan cannot be played, `ModelLost` where it gives up.
@@ -64,12 +69,12 @@ async def carry_out(run: Run) -> list[Row]:
     if run.resume and run.overwrite:
         raise UsageError("--resume goes on with the run in the folder, --overwrite replaces it; choose one of them")
     environments = {name: registry.load(name, **given) for name, given in plan.environments.items()}
-    model = models.model(plan.model, base_url=plan.base_url, api=plan.api, timeout=run.timeout)
-    play = Play(environments, model, plan.seed, plan.budget, run.attempts)
+    model = models.model(plan.model, base_url=plan.base_url, api=plan.api, timeout=run.pace.timeout)
+    play = Play(environments, model, plan.seed, plan.budget, run.pace.attempts)
     try:
         with RunFolder(run.output) as folder:
-            _prepare(folder, run, environments)
-            await _complete(folder, run, play)
+            _prepare(folder, run, watch, environments)
+            await _complete(folder, run, watch, play)
             figures = await summaries(folder, environments, repeats=plan.repeats)
             folder.conclude(figures)
             return figures
@@ -77,22 +82,22 @@ async def carry_out(run: Run) -> list[Row]:
         await http.aclose()
 
 
-async def _complete(folder: RunFolder, run: Run, play: Play) -> None:
+async def _complete(folder: RunFolder, run: Run, watch: Watch, play: Play) -> None:
     repeats, standing = run.plan.repeats, folder.standing()
-    run.watch.begun(total=repeats * sum(1 for _ in rows.lines(folder.inputs)), standing=standing)
+    watch.begun(total=repeats * sum(1 for _ in rows.lines(folder.inputs)), standing=standing)
     patience = Patience(scored=standing.scored)
 
     def told(played: Played) -> None:
-        run.watch.ended(played)
+        watch.ended(played)
         patience.heard(played.rollout)
 
     try:
-        await complete(folder, play, repeats=repeats, done=standing.done, at_once=run.at_once, told=told)
+        await complete(folder, play, repeats=repeats, done=standing.done, at_once=run.pace.at_once, told=told)
     except ModelLost as error:
         raise ModelLost(f"{error}; what has finished is in {run.output}; mend that, then go on with --resume") from None
 
 
-def _prepare(folder: RunFolder, run: Run, environments: Mapping[str, Environment]) -> None:
+def _prepare(folder: RunFolder, run: Run, watch: Watch, environments: Mapping[str, Environment]) -> None:
     asked, now = settings(run.plan, environments), occasion(run.plan, environments.values())
     if not run.overwrite and (strangers := folder.strangers()):
         found = ", ".join(strangers)
@@ -100,7 +105,7 @@ def _prepare(folder: RunFolder, run: Run, environments: Mapping[str, Environment
     if folder.ours and not (run.resume or run.overwrite):
         raise BadOutput(f"{run.output} holds a run; go on with --resume, replace it with --overwrite")
     if not (run.resume and folder.begun):
-        folder.begin(settings=asked, about={**now, **host()}, inputs=_inputs(run, environments))
+        folder.begin(settings=asked, about={**now, **host()}, inputs=_inputs(run.plan, watch, environments))
         return
     if changed := differences(folder.settings(), asked):
         told = "; ".join(changed)
@@ -110,27 +115,26 @@ def _prepare(folder: RunFolder, run: Run, environments: Mapping[str, Environment
     folder.resume(now)
 
 
-def _inputs(run: Run, environments: Mapping[str, Environment]) -> Iterator[Row]:
+def _inputs(plan: Plan, watch: Watch, environments: Mapping[str, Environment]) -> Iterator[Row]:
     """Yield the rows as they are sent; raises `BadRow` where there is none."""
-    plan, taken = run.plan, Counter[str]()
-    for name, row in _sourced(run, environments):
+    taken = Counter[str]()
+    for name, row in _sourced(plan, watch, environments):
         yield stamped(row, environment=name, task=taken.total(), sampling=plan.sampling)
         taken[name] += 1
     if not taken:
         source = plan.tasks or f"split {plan.split!r}"
         raise BadRow(f"{source} has no rows to play; name another with --tasks or --split")
     if plan.tasks is None and plan.limit is None and ENDLESS in taken.values():
-        run.watch.told(f"took the first {ENDLESS} tasks; --limit N takes another number")
+        watch.told(f"took the first {ENDLESS} tasks; --limit N takes another number")
 
 
-def _sourced(run: Run, environments: Mapping[str, Environment]) -> Sourced:
-    plan = run.plan
+def _sourced(plan: Plan, watch: Watch, environments: Mapping[str, Environment]) -> Sourced:
     if plan.tasks is None:
         return from_splits(environments, plan.split, seed=plan.seed, limit=plan.limit or ENDLESS)
-    return from_file(environments, plan.tasks, limit=plan.limit, bad=partial(_bad, run))
 
+    def bad(error: BadRow) -> None:
+        if not plan.skip_bad_rows:
+            raise BadRow(f"{error}, or leave such rows out with --skip-bad-rows") from None
+        watch.told(f"skipped {error}")
 
-def _bad(run: Run, error: BadRow) -> None:
-    if not run.plan.skip_bad_rows:
-        raise BadRow(f"{error}, or leave such rows out with --skip-bad-rows") from None
-    run.watch.told(f"skipped {error}")
+    return from_file(environments, plan.tasks, limit=plan.limit, bad=bad)

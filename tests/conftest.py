@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -166,7 +167,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: {version}\nSummary: Made.\n")
         (about / "entry_points.txt").write_text(f"[gymsdk.environments]\n{name} = {module}\n")
         monkeypatch.syspath_prepend(site)
-        monkeypatch.setenv("PYTHONPATH", str(site))
+        monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
         return site
 
     yield install

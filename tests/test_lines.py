@@ -7,6 +7,7 @@ import pytest
 from gymsdk import Rollout, Step, Verdict, hookimpl, lines, play, rows
 from gymsdk.environment import Environment
 from gymsdk.episode import Budget
+from gymsdk.outcome import Failure
 
 
 class Graded(Verdict):
@@ -129,3 +130,23 @@ def test_a_rollout_that_never_opened_has_a_line_too():
     line = lines.failed(rollout, (0, 0), attempts=1)
     assert line["responses_create_params"] == ROW["responses_create_params"]
     assert line["response"] is None
+
+
+async def test_what_an_earlier_play_wrote_on_a_row_is_left_out(policy):
+    played = {**ROW, "reward": 9.0, "response": {}, "gymsdk": {}, "_ng_failure_class": "old", "mine": 1}
+    rollout = await play(Environment("grades", Grades()), policy("4"), played)
+    line = lines.scored(rollout, (0, 0))
+    assert (line["reward"], line["mine"]) == (1.25, 1)
+    assert "_ng_failure_class" not in line
+
+
+async def test_a_failure_of_the_models_is_tried_again_on_a_resume(policy):
+    refused = await play(Environment("grades", Grades()), policy([("no", "{")]), ROW, budget=Budget(turns=1))
+    for stage, kind, terminal in (
+        ("model", "model_refused", False),
+        ("verify", "judge_failed", False),
+        ("step", "x", True),
+    ):
+        failure = Failure(stage=stage, kind=kind, message="")
+        line = lines.failed(refused.model_copy(update={"failure": failure}), (0, 0), attempts=1)
+        assert line["_ng_failure_terminal"] is terminal

@@ -12,7 +12,7 @@ from gymsdk.errors import BadOutput, BadRow, GymsdkError, ModelLost, UsageError
 from gymsdk.folder import FILES, Standing
 from gymsdk.plan import Plan
 from gymsdk.rollouts import Played
-from gymsdk.run import ENDLESS, Run, carry_out
+from gymsdk.run import ENDLESS, Pace, Run, carry_out
 
 
 class Ear:
@@ -47,7 +47,8 @@ def out(tmp_path: Path) -> Path:
 def _run(out: Path, *, resume: bool = False, overwrite: bool = False, attempts: int = 1, **plan: Any) -> Ear:
     given = {"environments": {"sums": {}}, "model": "scripted/oracle", "limit": 3, **plan}
     ear = Ear()
-    asyncio.run(carry_out(Run(Plan(**given), out, ear, resume=resume, overwrite=overwrite, attempts=attempts)))
+    run = Run(Plan(**given), out, resume=resume, overwrite=overwrite, pace=Pace(attempts=attempts))
+    asyncio.run(carry_out(run, ear))
     return ear
 
 

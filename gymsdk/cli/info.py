@@ -116,7 +116,7 @@ def _field(field: dict[str, Any]) -> str:
 
     default = "" if field["required"] else f" = {_short(rows.written(field['default']).decode(), 60)}"
     told = f"  # {field['description']}" if field["description"] else ""
-    return f"  {field['name']}: {field['type']}{default}{told}"
+    return f"  {field['name']}: {_short(field['type'], 80)}{default}{told}"
 
 
 def _opening(tool: Item) -> str:

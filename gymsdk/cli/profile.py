@@ -53,7 +53,9 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.cli.running import carried_out, dated
     from gymsdk.episode import Budget
     from gymsdk.plan import Plan
+    from gymsdk.run import Pace, Run
 
+    sampled = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     plan = Plan(
         environments=options.settings([name], settings),
         model=model,
@@ -65,23 +67,14 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         skip_bad_rows=skip_bad_rows,
         repeats=repeats,
         seed=seed,
-        sampling=options.sampling(
-            temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param
-        ),
+        sampling=sampled,
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
     if plot:
         _must_draw()
-    folder = output or dated(["profile", name])
-    carried_out(
-        plan,
-        folder,
-        resume=resume,
-        overwrite=overwrite,
-        at_once=concurrency,
-        attempts=attempts,
-        timeout=timeout,
-    )
+    folder, pace = output or dated(["profile", name]), Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
+    run = Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace)
+    carried_out(run)
     found = _concluded(plan, folder, plot=plot)
     typer.echo(found.model_dump_json(indent=2) if json else "\n".join([*_lines(found), *_paths(folder, plot=plot)]))
     if found.failures:

@@ -23,7 +23,10 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     tasks: options.Tasks = None,
     split: options.Split = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Take this many tasks (of a split, 100 if not given).")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Take this many tasks of the file, or of each split (there 100 if not given)."
+        ),
     ] = None,
     repeats: options.Repeats = 1,
     concurrency: options.Concurrency = 64,
@@ -48,10 +51,11 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.cli.running import carried_out, dated
     from gymsdk.episode import Budget
     from gymsdk.plan import Plan
+    from gymsdk.run import Pace, Run
 
-    named = list(dict.fromkeys(names))
+    sampled = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     plan = Plan(
-        environments=options.settings(named, settings),
+        environments=options.settings(names, settings),
         model=model,
         base_url=base_url,
         api=api,
@@ -61,22 +65,13 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         skip_bad_rows=skip_bad_rows,
         repeats=repeats,
         seed=seed,
-        sampling=options.sampling(
-            temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param
-        ),
+        sampling=sampled,
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
-    folder = output or dated(named)
-    figures = carried_out(
-        plan,
-        folder,
-        resume=resume,
-        overwrite=overwrite,
-        at_once=concurrency,
-        attempts=attempts,
-        timeout=timeout,
-    )
-    _print(folder, figures, json=json)
+    pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
+    run = Run(plan, output or dated(list(plan.environments)), resume=resume, overwrite=overwrite, pace=pace)
+    figures = carried_out(run)
+    _print(run.output, figures, json=json)
     if any(each["failures"] or each["complaint"] for each in figures):
         raise typer.Exit(1)
 

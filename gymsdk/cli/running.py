@@ -17,7 +17,6 @@ import typer
 from gymsdk.cli.progress import Progress
 from gymsdk.cli.stopping import Stopped, until_stopped
 from gymsdk.origin import program
-from gymsdk.plan import Plan
 from gymsdk.run import Run, carry_out
 from gymsdk.types import Row
 
@@ -25,24 +24,13 @@ ALIKE = 5
 """How many warnings of one form are shown."""
 
 
-def carried_out(
-    plan: Plan, folder: Path, *, resume: bool, overwrite: bool, at_once: int, attempts: int, timeout: float
-) -> list[Row]:
-    """Play *plan* and give its figures; a signal leaves the folder resumable and says how."""
+def carried_out(run: Run) -> list[Row]:
+    """Play *run* and give its figures; a signal leaves the folder resumable and says how."""
+    folder = run.output
     with Progress() as watch, _warnings():
-        run = Run(
-            plan,
-            folder,
-            watch,
-            resume=resume,
-            overwrite=overwrite,
-            at_once=at_once,
-            attempts=attempts,
-            timeout=timeout,
-        )
         words = f"stopped; what has finished is in {folder}; go on with:\n  {again(sys.argv[1:], folder)}"
         try:
-            return until_stopped(carry_out(run), last_words=f"{words}\n")
+            return until_stopped(carry_out(run, watch), last_words=f"{words}\n")
         except Stopped as stop:
             code = stop.code
     if folder.exists():

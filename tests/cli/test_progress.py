@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Command
+from gymsdk.cli import progress
+
+HOLDING = """
+import time
+from typing import Literal
+from gymsdk import Message, Task, Verdict, hookimpl
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    while True:
+        yield Task.ask("?")
+
+@hookimpl
+async def verify():
+    time.sleep(0.06)
+    return Verdict(reward=0.5)
+
+@hookimpl
+def solve():
+    return Message(content="!")
+"""
+
+
+def test_where_there_is_no_terminal_a_line_is_told_now_and_then(
+    gymsdk: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    err = gymsdk("rollout", "sums", "--limit", 2, "-o", "out", "--concurrency", 1).err
+    assert err == "1 of 2 rollouts, reward 1.000, failed 0\n2 of 2 rollouts, reward 1.000, failed 0\n"
+
+
+def test_the_mean_counts_what_an_earlier_run_has_scored(
+    gymsdk: Command, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    words = ("rollout", "sums", "--limit", 2, "-o", "out", "--concurrency", 1)
+    gymsdk(*words)
+    rollouts = there / "out" / "rollouts.jsonl"
+    first = rollouts.read_text().splitlines()[0].replace('"reward":1.0', '"reward":0.5')
+    rollouts.write_text(f"{first}\n")
+    err = gymsdk(*words, "--resume").err
+    assert err == "resumed: 1 of 2 rollouts are done\n2 of 2 rollouts, reward 0.750, failed 0\n"
+
+
+def test_a_warning_of_one_form_is_shown_five_times(gymsdk: Command, installed: Callable[..., Path]) -> None:
+    installed("holding", HOLDING)
+    err = gymsdk("rollout", "holding", "--limit", 8, "-o", "out").err
+    assert err.count("held the event loop for") == 5
+    assert err.count("(further warnings like this one are not shown)") == 1
+    assert logging.getLogger("gymsdk").handlers == []
