@@ -24,9 +24,13 @@ VARIABLES = {
 
 
 def _address(base_url: str) -> str:
-    if re.match(r"https?://[^/\s]+", base_url):
-        return base_url
-    raise ValueError("write it as http://HOST:PORT/v1")
+    if not re.match(r"https?://[^/\s]+", base_url):
+        raise ValueError("write it as http://HOST:PORT/v1")
+    if "@" in base_url.split("/")[2]:
+        raise ValueError(
+            "leave user and password out of it; a key goes into GYMSDK_API_KEY, or policy_api_key in env.yaml"
+        )
+    return base_url
 
 
 class ModelOptions(BaseModel):

@@ -172,3 +172,9 @@ def test_a_wrong_key_is_refused_without_showing_it() -> None:
     with pytest.raises(BadModelOption) as caught:
         options("vllm/x", {"api_key": ["sk-list"]})
     assert "sk-list" not in str(caught.value)
+
+
+def test_a_password_in_the_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(BadModelOption, match="leave user and password out of it") as refused:
+        options("endpoint/x", {"base_url": "http://me:hush@127.0.0.1:1/v1"})
+    assert "hush" not in str(refused.value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 from gymsdk import Claims, Message, Rollout, Transcript, hookimpl
@@ -48,6 +48,6 @@ def claims(task: MathTask) -> Claims:
 
 
 @hookimpl
-def metrics(rollouts: list[Rollout]) -> dict[str, float]:
+def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Give the mean reward by family and by difficulty."""
     return accuracies(rollouts)

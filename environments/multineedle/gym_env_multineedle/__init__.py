@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
@@ -68,6 +68,6 @@ async def claims() -> Claims:
 
 
 @hookimpl
-async def metrics(rollouts: list[Rollout]) -> dict[str, float]:
+def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Give the means of the verdict's fields, and accuracy by number of needles."""
     return means(rollouts) | by_needles(rollouts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -11,14 +12,14 @@ from gymsdk import Rollout
 FIELDS = ("accuracy", "set_overlap", "original_term_minefield_hit", "order_instruction_following_failure")
 
 
-def means(rollouts: list[Rollout]) -> dict[str, float]:
+def means(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Give `mean/<field>` for every boolean or numeric field of the verdicts."""
     verdicts = list(map(_fields, rollouts))
     found = {field: [verdict[field] for verdict in verdicts if field in verdict] for field in FIELDS}
     return {f"mean/{field}": fmean(values) for field, values in found.items() if values}
 
 
-def by_needles(rollouts: list[Rollout]) -> dict[str, float]:
+def by_needles(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Give `needles=<n>/mean/accuracy` for each number of expected values."""
     found: defaultdict[int, list[bool]] = defaultdict(list)
     for rollout in rollouts:

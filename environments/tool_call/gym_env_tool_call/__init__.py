@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from gymsdk import Action, Claims, Message, Reset, Rollout, Step, ToolCall, Transcript, hookimpl
@@ -77,7 +77,7 @@ async def claims(task: Request) -> Claims:
 
 
 @hookimpl
-async def metrics(rollouts: list[Rollout]) -> dict[str, float]:
+def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Give the share solved by kind and by number of calls needed, and the share that did what nobody asked for."""
     figures: defaultdict[str, list[float]] = defaultdict(list)
     # A verdict that was read back from a file is no longer a `Graded`, but its fields are the same.
