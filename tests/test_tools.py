@@ -208,3 +208,4 @@ def test_an_unknown_tool_is_answered_with_what_there_is():
 
 def test_a_refusal_is_a_json_object_whatever_the_message_holds():
     assert json.loads(refusal('a "b" \ud800')) == {"error": 'a "b" \ud800'}
+    assert refusal("Zürich") == '{"error": "Zürich"}'

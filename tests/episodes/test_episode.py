@@ -69,6 +69,19 @@ async def test_the_policy_is_shown_the_history_the_tools_and_the_rows_own_parame
     }
 
 
+async def test_tools_that_nobody_could_call_are_not_shown(notebook, policy):
+    shown = []
+
+    class Keeps:
+        async def respond(self, request, *, episode=None):
+            shown.append(request)
+            return wire.response([wire.message("done")], model="keeps")
+
+    row = {"responses_create_params": {"input": "Hi", "tools": [{"type": "web_search"}]}}
+    await play(Environment("notebook", notebook), Keeps(), row)
+    assert "tools" not in shown[0]
+
+
 async def test_messages_of_a_turns_steps_come_after_all_its_outputs(policy, task):
     rollout = await play(Environment("paying", Paying()), policy(notes("a", "b"), "stop"), task)
     said = [item.get("output") or item["content"] for item in rollout.response["output"][2:6]]
@@ -151,11 +164,11 @@ async def test_a_deadline_that_passed_in_a_step_is_found_before_the_next_turn(po
     assert rollout.ended == "deadline" or rollout.failure.kind == "hook_timeout"
 
 
-async def test_a_response_that_ran_out_of_tokens_is_not_played_but_judged(notebook, policy, task):
+@pytest.mark.parametrize("told", [{"status": "incomplete"}, {"incomplete_details": {"reason": "max_output_tokens"}}])
+async def test_a_response_that_ran_out_of_tokens_is_not_played_but_judged(notebook, task, told):
     class CutOff:
         async def respond(self, request, *, episode=None):
-            output = [wire.function_call("note", '{"what": "a', "c")]
-            return wire.response(output, model="cut", status="incomplete", reason="max_output_tokens")
+            return wire.response([wire.function_call("note", '{"what": "a', "c")], model="cut") | told
 
     rollout = await play(Environment("notebook", notebook), CutOff(), task)
     assert (rollout.outcome, rollout.ended, rollout.reward) == ("scored", "tokens", 0.0)

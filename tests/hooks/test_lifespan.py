@@ -36,6 +36,8 @@ async def test_lifespan_begins_and_ends_once_whatever_is_played(task):
         await environment.reset(task)
         await environment.reset(task)
     assert told == ["begin", "reset", "reset", "end"]
+    with pytest.raises(UsageError, match="environment 'lives' has a lifespan"):
+        await environment.reset(task)
 
 
 async def test_lifespan_that_has_not_begun_is_the_users_mistake(recorder):
