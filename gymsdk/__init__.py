@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         Transcript,
         Verdict,
     )
-    from gymsdk.workers import offload
+    from gymsdk.workers.offload import offload
 
 __version__ = "0.1.0"
 
@@ -70,7 +70,7 @@ _HOMES = {
     "installed": "plugins.registry",
     "load": "plugins.registry",
     "model": "models.registry",
-    "offload": "workers",
+    "offload": "workers.offload",
     "play": "episode",
 } | dict.fromkeys(
     ["BrokenEnvironment", "BudgetSpent", "Failed", "GymsdkError", "Unscorable", "UsageError", "WorkerLost"], "errors"

@@ -11,9 +11,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from gymsdk import answers, complaints, tools
-from gymsdk.author import Author, from_now, stage
-from gymsdk.configured import configured
+from gymsdk import complaints, tools
 from gymsdk.errors import (
     BadRow,
     BrokenEnvironment,
@@ -24,9 +22,12 @@ from gymsdk.errors import (
     WorkerLost,
     suggestion,
 )
-from gymsdk.lifespan import Lifespan
 from gymsdk.outcome import Rollout
+from gymsdk.plugins import answers
+from gymsdk.plugins.author import Author, from_now, stage
+from gymsdk.plugins.configured import configured
 from gymsdk.plugins.floor import Floor
+from gymsdk.plugins.lifespan import Lifespan
 from gymsdk.plugins.stack import Answerer, stack
 from gymsdk.turns import played, spans
 from gymsdk.types import (

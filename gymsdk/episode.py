@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from gymsdk import responses, turns, usage, wire
-from gymsdk.answers import STEPS
 from gymsdk.errors import EpisodeError, Unscorable
 from gymsdk.outcome import Failure, Outcome, Rollout, Timing
+from gymsdk.plugins.answers import STEPS
 from gymsdk.types import Action, Ended, Episode, Item, Model, Playable, Row, Step, Task, ToolCall, Transcript, Verdict
 
 log = logging.getLogger("gymsdk")

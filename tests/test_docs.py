@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import gymsdk
 from gymsdk import model
 from gymsdk.plugins import hookspecs
 from gymsdk.servers import policy
@@ -193,6 +194,29 @@ async def test_every_field_of_a_runs_files_is_documented(shell: Shell) -> None:
     documented = set(re.findall(r"`([^`]+)`", text_of("docs/rollouts.md")))
     assert len(found) > 30
     assert sorted(found - documented) == []
+
+
+PLAYED_BY_HAND = {"person_left"}
+"""Kinds that no run has."""
+
+FAILURES = {"Failed", "Unscorable", "BudgetSpent", "WorkerLost", "Failure", "_lost"}
+
+
+def kinds() -> set[str]:
+    """Give every kind of failure that gymsdk's own code names."""
+    found: set[str] = set()
+    for path in Path(gymsdk.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1] in FAILURES:
+                given = [word.value for word in call.keywords if word.arg == "kind"]
+                found |= {str(each.value) for one in given for each in ast.walk(one) if isinstance(each, ast.Constant)}
+    return {kind for kind in found if not kind.startswith("_") and not kind.endswith("_")}
+
+
+def test_every_kind_of_failure_is_documented() -> None:
+    documented = set(re.findall(r"`(\w+)`", text_of("docs/rollouts.md")))
+    assert len(kinds()) > 15
+    assert sorted(kinds() - documented - PLAYED_BY_HAND - {"unknown"}) == []
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -51,7 +51,7 @@ def _told(name: str, environment: Environment) -> dict[str, Any]:
 
 
 def _first(environment: Environment) -> list[Item]:
-    from gymsdk.sources import from_splits
+    from gymsdk.rollouts.sources import from_splits
 
     if not environment.splits:
         return []

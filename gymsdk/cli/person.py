@@ -10,9 +10,9 @@ import typer
 
 from gymsdk import wire
 from gymsdk.errors import Failed
-from gymsdk.threads import Threads
 from gymsdk.turns import of_policy
 from gymsdk.types import Episode, Item, Model, text_of
+from gymsdk.workers.threads import Threads
 
 HELP = "Write a reply, or `/call TOOL {JSON}`; `/tools` shows the tools, `/quit` ends."
 

@@ -43,9 +43,9 @@ def play(  # noqa: PLR0913  # each is an option of the command
     """Play one episode and show its verdict."""
     from gymsdk.cli.person import Person, Shown
     from gymsdk.cli.stopping import Stopped, until_stopped
-    from gymsdk.jobs import stamped
     from gymsdk.models import registry as models
     from gymsdk.plugins import registry
+    from gymsdk.rollouts.jobs import stamped
 
     environment = registry.load(name, **options.settings([name], settings)[name])
     sampling = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
@@ -64,7 +64,7 @@ def _row(environment: Environment, tasks: Path | None, split: str | None, seed: 
     from itertools import islice
 
     from gymsdk.errors import BadRow
-    from gymsdk.sources import default_split, from_file, from_splits
+    from gymsdk.rollouts.sources import default_split, from_file, from_splits
 
     named = {environment.name: environment}
     if tasks is None:
@@ -80,7 +80,7 @@ def _row(environment: Environment, tasks: Path | None, split: str | None, seed: 
 async def _played(environment: Environment, model: Model, row: Row, seed: int) -> Rollout:
     from gymsdk import http
     from gymsdk.episode import Budget, play
-    from gymsdk.jobs import jobs, seed_of
+    from gymsdk.rollouts.jobs import jobs, seed_of
 
     job = next(jobs([row], repeats=1))
     budget = Budget(seconds=SITTING)

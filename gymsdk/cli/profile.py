@@ -12,9 +12,9 @@ from gymsdk.cli import options
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gymsdk.folder import RunFolder
-    from gymsdk.plan import Plan
-    from gymsdk.profile import Profile
+    from gymsdk.rollouts.folder import RunFolder
+    from gymsdk.rollouts.plan import Plan
+    from gymsdk.rollouts.profile import Profile
 
 CLAIMS = 100
 """How many tasks are asked for the best reward they claim."""
@@ -52,8 +52,8 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     """Play every task several times and say what training on it would learn from."""
     from gymsdk.cli.running import carried_out, dated
     from gymsdk.episode import Budget
-    from gymsdk.plan import Plan
-    from gymsdk.run import Pace, Run
+    from gymsdk.rollouts.plan import Plan
+    from gymsdk.rollouts.run import Pace, Run
 
     sampled = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     plan = Plan(
@@ -91,9 +91,9 @@ def _must_draw() -> None:
 
 
 def _concluded(plan: Plan, folder: Path, *, plot: bool) -> Profile:
-    from gymsdk.folder import RunFolder
-    from gymsdk.plot import draw
-    from gymsdk.profile import profiled
+    from gymsdk.rollouts.folder import RunFolder
+    from gymsdk.rollouts.plot import draw
+    from gymsdk.rollouts.profile import profiled
 
     name = next(iter(plan.environments))
     with RunFolder(folder) as run:
@@ -123,7 +123,7 @@ def _maximum(plan: Plan, run: RunFolder) -> float:
 
 
 def _paths(folder: Path, *, plot: bool) -> Iterator[str]:
-    from gymsdk.folder import DRAWN, FILES
+    from gymsdk.rollouts.folder import DRAWN, FILES
 
     drawn = [name for name in DRAWN if plot or not name.endswith(".png")]
     return (str(folder / name) for name in (*drawn, *FILES))

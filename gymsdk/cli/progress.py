@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 import typer
 
-from gymsdk.folder import Standing
-from gymsdk.rollouts import Played
+from gymsdk.rollouts.collect import Played
+from gymsdk.rollouts.folder import Standing
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -50,8 +50,8 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     """Play episodes with a model, grade them, and write rollouts and figures to a folder."""
     from gymsdk.cli.running import carried_out, dated
     from gymsdk.episode import Budget
-    from gymsdk.plan import Plan
-    from gymsdk.run import Pace, Run
+    from gymsdk.rollouts.plan import Plan
+    from gymsdk.rollouts.run import Pace, Run
 
     sampled = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     plan = Plan(
@@ -79,7 +79,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
 def _print(folder: Path, figures: list[Row], *, json: bool) -> None:
     from gymsdk import rows
     from gymsdk.cli.table import table
-    from gymsdk.folder import FILES
+    from gymsdk.rollouts.folder import FILES
 
     if json:
         typer.echo(rows.document({"output": str(folder), "environments": figures}), nl=False)

@@ -16,8 +16,8 @@ import typer
 
 from gymsdk.cli.progress import Progress
 from gymsdk.cli.stopping import Stopped, until_stopped
-from gymsdk.origin import program
-from gymsdk.run import Run, carry_out
+from gymsdk.rollouts.origin import program
+from gymsdk.rollouts.run import Run, carry_out
 from gymsdk.types import Row
 
 ALIKE = 5

@@ -6,8 +6,8 @@ import asyncio
 
 from gymsdk import responses, usage
 from gymsdk.errors import Failed
-from gymsdk.threads import Permits
 from gymsdk.types import Episode, Item, Model
+from gymsdk.workers.threads import Permits
 
 
 class Metered:

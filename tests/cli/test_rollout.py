@@ -14,7 +14,7 @@ import pytest
 
 from cli.conftest import Command, Start
 from gymsdk.cli.running import again, dated
-from gymsdk.folder import FILES
+from gymsdk.rollouts.folder import FILES
 
 GOOD = '{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n'
 

@@ -24,6 +24,7 @@ from gymsdk import (
 )
 from gymsdk.errors import BadModelOption, UnknownModel
 from gymsdk.models.scripted import build
+from gymsdk.tools import tool
 
 
 class Total(State):
@@ -150,6 +151,19 @@ async def test_random_calls_tools_and_says_words(adding, row):
     kinds = {item["type"] for rollout in rollouts for item in rollout.response["output"]}
     assert kinds >= {"function_call", "function_call_output", "message"}
     assert {rollout.outcome for rollout in rollouts} == {"scored"}
+
+
+def pick(colour: Literal["red", "green"], sizes: list[int], whole: bool, weight: float | None = None) -> None: ...
+
+
+async def test_random_arguments_are_of_the_shape_the_schema_describes():
+    picking, policy = tool(pick), build("random")
+    responses = [await policy.respond({"input": str(seed), "tools": [picking.schema]}) for seed in range(60)]
+    calls = [item["arguments"] for each in responses for item in each["output"] if item["type"] == "function_call"]
+    read = [picking.read(arguments) for arguments in calls]
+    assert {each["colour"] for each in read} == {"red", "green"}
+    assert {each["whole"] for each in read} == {True, False}
+    assert {len(each["sizes"]) for each in read} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("name", ["oracle:0.5", "random", "echo", "null"])

@@ -115,6 +115,11 @@ def test_a_package_that_cannot_be_imported_is_named_and_harms_nothing_else(site,
     assert load("adding").name == "adding"
 
 
+def test_a_package_that_says_itself_why_it_cannot_be_used_is_heard(site):
+    site.install("picky", "from gymsdk import UsageError\nraise UsageError('set PICKY_HOME')")
+    assert refusal("picky", UsageError) == "set PICKY_HOME"
+
+
 def test_an_entry_point_that_names_nothing_is_named(site):
     site.install("adrift", point="gym_env_adrift:judge")
     assert "cannot be imported: AttributeError: module 'gym_env_adrift' has no attribute 'judge'" in refusal("adrift")

@@ -1,0 +1,1 @@
+"""Many episodes: planned, played, kept on disk, resumed, summed up."""

@@ -1,0 +1,217 @@
+"""A run's folder: what was asked, the rows as sent, every finished rollout, safe against a kill at any moment."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+
+from gymsdk import rows
+from gymsdk.errors import BadOutput, GymsdkError
+from gymsdk.rollouts import lines, torn
+from gymsdk.rollouts.jobs import Key
+from gymsdk.types import Row
+
+FILES = ("rollouts.jsonl", "failures.jsonl", "inputs.jsonl", "metrics.json", "run.json")
+"""What a run writes."""
+
+DRAWN = ("profile.json", "profile.png")
+"""What a profile adds."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """How far a run is: the places that are settled, what the scored ones earned, how many failed for good."""
+
+    done: set[Key] = field(default_factory=set)
+    scored: int = 0
+    earned: float = 0.0
+    failed: int = 0
+
+
+class RunFolder:
+    """The files of one run under *path*; held by one process at a time, as `with folder:`.
+
+    A rollout's line is handed to the kernel whole before `keep` returns, so a killed process loses none it counted.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rollouts, self.failures, self.inputs, self.metrics, self.run = (path / name for name in FILES)
+        self._discarded = path / "run.old"
+        self._open: dict[Path, FileIO] = {}
+        self._held: int | None = None
+        self._made: list[Path] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._hold()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, FileExistsError):
+                raise BadOutput(f"{self.path} is a file; name a folder with --output") from None
+            if isinstance(error, OSError):
+                raise BadOutput(f"cannot write to {self.path}: {error.strerror}; choose another --output") from None
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _hold(self) -> None:
+        self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadOutput(f"another run is writing to {self.path}; wait for it or choose another --output") from None
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise BadOutput(f"cannot write to {self.path}: permission denied; choose another --output")
+
+    def close(self) -> None:
+        """Let go of the folder; one that was made for nothing goes too."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+        for made in self._made:
+            # It refuses where there is something inside.
+            with suppress(OSError):
+                made.rmdir()
+        self._made.clear()
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    @property
+    def ours(self) -> bool:
+        """Whether a run was asked for here, or was being removed when its remover was killed."""
+        return self.run.exists() or self._discarded.exists()
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run to go on with."""
+        return self.run.exists() and (self.inputs.exists() or self.rollouts.exists())
+
+    def strangers(self) -> list[str]:
+        """Give the names a run would overwrite that no run has written here."""
+        return [] if self.ours else [name for name in FILES if (self.path / name).exists()]
+
+    def clear(self) -> None:
+        """Remove a run's files, and nothing else."""
+        if self.run.exists():
+            # Until the last of them is gone, this name says that they may go.
+            self.run.replace(self._discarded)
+        for name in (*FILES, *DRAWN):
+            (self.path / name).unlink(missing_ok=True)
+        self._discarded.unlink(missing_ok=True)
+
+    def begin(self, *, settings: Row, about: Row, inputs: Iterable[Row]) -> None:
+        """Write down what is asked and the rows to send; whatever run was here goes once all rows are read."""
+        fresh = _part(self.inputs)
+        try:
+            with _writing(self.inputs), fresh.open("wb") as file:
+                file.writelines(map(rows.line, inputs))
+            self.clear()
+            # Before the rows: without them the run has not begun, and this file says whose the folder is.
+            self._write(self.run, {**about, "settings": settings, "resumed": []})
+            fresh.replace(self.inputs)
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    def settings(self) -> Row:
+        """Give the settings the folder's run was begun with."""
+        begun: Row = self._about()["settings"]
+        return begun
+
+    def resume(self, now: Row) -> None:
+        """Make ready to go on: note it in run.json, cut torn last lines, forget the failures that a retry can help."""
+        written = self._about()
+        self._write(self.run, {**written, "resumed": [*written["resumed"], now]})
+        for path in (self.rollouts, self.failures):
+            torn.cut(path)
+        fresh = _part(self.failures)
+        kept = (line for line in self.read_failures() if line.get("_ng_failure_terminal"))
+        with _writing(self.failures), fresh.open("wb") as file:
+            file.writelines(map(rows.line, kept))
+        fresh.replace(self.failures)
+
+    def keep(self, line: Row, *, failed: bool = False) -> None:
+        """Write one finished rollout's line."""
+        path = self.failures if failed else self.rollouts
+        left = memoryview(rows.line(line))
+        with _writing(path):
+            file = self._file(path)
+            while left:
+                left = left[file.write(left) :]
+
+    def read_inputs(self) -> Iterator[Row]:
+        """Yield the rows as sent."""
+        return (row for _, row in rows.read(self.inputs))
+
+    def read_rollouts(self) -> Iterator[Row]:
+        """Yield the lines of scored rollouts."""
+        return _lines(self.rollouts)
+
+    def read_failures(self) -> Iterator[Row]:
+        """Yield the lines of rollouts without a reward."""
+        return _lines(self.failures)
+
+    def standing(self) -> Standing:
+        """Give how far the run is."""
+        found = Standing()
+        for line in self.read_rollouts():
+            found.done.add(lines.key_of(line))
+            found.scored += 1
+            found.earned += line["reward"]
+        for line in self.read_failures():
+            found.done.add(lines.key_of(line))
+            found.failed += 1
+        return found
+
+    def conclude(self, metrics: Any) -> None:
+        """Write the run's figures; every file of a run is there from now on."""
+        for path in (self.rollouts, self.failures):
+            path.touch()
+        self._write(self.metrics, metrics)
+
+    def _about(self) -> Row:
+        try:
+            written = orjson.loads(self.run.read_bytes())
+            return {**written, "settings": dict(written["settings"]), "resumed": list(written["resumed"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            raise BadOutput(f"{self.run} is missing or unreadable; start over with --overwrite") from None
+
+    def _file(self, path: Path) -> FileIO:
+        if path not in self._open:
+            self._open[path] = path.open("ab", buffering=0)
+        return self._open[path]
+
+    def _write(self, path: Path, value: Any) -> None:
+        fresh = _part(path)
+        with _writing(path):
+            fresh.write_bytes(rows.document(value))
+            fresh.replace(path)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise GymsdkError(f"cannot write {path}: {error.strerror}; mend that, then go on with --resume") from error
+
+
+def _part(path: Path) -> Path:
+    return path.with_suffix(".part")
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    return (row for _, row in rows.read(path)) if path.exists() else iter(())

@@ -1,0 +1,153 @@
+"""A plan: everything that decides what a run's rollouts are, written down so that a resume can be held to it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import to_jsonable_python
+
+from gymsdk.environment import Environment
+from gymsdk.episode import Budget
+from gymsdk.errors import BadRow
+from gymsdk.plugins.configured import asks_for_model
+from gymsdk.types import Row
+from gymsdk.wire import Api
+
+ELSEWHERE = frozenset({"base_url", "tasks", "environments"})
+"""What of a plan is not compared as it is: where a model is served may change, the rest goes by its content."""
+
+
+class Plan(BaseModel):
+    """What a run plays: the environments with their settings, the model, the rows, the seeds and the bounds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    environments: dict[str, dict[str, Any]]
+    model: str
+    base_url: str | None = None
+    api: Api | None = None
+    tasks: Path | None = None
+    split: str | None = None
+    limit: int | None = None
+    skip_bad_rows: bool = False
+    repeats: int = 1
+    seed: int = 0
+    sampling: dict[str, Any] = {}
+    budget: Budget = Budget()
+
+
+def settings(plan: Plan, environments: Mapping[str, Environment]) -> Row:
+    """Give *plan* as a resume is held to it, the code and the rows it depends on as fingerprints."""
+    return plan.model_dump(mode="json", exclude=set(ELSEWHERE)) | {
+        "gymsdk": version("gymsdk"),
+        "environments": {name: _environment(environments[name], given) for name, given in plan.environments.items()},
+        "tasks": _tasks(plan.tasks) if plan.tasks else None,
+    }
+
+
+def _environment(environment: Environment, given: Mapping[str, Any]) -> Row:
+    """Give the environment's version, code, and settings, those left at their default too; secrets are masked."""
+    fields = type(environment.config).model_fields
+    models = {key for key, field in fields.items() if asks_for_model(field)}
+    plain = to_jsonable_python(environment.config.model_dump(exclude=models), fallback=repr)
+    return {
+        "version": environment.version,
+        "fingerprint": fingerprint(environment.plugin),
+        "settings": plain | {key: str(given[key]) for key in models & given.keys()},
+    }
+
+
+def _tasks(path: Path) -> str:
+    if not path.is_file():
+        reason = "it is a folder" if path.is_dir() else "it is no file" if path.exists() else "there is no such file"
+        raise BadRow(f"--tasks {path}: {reason}; name a JSONL file")
+    try:
+        return _digest({"": path})
+    except OSError as error:
+        raise BadRow(f"--tasks {path}: {error.strerror}; name a JSONL file that can be read") from None
+
+
+def differences(begun: Row, asked: Row) -> list[str]:
+    """Give how *asked* differs from what a run was begun with, a phrase for each setting."""
+    before, now = dict(_flat(begun)), dict(_flat(asked))
+    return [
+        _phrase(path, before.get(path), now.get(path))
+        for path in dict.fromkeys([*before, *now])
+        if before.get(path) != now.get(path)
+    ]
+
+
+def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, (*path, str(key)))
+    else:
+        yield path, value
+
+
+OPTIONS = {
+    ("sampling", "temperature"): "--temperature",
+    ("sampling", "top_p"): "--top-p",
+    ("sampling", "max_output_tokens"): "--max-output-tokens",
+    ("budget", "turns"): "--turns",
+    ("budget", "tools"): "--tool-calls",
+    ("budget", "seconds"): "--deadline",
+    ("gymsdk",): "the version of gymsdk",
+}
+"""How the settings are called that are not simply named like their option."""
+
+
+def _phrase(path: tuple[str, ...], before: object, now: object) -> str:
+    match path:
+        case ("tasks",):
+            changed = before is not None and now is not None
+            return (
+                "the content of the --tasks file has changed"
+                if changed
+                else f"--tasks was {_told(bool(before))}, now {_told(bool(now))}"
+            )
+        case ("environments", name, "fingerprint") if before is not None and now is not None:
+            return f"the code of environment {name!r} has changed"
+        case ("environments", name, "settings", *keys):
+            option = f"--set {name}.{'.'.join(keys)}"
+        case ("environments", name, what):
+            option = f"the {what} of environment {name!r}"
+        case ("sampling", *keys) if path not in OPTIONS:
+            option = f"--param {'.'.join(keys)}"
+        case _:
+            option = OPTIONS.get(path, "--" + ".".join(path).replace("_", "-"))
+    return f"{option} was {_told(before)}, now {_told(now)}"
+
+
+def _told(value: object) -> str:
+    if value is None or value is False:
+        return "not given"
+    return "given" if value is True else str(value)
+
+
+def fingerprint(plugin: object) -> str:
+    """Give a digest of the files *plugin* is made of: its package's, or its module's alone."""
+    module = sys.modules.get(getattr(plugin, "__name__", type(plugin).__module__))
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return ""
+    home = Path(file)
+    if home.name != "__init__.py":
+        return _digest({home.name: home})
+    files = (path for path in home.parent.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return _digest({str(path.relative_to(home.parent)): path for path in sorted(files)})
+
+
+def _digest(files: Mapping[str, Path]) -> str:
+    digest = hashlib.sha256()
+    for name, path in files.items():
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]

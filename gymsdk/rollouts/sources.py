@@ -1,0 +1,78 @@
+"""Where a run's rows come from: a split of an environment, or a file of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+from gymsdk import rows
+from gymsdk.environment import Environment
+from gymsdk.errors import BadRow, UnknownSplit
+from gymsdk.rollouts.jobs import route
+from gymsdk.types import Row
+
+Environments = Mapping[str, Environment]
+"""Environments by name."""
+
+Sourced = Iterator[tuple[str, Row]]
+"""Rows, each with the name of its environment."""
+
+
+def from_splits(environments: Environments, split: str | None, *, seed: int, limit: int | None) -> Sourced:
+    """Yield the rows of *split*, at most *limit* of each environment; raises `UnknownSplit`."""
+    for name, environment in environments.items():
+        for task in islice(environment.tasks(split or default_split(environment), seed=seed), limit):
+            yield name, task.row()
+
+
+def default_split(environment: Environment) -> str:
+    """Give the split to take where none is named: `example`, or else the environment's first."""
+    splits = environment.splits
+    if not splits:
+        raise UnknownSplit(f"environment {environment.name!r} has no tasks of its own; name a file with --tasks")
+    return "example" if "example" in splits else splits[0]
+
+
+def from_file(
+    environments: Environments, path: Path, *, limit: int | None, bad: Callable[[BadRow], None] | None = None
+) -> Sourced:
+    """Yield the rows of a task file, at most *limit*.
+
+    Raises `BadRow` at the first row that fits no environment; with *bad* that row is told and left out instead.
+    """
+    return islice(_checked(environments, path, bad), limit)
+
+
+def _checked(environments: Environments, path: Path, bad: Callable[[BadRow], None] | None) -> Sourced:
+    for number, line in rows.lines(path):
+        where = f"{path}:{number}"
+        try:
+            row = rows.parsed(line, where=where)
+            name = _routed(environments, row, where)
+            _fits(environments[name], row, where)
+        except BadRow as error:
+            if bad is None:
+                raise
+            bad(error)
+            continue
+        yield name, row
+
+
+def _routed(environments: Environments, row: Row, where: str) -> str:
+    if len(environments) == 1:
+        return next(iter(environments))
+    name = route(row)
+    if name is not None and name in environments:
+        return name
+    listed = ", ".join(environments)
+    raise BadRow(
+        f"{where}: with several environments a row says by `agent_ref.name` which it is for, one of {listed}; add that"
+    )
+
+
+def _fits(environment: Environment, row: Row, where: str) -> None:
+    try:
+        environment.read(row)
+    except BadRow as error:
+        raise BadRow(f"{where}: {error}; mend or remove the row") from None

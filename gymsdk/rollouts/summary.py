@@ -1,0 +1,125 @@
+"""What a run came to: its figures per environment, taken from the lines on disk."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import overload
+
+from gymsdk import metrics
+from gymsdk.environment import Environment
+from gymsdk.errors import EpisodeError
+from gymsdk.outcome import Rollout
+from gymsdk.rollouts import lines
+from gymsdk.rollouts.folder import RunFolder
+from gymsdk.rollouts.jobs import AGENT, ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.types import Row
+
+ANSWER = "extracted_answer"
+"""The verdict field that majority@k votes on, where an environment has it."""
+
+FIGURED = frozenset({"reward", "response", TASK_INDEX, ROLLOUT_INDEX})
+"""What counts of a line besides its verdict's fields: not the numbers its row happens to hold."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the lines of one environment add up to."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    messages: dict[str, str] = field(default_factory=dict)
+    usage: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    milliseconds: Counter[str] = field(default_factory=Counter)
+    scored: list[metrics.Scored] = field(default_factory=list)
+    votes: bool = False
+
+    def add_scored(self, line: Row) -> None:
+        """Count a scored rollout."""
+        ours = line["gymsdk"]
+        kept = FIGURED.union(ours["verdict"])
+        parts = {f"reward_components/{name}": paid for name, paid in line.get("reward_components", {}).items()}
+        figured = {key: value for key, value in line.items() if key in kept} | parts
+        self.scored.append(metrics.scored(figured, answer_key=ANSWER if ANSWER in ours["verdict"] else None))
+        self.votes = self.votes or ANSWER in ours["verdict"]
+        self.milliseconds.update(ours["timing"]["stages"])
+        self._add(ours)
+
+    def add_failed(self, line: Row) -> None:
+        """Count a rollout without a reward."""
+        kind = line["_ng_failure_class"]
+        self.failures[kind] += 1
+        self.messages.setdefault(kind, line["_ng_failure_message"])
+        self._add(line["gymsdk"])
+
+    def _add(self, ours: Row) -> None:
+        self.outcomes[ours["outcome"]] += 1
+        for role, used in ours["usage"].items():
+            self.usage[role].update({key: value for key, value in used.items() if value})
+
+
+class Stored(Sequence[Rollout]):
+    """The scored rollouts of *environment*, read from disk each time they are asked for: never all in memory."""
+
+    def __init__(self, read: Callable[[], Iterable[Row]], environment: str, *, count: int) -> None:
+        self._read = read
+        self._environment = environment
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Rollout]:
+        return (lines.read(line) for line in self._read() if line["gymsdk"]["environment"] == self._environment)
+
+    @overload
+    def __getitem__(self, index: int) -> Rollout: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Rollout]: ...
+    def __getitem__(self, index: int | slice) -> Rollout | list[Rollout]:
+        if isinstance(index, slice):
+            wanted = set(range(self._count)[index])
+            return [rollout for number, rollout in enumerate(self) if number in wanted]
+        return next(islice(self, range(self._count)[index], None))
+
+
+async def summaries(folder: RunFolder, environments: Mapping[str, Environment], *, repeats: int) -> list[Row]:
+    """Give the figures of each environment's rollouts, in NeMo Gym's shape where it has one."""
+    tallies = {name: Tally() for name in environments}
+    for line in folder.read_rollouts():
+        tallies[line["gymsdk"]["environment"]].add_scored(line)
+    for line in folder.read_failures():
+        tallies[line["gymsdk"]["environment"]].add_failed(line)
+    return [
+        await _summary(environment, tallies[name], folder.read_rollouts, repeats)
+        for name, environment in environments.items()
+    ]
+
+
+async def _summary(environment: Environment, tally: Tally, read: Callable[[], Iterable[Row]], repeats: int) -> Row:
+    count = len(tally.scored)
+    own, complaint = await _own(environment, Stored(read, environment.name, count=count)) if count else ({}, None)
+    figures = metrics.aggregate(tally.scored, answers=tally.votes) | own
+    return {
+        "agent_ref": {"name": environment.name + AGENT},
+        "environment": environment.name,
+        "outcomes": dict(tally.outcomes),
+        "failures": dict(tally.failures.most_common()),
+        "failure_messages": tally.messages,
+        "complaint": complaint,
+        "usage": {role: dict(used) for role, used in tally.usage.items()},
+        "seconds": {stage: spent / 1e3 / count for stage, spent in tally.milliseconds.items()},
+        "agent_metrics": figures,
+        "key_metrics": {key: value for key, value in figures.items() if key.startswith("mean/")} | own,
+        "group_level_metrics": metrics.groups(tally.scored, expected=repeats),
+    }
+
+
+async def _own(environment: Environment, rollouts: Sequence[Rollout]) -> tuple[dict[str, float], str | None]:
+    """Give the environment's own figures, or what is wrong with its `metrics`: the rollouts stand all the same."""
+    try:
+        return await environment.metrics(rollouts), None
+    except EpisodeError as error:
+        return {}, str(error)

@@ -1,0 +1,218 @@
+"""An author's code that hangs, raises or returns late: it ends its own episode, at its deadline, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+
+import pytest
+
+from gymsdk import Environment, Failed, Reset, Step, Verdict, hookimpl, play, usage, wire
+from gymsdk.episode import Budget
+from gymsdk.plugins.author import LONGEST, Author, _deadline, from_now, stage
+
+SECONDS = 0.3
+"""A deadline that hits what hangs, and nothing that does not."""
+
+
+class Hangs:
+    """An environment that hangs where it is told, sync or async, for as long as *stuck* is not set."""
+
+    def __init__(self, stuck: threading.Event, where: str) -> None:
+        self.stuck, self.where = stuck, where
+        self.closed = 0
+
+    def here(self, where):
+        if where == self.where:
+            self.stuck.wait()
+
+    async def there(self, where):
+        if where == self.where:
+            await asyncio.Event().wait()
+
+    @hookimpl
+    def reset(self):
+        self.here("reset")
+        return Reset()
+
+    @hookimpl
+    async def step(self):
+        await self.there("step")
+
+    @hookimpl
+    def tools(self):
+        def dig():
+            self.here("dig")
+
+        async def wait():
+            await self.there("wait")
+
+        return [dig, wait]
+
+    @hookimpl
+    def verify(self):
+        return Verdict(reward=1.0)
+
+    @hookimpl
+    def close(self):
+        self.closed += 1
+
+
+@pytest.mark.parametrize(
+    ("where", "stage", "kind", "named"),
+    [
+        ("reset", "reset", "hook_timeout", "hook 'reset'"),
+        ("step", "step", "hook_timeout", "hook 'step'"),
+        ("dig", "step", "tool_timeout", "tool 'dig'"),
+        ("wait", "step", "tool_timeout", "tool 'wait'"),
+    ],
+)
+async def test_what_hangs_ends_its_episode_at_its_deadline(stuck, policy, task, where, stage, kind, named):
+    plugin = Hangs(stuck, where)
+    model = policy([("dig", {}), ("wait", {})], "done")
+    began = asyncio.get_running_loop().time()
+    rollout = await play(Environment("hangs", plugin), model, task, budget=Budget(seconds=SECONDS))
+    assert asyncio.get_running_loop().time() - began >= SECONDS
+    assert (rollout.outcome, rollout.failure.stage, rollout.failure.kind) == ("failed", stage, kind)
+    assert rollout.failure.message == f"{named} of environment 'hangs' did not answer by its deadline"
+    assert rollout.failure.retryable
+    assert plugin.closed == (where != "reset")
+
+
+@pytest.mark.parametrize("where", ["dig", "wait"])
+async def test_six_that_hang_do_not_starve_the_seventh(stuck, policy, task, where):
+    environment = Environment("hangs", Hangs(stuck, where))
+    hung = [play(environment, policy([(where, {})]), task, budget=Budget(seconds=SECONDS)) for _ in range(6)]
+    seventh = play(environment, policy([("wait" if where == "dig" else "dig", {})], "done"), task)
+    *rollouts, last = await asyncio.gather(*hung, seventh)
+    assert {rollout.failure.kind for rollout in rollouts} == {"tool_timeout"}
+    assert (last.outcome, last.reward) == ("scored", 1.0)
+
+
+async def test_a_hook_that_swallows_its_cancellation_is_left_behind(policy, task):
+    over = asyncio.Event()
+
+    class Stubborn:
+        @hookimpl
+        async def verify(self): ...
+
+        @hookimpl
+        async def step(self):
+            while not over.is_set():
+                try:
+                    await over.wait()
+                except asyncio.CancelledError:
+                    continue
+
+    rollout = await play(Environment("stubborn", Stubborn()), policy("done"), task, budget=Budget(seconds=0.1))
+    assert (rollout.failure.stage, rollout.failure.kind) == ("step", "hook_timeout")
+    over.set()
+
+
+class Grades:
+    """An environment whose verdict is as told, however it comes."""
+
+    def __init__(self, verify) -> None:
+        self.told = verify
+
+    @hookimpl
+    def verify(self):
+        return self.told()
+
+
+async def grade():
+    await asyncio.sleep(0)
+    return Verdict(reward=0.5)
+
+
+@functools.wraps(grade)
+def wrapped():
+    return grade()
+
+
+@pytest.mark.parametrize("told", [grade, wrapped, functools.partial(grade)])
+async def test_a_plain_function_may_give_what_must_be_awaited(policy, task, told):
+    rollout = await play(Environment("grades", Grades(told)), policy("done"), task)
+    assert rollout.reward == 0.5
+
+
+async def test_a_timeout_of_the_authors_own_is_an_error_like_any_other(policy, task):
+    class Impatient(Grades):
+        @hookimpl
+        async def step(self):
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(60)
+
+    rollout = await play(Environment("impatient", Impatient(grade)), policy("done"), task)
+    assert rollout.failure.kind == "hook_raised"
+    assert "hook 'step' of environment 'impatient' raised TimeoutError" in rollout.failure.message
+
+
+async def test_an_error_that_is_no_exception_is_the_authors_too(policy, task):
+    class Panic(BaseException):
+        """What an extension written in Rust raises."""
+
+    class Panics(Grades):
+        @hookimpl
+        async def step(self):
+            raise Panic("out of bounds")
+
+    rollout = await play(Environment("panics", Panics(grade)), policy("done"), task)
+    assert rollout.failure.message == "hook 'step' of environment 'panics' raised Panic: out of bounds"
+
+
+async def test_an_async_hook_that_holds_the_loop_is_named(policy, task, caplog):
+    class Holds(Grades):
+        @hookimpl
+        async def step(self):
+            time.sleep(0.08)  # noqa: ASYNC251  # that is the point
+            return Step(done=True)
+
+    await play(Environment("holds", Holds(grade)), policy("done"), task)
+    assert "hook 'step' of environment 'holds' held the event loop for " in caplog.text
+
+
+async def test_a_plain_hook_does_not_run_on_the_loop(policy, task, caplog):
+    class Blocks(Grades):
+        @hookimpl
+        def step(self):
+            time.sleep(0.08)
+            assert threading.current_thread() is not threading.main_thread()
+            return Step(done=True)
+
+    rollout = await play(Environment("blocks", Blocks(grade)), policy("done"), task)
+    assert rollout.outcome == "scored"
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_tokens_noted_in_a_hook_are_the_episodes(policy, task, sync):
+    def noted():
+        usage.note("judge", {"usage": wire.usage(3, 1)})
+        return Verdict(reward=1.0)
+
+    async def noted_later():
+        return noted()
+
+    environment = Environment("grades", Grades(noted if sync else noted_later))
+    rollouts = await asyncio.gather(*(play(environment, policy("done"), task) for _ in range(5)))
+    assert {rollout.usage["judge"].total_tokens for rollout in rollouts} == {4}
+
+
+async def test_an_error_is_told_with_the_stage_it_came_in():
+    author = Author("one")
+
+    async def fail():
+        raise Failed("down", kind="sandbox")
+
+    with pytest.raises(Failed) as caught:
+        async with stage("step", from_now(1)):
+            await author.run("tool 'dig'", fail, {})
+    assert caught.value.stage == "step"
+
+
+async def test_code_without_a_deadline_of_its_episode_still_has_one():
+    async with stage("step", None):
+        assert _deadline.get() == pytest.approx(from_now(LONGEST), abs=60)

@@ -1,0 +1,155 @@
+"""Settings: the config an environment declares, filled from names and values; the models it asks for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pydantic import Field, field_validator, model_validator
+
+from gymsdk import Config, Environment, Model, Verdict, hookimpl, play, wire
+from gymsdk.errors import BadConfig, UnknownModel
+from gymsdk.models.metered import Metered
+from gymsdk.models.scripted import build
+from gymsdk.plugins.configured import configured
+
+
+class Settings(Config):
+    level: int = 1
+    families: list[str] = Field(default_factory=list)
+    odd: int = 1
+
+    @field_validator("odd")
+    @classmethod
+    def is_odd(cls, value):
+        if value % 2 == 0:
+            raise ValueError("choose an odd number")
+        return value
+
+
+class Judged(Config):
+    judge: Model | None = None
+    user: Model
+
+
+def test_settings_have_defaults_and_are_validated():
+    assert configured("math", Settings, {"level": "3"}) == Settings(level=3)
+
+
+def test_settings_do_not_change():
+    with pytest.raises(ValueError, match="frozen"):
+        configured("math", Settings, {}).level = 3
+
+
+class Ranged(Config):
+    least: int = 0
+    most: int = 9
+
+    @model_validator(mode="after")
+    def holds(self):
+        if self.least > self.most:
+            raise ValueError("`least` may not be more than `most`")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        (Settings, {"levle": 1}, "has no setting 'levle'; did you mean 'level'?; its settings: level, families, odd"),
+        (Config, {"level": 1}, "has no setting 'level'; its settings: none"),
+        (Settings, {"level": "x"}, "setting 'level' is wrong: Input should be a valid integer, unable to parse string"),
+        (Settings, {"families": ["a", 5]}, "setting 'families.1' is wrong: Input should be a valid string"),
+        (Settings, {"odd": 4}, "setting 'odd' is wrong: choose an odd number (got 4)"),
+        (Ranged, {"least": 10}, "its settings do not fit: `least` may not be more than `most`"),
+        (Judged, {}, "setting 'user' is required; give it with --set user=PROVIDER/NAME"),
+        (Judged, {"user": 5}, "setting 'user' is wrong: Input should be an instance of Model (got 5)"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_to_do(kind, given, message):
+    with pytest.raises(BadConfig, match=re.escape(message)):
+        configured("math", kind, given)
+
+
+def test_a_required_setting_that_is_no_model_is_shown_as_a_value():
+    class Needs(Config):
+        level: int
+
+    with pytest.raises(BadConfig, match="setting 'level' is required; give it with --set level=VALUE"):
+        configured("math", Needs, {})
+
+
+def test_a_model_is_resolved_by_its_name_and_metered():
+    config = configured("math", Judged, {"user": "scripted/echo", "judge": build("null")})
+    assert isinstance(config.user, Metered)
+    assert repr(config.user) == "user=scripted/echo"
+    assert repr(config.judge) == "judge=scripted/null"
+
+
+def test_a_model_that_is_the_default_is_resolved_too():
+    class Defaulted(Config):
+        judge: Model = "scripted/echo"
+        other: Model = Field(default_factory=lambda: build("null"))
+
+    config = configured("math", Defaulted, {})
+    assert (repr(config.judge), repr(config.other)) == ("judge=scripted/echo", "other=scripted/null")
+    assert configured("math", Judged, {"user": "scripted/echo"}).judge is None
+
+
+def test_an_unknown_model_is_refused_at_load():
+    with pytest.raises(UnknownModel, match="no scripted policy named 'ehco'; did you mean 'echo'"):
+        configured("math", Judged, {"user": "scripted/ehco"})
+
+
+class Asks:
+    """An environment that asks its judge, in the hook it is told."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook = hook
+
+    @hookimpl
+    async def step(self, config: Judged):
+        if self.hook == "step":
+            await config.user.respond({"input": "Is it right?"})
+
+    @hookimpl
+    async def verify(self, config: Judged):
+        if self.hook == "verify":
+            await config.user.respond({"input": "Is it right?"})
+        return Verdict(reward=1.0)
+
+
+class Judge:
+    def __init__(self, answer) -> None:
+        self.answer = answer
+
+    async def respond(self, request, *, episode=None):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def asked(answer, hook, policy, task):
+    environment = Environment("asks", Asks(hook), {"user": Judge(answer)})
+    return await play(environment, policy("done"), task)
+
+
+@pytest.mark.parametrize("hook", ["step", "verify"])
+async def test_the_tokens_of_a_model_are_counted_by_its_role(policy, task, hook):
+    rollout = await asked(wire.response([], model="m", usage=wire.usage(7, 2)), hook, policy, task)
+    assert rollout.usage["user"].total_tokens == 9
+    assert rollout.usage["policy"].calls == 1
+    assert rollout.response["usage"]["total_tokens"] == rollout.usage["policy"].total_tokens
+
+
+@pytest.mark.parametrize(
+    "answer", [ConnectionError("down"), "text", {"output": [], "status": "failed"}, TimeoutError()]
+)
+async def test_a_judge_that_fails_is_unscorable_in_verify_and_failed_elsewhere(policy, task, answer):
+    judged = await asked(answer, "verify", policy, task)
+    assert (judged.outcome, judged.failure.stage, judged.failure.kind) == ("unscorable", "verify", "judge_failed")
+    assert judged.failure.message.startswith("the judge failed: the user model")
+    assert judged.failure.retryable
+    stepped = await asked(answer, "step", policy, task)
+    assert (stepped.outcome, stepped.failure.stage) == ("failed", "step")
+    assert stepped.failure.kind.startswith("model_")
+    assert stepped.failure.message.startswith("the user model")

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymsdk import Environment, Failed, load, wire
+from gymsdk.errors import ModelLost
+from gymsdk.models.scripted import Scripted
+from gymsdk.outcome import Failure, Rollout
+from gymsdk.rollouts.collect import Play, Played, collect, complete, keep
+from gymsdk.rollouts.folder import RunFolder
+from gymsdk.rollouts.jobs import Job, jobs, stamped
+from gymsdk.rollouts.patience import NONE_YET, STREAK, Patience
+from gymsdk.rollouts.sources import from_splits
+from gymsdk.types import Episode, Item
+
+
+@pytest.fixture
+async def sums(installed: Callable[..., Path]) -> AsyncIterator[Mapping[str, Environment]]:
+    installed()
+    async with load("sums") as environment:
+        yield {"sums": environment}
+
+
+@pytest.fixture
+def folder(sums: Mapping[str, Environment], tmp_path: Path) -> Iterator[RunFolder]:
+    rows = from_splits(sums, "train", seed=0, limit=3)
+    inputs = [stamped(row, environment=name, task=number, sampling={}) for number, (name, row) in enumerate(rows)]
+    with RunFolder(tmp_path / "out") as folder:
+        folder.begin(settings={}, about={}, inputs=inputs)
+        yield folder
+
+
+def _failing(times: int, error: Exception) -> Scripted:
+    """A model that fails its first *times* calls with *error*, and then says `4`."""
+    calls = 0
+
+    async def choose(_request: Item, _episode: Episode | None) -> list[Item]:
+        nonlocal calls
+        calls += 1
+        if calls <= times:
+            raise error
+        return [wire.message("4")]
+
+    return Scripted("failing", choose)
+
+
+def _job(folder: RunFolder) -> Job:
+    return next(jobs(folder.read_inputs(), repeats=1))
+
+
+async def _complete(folder: RunFolder, play: Play, **options: Any) -> list[Played]:
+    told: list[Played] = []
+    given = {"repeats": 1, "done": folder.standing().done, "at_once": 4, "told": told.append}
+    await complete(folder, play, **{**given, **options})
+    return told
+
+
+async def test_every_rollout_is_on_disk_before_it_is_counted(
+    sums: Mapping[str, Environment], folder: RunFolder
+) -> None:
+    seen = []
+
+    def told(played: Played) -> None:
+        seen.append(played.job.key in folder.standing().done)
+
+    await _complete(folder, Play(sums, _failing(0, ValueError())), repeats=3, told=told)
+    assert seen == [True] * 9
+
+
+async def test_only_what_is_missing_is_played(sums: Mapping[str, Environment], folder: RunFolder) -> None:
+    play = Play(sums, _failing(0, ValueError()))
+    first = await _complete(folder, play, done={(0, 0), (1, 0)})
+    rest = await _complete(folder, play)
+    assert [played.job.key for played in first] == [(2, 0)]
+    assert {played.job.key for played in rest} == {(0, 0), (1, 0)}
+
+
+async def test_a_failure_another_try_may_mend_is_tried_again(
+    sums: Mapping[str, Environment], folder: RunFolder
+) -> None:
+    model = _failing(2, Failed("busy", kind="model_error", retryable=True))
+    played = await Play(sums, model, attempts=3)(_job(folder))
+    assert (played.rollout.outcome, played.attempts) == ("scored", 3)
+
+
+async def test_tries_are_bounded(sums: Mapping[str, Environment], folder: RunFolder) -> None:
+    model = _failing(2, Failed("busy", kind="model_error", retryable=True))
+    played = keep(folder, await Play(sums, model, attempts=2)(_job(folder)))
+    (line,) = folder.read_failures()
+    assert played.rollout.reward is None
+    assert (line["_ng_failure_class"], line["_ng_failure_stage"], line["_ng_attempt_index"]) == (
+        "model_error",
+        "model",
+        1,
+    )
+
+
+async def test_a_failure_no_try_mends_is_not_tried_again(sums: Mapping[str, Environment], folder: RunFolder) -> None:
+    model = _failing(9, Failed("no such model", kind="model_refused"))
+    assert (await Play(sums, model, attempts=3)(_job(folder))).attempts == 1
+
+
+async def test_what_breaks_the_host_breaks_one_rollout(
+    sums: Mapping[str, Environment], folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Cracked:
+        name = "sums"
+
+        def __getattr__(self, method: str) -> Any:
+            return getattr(sums["sums"], method)
+
+        async def reset(self, row: Item, *, id: str, **given: Any) -> Episode:
+            if id == "1:0":
+                raise KeyError("a bug")
+            return await sums["sums"].reset(row, id=id, **given)
+
+    told = await _complete(folder, Play({"sums": Cracked()}, _failing(0, ValueError())))
+    assert sorted(played.rollout.outcome for played in told) == ["failed", "scored", "scored"]
+    (line,) = folder.read_failures()
+    assert (line["_ng_failure_class"], line["_ng_failure_message"]) == ("host_broke", "KeyError: 'a bug'")
+    assert "Traceback" in caplog.text
+
+
+async def test_a_row_that_no_longer_fits_is_a_failure_that_stays(
+    sums: Mapping[str, Environment], folder: RunFolder
+) -> None:
+    job = Job("sums", 0, 0, {"responses_create_params": {"input": "?"}})
+    keep(folder, await Play(sums, _failing(0, ValueError()))(job))
+    (line,) = folder.read_failures()
+    assert (line["_ng_failure_class"], line["_ng_failure_terminal"]) == ("bad_row", True)
+
+
+async def test_a_verdict_that_is_no_json_is_a_failure(sums: Mapping[str, Environment], folder: RunFolder) -> None:
+    answers = [row["answer"] for row in folder.read_inputs()]
+    async with load("sums", sulks=answers[:1]) as sulking:
+        told = await _complete(folder, Play({"sums": sulking}, _failing(0, ValueError())))
+    assert sorted(played.rollout.outcome for played in told) == ["failed", "scored", "scored"]
+    (line,) = folder.read_failures()
+    assert line["_ng_failure_class"] == "bad_answer"
+    assert "reward" not in line
+
+
+async def test_no_more_than_asked_are_in_flight() -> None:
+    flying = most = 0
+
+    async def play(job: Job) -> Played:
+        nonlocal flying, most
+        flying += 1
+        most = max(most, flying)
+        await asyncio.sleep(0)
+        flying -= 1
+        return Played(job, _rollout(), 1)
+
+    source = (Job("sums", number, 0, {}) for number in range(50))
+    assert len([played async for played in collect(source, play, at_once=7)]) == 50
+    assert most == 7
+
+
+async def test_whoever_stops_listening_cancels_what_is_in_flight() -> None:
+    cancelled = []
+
+    async def play(job: Job) -> Played:
+        try:
+            await asyncio.sleep(job.task * 100)
+        except asyncio.CancelledError:
+            cancelled.append(job.task)
+            raise
+        return Played(job, _rollout(), 1)
+
+    ends = collect((Job("sums", number, 0, {}) for number in range(9)), play, at_once=3)
+    assert (await anext(ends)).job.task == 0
+    await asyncio.sleep(0)
+    await ends.aclose()
+    assert sorted(cancelled) == [1, 2, 3]
+
+
+def _rollout(kind: str | None = None, *, stage: str = "model") -> Rollout:
+    failure = Failure(stage=stage, kind=kind, message="no answer") if kind else None
+    outcome, reward = ("failed", None) if kind else ("scored", 1.0)
+    return Rollout(id="", environment="sums", row={}, seed=0, outcome=outcome, reward=reward, failure=failure)
+
+
+def _heard(patience: Patience, *rollouts: Rollout) -> None:
+    for rollout in rollouts:
+        patience.heard(rollout)
+
+
+def test_a_server_that_is_gone_ends_a_run() -> None:
+    patience = Patience(scored=1000)
+    _heard(patience, *[_rollout("model_unreachable")] * (STREAK - 1))
+    with pytest.raises(ModelLost, match=rf"{STREAK} rollouts in a row failed alike \(no answer\)"):
+        patience.heard(_rollout("model_unreachable"))
+
+
+def test_a_server_that_comes_back_in_time_does_not() -> None:
+    streak = [_rollout("model_unreachable")] * (STREAK - 1)
+    _heard(Patience(), *streak, _rollout(), *streak, _rollout("model_refused"), *streak)
+
+
+def test_a_model_that_never_answers_ends_a_run() -> None:
+    with pytest.raises(ModelLost):
+        _heard(Patience(), *[_rollout("model_refused")] * NONE_YET)
+
+
+def test_rows_that_fail_never_end_a_run() -> None:
+    _heard(Patience(scored=1), *[_rollout("model_refused")] * 500)
+    _heard(Patience(), *[_rollout("hook_raised", stage="verify")] * 500)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gymsdk.rollouts.jobs import Job, jobs, route, seed_of, stamped
+
+ROW = {"responses_create_params": {"input": "2 + 2", "temperature": 0.5}, "answer": 4}
+
+
+def _sent(number: int, **fields: Any) -> dict[str, Any]:
+    return stamped({**ROW, **fields}, environment="sums", task=number, sampling={})
+
+
+def test_a_row_is_sent_numbered_and_routed() -> None:
+    sent = _sent(3)
+    assert sent["_ng_task_index"] == 3
+    assert sent["agent_ref"] == {"type": "responses_api_agents", "name": "sums_simple_agent"}
+    assert route(sent) == "sums"
+
+
+def test_sampling_parameters_go_over_the_rows_own() -> None:
+    sent = stamped(ROW, environment="sums", task=0, sampling={"temperature": 1.0, "top_p": 0.9})
+    assert sent["responses_create_params"] == {"input": "2 + 2", "temperature": 1.0, "top_p": 0.9}
+    assert ROW["responses_create_params"] == {"input": "2 + 2", "temperature": 0.5}
+
+
+def test_stamps_of_an_earlier_run_are_replaced() -> None:
+    sent = _sent(0, _ng_task_index=9, _ng_rollout_index=9, agent_ref={"name": "other"})
+    assert (sent["_ng_task_index"], route(sent)) == (0, "sums")
+    assert "_ng_rollout_index" not in sent
+
+
+def test_a_row_may_not_say_where_it_goes() -> None:
+    assert [route(row) for row in ({}, {"agent_ref": None}, {"agent_ref": {}}, {"agent_ref": {"name": 3}})] == [
+        None
+    ] * 4
+
+
+def test_each_task_is_played_as_often_as_asked() -> None:
+    keys = [job.key for job in jobs([_sent(0), _sent(1)], repeats=2)]
+    assert keys == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_what_is_done_is_not_played_again() -> None:
+    keys = [job.key for job in jobs([_sent(0), _sent(1)], repeats=2, done={(0, 1), (1, 0)})]
+    assert keys == [(0, 0), (1, 1)]
+
+
+def test_rows_are_taken_one_at_a_time() -> None:
+    def endless() -> Iterator[dict[str, Any]]:
+        while True:
+            yield _sent(0)
+
+    assert next(jobs(endless(), repeats=1)).id == "0:0"
+
+
+def test_repeats_share_a_seed_and_tasks_do_not() -> None:
+    one, again, other = (Job("sums", task, repeat, {}) for task, repeat in ((0, 0), (0, 1), (1, 0)))
+    assert seed_of(7, one) == seed_of(7, again) != seed_of(7, other)
+    assert seed_of(8, one) != seed_of(7, one)
+
+
+def test_a_seed_fits_every_generator() -> None:
+    assert all(0 <= seed_of(seed, Job("sums", task, 0, {})) < 2**31 for seed in (-5, 0, 2**62) for task in range(50))

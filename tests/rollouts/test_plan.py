@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymsdk import load
+from gymsdk.episode import Budget
+from gymsdk.errors import BadRow
+from gymsdk.rollouts.origin import host, occasion
+from gymsdk.rollouts.plan import Plan, differences, fingerprint, settings
+
+PLAN = Plan(environments={"sums": {}}, model="scripted/oracle")
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    environments = {name: load(name, **given) for name, given in plan.environments.items()}
+    written: dict[str, Any] = json.loads(json.dumps(settings(plan, environments)))
+    return written
+
+
+def _differences(**changed: Any) -> list[str]:
+    return differences(_settings(PLAN), _settings(PLAN.model_copy(update=changed)))
+
+
+@pytest.fixture(autouse=True)
+def _sums(installed: Callable[..., Path]) -> None:
+    installed()
+
+
+def test_the_same_plan_has_no_differences() -> None:
+    assert _differences() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"model": "scripted/null"}, "--model was scripted/oracle, now scripted/null"),
+        ({"seed": 1}, "--seed was 0, now 1"),
+        ({"repeats": 4}, "--repeats was 1, now 4"),
+        ({"limit": 7}, "--limit was not given, now 7"),
+        ({"split": "test"}, "--split was not given, now test"),
+        ({"skip_bad_rows": True}, "--skip-bad-rows was not given, now given"),
+        ({"sampling": {"temperature": 0.5}}, "--temperature was not given, now 0.5"),
+        ({"sampling": {"stop": ["x"]}}, "--param stop was not given, now ['x']"),
+        ({"budget": Budget(turns=3)}, "--turns was 32, now 3"),
+        ({"budget": Budget(tools=3)}, "--tool-calls was 128, now 3"),
+        ({"budget": Budget(seconds=3)}, "--deadline was 600.0, now 3.0"),
+        ({"environments": {"sums": {"digits": "4"}}}, "--set sums.digits was 3, now 4"),
+    ],
+)
+def test_each_difference_is_named_as_its_option(changed: dict[str, Any], told: str) -> None:
+    assert _differences(**changed) == [told]
+
+
+def test_where_the_model_is_served_may_change() -> None:
+    assert _differences(base_url="http://127.0.0.1:8001/v1") == []
+
+
+def test_a_setting_given_its_default_is_no_difference() -> None:
+    assert _differences(environments={"sums": {"digits": "3"}}) == []
+
+
+def test_the_content_of_a_tasks_file_counts_not_its_name(tmp_path: Path) -> None:
+    one, same, other = (tmp_path / name for name in ("one", "same", "other"))
+    one.write_text("{}\n")
+    same.write_text("{}\n")
+    other.write_text("{} \n")
+    begun = _settings(PLAN.model_copy(update={"tasks": one}))
+    assert differences(begun, _settings(PLAN.model_copy(update={"tasks": same}))) == []
+    changed = differences(begun, _settings(PLAN.model_copy(update={"tasks": other})))
+    assert changed == ["the content of the --tasks file has changed"]
+    assert differences(begun, _settings(PLAN)) == ["--tasks was given, now not given"]
+
+
+@pytest.mark.parametrize(("name", "reason"), [("missing", "there is no such file"), ("", "it is a folder")])
+def test_a_tasks_file_that_is_none_is_told(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(BadRow, match=f"{reason}; name a JSONL file"):
+        _settings(PLAN.model_copy(update={"tasks": tmp_path / name}))
+
+
+def test_changed_code_of_an_environment_is_a_difference(tmp_path: Path) -> None:
+    begun = _settings(PLAN)
+    with (tmp_path / "site" / "env_sums.py").open("a") as file:
+        file.write("# changed\n")
+    assert differences(begun, _settings(PLAN)) == ["the code of environment 'sums' has changed"]
+
+
+def test_another_version_of_an_environment_is_a_difference(tmp_path: Path) -> None:
+    begun = _settings(PLAN)
+    about = tmp_path / "site" / "env_sums-1.0.dist-info" / "METADATA"
+    about.write_text(about.read_text().replace("1.0", "1.1"))
+    assert differences(begun, _settings(PLAN)) == ["the version of environment 'sums' was 1.0, now 1.1"]
+
+
+def test_another_environment_is_a_difference() -> None:
+    begun = _settings(PLAN)
+    del begun["environments"]["sums"]
+    assert "the version of environment 'sums' was not given, now 1.0" in differences(begun, _settings(PLAN))
+
+
+def test_a_packages_fingerprint_covers_its_data_but_not_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "packaged"
+    (package / "data").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    import packaged
+
+    found = [fingerprint(packaged)]
+    for path in (package / "data" / "train.jsonl", package / "__pycache__" / "x.pyc"):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        found.append(fingerprint(packaged))
+    assert found[0] != found[1] == found[2]
+    del sys.modules["packaged"]
+
+
+def test_settings_are_written_with_their_defaults_and_without_secrets() -> None:
+    written = _settings(PLAN.model_copy(update={"environments": {"sums": {"key": "hush"}}}))
+    found = written["environments"]["sums"]["settings"]
+    assert found["digits"] == 3
+    assert "hush" not in json.dumps(written)
+
+
+def test_the_command_is_kept_without_keys_and_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = "http://me:hush@127.0.0.1:1/v1"
+    monkeypatch.setattr(sys, "argv", ["/bin/gymsdk", "rollout", "sums", "--base-url", address, "--set", "key=hush2"])
+    plan = PLAN.model_copy(update={"model": "vllm/x", "base_url": address})
+    written = occasion(plan, [load("sums", key="hush2")])
+    assert "hush" not in json.dumps(written)
+    assert written["command"] == "gymsdk rollout sums --base-url 'http://***@127.0.0.1:1/v1' --set 'key=***'"
+    assert written["base_url"] == "http://***@127.0.0.1:1/v1"
+
+
+def test_every_installed_version_is_kept() -> None:
+    versions = host()["distributions"]
+    assert versions["env_sums"] == "1.0"
+    assert {"pydantic", "pluggy", "orjson"} <= versions.keys()

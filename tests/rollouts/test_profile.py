@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymsdk.rollouts.profile import Profile, profiled
+
+Groups = Sequence[Sequence[float]]
+
+
+def _lines(groups: Groups) -> list[dict[str, Any]]:
+    return [
+        {
+            "_ng_task_index": task,
+            "_ng_rollout_index": repeat,
+            "reward": reward,
+            "gymsdk": {
+                "turns": 2,
+                "usage": {"policy": {"output_tokens": 10}},
+                "timing": {"stages": {"verify": float(task + 1)}},
+            },
+        }
+        for task, rewards in enumerate(groups)
+        for repeat, reward in enumerate(rewards)
+    ]
+
+
+def _profile(groups: Groups, *, failed: int = 0, maximum: float = 1.0) -> Profile:
+    failures = [{"_ng_failure_class": "tool_raised"}] * failed
+    return profiled("sums", "scripted/oracle", _lines(groups), failures, maximum=maximum)
+
+
+def test_groups_all_alike_are_counted() -> None:
+    assert _profile([[1, 1], [0, 0], [0, 1], [1, 0]]).flat == 0.5
+
+
+def test_bands_go_by_the_best_reward_claimed() -> None:
+    bands = _profile([[0, 0], [0, 2], [2, 2]], maximum=2.0).bands
+    assert bands == {"always wrong": 1, "hard": 0, "medium": 1, "easy": 0, "always right": 1}
+
+
+def test_pass_at_k_comes_with_its_interval() -> None:
+    passes = _profile([[0, 1], [1, 0], [0, 0], [1, 1]]).passes
+    assert (passes[1].value, passes[2].value) == (0.5, 0.75)
+    assert 0 <= passes[2].low < 0.75 < passes[2].high <= 1
+
+
+def test_grading_times_are_percentiles() -> None:
+    grading = _profile([[1]] * 101).grading
+    assert (grading["p50"], grading["p99"]) == (51.0, 100.0)
+
+
+def test_tokens_are_counted_by_turn() -> None:
+    profile = _profile([[1, 0]])
+    assert (profile.tokens, profile.turns) == (5.0, 2.0)
+
+
+def test_every_reward_is_in_the_histogram() -> None:
+    assert sum(bar.count for bar in _profile([[0, 0.5, 1], [1, 1, 1]]).rewards) == 6
+
+
+@pytest.mark.parametrize(
+    ("groups", "failed", "verdict"),
+    [
+        ([], 3, "Not one rollout was scored: mend the failures first."),
+        ([[0, 1]] * 10, 5, "5 of 25 rollouts have no reward: mend the failures before training."),
+        ([[0, 0]] * 9 + [[0, 1]], 0, "Too hard for this model: most tasks are never solved."),
+        ([[1, 1]] * 9 + [[0, 1]], 0, "Too easy for this model: most tasks are always solved."),
+        ([[0], [1]], 0, "Play each task several times (-k 8) to see whether its rollouts differ."),
+        (
+            [[0, 0]] * 4 + [[1, 1]] * 4 + [[0, 1]] * 2,
+            0,
+            "Thin signal: only 20% of 10 groups differ within themselves; filter tasks by difficulty.",
+        ),
+        ([[0, 1]] * 6 + [[1, 1]] * 4, 0, "Ready to train: 60% of 10 groups differ within themselves."),
+    ],
+)
+def test_the_verdict_is_plain(groups: Groups, failed: int, verdict: str) -> None:
+    assert _profile(groups, failed=failed).verdict == verdict
+
+
+@pytest.mark.parametrize("groups", [[], [[1.0]], [[0.0, 1.0] * 4] * 3, [[-5.0, 40.0]], [[0.5]] * 40, [[0.0] * 30]])
+def test_every_profile_can_be_drawn(tmp_path: Path, groups: Groups) -> None:
+    pytest.importorskip("matplotlib")
+    from gymsdk.rollouts.plot import draw
+
+    draw(_profile(groups), tmp_path / "profile.png")
+    assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymsdk.errors import BadOutput, BadRow, GymsdkError, ModelLost, UsageError
+from gymsdk.rollouts.collect import Played
+from gymsdk.rollouts.folder import FILES, Standing
+from gymsdk.rollouts.plan import Plan
+from gymsdk.rollouts.run import ENDLESS, Pace, Run, carry_out
+
+
+class Ear:
+    """Hears what a run tells."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self.standing = Standing()
+        self.total = 0
+        self.played: list[Played] = []
+
+    def told(self, sentence: str) -> None:
+        self.sentences.append(sentence)
+
+    def begun(self, *, total: int, standing: Standing) -> None:
+        self.total, self.standing = total, standing
+
+    def ended(self, played: Played) -> None:
+        self.played.append(played)
+
+
+@pytest.fixture(autouse=True)
+def _sums(installed: Callable[..., Path]) -> None:
+    installed()
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def _run(out: Path, *, resume: bool = False, overwrite: bool = False, attempts: int = 1, **plan: Any) -> Ear:
+    given = {"environments": {"sums": {}}, "model": "scripted/oracle", "limit": 3, **plan}
+    ear = Ear()
+    run = Run(Plan(**given), out, resume=resume, overwrite=overwrite, pace=Pace(attempts=attempts))
+    asyncio.run(carry_out(run, ear))
+    return ear
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    return map(json.loads, path.read_bytes().splitlines())
+
+
+def _told(path: Path) -> dict[tuple[int, int], Any]:
+    """What a rollouts file says, but for ids and times."""
+    found = {}
+    for line in _lines(path):
+        line["response"] = [
+            {key: value for key, value in item.items() if key not in {"id", "call_id"}}
+            for item in line["response"]["output"]
+        ]
+        del line["gymsdk"]["timing"]
+        found[line["_ng_task_index"], line["_ng_rollout_index"]] = line
+    return found
+
+
+def test_a_run_leaves_its_five_files(out: Path) -> None:
+    ear = _run(out, repeats=2)
+    assert {path.name for path in out.iterdir()} == set(FILES)
+    assert (ear.total, len(ear.played)) == (6, 6)
+    assert len(_told(out / "rollouts.jsonl")) == 6
+
+
+def test_the_same_seed_gives_the_same_rollouts(out: Path, tmp_path: Path) -> None:
+    same = {"model": "scripted/oracle:0.5", "repeats": 4, "seed": 5}
+    _run(out, **same)
+    _run(tmp_path / "again", **same)
+    _run(tmp_path / "other", **{**same, "seed": 6})
+    assert _told(out / "rollouts.jsonl") == _told(tmp_path / "again" / "rollouts.jsonl")
+    assert _told(out / "rollouts.jsonl") != _told(tmp_path / "other" / "rollouts.jsonl")
+
+
+def test_rows_are_sent_with_the_sampling_parameters(out: Path) -> None:
+    _run(out, sampling={"temperature": 0.5, "stop": ["x"]})
+    for name in ("inputs.jsonl", "rollouts.jsonl"):
+        params = next(_lines(out / name))["responses_create_params"]
+        assert (params["temperature"], params["stop"]) == (0.5, ["x"])
+
+
+def test_an_output_row_has_the_rows_fields_and_the_verdicts(out: Path, tmp_path: Path) -> None:
+    row = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "mine": {"a": [1]}, "reward": 9, "response": 9}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row))
+    _run(out, tasks=tmp_path / "tasks.jsonl")
+    (line,) = _lines(out / "rollouts.jsonl")
+    assert {key: line[key] for key in ("answer", "mine", "reward", "extracted_answer", "right")} == {
+        "answer": 4,
+        "mine": {"a": [1]},
+        "reward": 1.0,
+        "extracted_answer": "4",
+        "right": True,
+    }
+    assert line["agent_ref"] == {"type": "responses_api_agents", "name": "sums_simple_agent"}
+    assert (line["_ng_task_index"], line["_ng_rollout_index"]) == (0, 0)
+    assert line["responses_create_params"]["input"] == [{"role": "user", "content": "2 + 2"}]
+    assert line["response"]["output"][0]["content"][0]["text"] == "4"
+
+
+def test_a_failures_row_has_its_kind_and_no_reward(out: Path, tmp_path: Path) -> None:
+    row = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "mine": 1, "reward": 9, "_ng_failure_class": "x"}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(row))
+    _run(out, tasks=tmp_path / "tasks.jsonl", environments={"sums": {"breaks": [4]}})
+    (line,) = _lines(out / "failures.jsonl")
+    assert "reward" not in line
+    assert line["mine"] == 1
+    assert line["_ng_failure_class"] == "hook_raised"
+    assert line["_ng_failure_stage"] == "verify"
+    assert "ValueError: cannot add to 4" in line["_ng_failure_message"]
+
+
+def test_a_failing_row_does_not_stop_the_run(out: Path) -> None:
+    _run(out)
+    answer = next(_lines(out / "inputs.jsonl"))["answer"]
+    _run(out, overwrite=True, environments={"sums": {"breaks": [answer]}})
+    assert len(_told(out / "rollouts.jsonl")) == 2
+    assert len(list(_lines(out / "failures.jsonl"))) == 1
+
+
+def test_a_resumed_run_that_is_finished_plays_nothing(out: Path) -> None:
+    _run(out)
+    before = (out / "rollouts.jsonl").read_bytes()
+    ear = _run(out, resume=True)
+    assert (ear.played, ear.standing.scored) == ([], 3)
+    assert (out / "rollouts.jsonl").read_bytes() == before
+
+
+def test_failures_are_played_again_on_a_resume(out: Path) -> None:
+    _run(out)
+    answer = next(_lines(out / "inputs.jsonl"))["answer"]
+    breaking = {"environments": {"sums": {"breaks": [answer]}}}
+    _run(out, overwrite=True, **breaking)
+    ear = _run(out, resume=True, **breaking)
+    assert len(ear.played) == 1
+    assert len(list(_lines(out / "failures.jsonl"))) == 1
+
+
+def test_failures_no_try_mends_are_kept_on_a_resume(out: Path) -> None:
+    _run(out)
+    answer = next(_lines(out / "inputs.jsonl"))["answer"]
+    sulking = {"environments": {"sums": {"sulks": [answer]}}}
+    _run(out, overwrite=True, **sulking)
+    assert (_run(out, resume=True, **sulking)).played == []
+    assert len(list(_lines(out / "failures.jsonl"))) == 1
+
+
+def test_a_resume_begins_where_nothing_is(out: Path) -> None:
+    assert len((_run(out, resume=True)).played) == 3
+
+
+def test_a_run_that_is_there_is_not_touched(out: Path) -> None:
+    _run(out)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(BadOutput, match="out holds a run; go on with --resume, replace it with --overwrite"):
+        _run(out)
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_files_of_nobodys_run_are_not_touched(out: Path) -> None:
+    out.mkdir()
+    (out / "rollouts.jsonl").write_text("mine\n")
+    for resume in (False, True):
+        with pytest.raises(BadOutput, match=r"holds rollouts\.jsonl of no run; replace with --overwrite"):
+            _run(out, resume=resume)
+    assert (out / "rollouts.jsonl").read_text() == "mine\n"
+    assert len((_run(out, overwrite=True)).played) == 3
+
+
+def test_other_settings_are_refused_on_a_resume_each_named(out: Path) -> None:
+    _run(out)
+    with pytest.raises(BadOutput, match=r"--model was .*oracle, now .*null; --repeats was 1, now 2; repeat those"):
+        _run(out, resume=True, model="scripted/null", repeats=2)
+
+
+def test_more_of_the_same_is_refused_on_a_resume(out: Path) -> None:
+    _run(out)
+    with pytest.raises(BadOutput, match="--limit was 3, now 4"):
+        _run(out, resume=True, limit=4)
+
+
+def test_lost_inputs_are_told_on_a_resume(out: Path) -> None:
+    _run(out)
+    (out / "inputs.jsonl").unlink()
+    with pytest.raises(BadOutput, match=r"inputs\.jsonl is missing"):
+        _run(out, resume=True)
+
+
+def test_resume_and_overwrite_exclude_each_other(out: Path) -> None:
+    with pytest.raises(UsageError, match="choose one of them"):
+        _run(out, resume=True, overwrite=True)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"split": "trian"},
+        {"environments": {"sums": {"digit": "3"}}},
+        {"environments": {"summs": {}}},
+        {"model": "scripted/orcale"},
+        {"model": "vllm/x"},
+        {"tasks": Path("missing.jsonl")},
+    ],
+)
+def test_wrong_input_leaves_no_trace(out: Path, plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GYMSDK_BASE_URL", raising=False)
+    with pytest.raises(UsageError) as caught:
+        _run(out / "deep", **plan)
+    assert "\n" not in str(caught.value)
+    assert not out.exists()
+
+
+def test_a_bad_row_leaves_the_run_that_is_there(out: Path, tmp_path: Path) -> None:
+    _run(out)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    (tmp_path / "tasks.jsonl").write_text("{broken")
+    with pytest.raises(BadRow, match=r"tasks\.jsonl:1: .* leave such rows out with --skip-bad-rows"):
+        _run(out, overwrite=True, tasks=tmp_path / "tasks.jsonl")
+    assert {path: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_bad_rows_can_be_skipped_and_are_named(out: Path, tmp_path: Path) -> None:
+    good = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4}'
+    (tmp_path / "tasks.jsonl").write_text(f"{good}\n{{broken\n{good}\n")
+    ear = _run(out, tasks=tmp_path / "tasks.jsonl", skip_bad_rows=True)
+    assert len(ear.played) == 2
+    assert [":2: not valid JSON" in sentence for sentence in ear.sentences] == [True]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "{broken\n"])
+def test_no_rows_at_all_is_told(out: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "tasks.jsonl").write_text(text)
+    with pytest.raises(BadRow, match="has no rows to play"):
+        _run(out, tasks=tmp_path / "tasks.jsonl", skip_bad_rows=True)
+    assert not out.exists()
+
+
+def test_an_endless_split_is_cut_and_that_is_told(out: Path) -> None:
+    ear = _run(out, limit=None)
+    assert len(ear.played) == ENDLESS
+    assert ear.sentences == [f"took the first {ENDLESS} tasks; --limit N takes another number"]
+
+
+def test_a_model_that_never_answers_ends_the_run_and_leaves_it_resumable(out: Path, tmp_path: Path) -> None:
+    recorded = tmp_path / "recorded.jsonl"
+    recorded.touch()
+    plan = {"model": f"scripted/replay:{recorded}", "limit": 200}
+    with pytest.raises(
+        ModelLost, match=r"since 64 rollouts in a row failed alike \(.*; mend that, then go on with --resume"
+    ):
+        _run(out, **plan)
+    _run(tmp_path / "done", limit=200)
+    recorded.write_bytes((tmp_path / "done" / "rollouts.jsonl").read_bytes())
+    _run(out, resume=True, **plan)
+    assert len(_told(out / "rollouts.jsonl")) == 200
+
+
+def test_what_an_environments_figures_raise_is_told_with_the_others(out: Path, installed: Callable[..., Path]) -> None:
+    source = """
+from gymsdk import Verdict, hookimpl, Message, Task
+from typing import Literal
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    yield Task.ask("?")
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.0)
+
+@hookimpl
+def solve():
+    return Message(content="!")
+
+@hookimpl
+def metrics(rollouts):
+    raise ZeroDivisionError("none")
+"""
+    installed("odd", source)
+    _run(out, environments={"odd": {}})
+    (summary,) = json.loads((out / "metrics.json").read_bytes())
+    assert "ZeroDivisionError" in summary["complaint"]
+    assert summary["agent_metrics"]["mean/reward"] == 1.0
+
+
+def test_a_lifespan_that_breaks_is_told_and_the_run_can_go_on(out: Path, installed: Callable[..., Path]) -> None:
+    source = """
+from gymsdk import Verdict, hookimpl, Message, Task
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+@hookimpl
+def lifespan():
+    @asynccontextmanager
+    async def life():
+        yield Path(__file__).with_name("index").read_text()
+    return life()
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    yield Task.ask("?")
+
+@hookimpl
+def verify(shared):
+    return Verdict(reward=float(shared))
+
+@hookimpl
+def solve():
+    return Message(content="!")
+"""
+    site = installed("living", source)
+    with pytest.raises(GymsdkError, match="living"):
+        _run(out, environments={"living": {}})
+    (site / "index").write_text("0.5")
+    _run(out, environments={"living": {}}, resume=True)
+    assert [line["reward"] for line in _lines(out / "rollouts.jsonl")] == [0.5]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymsdk import Environment
+from gymsdk.errors import BadRow, UnknownSplit
+from gymsdk.rollouts.sources import default_split, from_file, from_splits
+
+GOOD = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "extra": {"kept": [1]}}
+
+SPLITS = """
+class Sum(Task):
+    answer: int
+
+@hookimpl
+def tasks(split: Literal["train", "example"], seed: int):
+    for number in range(5):
+        yield Sum.ask(f"{split} {seed}", answer=number)
+
+@hookimpl
+def verify(task: Sum):
+    return Verdict(reward=0.0)
+"""
+
+
+@pytest.fixture
+def sums(environment: Callable[..., Environment]) -> Mapping[str, Environment]:
+    return {"sums": environment(SPLITS)}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., Path]:
+    def write(*rows: Any) -> Path:
+        path = tmp_path / "tasks.jsonl"
+        texts = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
+        path.write_bytes(b"\n".join(texts) + b"\n")
+        return path
+
+    return write
+
+
+def test_a_split_is_taken_up_to_the_limit(sums: Mapping[str, Environment]) -> None:
+    found = list(from_splits(sums, "train", seed=3, limit=2))
+    assert [(name, row["answer"]) for name, row in found] == [("sums", 0), ("sums", 1)]
+    assert found[0][1]["responses_create_params"]["input"][0]["content"] == "train 3"
+
+
+def test_every_environment_gives_its_own(sums: Mapping[str, Environment]) -> None:
+    both = {**sums, "more": sums["sums"]}
+    assert [name for name, _ in from_splits(both, None, seed=0, limit=2)] == ["sums", "sums", "more", "more"]
+
+
+def test_the_example_split_is_taken_where_none_is_named(sums: Mapping[str, Environment]) -> None:
+    assert default_split(sums["sums"]) == "example"
+
+
+def test_the_first_split_is_taken_where_there_is_no_example(environment: Callable[..., Environment]) -> None:
+    assert default_split(environment(SPLITS.replace('"example"', '"test"'))) == "train"
+
+
+def test_an_environment_without_tasks_asks_for_a_file(environment: Callable[..., Environment]) -> None:
+    bare = environment("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
+    with pytest.raises(UnknownSplit, match="has no tasks of its own; name a file with --tasks"):
+        default_split(bare)
+
+
+def test_an_unknown_split_is_told(sums: Mapping[str, Environment]) -> None:
+    with pytest.raises(UnknownSplit, match="trian"):
+        list(from_splits(sums, "trian", seed=0, limit=1))
+
+
+def test_rows_of_a_file_keep_every_field(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
+    assert list(from_file(sums, file(GOOD, b"", GOOD), limit=None)) == [("sums", GOOD)] * 2
+
+
+def test_a_file_is_read_no_further_than_the_limit(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
+    assert len(list(from_file(sums, file(GOOD, GOOD, b"{broken"), limit=2))) == 2
+
+
+BAD = {
+    "not valid JSON": b"{broken",
+    "surrogates not allowed": b"\xff\xfe",
+    "a row is a JSON object, this is a list": b"[1]",
+    "responses_create_params": {"answer": 4},
+    "answer": {**GOOD, "answer": "four"},
+    "`input` must be": {**GOOD, "responses_create_params": {"input": 3}},
+}
+
+
+@pytest.mark.parametrize("told", BAD)
+def test_a_bad_row_is_told_with_its_file_and_line(
+    sums: Mapping[str, Environment], file: Callable[..., Path], told: str
+) -> None:
+    path = file(GOOD, b"", BAD[told])
+    with pytest.raises(BadRow) as caught:
+        list(from_file(sums, path, limit=None))
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{path}:3: ")
+    assert told in sentence
+    assert "\n" not in sentence
+
+
+def test_bad_rows_can_be_left_out(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
+    told: list[BadRow] = []
+    found = list(from_file(sums, file(GOOD, *BAD.values(), GOOD), limit=2, bad=told.append))
+    assert len(found) == 2
+    assert [str(error).split(": ")[0].rpartition(":")[2] for error in told] == ["2", "3", "4", "5", "6", "7"]
+
+
+def test_with_several_environments_a_row_says_which(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
+    both = {**sums, "more": sums["sums"]}
+    path = file({**GOOD, "agent_ref": {"name": "more_simple_agent"}}, {**GOOD, "agent_ref": {"name": "sums"}}, GOOD)
+    rows = from_file(both, path, limit=None)
+    assert [next(rows)[0], next(rows)[0]] == ["more", "sums"]
+    with pytest.raises(BadRow, match=r":3: with several environments .* one of sums, more"):
+        next(rows)

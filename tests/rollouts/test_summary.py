@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymsdk import Environment, Rollout
+from gymsdk.rollouts.folder import RunFolder
+from gymsdk.rollouts.summary import Stored, summaries
+
+SEEN = """
+class Own(Verdict):
+    extracted_answer: str | None = None
+    length: int = 0
+
+@hookimpl
+def verify():
+    return Own(reward=0.0)
+
+@hookimpl
+def metrics(rollouts):
+    return {"own/rollouts": float(len(rollouts)), "own/length": sum(each.verdict.length for each in rollouts)}
+"""
+
+
+def _line(task: int, repeat: int, reward: float, answer: str | None = None, **fields: Any) -> dict[str, Any]:
+    return {
+        "responses_create_params": {"input": []},
+        "difficulty": 5,
+        "response": {"output": [], "usage": {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}},
+        "reward": reward,
+        "extracted_answer": answer,
+        "length": 3,
+        "_ng_task_index": task,
+        "_ng_rollout_index": repeat,
+        "gymsdk": {
+            "id": f"{task}:{repeat}",
+            "environment": "made",
+            "seed": 1,
+            "outcome": "scored",
+            "ended": "done",
+            "turns": 1,
+            "usage": {"policy": {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12, "calls": 1}},
+            "timing": {"total": 30.0, "stages": {"model": 20.0, "verify": 10.0}, "model_calls": [20.0]},
+            "verdict": ["extracted_answer", "length"],
+        },
+        **fields,
+    }
+
+
+def _failed(task: int, repeat: int, kind: str, message: str) -> dict[str, Any]:
+    line = _line(task, repeat, 0.0, _ng_failure_class=kind, _ng_failure_message=message)
+    del line["reward"]
+    line["gymsdk"] |= {"outcome": "failed"}
+    return line
+
+
+@pytest.fixture
+def made(environment: Callable[..., Environment]) -> Environment:
+    return environment(SEEN)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    with RunFolder(tmp_path / "out") as folder:
+        yield folder
+
+
+def _summary(folder: RunFolder, made: Environment, *, repeats: int = 2) -> dict[str, Any]:
+    (summary,) = asyncio.run(summaries(folder, {"made": made}, repeats=repeats))
+    return summary
+
+
+@pytest.fixture
+def summary(folder: RunFolder, made: Environment) -> dict[str, Any]:
+    for line in (_line(0, 0, 1.0, "4"), _line(0, 1, 0.0, "5"), _line(1, 0, 1.0, "7")):
+        folder.keep(line)
+    folder.keep(_failed(1, 1, "tool_raised", "first"), failed=True)
+    return _summary(folder, made)
+
+
+def test_only_scored_rollouts_enter_a_mean(summary: dict[str, Any]) -> None:
+    assert summary["agent_metrics"]["mean/reward"] == pytest.approx(2 / 3)
+    assert summary["outcomes"] == {"scored": 3, "failed": 1}
+
+
+def test_failures_are_counted_by_kind_with_a_message_of_each(summary: dict[str, Any]) -> None:
+    assert summary["failures"] == {"tool_raised": 1}
+    assert summary["failure_messages"] == {"tool_raised": "first"}
+
+
+def test_tokens_are_summed_failed_ones_too(summary: dict[str, Any]) -> None:
+    assert summary["usage"] == {"policy": {"input_tokens": 40, "output_tokens": 8, "total_tokens": 48, "calls": 4}}
+
+
+def test_seconds_are_the_mean_of_scored_rollouts(summary: dict[str, Any]) -> None:
+    assert summary["seconds"] == pytest.approx({"model": 0.02, "verify": 0.01})
+
+
+def test_verdict_fields_are_averaged_and_row_fields_are_not(summary: dict[str, Any]) -> None:
+    assert summary["agent_metrics"]["mean/length"] == 3.0
+    assert "mean/difficulty" not in summary["agent_metrics"]
+
+
+def test_an_answer_key_gives_majorities(summary: dict[str, Any]) -> None:
+    assert summary["agent_metrics"]["majority@1/accuracy"] == 100.0
+
+
+def test_without_an_answer_key_there_are_no_majorities(folder: RunFolder, made: Environment) -> None:
+    line = _line(0, 0, 1.0)
+    line["gymsdk"]["verdict"] = []
+    folder.keep(line)
+    assert not any(key.startswith("majority") for key in _summary(folder, made)["agent_metrics"])
+
+
+def test_components_are_averaged(folder: RunFolder, made: Environment) -> None:
+    folder.keep(_line(0, 0, 1.0, reward_components={"steps": 0.25, "verdict": 0.75}))
+    folder.keep(_line(0, 1, 0.75, reward_components={"steps": 0.75, "verdict": 0.0}))
+    assert _summary(folder, made)["agent_metrics"]["mean/reward_components/steps"] == 0.5
+
+
+def test_the_environments_own_figures_are_merged(summary: dict[str, Any]) -> None:
+    assert summary["agent_metrics"]["own/rollouts"] == 3.0
+    assert summary["key_metrics"]["own/length"] == 9.0
+
+
+def test_each_task_says_how_many_rollouts_are_missing(summary: dict[str, Any]) -> None:
+    missing = {each["_ng_task_index"]: each["missing_num_rollouts"] for each in summary["group_level_metrics"]}
+    assert missing == {0: 0, 1: 1}
+
+
+def test_a_run_without_a_reward_still_has_a_summary(folder: RunFolder, made: Environment) -> None:
+    folder.keep(_failed(0, 0, "hook_raised", "no"), failed=True)
+    summary = _summary(folder, made)
+    assert (summary["agent_metrics"], summary["group_level_metrics"]) == ({}, [])
+    json.dumps(summary)
+
+
+def test_stored_rollouts_are_a_sequence_read_from_disk() -> None:
+    lines = [_line(task, 0, float(task), str(task)) for task in range(4)]
+    reads = []
+
+    def read() -> Iterator[dict[str, Any]]:
+        reads.append(1)
+        yield from lines
+
+    stored: Sequence[Rollout] = Stored(read, "made", count=4)
+    assert [rollout.reward for rollout in stored] == [0.0, 1.0, 2.0, 3.0]
+    assert [rollout.id for rollout in stored[1:3]] == ["1:0", "2:0"]
+    assert (stored[-1].id, len(stored)) == ("3:0", 4)
+    assert len(reads) == 3
+    with pytest.raises(IndexError):
+        stored[4]
+
+
+def test_stored_rollouts_of_other_environments_are_left_out() -> None:
+    assert list(Stored(lambda: [_line(0, 0, 1.0)], "other", count=0)) == []
+
+
+def test_a_rollout_is_read_back_as_it_was_played() -> None:
+    (rollout,) = Stored(
+        lambda: [_line(3, 1, 0.5, "4", reward_components={"steps": 0.25, "verdict": 0.25})], "made", count=1
+    )
+    assert (rollout.id, rollout.repeat, rollout.seed, rollout.outcome) == ("3:1", 1, 1, "scored")
+    assert rollout.verdict is not None
+    assert rollout.verdict.model_dump() == {
+        "reward": 0.25,
+        "components": {"verdict": 0.25},
+        "grader_timeout": False,
+        "extracted_answer": "4",
+        "length": 3,
+    }
+    assert rollout.row["difficulty"] == 5
+    assert (rollout.usage["policy"].output_tokens, rollout.timing.stages["verify"]) == (2, 10.0)

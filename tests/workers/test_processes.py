@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gymsdk import offload
+from gymsdk.errors import BudgetSpent, WorkerLost
+from gymsdk.workers.offload import Offloaded, use
+from gymsdk.workers.processes import Local
+
+MEBIBYTE = 2**20
+NEVER = 999.0
+
+
+@offload()
+def echo(value: object, *, twice: bool = False) -> object:
+    return [value, value] if twice else value
+
+
+@offload()
+def process_id() -> int:
+    return os.getpid()
+
+
+@offload(timeout=2.0, cpu=0.1)
+def spin() -> None:
+    while True:
+        pass
+
+
+@offload(timeout=2.0, cpu=0.1)
+def backtrack() -> object:
+    return re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+@offload(timeout=2.0, cpu=0.1)
+def power() -> object:
+    return pow(10, 10**10)
+
+
+@offload(timeout=0.3)
+def sleep() -> None:
+    time.sleep(NEVER)
+
+
+@offload(timeout=0.7)
+def doze() -> bool:
+    time.sleep(0.25)
+    return True
+
+
+@offload(timeout=30.0)
+def pause(seconds: float, note: str = "") -> int:
+    if note:
+        Path(note).write_text(str(os.getpid()))
+    time.sleep(seconds)
+    return os.getpid()
+
+
+@offload(memory=64 * MEBIBYTE)
+def hoard() -> int:
+    kept = []
+    while True:
+        kept.append(bytearray(MEBIBYTE))
+
+
+@offload(memory=64 * MEBIBYTE)
+def grab(mebibytes: int) -> int:
+    return len(bytes(mebibytes * MEBIBYTE))
+
+
+@offload()
+def leave(status: int) -> None:
+    os._exit(status)
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Local]:
+    workers = Local(2)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def single() -> Iterator[Local]:
+    workers = Local(1)
+    with use(workers):
+        yield workers
+    workers.close()
+
+
+@pytest.fixture(autouse=True)
+def chosen(local: Local) -> Iterator[Local]:
+    with use(local):
+        yield local
+
+
+async def ended(call: Awaitable[object]) -> BaseException:
+    (end,) = await asyncio.gather(call, return_exceptions=True)
+    assert isinstance(end, BaseException)
+    return end
+
+
+async def written(note: Path) -> int:
+    async with asyncio.timeout(20):
+        while not note.exists() or not note.read_text():  # noqa: ASYNC110, ASYNC240 - another process writes it
+            await asyncio.sleep(0.01)
+    return int(note.read_text())  # noqa: ASYNC240 - a few bytes
+
+
+async def gone(process: int) -> bool:
+    async with asyncio.timeout(20):
+        while _lives(process):  # noqa: ASYNC110 - another process ends
+            await asyncio.sleep(0.01)
+    return True
+
+
+def _parent(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def test_a_worker_is_used_again() -> None:
+    assert len({await process_id() for _ in range(10)}) == 1
+
+
+async def test_a_large_value_travels_whole() -> None:
+    value = os.urandom(5 * MEBIBYTE)
+    assert await echo(value) == value
+
+
+@pytest.mark.parametrize("runaway", [spin, backtrack, power])
+async def test_a_call_that_spends_its_processor_time_says_so(runaway: Offloaded[[], object]) -> None:
+    began = time.monotonic()
+    end = await ended(runaway())
+    assert isinstance(end, BudgetSpent)
+    assert end.kind == "cpu_spent"
+    assert time.monotonic() - began < 3.0
+
+
+async def test_a_call_that_idles_past_its_deadline_lost_its_worker() -> None:
+    began = time.monotonic()
+    end = await ended(sleep())
+    assert isinstance(end, WorkerLost)
+    assert (end.kind, end.retryable) == ("worker_timeout", True)
+    assert time.monotonic() - began < 1.3
+
+
+async def test_runaway_calls_do_not_disturb_their_neighbours() -> None:
+    runaways = [ended(call()) for call in (spin, backtrack, power, sleep)]
+    good = [echo(number) for number in range(200)]
+    *ends, values = await asyncio.gather(*runaways, asyncio.gather(*good))
+    assert all(isinstance(end, BudgetSpent | WorkerLost) for end in ends)
+    assert values == list(range(200))
+
+
+@pytest.mark.usefixtures("single")
+async def test_waiting_for_a_worker_does_not_count() -> None:
+    assert all(await asyncio.gather(*(doze() for _ in range(4))))
+
+
+@pytest.mark.parametrize("bomb", [hoard(), grab(500)], ids=["many small", "one large"])
+async def test_a_call_that_spends_its_memory_says_so(bomb: Awaitable[int]) -> None:
+    end = await ended(bomb)
+    assert isinstance(end, BudgetSpent)
+    assert end.kind == "memory_spent"
+    assert "64 MiB of memory" in str(end)
+
+
+async def test_a_call_within_its_memory_is_left_alone() -> None:
+    assert await grab(32) == 32 * MEBIBYTE
+
+
+async def test_a_killed_worker_costs_the_one_call_it_runs(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    lost = asyncio.create_task(ended(pause(NEVER, str(note))))
+    good = asyncio.create_task(pause(0.5))
+    victim = await written(note)
+    os.kill(victim, signal.SIGKILL)
+    end = await lost
+    assert isinstance(end, WorkerLost)
+    assert (end.kind, end.retryable) == ("worker_killed", True)
+    assert await good != victim
+    assert victim not in await asyncio.gather(process_id(), process_id())
+
+
+@pytest.mark.usefixtures("single")
+async def test_a_worker_killed_while_idle_costs_no_call() -> None:
+    for _ in range(5):
+        os.kill(await process_id(), signal.SIGKILL)
+        assert await echo("served") == "served"
+
+
+async def test_workers_killed_again_and_again_cost_only_the_calls_they_ran() -> None:
+    good = lost = 0
+    for number in range(40):
+        calls = [asyncio.create_task(pause(0.01 * (number % 3))) for _ in range(3)]
+        victim = await process_id()
+        os.kill(victim, signal.SIGKILL)
+        for end in await asyncio.gather(*calls, return_exceptions=True):
+            lost += isinstance(end, WorkerLost)
+            good += isinstance(end, int)
+    assert good + lost == 120
+    assert good > lost
+
+
+@pytest.mark.usefixtures("single")
+async def test_losing_the_process_that_starts_workers_costs_no_call(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    running = asyncio.create_task(pause(0.3, str(note)))
+    worker = await written(note)
+    os.kill(_parent(worker), signal.SIGKILL)
+    assert await running == worker
+    os.kill(worker, signal.SIGKILL)
+    assert await process_id() != worker
+
+
+async def test_a_worker_that_leaves_by_itself_is_lost() -> None:
+    end = await ended(leave(0))
+    assert isinstance(end, WorkerLost)
+    assert await echo("replaced") == "replaced"
+
+
+@pytest.mark.usefixtures("single")
+async def test_a_cancelled_call_frees_its_place_and_ends_its_worker(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    call = asyncio.create_task(pause(NEVER, str(note)))
+    worker = await written(note)
+    call.cancel()
+    assert isinstance(await ended(call), asyncio.CancelledError)
+    assert await echo("next") == "next"
+    assert await gone(worker)
+
+
+@pytest.mark.usefixtures("single")
+async def test_a_call_cancelled_while_it_waits_leaves_the_running_one_alone(tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    running = asyncio.create_task(pause(0.3, str(note)))
+    worker = await written(note)
+    waiting = asyncio.create_task(pause(0.0))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert await running == worker
+    assert await process_id() == worker
