@@ -142,12 +142,12 @@ def test_a_budget_that_makes_no_sense_is_refused(wrong):
 
 async def test_a_model_past_the_deadline_ends_an_episode_that_is_judged_all_the_same(notebook, task):
     model = Slow(wire.response([wire.function_call("note", {"what": "a"}, "c")], model="slow"))
-    rollout = await play(Environment("notebook", notebook), model, task, budget=Budget(seconds=0.2))
+    rollout = await play(Environment("notebook", notebook), model, task, budget=Budget(seconds=1))
     assert (rollout.outcome, rollout.ended, rollout.reward) == ("scored", "deadline", 1.0)
 
 
 async def test_an_episode_that_never_got_an_answer_is_judged_on_nothing(notebook, task):
-    rollout = await play(Environment("notebook", notebook), Slow(None), task, budget=Budget(seconds=0.05))
+    rollout = await play(Environment("notebook", notebook), Slow(None), task, budget=Budget(seconds=0.5))
     assert (rollout.ended, rollout.reward, rollout.turns) == ("deadline", 0.0, 0)
     assert rollout.response["output"] == []
 
@@ -156,10 +156,10 @@ async def test_a_deadline_that_passed_in_a_step_is_found_before_the_next_turn(po
     class Late(Notebook):
         @hookimpl
         async def step(self):
-            await asyncio.sleep(0.19)
+            await asyncio.sleep(0.45)
             return Step(messages=["again"])
 
-    rollout = await play(Environment("late", Late()), policy("a"), task, budget=Budget(seconds=0.2, turns=9))
+    rollout = await play(Environment("late", Late()), policy("a"), task, budget=Budget(seconds=0.5, turns=9))
     assert rollout.turns <= 2
     assert rollout.ended == "deadline" or rollout.failure.kind == "hook_timeout"
 

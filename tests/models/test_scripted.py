@@ -18,12 +18,12 @@ from gymsdk import (
     ToolCall,
     Verdict,
     hookimpl,
-    lines,
     play,
     rows,
 )
 from gymsdk.errors import BadModelOption, UnknownModel
 from gymsdk.models.scripted import build
+from gymsdk.rollouts import lines
 from gymsdk.tools import tool
 
 

@@ -13,7 +13,7 @@ from gymsdk import Environment, Failed, Reset, Step, Verdict, hookimpl, play, us
 from gymsdk.episode import Budget
 from gymsdk.plugins.author import LONGEST, Author, _deadline, from_now, stage
 
-SECONDS = 0.3
+SECONDS = 1.0
 """A deadline that hits what hangs, and nothing that does not."""
 
 
@@ -106,7 +106,7 @@ async def test_a_hook_that_swallows_its_cancellation_is_left_behind(policy, task
                 except asyncio.CancelledError:
                     continue
 
-    rollout = await play(Environment("stubborn", Stubborn()), policy("done"), task, budget=Budget(seconds=0.1))
+    rollout = await play(Environment("stubborn", Stubborn()), policy("done"), task, budget=Budget(seconds=SECONDS))
     assert (rollout.failure.stage, rollout.failure.kind) == ("step", "hook_timeout")
     over.set()
 

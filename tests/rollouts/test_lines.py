@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from gymsdk import Rollout, Step, Verdict, hookimpl, lines, play, rows
+from gymsdk import Rollout, Step, Verdict, hookimpl, play, rows
 from gymsdk.environment import Environment
 from gymsdk.episode import Budget
 from gymsdk.outcome import Failure
+from gymsdk.rollouts import lines
 
 
 class Graded(Verdict):
