@@ -126,19 +126,23 @@ class Environment:
         raw = row if isinstance(row, dict) else task.row()
         async with stage("reset", deadline):
             answer = answers.expected(await self._ask("reset", task=task, seed=seed), Reset, "reset")
-            opening = task.input + [message.item() for message in answer.messages]
-            return Episode(
-                id=id,
-                seed=seed,
-                task=task,
-                row=raw,
-                environment=self,
-                state=answers.copied(answer.state),
-                transcript=Transcript(opening=opening),
-                tools=self._on_offer(task, answer),
-                repeat=repeat,
-                deadline=deadline,
-            )
+            try:
+                state, offered = answers.copied(answer.state), self._on_offer(task, answer)
+            except Failed:
+                await self._ask("close", task=task, state=answer.state)
+                raise
+        return Episode(
+            id=id,
+            seed=seed,
+            task=task,
+            row=raw,
+            environment=self,
+            state=state,
+            transcript=Transcript(opening=task.input + [message.item() for message in answer.messages]),
+            tools=offered,
+            repeat=repeat,
+            deadline=deadline,
+        )
 
     async def step(self, episode: Episode, action: Action) -> Step:
         """Answer one tool call or reply; a call of a tool not on offer is answered, not run."""

@@ -46,7 +46,9 @@ class Author:
         if inspect.iscoroutinefunction(function):
             answer = function(**given)
         else:
-            answer = await self.threads.run(partial(_call, function, given), timeout=_left(deadline))
+            # Around the whole: with every thread taken, the wait for one counts as well.
+            async with asyncio.timeout_at(deadline):
+                answer = await self.threads.run(partial(_call, function, given))
         if not inspect.isawaitable(answer):
             return answer
         return await bounded(watched(_awaited(answer), f"{what} of environment {self.name!r}"), deadline)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gymsdk import (
-    Environment,
-)
+import pytest
 
-from .told import Judge, Question
+from gymsdk import Environment, Failed, Reset, hookimpl
+
+from .told import Count, Judge, Question
 
 
 async def test_close_is_given_the_task_and_the_state(recorded, recorder):
@@ -18,3 +18,20 @@ async def test_close_is_given_the_task_and_the_state(recorded, recorder):
 async def test_close_may_be_left_out(task):
     environment = Environment("judge", Judge())
     await environment.close(await environment.reset(task))
+
+
+async def test_close_is_called_where_what_reset_answered_is_refused(task):
+    closed = []
+
+    class Grabs(Judge):
+        @hookimpl
+        def reset(self):
+            return Reset(state=Count(), tools=["fly"])
+
+        @hookimpl
+        def close(self, state):
+            closed.append(state)
+
+    with pytest.raises(Failed, match="hook 'reset' offers tools the environment does not have: fly"):
+        await Environment("grabs", Grabs()).reset(task)
+    assert closed == [Count()]

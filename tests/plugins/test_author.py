@@ -12,6 +12,7 @@ import pytest
 from gymsdk import Environment, Failed, Reset, Step, Verdict, hookimpl, play, usage, wire
 from gymsdk.episode import Budget
 from gymsdk.plugins.author import LONGEST, Author, _deadline, from_now, stage
+from gymsdk.workers.threads import Threads
 
 SECONDS = 1.0
 """A deadline that hits what hangs, and nothing that does not."""
@@ -216,3 +217,20 @@ async def test_an_error_is_told_with_the_stage_it_came_in():
 async def test_code_without_a_deadline_of_its_episode_still_has_one():
     async with stage("step", None):
         assert _deadline.get() == pytest.approx(from_now(LONGEST), abs=60)
+
+
+async def test_the_wait_for_a_thread_counts_towards_the_deadline(task):
+    release = threading.Event()
+    author = Author("crowded")
+    author.threads = Threads(1)
+
+    async def asked(seconds):
+        async with stage("step", from_now(seconds)):
+            return await author.run("hook 'step'", release.wait, {})
+
+    first = asyncio.ensure_future(asked(60))
+    await asyncio.sleep(0)
+    with pytest.raises(Failed, match="hook 'step' of environment 'crowded' did not answer by its deadline"):
+        await asked(0.1)
+    release.set()
+    assert await first is True
