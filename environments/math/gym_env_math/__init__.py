@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from gymsdk import Claims, Message, Rollout, Transcript, hookimpl
 
 from .answers import bare, boxed
-from .figures import accuracies
+from .figures import figures
 from .problems import Split, drawn
 from .rows import MathTask, chance, task_of
 from .settings import MathConfig
@@ -49,5 +49,5 @@ def claims(task: MathTask) -> Claims:
 
 @hookimpl
 def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Give the mean reward by family and by difficulty."""
-    return accuracies(rollouts)
+    """Give the mean reward by family and by difficulty, and what math-verify and the judge gave."""
+    return figures(rollouts)

@@ -1,23 +1,32 @@
-"""The figures of the environment: the mean reward by family and by difficulty."""
+"""The figures of the environment: the mean reward by family and by difficulty, math-verify's and the judge's part."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 
 from gymsdk import Rollout
 
 
-def accuracies(rollouts: Iterable[Rollout]) -> dict[str, float]:
-    """The mean reward per family and per difficulty, of the rollouts whose rows name them."""
-    groups: defaultdict[str, list[float]] = defaultdict(list)
+def figures(rollouts: Iterable[Rollout]) -> dict[str, float]:
+    """Give `<subset>/mean/reward` where rows name a subset, `symbolic_accuracy`, and `judge_accuracy` if asked."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
-        family, difficulty = rollout.row.get("family"), rollout.row.get("difficulty")
-        if rollout.reward is None:
-            continue
-        if family is not None:
-            groups[f"accuracy/{family}"].append(rollout.reward)
-        if difficulty is not None:
-            groups[f"accuracy/difficulty_{difficulty}"].append(rollout.reward)
-    return {name: fmean(rewards) for name, rewards in sorted(groups.items())}
+        for name, value in _scores(rollout):
+            found[name].append(value)
+    return {name: fmean(values) for name, values in sorted(found.items())}
+
+
+def _scores(rollout: Rollout) -> Iterator[tuple[str, float]]:
+    if rollout.reward is None:
+        return
+    for name in ("family", "difficulty"):
+        if (value := rollout.row.get(name)) is not None:
+            yield f"{name}={value}/mean/reward", rollout.reward
+    # A verdict read back from a file is no `MathVerdict`, and the host's own has only a reward.
+    fields = rollout.verdict.model_dump() if rollout.verdict else {}
+    if "library_reward" in fields:
+        yield "symbolic_accuracy", fields["library_reward"]
+    if fields.get("judge_evaluations"):
+        yield "judge_accuracy", rollout.reward

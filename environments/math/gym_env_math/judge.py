@@ -29,7 +29,7 @@ class Judgement(NamedTuple):
 
 
 async def judge(model: Model, question: str, expected: str, answer: str, options: Mapping[str, Any]) -> Judgement:
-    """Give the judge's opinion: equal only if it says so in both orders. Raises `Unscorable` where it fails."""
+    """Give the judge's opinion: equal only if it says so in both orders; raises `Unscorable` where it fails."""
     evaluations: list[dict[str, Any]] = []
     for first, second in ((expected, answer), (answer, expected)):
         request = {**options, "input": _messages(question, first, second)}
@@ -56,9 +56,21 @@ def label_in(response: Mapping[str, Any]) -> Label | None:
 
 async def _ask(model: Model, request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return await model.respond(request)
+        response = await model.respond(request)
     except Failed as error:
         raise Unscorable(f"the judge failed: {error}", kind="judge_failed", retryable=error.retryable) from error
+    if why := _unfinished(response):
+        advice = "give it more room, for example with max_output_tokens in judge_options"
+        raise Unscorable(f"the judge's answer is {why}; {advice}", kind="judge_failed")
+    return response
+
+
+def _unfinished(response: Mapping[str, Any]) -> str | None:
+    details = response.get("incomplete_details")
+    if details or response.get("status") == "incomplete":
+        reason = (details.get("message") or details.get("reason")) if isinstance(details, dict) else details
+        return f"cut off ({reason or 'incomplete'})"
+    return None if response.get("output") else "empty"
 
 
 def _messages(question: str, first: str, second: str) -> list[dict[str, str]]:

@@ -29,6 +29,16 @@ class Judge:
         return response(self.opinion(*answers.split("\n\nAnswer B:\n")))
 
 
+class Says:
+    """A model that gives one answer, whatever it is asked."""
+
+    def __init__(self, answer: Item) -> None:
+        self.answer = answer
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        return self.answer
+
+
 class Down:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         raise Failed("nobody home", kind="model_unreachable", retryable=True)
@@ -84,6 +94,33 @@ async def test_a_judge_that_fails_leaves_the_rollout_unscored():
     with pytest.raises(Unscorable, match="nobody home") as error:
         await verdict(Down(), "32", "\\boxed{33}")
     assert (error.value.kind, error.value.retryable) == ("judge_failed", True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (response(f"so {EQUAL}") | {"status": "incomplete"}, r"cut off \(incomplete\)"),
+        (response("They") | {"incomplete_details": {"reason": "max_output_tokens"}}, "max_output_tokens"),
+        ({"status": "completed", "output": []}, "is empty"),
+    ],
+)
+async def test_a_judge_that_was_cut_off_leaves_the_rollout_unscored(answer: Item, words: str):
+    with pytest.raises(Unscorable, match=words) as error:
+        await verdict(Says(answer), "blue", "azure")
+    assert error.value.kind == "judge_failed"
+
+
+async def test_a_whole_answer_without_a_label_means_not_equal():
+    found = await verdict(Says(response("Hard to say.") | {"status": "completed"}), "blue", "azure")
+    assert (found.reward, found.judge_evaluations[0]["verdict_label"]) == (0.0, None)
+
+
+async def test_metrics_tell_what_math_verify_and_the_judge_gave():
+    rows = [{"responses_create_params": {"input": "How many?"}, "expected_answer": gold} for gold in ("32", "blue")]
+    async with gymsdk.load("math", judge=Judge(lambda _a, _b: EQUAL)) as math:
+        number, colour = [await gymsdk.play(math, Says(response("\\boxed{32}")), row) for row in rows]
+        assert await math.metrics([number]) == {"symbolic_accuracy": 1.0}
+        assert await math.metrics([number, colour]) == {"symbolic_accuracy": 0.5, "judge_accuracy": 1.0}
 
 
 async def test_a_failed_judge_is_unscorable_outside_a_host_too():

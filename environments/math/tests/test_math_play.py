@@ -150,9 +150,16 @@ async def test_metrics_are_means_by_family_and_difficulty(math: Environment):
     rollouts = [await gymsdk.play(math, gymsdk.model("scripted/oracle"), task) for task in tasks]
     figures = await math.metrics(rollouts)
     assert set(figures.values()) == {1.0}
-    assert {"accuracy/fractions", "accuracy/intervals", f"accuracy/difficulty_{tasks[0].difficulty}"} <= figures.keys()
+    by = {("family", "fractions"), ("family", "intervals"), ("difficulty", tasks[0].difficulty)}
+    assert {f"{name}={value}/mean/reward" for name, value in by} <= figures.keys()
 
 
-async def test_rows_without_a_family_have_no_figures(math: Environment):
+async def test_rows_without_a_family_have_no_figures_by_family(math: Environment):
     rollout = await gymsdk.play(math, gymsdk.model("scripted/oracle"), PUBLISHED)
-    assert await math.metrics([rollout]) == {}
+    assert await math.metrics([rollout]) == {"symbolic_accuracy": 1.0}
+
+
+async def test_metrics_take_the_host_s_own_verdict(math: Environment):
+    played = await gymsdk.play(math, gymsdk.model("scripted/oracle"), PUBLISHED | {"family": "sums"})
+    spent = played.model_copy(update={"reward": 0.0, "verdict": Verdict(reward=0.0, grader_timeout=True)})
+    assert await math.metrics([played, spent]) == {"family=sums/mean/reward": 0.5, "symbolic_accuracy": 1.0}

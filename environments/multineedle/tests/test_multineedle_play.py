@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import gymsdk
-from gymsdk import Environment, Message, Rollout, ToolCall
+from gymsdk import Environment, Message, Rollout, ToolCall, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +102,18 @@ def test_the_tools_are_offered_under_their_published_names_with_strict_schemas(e
     assert all(schema["strict"] for schema in schemas.values())
 
 
-async def test_the_environments_figures_are_means_and_accuracy_by_number_of_needles(environment):
+async def test_the_environments_figures_are_the_mean_reward_by_number_of_needles(environment):
     right = await played(environment, "scripted/oracle", "validation", 6)
     wrong = await played(environment, "scripted/null", "validation", 6)
-    figures = await environment.metrics(right + wrong)
-    assert figures["mean/accuracy"] == figures["mean/set_overlap"] == 0.5
-    assert figures["mean/original_term_minefield_hit"] == figures["mean/order_instruction_following_failure"] == 0.0
     needles = {len(rollout.row["expected_synonyms"]) for rollout in right}
-    assert {name for name in figures if name.startswith("needles=")} == {f"needles={n}/mean/accuracy" for n in needles}
+    assert await environment.metrics(right + wrong) == {f"needles={n}/mean/reward": 0.5 for n in needles}
+
+
+async def test_metrics_take_the_host_s_own_verdict(environment):
+    (played_one,) = await played(environment, "scripted/oracle", "example", 1)
+    spent = played_one.model_copy(update={"reward": 0.0, "verdict": Verdict(reward=0.0, grader_timeout=True)})
+    needles = len(played_one.row["expected_synonyms"])
+    assert await environment.metrics([played_one, spent]) == {f"needles={needles}/mean/reward": 0.5}
 
 
 async def test_without_rollouts_there_are_no_figures(environment):

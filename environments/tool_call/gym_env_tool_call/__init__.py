@@ -7,13 +7,12 @@ truth of calls, and weather rows that bring neither, are graded on the calls mad
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 
 from gymsdk import Action, Claims, Message, Reset, Rollout, Step, ToolCall, Transcript, hookimpl
 
 from . import chance, generator, grading, oracle
+from .figures import figures
 from .generator import Split
 from .grading import Graded
 from .records import Records
@@ -78,11 +77,5 @@ async def claims(task: Request) -> Claims:
 
 @hookimpl
 def metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Give the share solved by kind and by number of calls needed, and the share that did what nobody asked for."""
-    figures: defaultdict[str, list[float]] = defaultdict(list)
-    # A verdict that was read back from a file is no longer a `Graded`, but its fields are the same.
-    for fields in (rollout.verdict.model_dump() for rollout in rollouts if rollout.verdict):
-        figures[f"accuracy/kind={fields['kind']}"].append(float(fields["solved"]))
-        figures[f"accuracy/calls={fields['calls_needed']}"].append(float(fields["solved"]))
-        figures["overstepped"].append(float(fields["unasked"] > 0))
-    return {name: fmean(values) for name, values in sorted(figures.items())}
+    """Give the mean reward by kind and by number of calls needed, and the share that did what nobody asked for."""
+    return figures(rollouts)

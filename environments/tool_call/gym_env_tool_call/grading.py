@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 from gymsdk import ToolCall, Transcript, Verdict
 
 from .oracle import planned
+from .outputs import outputs, parsed
 from .records import Fact, Records, facts
 from .rows import Call, Expected, Request
 from .values import answered, matched, right
@@ -81,8 +81,9 @@ def by_calls(task: Request, wanted: list[Call], transcript: Transcript) -> Grade
 
 def by_weather(task: Request, transcript: Transcript) -> Graded:
     """Give the verdict on a published weather row: 1 where a call of `get_weather` was answered with the weather."""
-    solved = any(_succeeded(transcript.output(call.call_id)) for call in transcript.calls("get_weather"))
-    return _all_or_nothing(task.kind or "get_weather", 1, transcript.calls(), solved=solved)
+    calls, texts = transcript.calls(), outputs(transcript)
+    solved = any(call.name == "get_weather" and _is_weather(parsed(texts, call)) for call in calls)
+    return _all_or_nothing(task.kind or "get_weather", 1, calls, solved=solved)
 
 
 def _all_or_nothing(kind: str, needed: int, calls: list[ToolCall], *, solved: bool, unasked: int = 0) -> Graded:
@@ -97,9 +98,5 @@ def _all_or_nothing(kind: str, needed: int, calls: list[ToolCall], *, solved: bo
     )
 
 
-def _succeeded(output: str | None) -> bool:
-    try:
-        value = json.loads(output or "")
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and "weather_description" in value
+def _is_weather(answer: object) -> bool:
+    return isinstance(answer, dict) and "weather_description" in answer

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from gymsdk import Message, ToolCall, Transcript
 
+from .outputs import outputs, parsed
 from .records import Event, Note, Record, Records, Reminder, Sent, plain
 from .references import filled, needs, turns
 from .rows import Call, Expected, Plan, Request
@@ -19,10 +19,11 @@ def next_move(task: Request, transcript: Transcript) -> Message | list[ToolCall]
     plan = planned(task)
     made = transcript.calls()
     order = [number for turn in turns(plan) for number in turn]
-    outputs = {number: _output(transcript, call) for number, call in zip(order, made, strict=False)}
+    texts = outputs(transcript)
+    known = {number: parsed(texts, call) for number, call in zip(order, made, strict=False)}
     if len(made) < len(order):
-        return [_call(plan.calls[number], outputs) for number in _upcoming(task, plan, len(made))]
-    return Message(content=_reply(filled(plan.answer, outputs)))
+        return [_call(plan.calls[number], known) for number in _upcoming(task, plan, len(made))]
+    return Message(content=_reply(filled(plan.answer, known)))
 
 
 def planned(task: Request) -> Plan:
@@ -44,16 +45,9 @@ def _upcoming(task: Request, plan: Plan, made: int) -> list[int]:
     return []
 
 
-def _call(call: Call, outputs: dict[int, Any]) -> ToolCall:
-    arguments = filled(call.arguments, outputs)
+def _call(call: Call, known: dict[int, Any]) -> ToolCall:
+    arguments = filled(call.arguments, known)
     return ToolCall.model_validate({"name": call.name, "arguments": arguments})
-
-
-def _output(transcript: Transcript, call: ToolCall) -> Any:
-    try:
-        return json.loads(transcript.output(call.call_id) or "")
-    except (ValueError, RecursionError):
-        return None
 
 
 def _reply(answer: Any) -> str:

@@ -32,14 +32,23 @@ async def test_who_does_not_understand_earns_no_more_than_chance(environment, po
         assert rollout.reward <= claims.chance <= 0.05
 
 
-async def test_metrics_tell_accuracy_by_kind_and_by_calls_needed(environment, weather_row):
+async def test_metrics_tell_the_mean_reward_by_kind_and_by_calls_needed(environment, weather_row):
     good = await rollouts(environment, "scripted/oracle", "example", 10)
     silent = await gymsdk.play(environment, gymsdk.model("scripted/null"), weather_row)
     figures = await environment.metrics([*good, silent])
-    assert figures["accuracy/kind=get_weather"] == 0.0
-    assert figures[f"accuracy/kind={good[0].row['kind']}"] == 1.0
-    assert figures["accuracy/calls=3"] == 1.0
+    assert figures["kind=get_weather/mean/reward"] == 0.0
+    assert figures[f"kind={good[0].row['kind']}/mean/reward"] == 1.0
+    assert figures["calls=3/mean/reward"] == 1.0
     assert figures["overstepped"] == 0.0
+
+
+async def test_metrics_take_the_host_s_own_verdict(environment, weather_row):
+    row = weather_row | {"kind": "sky"}
+    played = await gymsdk.play(environment, gymsdk.model("scripted/oracle"), row)
+    spent = played.model_copy(update={"reward": 0.0, "verdict": gymsdk.Verdict(reward=0.0, grader_timeout=True)})
+    expected = {"kind=sky/mean/reward": 0.5, "calls=1/mean/reward": 1.0, "overstepped": 0.0}
+    assert await environment.metrics([played, spent]) == expected
+    assert await environment.metrics([spent.model_copy(update={"row": weather_row})]) == {}
 
 
 async def test_the_oracle_waits_for_what_a_call_depends_on_and_no_longer(environment):

@@ -180,6 +180,32 @@ async def test_a_weather_row_is_solved_by_the_oracle(played, oracle, weather_row
     assert rollout.reward == 1.0
 
 
+class Reads(list):
+    """A list of items that counts how many were read."""
+
+    read = 0
+
+    def __iter__(self):
+        for item in super().__iter__():
+            self.read += 1
+            yield item
+
+
+async def test_what_a_weather_row_takes_to_grade_grows_with_its_calls_alone(environment, weather_row):
+    episode = await environment.reset(weather_row)
+    calls = [
+        {"type": "function_call", "name": "get_weather", "arguments": "{}", "call_id": f"c{n}"} for n in range(500)
+    ]
+    answers = [{"type": "function_call_output", "call_id": call["call_id"], "output": "{}"} for call in calls]
+    weather = {"type": "function_call_output", "call_id": "c499", "output": '{"weather_description": "late"}'}
+    episode.transcript.items = Reads([*calls, *answers, weather])
+    assert (await environment.verify(episode)).reward == 0.0
+    await environment.solve(episode)
+    assert episode.transcript.items.read < 10 * len(episode.transcript.items)
+    episode.transcript.items[-2:] = [weather]
+    assert (await environment.verify(episode)).reward == 1.0
+
+
 async def test_a_weather_row_graded_elsewhere_may_have_lost_its_tools(environment, weather_row):
     del weather_row["responses_create_params"]["tools"]
     episode = await environment.replay(weather_row, [{"type": "message", "role": "assistant", "content": "Cold."}])

@@ -85,8 +85,11 @@ def _solution(equation: str, value: Rational) -> Problem:
 
 
 def _set_of(question: str, elements: list[str]) -> Problem:
-    turned = tuple({finite_set(reversed(elements)), finite_set(elements).replace(", ", ",")} - {finite_set(elements)})
-    return Problem(question, finite_set(elements), turned)
+    written = finite_set(elements)
+    # In a set these would come in an order of each process's own, and the rows with them.
+    others = dict.fromkeys((finite_set(reversed(elements)), written.replace(", ", ",")))
+    turned = tuple(other for other in others if other != written)
+    return Problem(question, written, turned)
 
 
 def _proportion(rng: random.Random) -> Problem:
