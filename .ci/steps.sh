@@ -29,9 +29,9 @@ step() {
   fi
 }
 
-# shown NAME SECONDS COMMAND...: a step whose output is shown where it goes well, too.
+# shown NAME SECONDS COMMAND...: a step whose last lines are shown where it goes well, too.
 shown() {
-  step "$@" && cat "$log"
+  step "$@" && tail -n 30 "$log"
 }
 
 # suite NAME SECONDS COMMAND...: a step that ends in pytest; each of its tests counts.
