@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
+from gymsdk.deadlines import Deadline
+
 LONG = 0.05
 """Seconds a coroutine may hold the event loop before it is named."""
 
@@ -48,15 +50,16 @@ def watched(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, Any,
             given, send = error, coroutine.throw
 
 
-async def bounded(coroutine: Coroutine[Any, Any, T], deadline: float | None) -> T:
-    """Await *coroutine* until *deadline* (of the loop's clock), then cancel it; raises `TimeoutError`.
+async def bounded(coroutine: Coroutine[Any, Any, T], deadline: Deadline) -> T:
+    """Await *coroutine* until *deadline*, then cancel it; raises `TimeoutError`.
 
     One that swallows its cancellation is left behind after `GRACE` seconds.
     """
     task = asyncio.ensure_future(coroutine)
-    loop = asyncio.get_running_loop()
     try:
-        await asyncio.wait({task}, timeout=None if deadline is None else max(0.0, deadline - loop.time()))
+        while not task.done() and (left := deadline.left()):
+            # Again where it has moved meanwhile, but not at every instant while it moves.
+            await asyncio.wait({task}, timeout=max(left, LONG))
     except asyncio.CancelledError:
         await _stop(task)
         task.add_done_callback(_forget)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from gymsdk import complaints, tools
+from gymsdk.deadlines import LONGEST, Deadline, from_now
 from gymsdk.errors import (
     BadRow,
     BrokenEnvironment,
@@ -24,7 +26,7 @@ from gymsdk.errors import (
 )
 from gymsdk.outcome import Rollout
 from gymsdk.plugins import answers
-from gymsdk.plugins.author import Author, from_now, stage
+from gymsdk.plugins.author import Author, stage
 from gymsdk.plugins.configured import configured
 from gymsdk.plugins.floor import Floor
 from gymsdk.plugins.lifespan import Lifespan
@@ -45,7 +47,7 @@ from gymsdk.types import (
 )
 
 GRADING = 120.0
-"""Seconds `verify` may take, whatever is left of the episode."""
+"""Seconds `verify` may take, whatever is left of the episode; waiting for a worker or a judge does not count."""
 
 CLOSING = 10.0
 """Seconds `close` may take."""
@@ -124,7 +126,7 @@ class Environment:
         self._lifespan.check()
         task = self.read(row)
         raw = row if isinstance(row, dict) else task.row()
-        async with stage("reset", deadline):
+        async with stage("reset", _of_episode(deadline)):
             answer = answers.expected(await self._ask("reset", task=task, seed=seed), Reset, "reset")
             try:
                 state, offered = answers.copied(answer.state), self._on_offer(task, answer)
@@ -138,7 +140,7 @@ class Environment:
             row=raw,
             environment=self,
             state=state,
-            transcript=Transcript(opening=task.input + [message.item() for message in answer.messages]),
+            transcript=Transcript(opening=[*deepcopy(task.input), *(message.item() for message in answer.messages)]),
             tools=offered,
             repeat=repeat,
             deadline=deadline,
@@ -150,7 +152,7 @@ class Environment:
             offered = {tool["name"]: tool for tool in episode.tools}
             if action.name not in offered:
                 return Step(output=tools.refusal(tools.unknown(action.name, offered)))
-        async with stage("step", episode.deadline):
+        async with stage("step", _of_episode(episode.deadline)):
             given = {"state": episode.state, "action": action, "transcript": episode.transcript}
             return answers.step(await self._ask("step", task=episode.task, **given), action)
 
@@ -159,20 +161,19 @@ class Environment:
 
         A grader that spent its own budget on the answer gives 0; one that lost its worker is asked once more.
         """
-        try:
-            return await self._verdict(episode)
-        except BudgetSpent:
-            return Verdict(reward=0.0, grader_timeout=True)
-        except WorkerLost:
-            pass
-        try:
-            return await self._verdict(episode)
-        except BudgetSpent:
-            return Verdict(reward=0.0, grader_timeout=True)
+        for last in (False, True):
+            try:
+                return await self._verdict(episode)
+            except BudgetSpent:
+                break
+            except WorkerLost:
+                if last:
+                    raise
+        return Verdict(reward=0.0, grader_timeout=True)
 
     async def close(self, episode: Episode) -> None:
         """Release what `reset` took, within `CLOSING` seconds."""
-        async with stage("close", from_now(CLOSING)):
+        async with stage("close", Deadline(from_now(CLOSING))):
             await self._ask("close", task=episode.task, state=episode.state)
 
     async def replay(self, row: Row | Task, items: Sequence[Item], *, seed: int = 0) -> Episode:
@@ -191,25 +192,25 @@ class Environment:
 
     async def solve(self, episode: Episode) -> list[Action] | None:
         """Give what a perfect policy does next, `None` where the environment does not say."""
-        async with stage("solve", episode.deadline):
+        async with stage("solve", _of_episode(episode.deadline)):
             asked = {"state": episode.state, "transcript": episode.transcript}
             return answers.solution(await self._ask("solve", task=episode.task, **asked))
 
     async def claims(self, task: Task) -> Claims:
         """Give what the environment claims of *task*."""
-        async with stage("claims", from_now(CLOSING)):
+        async with stage("claims", Deadline(from_now(CLOSING))):
             return answers.expected(await self._ask("claims", task=task), Claims, "claims")
 
     async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Give the environment's own figures over scored *rollouts*."""
         figures: dict[str, float] = {}
-        async with stage("metrics", from_now(GRADING)):
+        async with stage("metrics", Deadline(from_now(GRADING))):
             for each in self._stack.answerers["metrics"]:
                 figures |= answers.figures(await self._answer(each, {"rollouts": rollouts}))
         return figures
 
     async def _verdict(self, episode: Episode) -> Verdict:
-        async with stage("verify", from_now(GRADING)):
+        async with stage("verify", Deadline(from_now(GRADING), patient=True)):
             given = {"state": episode.state, "transcript": episode.transcript}
             return answers.verdict(await self._ask("verify", task=episode.task, **given))
 
@@ -223,8 +224,7 @@ class Environment:
             raise self._broken("tasks", error) from error
 
     def _broken(self, hook: str, error: BaseException) -> BrokenEnvironment:
-        reason = f"{type(error).__name__}: {error}"
-        return BrokenEnvironment(f"environment {self.name!r}: hook {hook!r} raised {reason}")
+        return BrokenEnvironment(f"environment {self.name!r}: hook {hook!r} raised {complaints.raised(error)}")
 
     def _offered(self) -> dict[str, tools.Tool]:
         try:
@@ -271,6 +271,10 @@ class Environment:
             return await self._author.run(f"hook {each.hook!r}", each.function, asked)
         answer = each.function(**asked)
         return await answer if inspect.isawaitable(answer) else answer
+
+
+def _of_episode(deadline: float | None) -> Deadline:
+    return Deadline(from_now(LONGEST) if deadline is None else deadline)
 
 
 def _data(plugin: object) -> Path | None:

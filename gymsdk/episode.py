@@ -13,10 +13,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from gymsdk import responses, turns, usage, wire
-from gymsdk.errors import EpisodeError, Unscorable
+from gymsdk.errors import EpisodeError, Failed, Unscorable, UsageError
 from gymsdk.outcome import Failure, Outcome, Rollout, Timing
 from gymsdk.plugins.answers import STEPS
 from gymsdk.types import Action, Ended, Episode, Item, Model, Playable, Row, Step, Task, ToolCall, Transcript, Verdict
+
+SHORT = 0.1
+"""The share of an episode's seconds that a step must have had to be blamed for the deadline."""
 
 log = logging.getLogger("gymsdk")
 
@@ -136,11 +139,25 @@ class _Play:
         if responses.is_incomplete(response):
             episode.transcript.items.extend(output)
             return "tokens"
-        with self.clocked("step"):
-            taken = await take(self.environment, episode, output, calls_left=self.budget.tools - self.calls)
+        taken = await self.answer(episode, output)
+        if taken is None:
+            return "deadline"
         self.paid += taken.reward
         self.calls += taken.calls
         return taken.ended
+
+    async def answer(self, episode: Episode, output: list[Item]) -> Taken | None:
+        """Give what came of one turn, `None` where the deadline passed in a step that had hardly any time left."""
+        started = time.perf_counter()
+        with self.clocked("step"):
+            try:
+                return await take(self.environment, episode, output, calls_left=self.budget.tools - self.calls)
+            except Failed as error:
+                # The model spent the episode's time; the code that was asked last is not to blame.
+                late = time.perf_counter() - started < SHORT * self.budget.seconds
+                if error.kind in {"hook_timeout", "tool_timeout"} and late:
+                    return None
+                raise
 
     async def ask(self, episode: Episode) -> Item | None:
         """Give the model's response, `None` where the episode's deadline came first."""
@@ -152,7 +169,7 @@ class _Play:
             except TimeoutError:
                 return None
             except EpisodeError as error:
-                error.stage = error.stage or "model"
+                error.stage = "model"
                 raise
 
     async def close(self, episode: Episode) -> None:
@@ -219,9 +236,10 @@ async def play(
 ) -> Rollout:
     """Play one episode of *row* and give its rollout: scored, unscorable or failed, never raised.
 
-    *sampling* goes over the row's own `responses_create_params`. Raises `BadRow` where the row does not fit the
+    *sampling* goes over the row's own `responses_create_params`. Raises `UsageError` where the row does not fit the
     environment; anything else that goes wrong is in the rollout's `failure`.
     """
+    _not_names(environment, model)
     one = _Play(environment, model, budget or Budget(), sampling or {})
     with usage.counted() as used:
         try:
@@ -230,6 +248,13 @@ async def play(
             ending = error
     raw = row.row() if isinstance(row, Task) else row
     return one.rollout(raw, id=id, seed=seed, repeat=repeat, used=used, ending=ending)
+
+
+def _not_names(environment: object, model: object) -> None:
+    if isinstance(environment, str):
+        raise UsageError(f"play takes an environment, not its name; write gymsdk.load({environment!r})")
+    if isinstance(model, str):
+        raise UsageError(f"play takes a model, not its name; write gymsdk.model({model!r})")
 
 
 def request_of(episode: Episode, sampling: Mapping[str, Any]) -> Item:
@@ -254,4 +279,10 @@ def _components(verdict: Verdict, paid: float) -> dict[str, float]:
 
 
 def _failure(error: EpisodeError) -> Failure:
-    return Failure(stage=error.stage or "", kind=error.kind, message=str(error), retryable=error.retryable)
+    return Failure(
+        stage=error.stage or "",
+        kind=error.kind,
+        message=str(error),
+        retryable=error.retryable,
+        retry_after=error.retry_after,
+    )

@@ -21,7 +21,7 @@ GymsdkError
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,14 +76,27 @@ class EpisodeError(GymsdkError):
 
     *kind* is a short machine-readable word (`hook_timeout`, `model_unreachable`, `judge_failed`, …),
     *stage* where it happened (`reset`, `model`, `step`, `verify`, `close`; filled in by the host),
-    *retryable* whether the same episode may go well another time.
+    *retryable* whether the same episode may go well another time, *retry_after* in how many seconds at the soonest.
     """
 
-    def __init__(self, message: str, *, kind: str, retryable: bool = False, stage: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str,
+        retryable: bool = False,
+        stage: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.retryable = retryable
         self.stage = stage
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Give how to make the error again elsewhere: what an exception gives by itself leaves the kind out."""
+        return _remade, (type(self), self.args, self.__dict__)
 
 
 class Failed(EpisodeError):
@@ -94,9 +107,29 @@ class Unscorable(EpisodeError):
     """The grader could not decide: raised in `verify`, it is never a reward of 0."""
 
     def __init__(
-        self, message: str, *, kind: str = "unscorable", retryable: bool = False, stage: str | None = None
+        self,
+        message: str,
+        *,
+        kind: str = "unscorable",
+        retryable: bool = False,
+        stage: str | None = None,
+        retry_after: float | None = None,
     ) -> None:
-        super().__init__(message, kind=kind, retryable=retryable, stage=stage)
+        super().__init__(message, kind=kind, retryable=retryable, stage=stage, retry_after=retry_after)
+
+
+E = TypeVar("E", Failed, Unscorable)
+
+
+def recast(error: EpisodeError, into: type[E], *, message: str | None = None, kind: str | None = None) -> E:
+    """Give *error* as one of another type, all that is not given anew kept."""
+    return into(
+        message or str(error),
+        kind=kind or error.kind,
+        retryable=error.retryable,
+        stage=error.stage,
+        retry_after=error.retry_after,
+    )
 
 
 class BudgetSpent(Unscorable):
@@ -111,3 +144,9 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` when a known name is near *name*, else nothing."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def _remade(kind: type[EpisodeError], args: tuple[object, ...], state: dict[str, object]) -> EpisodeError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error

@@ -6,9 +6,11 @@ Sessions are shared: one for each running event loop, opened on first use and cl
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -24,6 +26,7 @@ from gymsdk.errors import Failed
 Held = TypeVar("Held", bound=AbstractAsyncContextManager[Any])
 CONNECT_TIMEOUT = 10.0
 EXCERPT = 200
+LONGEST = 500
 
 
 class Retry(BaseModel):
@@ -56,14 +59,12 @@ class Answer:
     @property
     def text(self) -> str:
         """The body as text, the key blotted out."""
-        text = self.body.decode(errors="replace")
-        secret = self.key.get_secret_value() if self.key else ""
-        return text.replace(secret, "***") if secret else text
+        return _blotted(self.body.decode(errors="replace"), self.key)
 
     def json(self) -> Any:
         """Give the parsed body; raises `Failed` where the host refused, or answered something else than JSON."""
         if not 200 <= self.status < 300:  # noqa: PLR2004 - what HTTP calls success
-            raise refusal(self.host, self.status, self.text)
+            raise refusal(self.host, self.status, self.text, retry_after=self.retry_after)
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
@@ -105,12 +106,23 @@ def host(url: str) -> str:
     return url.partition("://")[2].partition("/")[0].rpartition("@")[2]
 
 
-def refusal(host: str, status: int, text: str) -> Failed:
+@contextmanager
+def discreet(key: SecretStr | None) -> Iterator[None]:
+    """Keep *key* out of the message of any `Failed` raised inside, and cut the message only then."""
+    try:
+        yield
+    except Failed as error:
+        error.args = (_blotted(str(error), key)[:LONGEST],)
+        raise
+
+
+def refusal(host: str, status: int, text: str, *, retry_after: float | None = None) -> Failed:
     """The failure that an answer with this *status* means."""
     retryable = worth_retrying(status)
     kind = "model_rate_limited" if status == 429 else "model_error" if retryable else "model_refused"  # noqa: PLR2004
     hint = _HINTS.get(status, "")
-    return Failed(f"{host} answered {status}: {text[:EXCERPT]}{hint}", kind=kind, retryable=retryable)
+    message = f"{host} answered {status}: {text[:EXCERPT]}{hint}"
+    return Failed(message, kind=kind, retryable=retryable, retry_after=retry_after if retryable else None)
 
 
 def unreachable(host: str, why: object) -> Failed:
@@ -201,12 +213,22 @@ async def _send(url: str, data: bytes, headers: Mapping[str, str], key: SecretSt
     try:
         # A redirected POST would arrive as a GET, perhaps elsewhere, with the key.
         async with session.post(url, data=data, headers=headers, allow_redirects=False) as answer:
-            retry_after = _seconds(answer.headers.get("Retry-After"))
+            retry_after = seconds(answer.headers.get("Retry-After"))
             return Answer(host(url), answer.status, await answer.read(), retry_after, key)
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise Failed(f"{url!r} is no URL of a server", kind="model_refused") from error
     except (aiohttp.ClientError, OSError) as error:
         raise unreachable(host(url), str(error) or type(error).__name__) from error
+
+
+def _blotted(text: str, key: SecretStr | None) -> str:
+    """The *text* without *key*, in whichever way JSON or Python may have written it."""
+    secret = key.get_secret_value().strip() if key else ""
+    if not secret:
+        return text
+    for form in {json.dumps(secret)[1:-1], repr(secret)[1:-1], secret.replace("/", r"\/"), secret}:
+        text = text.replace(form, "***")
+    return text
 
 
 def _written(body: object) -> bytes:
@@ -216,12 +238,12 @@ def _written(body: object) -> bytes:
         raise Failed(f"the request cannot be written as JSON: {error}", kind="model_bad_request") from error
 
 
-def _seconds(header: str | None) -> float | None:
-    """The seconds a Retry-After header asks for: a number, or the time until a date."""
+def seconds(header: str | None) -> float | None:
+    """The seconds a Retry-After *header* asks for: a number, or the time until a date."""
     if not header:
         return None
     try:
-        return max(0.0, float(header))
+        return max(0.0, float(header)) if math.isfinite(float(header)) else None
     except ValueError:
         pass
     try:

@@ -13,8 +13,8 @@ from statistics import fmean, median
 
 from gymsdk.types import Item, Row
 
-TASK = "_ng_task_index"
-REPEAT = "_ng_rollout_index"
+TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
+"""The stamps NeMo Gym numbers tasks and their repeats with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ def scored(row: Row, *, answer_key: str | None = None) -> Scored:
     usage = (row.get("response") or {}).get("usage") or {}
     fields = {name: value for name, value in numbers(row).items() if not name.startswith("_ng_") and name != "reward"}
     return Scored(
-        task=row.get(TASK, 0),
-        repeat=row.get(REPEAT, 0),
+        task=row.get(TASK_INDEX, 0),
+        repeat=row.get(ROLLOUT_INDEX, 0),
         reward=row["reward"],
         fields=fields | numbers(usage),
         answer=_text(row.get(answer_key)) if answer_key else None,
@@ -154,7 +154,7 @@ def groups(
 def _group(task: int, found: Sequence[Scored], expected: int, sample: Row | None) -> Item:
     missing = max(expected - len(found), 0)
     entry: Item = {
-        TASK: task,
+        TASK_INDEX: task,
         "num_rollouts": len(found),
         "expected_num_rollouts": expected,
         "missing_num_rollouts": missing,
@@ -162,13 +162,13 @@ def _group(task: int, found: Sequence[Scored], expected: int, sample: Row | None
         "rollout_infos": [_info(rollout) for rollout in found],
     }
     if sample is not None:
-        entry["sample"] = {key: value for key, value in sample.items() if key not in {TASK, REPEAT}}
+        entry["sample"] = {key: value for key, value in sample.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
     return entry | spreads(found)
 
 
 def _info(rollout: Scored) -> Item:
     name = f"{rollout.task}:{rollout.repeat}"
-    which = {"rollout_id": name, TASK: rollout.task, REPEAT: rollout.repeat}
+    which = {"rollout_id": name, TASK_INDEX: rollout.task, ROLLOUT_INDEX: rollout.repeat}
     return which | {"reward": rollout.reward} | dict(rollout.fields)
 
 

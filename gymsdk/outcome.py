@@ -15,7 +15,10 @@ Outcome: TypeAlias = Literal["scored", "unscorable", "failed"]
 
 
 class Failure(BaseModel):
-    """Why a rollout has no reward: where it broke, a word for it, the sentence, whether a retry can help."""
+    """Why a rollout has no reward: where it broke, a word for it, the sentence, whether and when a retry can help.
+
+    *retry_after* is in seconds, `None` where nobody has said.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -23,6 +26,7 @@ class Failure(BaseModel):
     kind: str
     message: str
     retryable: bool = False
+    retry_after: float | None = None
 
 
 class Timing(BaseModel):

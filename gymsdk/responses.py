@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.types import Episode, Item, Model
 
@@ -12,6 +14,11 @@ async def asked(model: Model, request: Item, *, episode: Episode | None, who: st
         response = await model.respond(request, episode=episode)
     except EpisodeError:
         raise
+    except asyncio.CancelledError as error:
+        if asked_to_stop():
+            raise
+        # Nobody cancelled this: let through, it would pass for the end of the whole run.
+        raise Failed(f"{who} raised CancelledError", kind="model_raised", retryable=True) from error
     except Exception as error:
         kind = "model_timeout" if isinstance(error, TimeoutError) else "model_raised"
         raise Failed(f"{who} raised {type(error).__name__}: {error}", kind=kind, retryable=True) from error
@@ -20,6 +27,12 @@ async def asked(model: Model, request: Item, *, episode: Episode | None, who: st
     if response.get("status") == "failed" or response.get("error"):
         raise Failed(f"{who} failed: {response.get('error')}", kind="model_error", retryable=True)
     return response
+
+
+def asked_to_stop() -> bool:
+    """Whether somebody cancelled the task that runs."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def is_incomplete(response: Item) -> bool:

@@ -13,6 +13,9 @@ import orjson
 from gymsdk.errors import BadRow
 from gymsdk.types import Row
 
+BOM = b"\xef\xbb\xbf"
+"""What some editors put before UTF-8."""
+
 
 def read(path: Path) -> Iterator[tuple[int, Row]]:
     """Yield each row with its line number; raises `BadRow` at a line that is no JSON object."""
@@ -24,6 +27,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that are not blank, numbered from 1."""
     try:
         with path.open("rb") as file:
+            file.seek(len(BOM) if file.read(len(BOM)) == BOM else 0)
             yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except OSError as error:
         raise BadRow(f"{path}: {error.strerror or error}; name a JSONL file that can be read") from None

@@ -36,13 +36,15 @@ def _address(base_url: str) -> str:
 class ModelOptions(BaseModel):
     """How a model is reached; what it is asked travels in the request. `None` leaves it to the provider.
 
-    *timeout* seconds bound a call with all its *retries*; *wait* is the pause before the first of them.
+    *timeout* seconds bound a call with all its *retries*; *wait* is the pause before the first of them. A server that
+    stands *apart* was named for this one model: no key that was set for the policy goes there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base_url: Annotated[str, AfterValidator(_address)] | None = None
     api_key: SecretStr | None = None
+    apart: bool = False
     api: Api | None = None
     timeout: float = Field(600.0, gt=0)
     retries: int = Field(4, ge=0)
@@ -65,12 +67,21 @@ class Settings(BaseModel):
 
 
 def settings(folder: Path | None = None) -> Settings:
-    """The policy's settings: environment variables, then the files of *folder*, by default the current one."""
-    found: dict[str, str] = {}
-    for name in FILES:
-        found |= _read((folder or Path.cwd()) / name)
-    variables = {key: value for key, variable in VARIABLES.items() if (value := os.environ.get(variable))}
-    return Settings.model_validate(found | variables)
+    """The policy's settings: environment variables, then the files of *folder*, by default the current one.
+
+    The key has the source of the base URL, so that neither a folder nor a variable is given the other's.
+    """
+    ours, theirs = variables(), _files(folder or Path.cwd())
+    merged = theirs.model_copy(update={key: value for key, value in ours if value})
+    if not merged.policy_base_url:
+        return merged
+    source = ours if ours.policy_base_url else theirs
+    return merged.model_copy(update={"policy_api_key": source.policy_api_key})
+
+
+def variables() -> Settings:
+    """The policy's settings as far as environment variables give them."""
+    return Settings.model_validate({key: os.environ.get(variable) or None for key, variable in VARIABLES.items()})
 
 
 def options(name: str, given: Mapping[str, Any]) -> ModelOptions:
@@ -88,7 +99,7 @@ def options(name: str, given: Mapping[str, Any]) -> ModelOptions:
 
 def reached(name: str, given: ModelOptions) -> ModelOptions:
     """Give the options *given* for the model *name*, base URL and key filled in from the settings."""
-    found = settings()
+    found = Settings() if given.apart else variables() if given.base_url else settings()
     base_url = given.base_url or found.policy_base_url
     if not base_url:
         raise BadModelOption(
@@ -107,6 +118,13 @@ def named(provider: str, name: str) -> str:
         f"{provider} needs the model's name: write {provider}/NAME, or set GYMSDK_MODEL, "
         f"or policy_model_name in env.yaml"
     )
+
+
+def _files(folder: Path) -> Settings:
+    found: dict[str, str] = {}
+    for name in FILES:
+        found |= _read(folder / name)
+    return Settings.model_validate(found)
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -46,6 +46,12 @@ class Task(BaseModel):
     responses_create_params: Annotated[Item, AfterValidator(_prompt)]
 
     @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Refuse a field that hides what every task has."""
+        if hidden := sorted(cls.model_fields.keys() & {"ask", "input", "row"}):
+            raise TypeError(f"a task's field may not be called {hidden[0]!r}: every task has that; choose another name")
+
+    @classmethod
     def ask(cls, prompt: str, **fields: Any) -> Self:
         """Give the task that opens with *prompt* as the user's message."""
         params = {"input": [{"role": "user", "content": prompt}]}

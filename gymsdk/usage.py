@@ -65,6 +65,11 @@ def add(one: Usage, other: Usage) -> Usage:
     )
 
 
+def together(one: Ledger, other: Ledger) -> Ledger:
+    """Give the sum by role."""
+    return one | {role: add(one.get(role, Usage()), used) for role, used in other.items()}
+
+
 def _both(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else one + other
 

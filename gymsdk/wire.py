@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
@@ -127,14 +127,31 @@ def response(
 
 
 _OVERFLOW = re.compile(
-    rb"context.?(length|window|size)|maximum model length|prompt is too long|max_tokens must be at least 1, got -",
+    r"context.?(length|window|size)|maximum model length|prompt is too long|max_tokens must be at least 1, got -",
     re.IGNORECASE,
 )
+# Servers that check a request with pydantic quote it after these words.
+_QUOTING = re.compile(r"""['"]input['"]\s*:|input_value\s*=""")
 
 
 def overflowed(status: int, body: bytes) -> bool:
     """Whether a server's refusal says that the prompt does not fit its model's context."""
-    return status in {400, 413, 422} and _OVERFLOW.search(body) is not None
+    return status in {400, 413, 422} and any(_OVERFLOW.search(words) for words in _said(body))
+
+
+def _said(body: bytes) -> Iterator[str]:
+    """What a refusal says in the server's own words: what it repeats of the request is not among them."""
+    try:
+        refused = json.loads(body)
+    except ValueError:
+        return
+    if not isinstance(refused, dict):
+        return
+    error = refused.get("error")
+    own = [error.get("message"), error.get("code")] if isinstance(error, dict) else [error]
+    for words in (*own, refused.get("message"), refused.get("detail")):
+        if isinstance(words, str):
+            yield _QUOTING.split(words)[0]
 
 
 def overflow(body: str, *, model: str, request: Item) -> Item:

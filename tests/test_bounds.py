@@ -7,10 +7,11 @@ import time
 import pytest
 
 from gymsdk.bounds import LONG, bounded, watched
+from gymsdk.deadlines import Deadline, from_now
 
 
-def soon() -> float:
-    return asyncio.get_running_loop().time() + 0.05
+def soon(seconds: float = 0.05) -> Deadline:
+    return Deadline(from_now(seconds))
 
 
 async def answer(value):
@@ -19,8 +20,8 @@ async def answer(value):
 
 
 async def test_an_answer_before_the_deadline_is_given():
-    assert await bounded(answer(42), soon() + 60) == 42
-    assert await bounded(answer(42), None) == 42
+    assert await bounded(answer(42), soon(60)) == 42
+    assert await bounded(answer(42), soon(60)) == 42
 
 
 async def test_a_coroutine_past_its_deadline_is_cancelled():
@@ -65,7 +66,7 @@ async def test_cancelling_who_waits_cancels_the_coroutine_too():
         finally:
             cancelled.set()
 
-    waiting = asyncio.ensure_future(bounded(hang(), None))
+    waiting = asyncio.ensure_future(bounded(hang(), soon(60)))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -78,7 +79,7 @@ async def test_a_coroutine_that_cancels_itself_is_no_cancellation_of_who_waits()
         raise asyncio.CancelledError
 
     with pytest.raises(TimeoutError):
-        await bounded(give_up(), None)
+        await bounded(give_up(), soon(60))
 
 
 async def test_an_exit_in_a_coroutine_does_not_end_the_loop():
@@ -86,7 +87,7 @@ async def test_an_exit_in_a_coroutine_does_not_end_the_loop():
         raise SystemExit(3)
 
     with pytest.raises(RuntimeError, match=r"it ended with SystemExit\(3\)"):
-        await bounded(watched(leave(), "it"), None)
+        await bounded(watched(leave(), "it"), soon(60))
 
 
 async def test_a_coroutine_that_holds_the_loop_is_named(caplog):

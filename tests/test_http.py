@@ -164,14 +164,14 @@ async def test_retry_after_is_honoured() -> None:
 
 def test_retry_after_may_be_a_date() -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
-    assert http._seconds(date) == pytest.approx(59, abs=2)
+    assert http.seconds(date) == pytest.approx(59, abs=2)
 
 
 def test_a_retry_after_in_the_past_is_now() -> None:
-    assert http._seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert http.seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
 
 
-@pytest.mark.parametrize("header", ["soon", "", "Wed, 99 Nov 2000", "-5", "nan"])
+@pytest.mark.parametrize("header", ["soon", "", "Wed, 99 Nov 2000", "-5", "nan", "inf"])
 async def test_a_retry_after_that_makes_no_sense_is_ignored(header: str) -> None:
     async with serving(Scene((503, "", {"Retry-After": header}), OK).answer) as url:
         assert (await http.post(url, {}, retry=QUICK)).status == 200
@@ -180,7 +180,11 @@ async def test_a_retry_after_that_makes_no_sense_is_ignored(header: str) -> None
 async def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
     scene = Scene((429, "an hour", {"Retry-After": "3600"}))
     error = await failure(scene, timeout=60.0)
-    assert (error.kind, len(scene.seen)) == ("model_rate_limited", 1)
+    assert (error.kind, error.retry_after, len(scene.seen)) == ("model_rate_limited", 3600.0, 1)
+
+
+async def test_what_is_not_worth_retrying_has_no_time_to_retry_at() -> None:
+    assert (await failure(Scene((400, "no", {"Retry-After": "5"})))).retry_after is None
 
 
 async def test_retries_do_not_outlive_the_deadline() -> None:

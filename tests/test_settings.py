@@ -63,9 +63,31 @@ def test_the_hidden_file_wins_over_the_plain_one(folder: Path) -> None:
 
 def test_a_variable_wins_over_the_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder / "env.yaml")
-    monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
-    assert key(settings()) == "sk-variable"
+    monkeypatch.setenv("GYMSDK_MODEL", "variable-model")
+    assert settings().policy_model_name == "variable-model"
     assert settings().policy_base_url == "http://file:8000/v1"
+
+
+def test_the_address_of_a_folder_is_never_given_the_key_of_a_variable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
+    write(folder / "env.yaml")
+    assert (key(settings()), key(reached("vllm/x", ModelOptions()))) == ("sk-file", "sk-file")
+    write(folder / "env.yaml", "policy_base_url: http://foreign/v1")
+    assert (key(settings()), key(reached("vllm/x", ModelOptions()))) == (None, None)
+
+
+def test_the_address_of_an_option_or_variable_is_never_given_the_key_of_a_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder / "env.yaml")
+    given = options("vllm/x", {"base_url": "http://given/v1"})
+    assert key(reached("vllm/x", given)) is None
+    monkeypatch.setenv("GYMSDK_BASE_URL", "http://variable/v1")
+    assert key(reached("vllm/x", ModelOptions())) is None
+    monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
+    assert key(reached("vllm/x", given)) == key(reached("vllm/x", ModelOptions())) == "sk-variable"
 
 
 def test_an_argument_wins_over_both(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,3 +146,11 @@ def test_a_near_name_is_suggested_and_a_far_one_is_not():
 def test_a_verdict_may_not_take_the_place_of_something_else_on_its_line(name):
     with pytest.raises(TypeError, match=f"a verdict's field may not be called '{name}'"):
         type("Wrong", (Verdict,), {"__annotations__": {name: "str"}})
+
+
+@pytest.mark.filterwarnings("ignore:Field name")
+def test_a_tasks_field_may_not_hide_what_every_task_has():
+    with pytest.raises(TypeError, match="a task's field may not be called 'input'"):
+
+        class Odd(Task):  # its making is what is refused
+            input: str

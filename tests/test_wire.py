@@ -47,3 +47,47 @@ def test_ids_are_fresh_unless_given() -> None:
 @pytest.mark.parametrize("key", ["tools", "tool_choice", "parallel_tool_calls"])
 def test_a_null_in_the_request_is_the_default_in_the_response(key: str) -> None:
     assert wire.response([], model="m", request={key: None})[key] == wire.response([], model="m")[key]
+
+
+def overflowed(body: object, status: int = 422) -> bool:
+    return wire.overflowed(status, json.dumps(body).encode())
+
+
+PROMPT = {"messages": [{"role": "user", "content": "What is a context window? What is the maximum model length?"}]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"detail": [{"type": "missing", "loc": ["body", "tools"], "msg": "Field required", "input": PROMPT}]},
+        {"error": {"message": f"[{{'type': 'missing', 'msg': 'Field required', 'input': {PROMPT}}}]"}},
+        {"error": {"message": f"1 validation error: Field required [type=missing, input_value={PROMPT}]"}},
+        {"error": {"message": "bad field", "body": PROMPT}},
+        PROMPT,
+        "context window",
+        [PROMPT],
+        {"error": None, "message": 7},
+    ],
+)
+def test_what_a_refusal_repeats_of_the_request_is_no_overflow(body: object) -> None:
+    assert not overflowed(body)
+
+
+def test_a_refusal_that_is_no_json_is_no_overflow() -> None:
+    assert not wire.overflowed(400, b"<h1>What is a context window?</h1>")
+    assert not wire.overflowed(400, b"\xff\xfe context window")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "too long", "code": "context_length_exceeded"}},
+        {"error": {"message": "the request exceeds the available context size", "code": 400}},
+        {"error": "prompt is too long"},
+        {"object": "error", "message": "This model's maximum context length is 8 tokens", "code": 400},
+        {"detail": "exceeds the context window"},
+    ],
+)
+def test_what_a_server_says_itself_is_an_overflow(body: object) -> None:
+    assert overflowed(body)
+    assert not overflowed(body, 500)

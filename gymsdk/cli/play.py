@@ -46,7 +46,9 @@ def play(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.models import registry as models
     from gymsdk.plugins import registry
     from gymsdk.rollouts.jobs import stamped
+    from gymsdk.rollouts.sources import one_source
 
+    one_source(tasks, split)
     environment = registry.load(name, **options.settings([name], settings)[name])
     sampling = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     row = stamped(_row(environment, tasks, split, seed, task), environment=name, task=task, sampling=sampling)

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.profile import Profile
 
-CLAIMS = 100
-"""How many tasks are asked for the best reward they claim."""
-
 
 def profile(  # noqa: PLR0913  # each is an option of the command
     name: Annotated[str, typer.Argument(help="The environment.")],
@@ -97,27 +94,27 @@ def _concluded(plan: Plan, folder: Path, *, plot: bool) -> Profile:
 
     name = next(iter(plan.environments))
     with RunFolder(folder) as run:
-        maximum = _maximum(plan, run)
-        found = profiled(name, plan.model, run.read_rollouts(), run.read_failures(), maximum=maximum)
+        maxima = _maxima(plan, run)
+        found = profiled(name, plan.model, run.read_rollouts(), run.read_failures(), maxima=maxima)
         (folder / "profile.json").write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
         if plot:
             draw(found, folder / "profile.png")
     return found
 
 
-def _maximum(plan: Plan, run: RunFolder) -> float:
-    """Give the best reward the environment claims of the run's first tasks."""
+def _maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
+    """Give the best reward the environment claims of each of the run's tasks."""
     import asyncio
-    from itertools import islice
 
+    from gymsdk.metrics import TASK_INDEX
     from gymsdk.plugins import registry
 
     name, settings = next(iter(plan.environments.items()))
     environment = registry.load(name, **settings)
 
-    async def best() -> float:
-        rows = islice(run.read_inputs(), CLAIMS)
-        return max([(await environment.claims(environment.read(row))).maximum for row in rows])
+    async def best() -> dict[int, float]:
+        rows = run.read_inputs()
+        return {row[TASK_INDEX]: (await environment.claims(environment.read(row))).maximum for row in rows}
 
     return asyncio.run(best())
 

@@ -21,13 +21,16 @@ from gymsdk.rollouts.run import Run, carry_out
 from gymsdk.types import Row
 
 ALIKE = 5
-"""How many warnings of one form are shown."""
+"""How many warnings of one form about one thing are shown."""
+
+MOST = 50
+"""How many of one form are shown, whatever they are about."""
 
 
 def carried_out(run: Run) -> list[Row]:
     """Play *run* and give its figures; a signal leaves the folder resumable and says how."""
     folder = run.output
-    with Progress() as watch, _warnings():
+    with Progress() as watch, warnings():
         words = f"stopped; what has finished is in {folder}; go on with:\n  {again(sys.argv[1:], folder)}"
         try:
             return until_stopped(carry_out(run, watch), last_words=f"{words}\n")
@@ -57,8 +60,8 @@ def dated(names: Sequence[str]) -> Path:
 
 
 @contextmanager
-def _warnings() -> Iterator[None]:
-    """Show gymsdk's warnings on standard error, at most `ALIKE` of one form: a run may have a million episodes."""
+def warnings() -> Iterator[None]:
+    """Show gymsdk's warnings on standard error, at most `ALIKE` alike: a run may have a million episodes."""
     handler, log = _Few(), logging.getLogger("gymsdk")
     log.addHandler(handler)
     try:
@@ -70,12 +73,15 @@ def _warnings() -> Iterator[None]:
 class _Few(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._shown: Counter[object] = Counter()
+        self._shown: Counter[str] = Counter()
+        self._alike: Counter[tuple[str, str]] = Counter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._shown[record.msg] += 1
-        count = self._shown[record.msg]
-        if count <= ALIKE:
-            typer.echo(self.format(record), err=True)
-        if count == ALIKE:
+        form, about = str(record.msg), str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
+        if self._shown[form] >= MOST or self._alike[form, about] >= ALIKE:
+            return
+        self._alike[form, about] += 1
+        self._shown[form] += 1
+        typer.echo(self.format(record), err=True)
+        if self._alike[form, about] == ALIKE or self._shown[form] == MOST:
             typer.echo("(further warnings like this one are not shown)", err=True)

@@ -36,6 +36,7 @@ def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "") -> T:
     except asyncio.CancelledError:
         raise Stopped(stop.code) from None
     finally:
+        stop.over()
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -47,6 +48,7 @@ class _Stop:
         self.code = 0
         self._last_words = last_words
         self._cancel: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        self._clock: threading.Timer | None = None
 
     async def around(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)
@@ -63,13 +65,18 @@ class _Stop:
             self._exit()
         self.code = 128 + number
         # A loop that somebody's code holds hears of nothing: the clock runs in a thread.
-        clock = threading.Timer(PATIENCE, self._exit)
-        clock.daemon = True
-        clock.start()
+        self._clock = threading.Timer(PATIENCE, self._exit)
+        self._clock.daemon = True
+        self._clock.start()
         _say("\nstopping; once more to stop at once\n")
         if self._cancel:
             loop, task = self._cancel
             loop.call_soon_threadsafe(task.cancel)
+
+    def over(self) -> None:
+        """Let the process live on: the work has ended."""
+        if self._clock:
+            self._clock.cancel()
 
     def _exit(self) -> None:
         _say(self._last_words)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, takewhile
 from typing import Any
 
+from gymsdk import usage as counts
 from gymsdk import wire
 from gymsdk.errors import Failed
 from gymsdk.types import Content, Item, is_reply, text_of
@@ -60,22 +61,21 @@ def response(completion: Any, request: Item) -> Item:
     try:
         return _response(completion, request)
     except (LookupError, TypeError, AttributeError) as error:
-        message = f"the model's answer is no chat completion: {str(completion)[:200]}"
+        message = f"the model's answer is no chat completion: {completion}"
         raise Failed(message, kind="model_bad_answer", retryable=True) from error
 
 
-def usage(reported: Item | None) -> Item | None:
-    """Give the usage of a completion in the words of a Response, null where nothing was *reported*."""
-    if not reported:
+def usage(reported: object) -> Item | None:
+    """Give the usage of a completion in the words of a Response, null where nothing readable was *reported*."""
+    if not isinstance(reported, dict) or not reported:
         return None
-    details = reported.get("prompt_tokens_details") or {}
-    spent = reported.get("completion_tokens_details") or {}
-    return wire.usage(
-        reported.get("prompt_tokens") or 0,
-        reported.get("completion_tokens") or 0,
-        cached_tokens=details.get("cached_tokens"),
-        reasoning_tokens=spent.get("reasoning_tokens"),
-    )
+    told = {
+        "input_tokens": reported.get("prompt_tokens"),
+        "input_tokens_details": reported.get("prompt_tokens_details"),
+        "output_tokens": reported.get("completion_tokens"),
+        "output_tokens_details": reported.get("completion_tokens_details"),
+    }
+    return counts.body(counts.of({"usage": told}))
 
 
 def tokens(completion: Item, choice: Item) -> Item:

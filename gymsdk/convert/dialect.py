@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gymsdk import http, wire
 from gymsdk.types import Item
 from gymsdk.wire import Api, Thoughts
 
@@ -20,6 +21,13 @@ class Dialect:
     path: str
     body: Callable[[Item], Item]
     response: Callable[[Any, Item], Item]
+
+    def read(self, answer: http.Answer, request: Item) -> Item:
+        """Give the Response that *answer* to *request* amounts to; a prompt that does not fit makes it incomplete."""
+        if wire.overflowed(answer.status, answer.body):
+            return wire.overflow(answer.text, model=request["model"], request=request)
+        with http.discreet(answer.key):
+            return self.response(answer.json(), request)
 
 
 def dialect(api: Api, *, thoughts: Thoughts = "field", limit: str = "max_tokens") -> Dialect:

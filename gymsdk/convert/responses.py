@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gymsdk import usage as counts
 from gymsdk import wire
 from gymsdk.errors import Failed
 from gymsdk.types import Item
@@ -11,7 +12,7 @@ from gymsdk.types import Item
 from .extras import plain
 
 PATH = "responses"
-DETAILS = {"input_tokens_details": {"cached_tokens": None}, "output_tokens_details": {"reasoning_tokens": None}}
+DETAILS = ("input_tokens_details", "output_tokens_details")
 
 
 def body(request: Item) -> Item:
@@ -22,12 +23,22 @@ def body(request: Item) -> Item:
 def response(answer: Any, request: Item) -> Item:
     """Give the *answer* to *request* as a whole Response; raises `Failed` where it is none, or says that it failed."""
     if not isinstance(answer, dict) or not _is_items(answer.get("output")):
-        message = f"the model's answer is no Response: {str(answer)[:200]}"
+        message = f"the model's answer is no Response: {answer}"
         raise Failed(message, kind="model_bad_answer", retryable=True)
-    if answer.get("status") == "failed":
+    if answer.get("status") == "failed" or answer.get("error"):
         raise Failed(f"the model failed: {answer.get('error')}", kind="model_error", retryable=True)
     whole = wire.response([], model=str(request.get("model", "")), request=request)
-    return whole | answer | {"usage": answer.get("usage") and DETAILS | answer["usage"]}
+    return whole | answer | {"usage": _usage(answer)}
+
+
+def _usage(answer: Item) -> Item | None:
+    """The usage of an *answer*, its counts made numbers, and null where nothing readable was reported."""
+    reported = answer.get("usage")
+    if not isinstance(reported, dict) or not reported:
+        return None
+    counted = counts.body(counts.of(answer))
+    details = {key: reported[key] | counted[key] for key in DETAILS if isinstance(reported.get(key), dict)}
+    return reported | counted | details
 
 
 def _is_items(output: object) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from gymsdk import responses, usage
-from gymsdk.errors import Failed
+from gymsdk.deadlines import waiting
+from gymsdk.errors import Failed, recast
 from gymsdk.types import Episode, Item, Model
 from gymsdk.workers.threads import Permits
 
@@ -24,15 +25,16 @@ class Metered:
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Answer *request*; raises `Failed`, its kind beginning with `model_`, where no answer can be had."""
-        await self._free.acquire()
-        try:
-            response = await self._asked(request, episode)
-        except Failed as error:
-            if error.kind.startswith("model_"):
-                raise
-            raise Failed(str(error), kind=f"model_{error.kind}", retryable=error.retryable) from error
-        finally:
-            self._free.release()
+        with waiting():
+            await self._free.acquire()
+            try:
+                response = await self._asked(request, episode)
+            except Failed as error:
+                if error.kind.startswith("model_"):
+                    raise
+                raise recast(error, Failed, kind=f"model_{error.kind}") from error
+            finally:
+                self._free.release()
         usage.note(self.role, response)
         return response
 

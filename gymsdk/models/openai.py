@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
-from gymsdk import http, wire
+from gymsdk import http
 from gymsdk.convert.dialect import dialect
 from gymsdk.errors import BadModelOption
-from gymsdk.settings import ModelOptions, named, options, settings
+from gymsdk.settings import ModelOptions, Settings, named, options, settings, variables
 from gymsdk.types import Episode, Item, Model
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from openai import APIStatusError, AsyncOpenAI
 
 BASE_URL = "https://api.openai.com/v1"
 
@@ -38,17 +38,18 @@ class Hosted:
         from openai import APIStatusError
 
         asked = request | {"model": self.name}
-        try:
-            answer = await self._post(self._dialect.body(asked))
-        except APIStatusError as error:
-            refused = http.Answer(self._host, error.status_code, error.response.content, key=self._options.api_key)
-            if wire.overflowed(refused.status, refused.body):
-                return wire.overflow(refused.text, model=self.name, request=asked)
-            raise http.refusal(refused.host, refused.status, refused.text) from error
-        return self._dialect.response(answer, asked)
+        with http.discreet(self._options.api_key):
+            try:
+                return self._dialect.response(await self._post(self._dialect.body(asked)), asked)
+            except APIStatusError as error:
+                return self._dialect.read(self._refused(error), asked)
 
     async def aclose(self) -> None:
         """Nothing to release: clients are shared, and close with the event loop."""
+
+    def _refused(self, error: APIStatusError) -> http.Answer:
+        retry_after = http.seconds(error.response.headers.get("Retry-After"))
+        return http.Answer(self._host, error.status_code, error.response.content, retry_after, self._options.api_key)
 
     async def _post(self, body: Item) -> object:
         """Give the parsed answer as it was sent: the SDK's own models would drop and add fields."""
@@ -75,12 +76,19 @@ def build(name: str, given: ModelOptions) -> Model:
 
 
 def _account(name: str, given: ModelOptions) -> Item:
-    key = given.api_key or os.environ.get("OPENAI_API_KEY")
-    base_url = given.base_url or os.environ.get("OPENAI_BASE_URL")
+    variable = os.environ.get("OPENAI_BASE_URL")
+    apart = given.apart and given.base_url != (variable or BASE_URL)
+    key = given.api_key or (None if apart else os.environ.get("OPENAI_API_KEY"))
+    base_url = given.base_url or variable
     if key:
         return {"api_key": key, "base_url": base_url or BASE_URL}
-    # The folder's key and base URL belong together: one never goes to the other's server.
-    found = settings()
+    if apart:
+        raise BadModelOption(
+            f"openai/{name} has no key for {given.base_url}: set OPENAI_BASE_URL to it and OPENAI_API_KEY to its key, "
+            f"or write endpoint/{name}@{given.base_url} for a server that needs none"
+        )
+    # A key and a base URL belong together: the folder's key never goes to another's server, nor another's key there.
+    found = Settings() if given.apart else variables() if base_url else settings()
     if found.policy_api_key:
         return {"api_key": found.policy_api_key, "base_url": base_url or found.policy_base_url or BASE_URL}
     raise BadModelOption(f"openai/{name} needs a key: set OPENAI_API_KEY, or policy_api_key in env.yaml")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 from pydantic import SecretStr
 
 from gymsdk.errors import UnknownModel, suggestion
 from gymsdk.settings import options as checked
+from gymsdk.settings import variables
 from gymsdk.types import Model
 from gymsdk.wire import Api
 
@@ -27,13 +29,30 @@ def model(
     """The model called *name*, as in `scripted/oracle`, `openai/gpt-5` or `vllm/Qwen/Qwen3-4B`.
 
     *base_url* and *api_key* default to the environment and the folder's `env.yaml`, *api* to the provider's own;
-    *timeout* bounds a call with all its retries. Sampling belongs to the request.
+    *timeout* bounds a call with all its retries. Sampling belongs to the request. A name may carry the address of a
+    server of its own, as in `vllm/NAME@http://HOST:PORT/v1`: it wins over *base_url*, and is not given its key.
     """
+    name, address = _split(name)
     provider, _, rest = name.partition("/")
     if provider not in PROVIDERS:
         known = ", ".join(f"{one}/NAME" for one in PROVIDERS)
         raise UnknownModel(f"no model named {name!r}{suggestion(provider, PROVIDERS)} (known: {known})")
-    given = {"base_url": base_url, "api": api, "timeout": timeout, "api_key": api_key}
+    own = {"base_url": base_url, "api_key": api_key}
+    given = (own if address is None else _apart(address, own)) | {"api": api, "timeout": timeout}
     module = importlib.import_module(f"gymsdk.models.{provider}")
     built: Model = module.build(rest, checked(name, given | options))
     return built
+
+
+def _split(name: str) -> tuple[str, str | None]:
+    """Give *name* without the address it carries, and the address; a scripted policy's name may be a path."""
+    found = None if name.startswith("scripted/") else re.fullmatch(r"(.*)@(https?://.*)", name)
+    return (found[1], found[2]) if found else (name, None)
+
+
+def _apart(address: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Give the options for the server at *address*: with a key only where that was given for the same address."""
+    if given["base_url"] not in {None, address}:
+        given = {"api_key": None}
+    known = {given.get("base_url"), variables().policy_base_url}
+    return given | {"base_url": address, "apart": address not in known}

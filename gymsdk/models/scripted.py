@@ -144,7 +144,10 @@ async def _solution(episode: Episode) -> list[Item]:
     solve = getattr(episode.environment, "solve", None)
     actions = await solve(episode) if solve else None
     if actions is None:
-        raise Failed(f"environment {name!r} has no `solve`; the oracle cannot play it", kind="no_solution")
+        raise Failed(
+            f"environment {name!r} does not say what to do here: its `solve` is missing or answered None",
+            kind="no_solution",
+        )
     turn = sum(1 for _ in turns(episode.transcript.items))
     return [
         wire.function_call(act.name, act.arguments, f"call_{turn}_{n}", id=f"fc_{turn}_{n}")

@@ -6,7 +6,7 @@ model's `generation_config.json`, and trainers' servers refuse a request without
 
 from __future__ import annotations
 
-from gymsdk import http, wire
+from gymsdk import http
 from gymsdk.convert.dialect import dialect
 from gymsdk.settings import ModelOptions, named, reached
 from gymsdk.types import Episode, Item, Model
@@ -29,9 +29,7 @@ class Vllm:
         asked = request | {"model": self.name} | sampling(request)
         body, options = self._dialect.body(asked), self._options
         answer = await http.post(self._url, body, key=options.api_key, timeout=options.timeout, retry=self._retry)
-        if wire.overflowed(answer.status, answer.body):
-            return wire.overflow(answer.text, model=self.name, request=asked)
-        return self._dialect.response(answer.json(), asked)
+        return self._dialect.read(answer, asked)
 
     async def aclose(self) -> None:
         """Nothing to release: connections are shared, and close with the event loop."""

@@ -6,18 +6,15 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+from gymsdk import deadlines
 from gymsdk.bounds import bounded, watched
-from gymsdk.errors import EpisodeError, Failed, Unscorable
+from gymsdk.complaints import raised
+from gymsdk.deadlines import Deadline
+from gymsdk.errors import EpisodeError, Failed, Unscorable, recast
 from gymsdk.workers.threads import Threads
-
-LONGEST = 600.0
-"""Seconds a hook or tool may take where its episode has no deadline."""
-
-_deadline: ContextVar[float | None] = ContextVar("gymsdk_deadline", default=None)
 
 
 class Author:
@@ -32,22 +29,20 @@ class Author:
 
         Raises `Failed` where it raises, or does not answer by the stage's deadline; `EpisodeError` passes.
         """
-        deadline = _deadline.get()
+        deadline = deadlines.current()
         try:
             return await self._answer(what, function, given, deadline)
         except (EpisodeError, asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as error:  # the panic of a Rust extension is no `Exception`
-            raise self._told(what, _first(error), late=_left(deadline) == 0.0) from error
+            raise self._told(what, _first(error), late=not deadline.left()) from error
 
-    async def _answer(
-        self, what: str, function: Callable[..., Any], given: dict[str, Any], deadline: float | None
-    ) -> Any:
+    async def _answer(self, what: str, function: Callable[..., Any], given: dict[str, Any], deadline: Deadline) -> Any:
         if inspect.iscoroutinefunction(function):
             answer = function(**given)
         else:
             # Around the whole: with every thread taken, the wait for one counts as well.
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline.at):
                 answer = await self.threads.run(partial(_call, function, given))
         if not inspect.isawaitable(answer):
             return answer
@@ -59,7 +54,7 @@ class Author:
         kind, where = what.split(maxsplit=1)[0], f"{what} of environment {self.name!r}"
         if isinstance(error, TimeoutError) and late:
             return Failed(f"{where} did not answer by its deadline", kind=f"{kind}_timeout", retryable=True)
-        return Failed(f"{where} raised {type(error).__name__}: {error}", kind=f"{kind}_raised", retryable=True)
+        return Failed(f"{where} raised {raised(error)}", kind=f"{kind}_raised", retryable=True)
 
 
 def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
@@ -81,31 +76,20 @@ def _first(error: BaseException) -> BaseException:
 
 
 @asynccontextmanager
-async def stage(name: str, deadline: float | None) -> AsyncIterator[None]:
+async def stage(name: str, deadline: Deadline) -> AsyncIterator[None]:
     """Bound what runs inside to *deadline*, and say of an error in which stage it came and how it counts."""
-    token = _deadline.set(from_now(LONGEST) if deadline is None else deadline)
-    try:
-        yield
-    except EpisodeError as error:
-        raise _counted(error, name) from error.__cause__
-    finally:
-        _deadline.reset(token)
+    with deadlines.until(deadline):
+        try:
+            yield
+        except EpisodeError as error:
+            raise _counted(error, name) from error.__cause__
 
 
 def _counted(error: EpisodeError, stage: str) -> EpisodeError:
     """A model's failure leaves a verdict open but breaks any other stage; nothing is unscorable before it is judged."""
-    error.stage = error.stage or stage
+    error.stage = stage
     if stage == "verify" and isinstance(error, Failed) and error.kind.startswith("model_"):
-        return Unscorable(f"the judge failed: {error}", kind="judge_failed", retryable=error.retryable, stage=stage)
+        return recast(error, Unscorable, message=f"the judge failed: {error}", kind="judge_failed")
     if stage != "verify" and isinstance(error, Unscorable):
-        return Failed(str(error), kind=error.kind, retryable=error.retryable, stage=stage)
+        return recast(error, Failed)
     return error
-
-
-def from_now(seconds: float) -> float:
-    """Give the time of the loop's clock *seconds* from now."""
-    return asyncio.get_running_loop().time() + seconds
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - asyncio.get_running_loop().time())

@@ -10,6 +10,7 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from gymsdk import complaints
 from gymsdk.errors import BrokenEnvironment, GymsdkError, UnknownEnvironment, suggestion
 
 if TYPE_CHECKING:
@@ -107,7 +108,9 @@ def _unknown(name: str) -> str:
     known = installed()
     listed = f"installed: {', '.join(known)}" if known else "none is installed"
     near = suggestion(name, known)
-    return f"no environment named {name!r}{near} ({listed}); `pip install gym-env-{name}` if there is such a package"
+    # With a near match the name is a slip: spelling out a package of that name invites somebody else's.
+    package = "gym-env-<name>" if near else f"gym-env-{name}"
+    return f"no environment named {name!r}{near} ({listed}); environments are packages: `pip install {package}`"
 
 
 def _plugin(entry: Entry) -> object:
@@ -117,7 +120,7 @@ def _plugin(entry: Entry) -> object:
     except GymsdkError:
         raise
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = complaints.raised(error)
         where = f"environment {entry.name!r} ({entry.distribution} {entry.version})"
         raise BrokenEnvironment(f"{where} cannot be imported: {reason}") from error
     if isinstance(plugin, type):

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 
+from gymsdk import usage
 from gymsdk.episode import Budget, play
 from gymsdk.errors import BadRow
 from gymsdk.outcome import Failure, Rollout
@@ -17,16 +18,20 @@ from gymsdk.rollouts import lines
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, Key, jobs, seed_of
 from gymsdk.types import Model, Playable
+from gymsdk.usage import Ledger
 
 PAUSE = 0.25
 """Seconds before a failed episode's second try, doubled before each further one."""
+
+LONGEST = 60.0
+"""Seconds a try waits at most: an episode that is asked to wait longer is listed, for a resume."""
 
 log = logging.getLogger("gymsdk")
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A job's last rollout, and how many tries it took."""
+    """A job's last rollout, with the usage of all its tries, and how many those were."""
 
     job: Job
     rollout: Rollout
@@ -44,14 +49,25 @@ class Play:
     attempts: int = 3
 
     async def __call__(self, job: Job) -> Played:
-        """Play *job* until it has a reward, cannot have one, or has been tried often enough."""
-        attempt = 1
+        """Play *job* until it has been judged, cannot be, or has been tried often enough."""
+        attempt, used = 0, Ledger()
         while True:
-            rollout = await self.once(job)
-            if rollout.failure is None or not rollout.failure.retryable or attempt >= self.attempts:
-                return Played(job, rollout, attempt)
-            await asyncio.sleep(PAUSE * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
             attempt += 1
+            rollout = await self.once(job)
+            used = usage.together(used, rollout.usage)
+            wait = self._wait(rollout.failure, attempt)
+            if wait is None:
+                return Played(job, rollout.model_copy(update={"usage": used}), attempt)
+            await asyncio.sleep(wait)
+
+    def _wait(self, failure: Failure | None, attempt: int) -> float | None:
+        """Give the seconds until the next try, `None` where there is to be none."""
+        # Playing again what the grader failed on would draw answers until one suits it.
+        if failure is None or not failure.retryable or failure.stage == "verify" or attempt >= self.attempts:
+            return None
+        if failure.retry_after is not None and failure.retry_after > LONGEST:
+            return None
+        return max(PAUSE * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5), failure.retry_after or 0.0)
 
     async def once(self, job: Job) -> Rollout:
         """Play *job* one time; whatever breaks it, even the host, breaks no other."""
@@ -68,15 +84,18 @@ class Play:
         except BadRow as error:
             return self._lost(job, stage="reset", kind="bad_row", message=str(error))
         except Exception as error:
-            log.exception("rollout %s broke the host", job.id)
-            return self._lost(job, stage="host", kind="host_broke", message=f"{type(error).__name__}: {error}")
+            log.exception("%s broke the host in rollout %s", type(error).__name__, job.id)
+            return self._lost(
+                job, stage="host", kind="host_broke", message=f"{type(error).__name__}: {error}", retryable=True
+            )
 
-    def _lost(self, job: Job, *, stage: str, kind: str, message: str) -> Rollout:
-        return lost(job, seed_of(self.seed, job), Failure(stage=stage, kind=kind, message=message))
+    def _lost(self, job: Job, *, stage: str, kind: str, message: str, retryable: bool = False) -> Rollout:
+        failure = Failure(stage=stage, kind=kind, message=message, retryable=retryable)
+        return lost(job, seed_of(self.seed, job), failure)
 
 
-def lost(job: Job, seed: int, failure: Failure) -> Rollout:
-    """Give the rollout of a job of which nothing is left but its failure."""
+def lost(job: Job, seed: int, failure: Failure, used: Ledger | None = None) -> Rollout:
+    """Give the rollout of a job of which nothing is left but its failure and what it *used*."""
     return Rollout(
         id=job.id,
         environment=job.environment,
@@ -85,6 +104,7 @@ def lost(job: Job, seed: int, failure: Failure) -> Rollout:
         repeat=job.repeat,
         outcome="failed",
         failure=failure,
+        usage=used or {},
     )
 
 
@@ -143,7 +163,8 @@ def keep(folder: RunFolder, played: Played) -> Played:
     except (TypeError, ValueError, RecursionError) as error:
         # A verdict or a response may hold what JSON cannot; nothing of it has been written then.
         failure = Failure(stage="verify", kind="bad_answer", message=f"it cannot be written as JSON: {error}")
-        played = Played(played.job, lost(played.job, played.rollout.seed, failure), played.attempts)
+        left = lost(played.job, played.rollout.seed, failure, played.rollout.usage)
+        played = Played(played.job, left, played.attempts)
         _keep(folder, played)
     return played
 
@@ -151,6 +172,6 @@ def keep(folder: RunFolder, played: Played) -> Played:
 def _keep(folder: RunFolder, played: Played) -> None:
     key = played.job.key
     if played.rollout.failure is None:
-        folder.keep(lines.scored(played.rollout, key))
+        folder.keep(lines.scored(played.rollout, key, attempts=played.attempts))
     else:
         folder.keep(lines.failed(played.rollout, key, attempts=played.attempts), failed=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Literal, TypeAlias, get_args
@@ -97,16 +97,19 @@ def histogram(values: Iterable[float], *, bins: int = 10) -> list[Bin]:
     return [Bin(*ends, counts[number]) for number, ends in enumerate(zip(edges, [*edges[1:], high], strict=True))]
 
 
-def bands(rollouts: Iterable[Scored], *, maximum: float = 1.0) -> dict[Band, int]:
-    """Give how many tasks are in each band; *maximum*, above 0, is the best reward of a task."""
-    counts = Counter(_band([rollout.reward for rollout in repeats], maximum) for repeats in grouped(rollouts).values())
+def bands(rollouts: Iterable[Scored], *, maxima: Mapping[int, float] | None = None) -> dict[Band, int]:
+    """Give how many tasks are in each band; *maxima* are the best rewards, by task, 1 where a task has none there."""
+    counts = Counter(
+        _band([rollout.reward for rollout in repeats], (maxima or {}).get(task, 1.0))
+        for task, repeats in grouped(rollouts).items()
+    )
     return {band: counts[band] for band in get_args(Band)}
 
 
 def _band(rewards: Sequence[float], maximum: float) -> Band:
     if min(rewards) >= maximum:
         return "always right"
-    if max(rewards) <= 0:
+    if max(rewards) <= 0 or maximum <= 0:
         return "always wrong"
     share = fmean(rewards) / maximum
     if share < 1 / 3:

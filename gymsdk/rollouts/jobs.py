@@ -7,13 +7,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.types import Row
 
 AGENT = "_simple_agent"
 """What follows an environment's name in the name of its agent (`agent_ref` of a row)."""
-
-TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
-"""The stamps NeMo Gym numbers tasks and their repeats with."""
 
 Key = tuple[int, int]
 """A rollout's place in its run: the task's index, the repeat's."""

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from pydantic import ConfigDict
 
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.outcome import Failure, Rollout, Timing
 from gymsdk.plugins.answers import STEPS
-from gymsdk.rollouts.jobs import ROLLOUT_INDEX, TASK_INDEX, Key
+from gymsdk.rollouts.jobs import Key
 from gymsdk.types import Row, Verdict
 from gymsdk.usage import Usage
 
 WRITTEN = frozenset({"response", "reward", "reward_components", "gymsdk"})
 """What a line says of how its row was played: from a row that was played before it is out of date."""
 
-AGAIN = frozenset({"judge_failed"})
-"""Failures beyond the model's own that lie with how the run is set up, which its user may have mended by a resume."""
+ATTEMPT_INDEX = "_ng_attempt_index"
+"""The stamp NeMo Gym numbers the tries of a failed rollout with."""
+
+AGAIN = frozenset({"judge_failed", "host_broke", "threads_exhausted"})
+"""Failures beyond the model's own that lie with the run's set-up or its host, and may be gone by a resume."""
+
+LOST = frozenset({"worker_killed", "worker_timeout", "worker_start"})
+"""Failures that in `verify` may lie with the answer: playing on until it is a lighter one would choose the rewards."""
 
 
 class StoredVerdict(Verdict):
@@ -25,7 +33,17 @@ class StoredVerdict(Verdict):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-def scored(rollout: Rollout, key: Key) -> Row:
+def unplayed(row: Row, *, keep: Container[str] = ()) -> Row:
+    """Give *row* without what an earlier play wrote on it, its verdict's own fields too, but for those to *keep*."""
+    ours = row.get("gymsdk")
+    names = ours.get("verdict") if isinstance(ours, dict) else None
+    stale = WRITTEN.union(map(str, names if isinstance(names, list) else ()), {ATTEMPT_INDEX})
+    return {
+        key: value for key, value in row.items() if key in keep or not (key in stale or key.startswith("_ng_failure_"))
+    }
+
+
+def scored(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
     """Give the line of a scored rollout.
 
     The verdict's fields stand flat beside the row's; `reward_components` is there where there are components.
@@ -34,25 +52,31 @@ def scored(rollout: Rollout, key: Key) -> Row:
     if rollout.verdict is not None:
         verdict = rollout.verdict.model_dump(mode="json", exclude={"reward", "components"})
     components = {"reward_components": rollout.components} if rollout.components else {}
-    ours = _ours(rollout) | {"verdict": list(verdict)}
+    ours = _ours(rollout, attempts) | {"verdict": list(verdict)}
     return {**_played(rollout), **verdict, "reward": rollout.reward, **components, **_stamps(key), "gymsdk": ours}
 
 
 def failed(rollout: Rollout, key: Key, *, attempts: int) -> Row:
     """Give the line of a rollout without a reward: what failed, where, and what there is of the response.
 
-    It is terminal where neither another try nor a model set up rightly can help.
+    It is terminal where a resume is to leave it as it is.
     """
     failure = rollout.failure or Failure(stage="", kind="unknown", message="")
-    again = failure.retryable or failure.stage == "model" or failure.kind in AGAIN
     told = {
         "_ng_failure_class": failure.kind,
         "_ng_failure_stage": failure.stage,
         "_ng_failure_message": failure.message,
-        "_ng_failure_terminal": not again,
-        "_ng_attempt_index": attempts - 1,
+        "_ng_failure_terminal": _terminal(failure),
+        ATTEMPT_INDEX: attempts - 1,
     }
-    return {**_played(rollout), **told, **_stamps(key), "gymsdk": _ours(rollout)}
+    return {**_played(rollout), **told, **_stamps(key), "gymsdk": _ours(rollout, attempts)}
+
+
+def _terminal(failure: Failure) -> bool:
+    """Give whether neither another try nor a run set up rightly can help, or ought to."""
+    if failure.stage == "verify" and failure.kind in LOST:
+        return True
+    return not (failure.retryable or failure.stage == "model" or failure.kind in AGAIN)
 
 
 def key_of(line: Row) -> Key:
@@ -90,7 +114,7 @@ def read(line: Row) -> Rollout:
 
 
 def _played(rollout: Rollout) -> Row:
-    row = {key: value for key, value in rollout.row.items() if key not in WRITTEN and not key.startswith("_ng_failure")}
+    row = unplayed(rollout.row)
     own = row.get("responses_create_params", {})
     params = {**own, **rollout.sampling, "input": rollout.opening or own.get("input", [])}
     params |= {"tools": rollout.tools} if rollout.tools else {}
@@ -101,6 +125,6 @@ def _stamps(key: Key) -> Row:
     return {TASK_INDEX: key[0], ROLLOUT_INDEX: key[1]}
 
 
-def _ours(rollout: Rollout) -> Row:
+def _ours(rollout: Rollout, attempts: int) -> Row:
     kept = {"id", "environment", "seed", "outcome", "ended", "turns", "usage", "timing"}
-    return rollout.model_dump(mode="json", include=kept)
+    return rollout.model_dump(mode="json", include=kept) | {"attempts": attempts}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from pydantic_core import to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from gymsdk.environment import Environment
 from gymsdk.episode import Budget
@@ -55,12 +55,32 @@ def _environment(environment: Environment, given: Mapping[str, Any]) -> Row:
     """Give the environment's version, code, and settings, those left at their default too; secrets are masked."""
     fields = type(environment.config).model_fields
     models = {key for key, field in fields.items() if asks_for_model(field)}
-    plain = to_jsonable_python(environment.config.model_dump(exclude=models), fallback=repr)
+    own = environment.config.model_dump(exclude=models)
     return {
         "version": environment.version,
         "fingerprint": fingerprint(environment.plugin),
-        "settings": plain | {key: str(given[key]) for key in models & given.keys()},
+        "settings": {key: _setting(value, given.get(key)) for key, value in own.items()}
+        | {key: str(given[key]) for key in models & given.keys()},
     }
+
+
+def _setting(value: object, given: object) -> Any:
+    """Give a setting as JSON that is the same in every process; one that is none by its *given* text, or its type."""
+    try:
+        return _plain(value)
+    except PydanticSerializationError:
+        return given if isinstance(given, str) else _plain(value, fallback=lambda each: type(each).__qualname__)
+
+
+def _plain(value: object, fallback: Callable[[Any], Any] | None = None) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(each, fallback) for key, each in value.items()}
+    if isinstance(value, (set, frozenset)):
+        # Their order goes by the hash seed, which each process draws anew.
+        return sorted((_plain(each, fallback) for each in value), key=repr)
+    if isinstance(value, (list, tuple)):
+        return [_plain(each, fallback) for each in value]
+    return to_jsonable_python(value, fallback=fallback, inf_nan_mode="strings")
 
 
 def _tasks(path: Path) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 
 from pydantic import BaseModel, ConfigDict
 
-from gymsdk.metrics import Scored
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, Scored
 from gymsdk.rollouts import difficulty
-from gymsdk.rollouts.jobs import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.rollouts.difficulty import Bin, Estimate
 from gymsdk.types import Row
 
 BEARABLE = 0.02
@@ -24,32 +24,13 @@ THIN = 0.3
 """The share of groups that must differ for a trainer to learn at a fair price."""
 
 
-class Bar(BaseModel):
-    """Rollouts whose reward lies between *low* and *high*."""
-
-    model_config = ConfigDict(frozen=True)
-
-    low: float
-    high: float
-    count: int
-
-
-class Interval(BaseModel):
-    """An estimate with its 95 % confidence interval."""
-
-    model_config = ConfigDict(frozen=True)
-
-    value: float
-    low: float
-    high: float
-
-
 class Profile(BaseModel):
     """Figures of one environment and model.
 
-    *maximum* is the best reward the environment claims; *flat* the share of groups whose repeats all earned the same
-    (they teach a group-based trainer nothing), `None` without repeats; *grading* milliseconds of `verify` (`p50`,
-    `p99`); *tokens* the policy's output tokens per turn, *turns* its turns per rollout.
+    *maximum* is the best reward the environment claims of any task; *flat* the share of groups whose repeats all earned
+    the same (they teach a group-based trainer nothing), `None` without repeats; *grading* milliseconds of `verify`
+    (`p50`, `p99`), waits for a worker among them; *tokens* the policy's output tokens per turn, *turns* its turns per
+    rollout.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -62,11 +43,11 @@ class Profile(BaseModel):
     scored: int
     maximum: float
     failures: dict[str, int]
-    reward: Interval | None
+    reward: Estimate | None
     flat: float | None
-    rewards: list[Bar]
+    rewards: list[Bin]
     bands: dict[str, int]
-    passes: dict[int, Interval]
+    passes: dict[int, Estimate]
     grading: dict[str, float]
     tokens: float | None
     turns: float | None
@@ -79,6 +60,7 @@ class _Seen:
     rollouts: list[Scored] = field(default_factory=list)
     grading: list[float] = field(default_factory=list)
     turns: int = 0
+    calls: int = 0
     tokens: int = 0
 
     def add(self, line: Row) -> None:
@@ -86,13 +68,21 @@ class _Seen:
         self.rollouts.append(Scored(task=line[TASK_INDEX], repeat=line[ROLLOUT_INDEX], reward=line["reward"]))
         self.grading.append(ours["timing"]["stages"].get("verify", 0.0))
         self.turns += ours["turns"]
-        self.tokens += ours["usage"].get("policy", {}).get("output_tokens", 0)
+        # The calls of earlier tries are in the usage, not among the turns.
+        used = ours["usage"].get("policy", {})
+        self.calls += used.get("calls", 0)
+        self.tokens += used.get("output_tokens", 0)
 
 
 def profiled(
-    environment: str, model: str, scored: Iterable[Row], failed: Iterable[Row], *, maximum: float = 1.0
+    environment: str,
+    model: str,
+    scored: Iterable[Row],
+    failed: Iterable[Row],
+    *,
+    maxima: Mapping[int, float] | None = None,
 ) -> Profile:
-    """Give the profile of a run's lines; *maximum* is the best reward of a task."""
+    """Give the profile of a run's lines; *maxima* are the best rewards, by task, 1 where a task has none there."""
     seen = _Seen()
     for line in scored:
         seen.add(line)
@@ -103,24 +93,18 @@ def profiled(
         tasks=len(groups),
         repeats=max(map(len, groups), default=0),
         scored=len(seen.rollouts),
-        maximum=maximum,
+        maximum=max((maxima or {}).values(), default=1.0),
         failures=dict(Counter(line["_ng_failure_class"] for line in failed).most_common()),
-        reward=_interval(difficulty.interval(list(map(fmean, groups)), observations=len(seen.rollouts)))
-        if groups
-        else None,
+        reward=difficulty.interval(list(map(fmean, groups)), observations=len(seen.rollouts)) if groups else None,
         flat=difficulty.zero_variance(seen.rollouts),
-        rewards=[Bar(low=b.low, high=b.high, count=b.count) for b in difficulty.histogram(_rewards(seen.rollouts))],
-        bands={str(band): count for band, count in difficulty.bands(seen.rollouts, maximum=maximum).items()},
-        passes={k: _interval(each) for k, each in difficulty.pass_intervals(seen.rollouts).items()},
+        rewards=difficulty.histogram(each.reward for each in seen.rollouts),
+        bands={str(band): count for band, count in difficulty.bands(seen.rollouts, maxima=maxima).items()},
+        passes=difficulty.pass_intervals(seen.rollouts),
         grading=_grading(seen.grading),
-        tokens=seen.tokens / seen.turns if seen.turns else None,
+        tokens=seen.tokens / seen.calls if seen.calls else None,
         turns=seen.turns / len(seen.rollouts) if seen.rollouts else None,
     )
     return found.model_copy(update={"verdict": verdict(found)})
-
-
-def _rewards(rollouts: Iterable[Scored]) -> list[float]:
-    return [rollout.reward for rollout in rollouts]
 
 
 def _groups(rollouts: Iterable[Scored]) -> list[list[float]]:
@@ -128,10 +112,6 @@ def _groups(rollouts: Iterable[Scored]) -> list[list[float]]:
     for each in rollouts:
         groups[each.task].append(each.reward)
     return list(groups.values())
-
-
-def _interval(estimate: difficulty.Estimate) -> Interval:
-    return Interval(value=estimate.value, low=estimate.low, high=estimate.high)
 
 
 def _grading(spent: list[float]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from typing import Protocol
 from gymsdk import http, rows
 from gymsdk.environment import Environment
 from gymsdk.errors import BadOutput, BadRow, ModelLost, UsageError
+from gymsdk.metrics import TASK_INDEX
 from gymsdk.models import registry as models
 from gymsdk.plugins import registry
 from gymsdk.rollouts.collect import Play, Played, complete
@@ -19,7 +20,7 @@ from gymsdk.rollouts.jobs import stamped
 from gymsdk.rollouts.origin import host, occasion
 from gymsdk.rollouts.patience import Patience
 from gymsdk.rollouts.plan import Plan, differences, settings
-from gymsdk.rollouts.sources import Sourced, from_file, from_splits
+from gymsdk.rollouts.sources import Sourced, from_file, from_splits, numbered, one_source
 from gymsdk.rollouts.summary import summaries
 from gymsdk.types import Row
 
@@ -68,6 +69,7 @@ async def carry_out(run: Run, watch: Watch) -> list[Row]:
     plan = run.plan
     if run.resume and run.overwrite:
         raise UsageError("--resume goes on with the run in the folder, --overwrite replaces it; choose one of them")
+    one_source(plan.tasks, plan.split)
     environments = {name: registry.load(name, **given) for name, given in plan.environments.items()}
     model = models.model(plan.model, base_url=plan.base_url, api=plan.api, timeout=run.pace.timeout)
     play = Play(environments, model, plan.seed, plan.budget, run.pace.attempts)
@@ -118,8 +120,10 @@ def _prepare(folder: RunFolder, run: Run, watch: Watch, environments: Mapping[st
 def _inputs(plan: Plan, watch: Watch, environments: Mapping[str, Environment]) -> Iterator[Row]:
     """Yield the rows as they are sent; raises `BadRow` where there is none."""
     taken = Counter[str]()
+    own = plan.tasks is not None and numbered(plan.tasks)
     for name, row in _sourced(plan, watch, environments):
-        yield stamped(row, environment=name, task=taken.total(), sampling=plan.sampling)
+        task = row[TASK_INDEX] if own else taken.total()
+        yield stamped(row, environment=name, task=task, sampling=plan.sampling)
         taken[name] += 1
     if not taken:
         source = plan.tasks or f"split {plan.split!r}"

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from gymsdk import rows
 from gymsdk.environment import Environment
-from gymsdk.errors import BadRow, UnknownSplit
+from gymsdk.errors import BadRow, UnknownSplit, UsageError
+from gymsdk.metrics import TASK_INDEX
 from gymsdk.rollouts.jobs import route
+from gymsdk.rollouts.lines import unplayed
 from gymsdk.types import Row
 
 Environments = Mapping[str, Environment]
@@ -17,6 +19,12 @@ Environments = Mapping[str, Environment]
 
 Sourced = Iterator[tuple[str, Row]]
 """Rows, each with the name of its environment."""
+
+
+def one_source(tasks: Path | None, split: str | None) -> None:
+    """Refuse a run that names both a file of tasks and a split; raises `UsageError`."""
+    if tasks is not None and split is not None:
+        raise UsageError("--tasks takes the rows of a file, --split those of the environment; choose one of them")
 
 
 def from_splits(environments: Environments, split: str | None, *, seed: int, limit: int | None) -> Sourced:
@@ -37,7 +45,7 @@ def default_split(environment: Environment) -> str:
 def from_file(
     environments: Environments, path: Path, *, limit: int | None, bad: Callable[[BadRow], None] | None = None
 ) -> Sourced:
-    """Yield the rows of a task file, at most *limit*.
+    """Yield the rows of a task file, at most *limit*, without what an earlier run wrote on them.
 
     Raises `BadRow` at the first row that fits no environment; with *bad* that row is told and left out instead.
     """
@@ -50,6 +58,7 @@ def _checked(environments: Environments, path: Path, bad: Callable[[BadRow], Non
         try:
             row = rows.parsed(line, where=where)
             name = _routed(environments, row, where)
+            row = unplayed(row, keep=environments[name].task_type.model_fields)
             _fits(environments[name], row, where)
         except BadRow as error:
             if bad is None:
@@ -57,6 +66,21 @@ def _checked(environments: Environments, path: Path, bad: Callable[[BadRow], Non
             bad(error)
             continue
         yield name, row
+
+
+def numbered(path: Path) -> bool:
+    """Give whether every row of a task file brings a task number of its own, as the shards of a larger file do."""
+    seen: set[int] = set()
+    for _, line in rows.lines(path):
+        try:
+            number = rows.parsed(line, where=str(path)).get(TASK_INDEX)
+        except BadRow:
+            # Whoever takes the rows tells of it.
+            continue
+        if type(number) is not int or number < 0 or number in seen:
+            return False
+        seen.add(number)
+    return bool(seen)
 
 
 def _routed(environments: Environments, row: Row, where: str) -> str:

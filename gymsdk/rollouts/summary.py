@@ -11,10 +11,11 @@ from typing import overload
 from gymsdk import metrics
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.outcome import Rollout
 from gymsdk.rollouts import lines
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.rollouts.jobs import AGENT, ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.rollouts.jobs import AGENT
 from gymsdk.types import Row
 
 ANSWER = "extracted_answer"
@@ -92,13 +93,25 @@ async def summaries(folder: RunFolder, environments: Mapping[str, Environment], 
         tallies[line["gymsdk"]["environment"]].add_scored(line)
     for line in folder.read_failures():
         tallies[line["gymsdk"]["environment"]].add_failed(line)
+    samples = {row[TASK_INDEX]: _sample(row) for row in folder.read_inputs()}
     return [
-        await _summary(environment, tallies[name], folder.read_rollouts, repeats)
+        await _summary(environment, tallies[name], folder.read_rollouts, repeats, samples)
         for name, environment in environments.items()
     ]
 
 
-async def _summary(environment: Environment, tally: Tally, read: Callable[[], Iterable[Row]], repeats: int) -> Row:
+def _sample(row: Row) -> Row:
+    """Give what the figures of a task show of its row: not the prompt, of which inputs.jsonl is full."""
+    return {key: value for key, value in row.items() if key != "responses_create_params"}
+
+
+async def _summary(
+    environment: Environment,
+    tally: Tally,
+    read: Callable[[], Iterable[Row]],
+    repeats: int,
+    samples: Mapping[int, Row],
+) -> Row:
     count = len(tally.scored)
     own, complaint = await _own(environment, Stored(read, environment.name, count=count)) if count else ({}, None)
     figures = metrics.aggregate(tally.scored, answers=tally.votes) | own
@@ -113,7 +126,7 @@ async def _summary(environment: Environment, tally: Tally, read: Callable[[], It
         "seconds": {stage: spent / 1e3 / count for stage, spent in tally.milliseconds.items()},
         "agent_metrics": figures,
         "key_metrics": {key: value for key, value in figures.items() if key.startswith("mean/")} | own,
-        "group_level_metrics": metrics.groups(tally.scored, expected=repeats),
+        "group_level_metrics": metrics.groups(tally.scored, expected=repeats, samples=samples),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +16,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gymsdk.convert import served
-from gymsdk.errors import Failed
+from gymsdk.errors import Failed, UsageError
 from gymsdk.types import Item, Model
 
 BACKLOG = 4096
@@ -67,8 +68,17 @@ def app(model: Model, *, name: str = "policy", faults: Faults = SOUND) -> web.Ap
 
 
 @asynccontextmanager
-async def serve(application: web.Application, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serve *application* while the context is open; gives its base URL, which ends in /v1."""
+async def serve(
+    application: web.Application, host: str = "127.0.0.1", port: int = 0, *, insecure: bool = False
+) -> AsyncIterator[str]:
+    """Serve *application* while the context is open; gives its base URL, which ends in /v1.
+
+    It asks nobody for a key: a *host* that other machines reach has to be *insecure* by name.
+    """
+    if not insecure and not _is_loopback(host):
+        raise UsageError(
+            f"anybody who reaches {host!r} could use this policy: serve on 127.0.0.1, or say insecure=True"
+        )
     bound = socket.create_server((host, port))
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
@@ -142,6 +152,13 @@ async def _cut(request: web.Request, answer: web.Response, *, early: bool) -> we
     await half.write(whole[: len(whole) // 2])
     request.transport.abort()
     return half
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _parsed(body: bytes) -> Item:

@@ -133,7 +133,11 @@ def worker_count() -> int:
 
 
 def offload(
-    *, timeout: float = 10.0, cpu: float | None = None, memory: int = 2 * GIBIBYTE, preload: Sequence[str] = ()
+    *misplaced: object,
+    timeout: float = 10.0,
+    cpu: float | None = None,
+    memory: int = 2 * GIBIBYTE,
+    preload: Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Offloaded[P, R]]:
     """Give the decorator of a module-level pure function that is too heavy for the event loop.
 
@@ -142,6 +146,8 @@ def offload(
     raised. *preload* names modules that the function imports (or one of your own that warms them up): workers are
     forked with these imported, so that one that replaces another is ready at once.
     """
+    if misplaced:
+        raise TypeError("write `@offload()` with its brackets, and its budgets by name, as in `@offload(timeout=5)`")
     budget = timeout / 2 if cpu is None else cpu
     if not 0 < budget < timeout:
         raise ValueError(f"cpu={budget:g} of timeout={timeout:g}: give seconds with 0 < cpu < timeout")

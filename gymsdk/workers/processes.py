@@ -11,6 +11,7 @@ import socket
 import threading
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+from gymsdk.deadlines import waiting
 from gymsdk.errors import BudgetSpent, Failed, WorkerLost
 from gymsdk.workers.calls import SIZE_BYTES, Answer, execute, framed, load, packed
 from gymsdk.workers.nursery import Nursery
@@ -172,7 +173,9 @@ class Local:
             self._begin_again()
         arguments = _sent((args, kwargs), work)
         code = None if work.importable else _sent(work.function, work)
-        return _result(await self._answer(work, code, arguments), work)
+        with waiting():
+            answer = await self._answer(work, code, arguments)
+        return _result(answer, work)
 
     async def _answer(self, work: Work[..., object], code: bytes | None, arguments: bytes) -> Answer:
         permits, free = self._permits, self._free

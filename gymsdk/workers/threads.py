@@ -156,6 +156,7 @@ class Threads:
                 f"{self._hung} calls hang in abandoned threads, so no further one is begun; "
                 "find the blocking call without a timeout in the environment's hooks and tools",
                 kind="threads_exhausted",
+                retryable=True,
             )
 
     def _start(self, job: _Job) -> None:

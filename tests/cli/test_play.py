@@ -118,5 +118,13 @@ def test_a_file_of_tasks_is_played(gymsdk: Command, there: Path) -> None:
 def test_a_failure_is_told_with_its_stage(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("finding", TOOLS)
     ended = gymsdk("play", "finding", "--model", "scripted/oracle")
-    assert ended.out.splitlines()[-1].startswith("failed in model (no_solution): environment 'finding' has no `solve`")
+    assert ended.out.splitlines()[-1].startswith(
+        "failed in model (no_solution): environment 'finding' does not say what to do here"
+    )
     assert ended.code == 1
+
+
+def test_a_file_and_a_split_exclude_each_other(gymsdk: Command) -> None:
+    ended = gymsdk("play", "sums", "--model", "scripted/oracle", "--tasks", "tasks.jsonl", "--split", "train")
+    assert ended.err.endswith("choose one of them\n")
+    assert (ended.code, ended.out) == (2, "")

@@ -230,6 +230,16 @@ class TestResponse:
         response = chat.response(completed({"content": "x"}, usage=usage), {})
         assert response["usage"] == wire.usage(10, 5, cached_tokens=8)
 
+    @pytest.mark.parametrize("usage", [None, {}, "much", 7, [1]])
+    def test_usage_that_is_no_object_is_none(self, usage: object) -> None:
+        assert chat.response(completed({"content": "x"}, usage=usage), {})["usage"] is None
+
+    @pytest.mark.parametrize("odd", [None, "7", {}, [7]])
+    def test_odd_members_of_usage_count_nothing(self, odd: object) -> None:
+        names = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
+        assert chat.usage(dict.fromkeys(names, odd)) == wire.usage(0, 0)
+        assert chat.usage({"completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": odd}}) == wire.usage(0, 5)
+
     def test_token_ids_on_the_message_go_to_the_last_item(self) -> None:
         message = {"content": "I add.", "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": "{}"}}]}
         first, last = chat.response(completed(message | TOKENS), {})["output"]
@@ -259,7 +269,6 @@ class TestResponse:
             {"choices": [{"message": None}]},
             {"error": {"message": "x"}},
             completed({"tool_calls": [{}]}),
-            completed({"content": "x"}, usage="much"),
             completed({"content": 7}),
         ],
     )

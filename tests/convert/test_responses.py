@@ -36,3 +36,25 @@ def test_a_failed_response_is_a_failure() -> None:
     with pytest.raises(Failed, match="server_error") as caught:
         responses.response({"status": "failed", "error": {"code": "server_error"}, "output": []}, {})
     assert (caught.value.kind, caught.value.retryable) == ("model_error", True)
+
+
+def test_a_response_with_an_error_is_a_failure_whatever_its_status() -> None:
+    with pytest.raises(Failed, match="overloaded"):
+        responses.response({"status": "completed", "error": {"message": "overloaded"}, "output": []}, {})
+
+
+@pytest.mark.parametrize("usage", [None, {}, "much", 7, [1]])
+def test_usage_that_is_no_object_is_none(usage: object) -> None:
+    assert responses.response({"output": [], "usage": usage}, {})["usage"] is None
+
+
+@pytest.mark.parametrize("odd", [None, "7", {}, [7]])
+def test_odd_members_of_usage_count_nothing(odd: object) -> None:
+    usage = dict.fromkeys(wire.usage(), odd)
+    assert responses.response({"output": [], "usage": usage}, {})["usage"] == wire.usage(0, 0)
+
+
+def test_usage_keeps_what_else_was_reported() -> None:
+    usage = {"input_tokens": 1, "input_tokens_details": {"cached_tokens": 1, "audio_tokens": 2}, "cost": 0.5}
+    told = responses.response({"output": [], "usage": usage}, {})["usage"]
+    assert (told["cost"], told["input_tokens_details"]) == (0.5, {"cached_tokens": 1, "audio_tokens": 2})

@@ -19,6 +19,7 @@ from gymsdk import (
     play,
     wire,
 )
+from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
 
 from .told import Log, Notebook, Slow
@@ -110,7 +111,7 @@ async def test_a_hook_that_raises_fails_its_episode_and_is_closed(policy, task, 
     assert (rollout.outcome, rollout.reward) == ("failed", None)
     assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == (hook, "hook_raised", True)
     told = "RuntimeError: it ended with SystemExit(3)" if isinstance(error, SystemExit) else "ValueError: no"
-    assert rollout.failure.message == f"hook '{hook}' of environment 'breaks' raised {told}"
+    assert rollout.failure.message.startswith(f"hook '{hook}' of environment 'breaks' raised {told}")
     assert plugin.closed == (hook != "reset")
 
 
@@ -184,6 +185,59 @@ async def test_a_tool_that_raises_fails_the_episode_and_is_named(policy, task):
 
     plugin = Digs()
     rollout = await play(Environment("digs", plugin), policy([("dig", {"where": "here"})]), task)
-    assert rollout.failure.message == "tool 'dig' of environment 'digs' raised KeyError: 'here'"
+    said, _, line = rollout.failure.message.partition(" (test_outcome.py:")
+    assert said == "tool 'dig' of environment 'digs' raised KeyError: 'here'"
+    assert int(line.rstrip(")")) == dig.__code__.co_firstlineno + 1
     assert (rollout.failure.stage, rollout.failure.kind, plugin.closed) == ("step", "tool_raised", 1)
     assert [item["type"] for item in rollout.response["output"]] == ["function_call"]
+
+
+async def test_a_step_with_hardly_any_time_left_is_not_to_blame_for_the_deadline(task):
+    class Slow:
+        async def respond(self, request, *, episode=None):
+            await asyncio.sleep(0.95)
+            return wire.response([wire.function_call("rest", "{}", "call_0")], model="slow")
+
+    async def rest():
+        await asyncio.sleep(60)
+
+    class Rests(Notebook):
+        @hookimpl
+        def tools(self):
+            return [rest]
+
+    rollout = await play(Environment("rests", Rests()), Slow(), task, budget=Budget(seconds=1.0))
+    assert (rollout.outcome, rollout.ended) == ("scored", "deadline")
+
+
+async def test_a_cancellation_nobody_asked_for_fails_its_own_episode(task):
+    class GivesUp:
+        async def respond(self, request, *, episode=None):
+            raise asyncio.CancelledError
+
+    rollout = await play(Environment("notes", Notebook()), GivesUp(), task)
+    assert (rollout.outcome, rollout.failure.kind) == ("failed", "model_raised")
+
+
+async def test_an_episode_cannot_change_the_row_it_opens_with(task):
+    class Scribbles(Notebook):
+        @hookimpl
+        def verify(self, transcript):
+            transcript.opening[0]["content"] = "changed"
+            return Verdict(reward=1.0)
+
+    await play(Environment("scribbles", Scribbles()), policy_that_says_nothing(), task)
+    assert task.input[0]["content"] != "changed"
+
+
+async def test_names_are_refused_where_things_are_wanted(task):
+    with pytest.raises(UsageError, match=r"write gymsdk.load\('math'\)"):
+        await play("math", policy_that_says_nothing(), task)
+    with pytest.raises(UsageError, match=r"write gymsdk.model\('scripted/oracle'\)"):
+        await play(Environment("notes", Notebook()), "scripted/oracle", task)
+
+
+def policy_that_says_nothing():
+    from gymsdk.models.scripted import build
+
+    return build("null")

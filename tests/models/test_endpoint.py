@@ -161,6 +161,30 @@ async def test_another_refusal_is_not_taken_for_overflow(status: int, message: s
             await model("endpoint/m", base_url=url, retries=0).respond({"input": "hi"})
 
 
+@BOTH
+@PROVIDERS
+async def test_a_refusal_that_repeats_the_prompt_is_not_taken_for_overflow(provider: str, api: Api) -> None:
+    prompt = "What is a context window?"
+    detail = [{"type": "missing", "loc": ["body", "tools"], "msg": "Field required", "input": {"prompt": prompt}}]
+    async with answering((422, {"detail": detail})) as (url, _):
+        with pytest.raises(Failed, match="answered 422") as caught:
+            await model(f"{provider}/m", base_url=url, api=api).respond({"input": prompt})
+    assert (caught.value.kind, caught.value.retryable) == ("model_refused", False)
+
+
+async def test_a_rate_limit_says_when_to_come_back() -> None:
+    async def handle(_: web.Request) -> web.StreamResponse:
+        return web.json_response({}, status=429, headers={"Retry-After": "3600"})
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", handle)
+    async with serve(application) as url:
+        for name, options in {"endpoint/m": QUICK, "openai/m": {"api_key": KEY, "retries": 0}}.items():
+            with pytest.raises(Failed) as caught:
+                await model(name, base_url=url, timeout=60, **options).respond({"input": "hi"})
+            assert (caught.value.kind, caught.value.retry_after) == ("model_rate_limited", 3600.0)
+
+
 async def test_a_refusal_is_final_and_says_why() -> None:
     async with answering((404, {"error": {"message": "no model 'm'"}})) as (url, bodies):
         with pytest.raises(Failed, match=r"answered 404: .*no model 'm'.*check the base URL") as caught:

@@ -171,5 +171,38 @@ async def test_the_key_and_base_url_of_the_folder_belong_together(
         with pytest.raises(Failed, match=r"127\.0\.0\.1"):
             await model("openai/gpt-5").respond({"input": "hi"})
     assert keys == ["Bearer sk-folder"]
+    with pytest.raises(BadModelOption, match="needs a key"):
+        model("openai/gpt-5", base_url=url)
+    monkeypatch.setenv("OPENAI_BASE_URL", url)
+    with pytest.raises(BadModelOption, match="needs a key"):
+        model("openai/gpt-5")
+    monkeypatch.delenv("OPENAI_BASE_URL")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-variable")
     assert vars(model("openai/gpt-5"))["_host"] == "api.openai.com"
+
+
+def test_the_address_of_a_foreign_folder_is_never_given_the_key_of_a_variable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "env.yaml").write_text("policy_base_url: http://127.0.0.1:1/v1")
+    monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
+    with pytest.raises(BadModelOption, match="needs a key"):
+        model("openai/gpt-5")
+
+
+async def test_a_key_with_a_line_break_is_told_to_nobody() -> None:
+    async with refusing(400, "no") as (url, _):
+        with pytest.raises(Failed) as caught:
+            await model("openai/gpt-5", base_url=url, api_key=f"{KEY}\n", retries=0).respond({"input": "hi"})
+    assert KEY not in f"{caught.value}"
+
+
+async def test_an_address_in_the_name_gets_the_key_only_of_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with refusing(400, "no") as (url, keys):
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-variable")
+        with pytest.raises(BadModelOption, match=r"no key for http://127.*write endpoint/gpt-5@http://127"):
+            model(f"openai/gpt-5@{url}")
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        with pytest.raises(Failed):
+            await model(f"openai/gpt-5@{url}").respond({"input": "hi"})
+    assert keys == ["Bearer sk-variable"]

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import gymsdk
-from gymsdk.errors import BadModelOption, UnknownModel
+from gymsdk.errors import BadModelOption, UnknownModel, UsageError
 from gymsdk.models.endpoint import Endpoint
 from gymsdk.models.vllm import Vllm
+from gymsdk.plugins.configured import configured
+from gymsdk.servers.policy import app, serve
 from gymsdk.settings import VARIABLES
 from gymsdk.types import Model
 
@@ -75,3 +77,54 @@ def test_asking_for_a_scripted_model_imports_no_client() -> None:
     script = "import sys, gymsdk; gymsdk.model('scripted/null'); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"aiohttp", "openai", "omegaconf", "gymsdk.models.vllm"} & set(loaded)
+
+
+def reached(name: str, **options: object) -> tuple[str, str | None, str | None]:
+    """The name, base URL and key of a built model."""
+    built = vars(gymsdk.model(name, **options))
+    key = built["_options"].api_key
+    return built["name"], built["_options"].base_url, key and key.get_secret_value()
+
+
+@pytest.mark.parametrize("provider", ["vllm", "endpoint"])
+def test_a_name_may_carry_an_address_that_is_given_no_key_of_the_policys(
+    provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "env.yaml").write_text(f"policy_base_url: {URL}\npolicy_api_key: sk-file")
+    (tmp_path / "env.yaml").chmod(0o600)
+    monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
+    judge = "http://127.0.0.1:2/v1"
+    name = f"{provider}/Qwen/Qwen3@v2@{judge}"
+    assert reached(name) == ("Qwen/Qwen3@v2", judge, None)
+    assert reached(name, base_url=URL, api_key="sk-option") == ("Qwen/Qwen3@v2", judge, None)
+    assert reached(name, api_key="sk-option") == ("Qwen/Qwen3@v2", judge, "sk-option")
+    monkeypatch.setenv("GYMSDK_BASE_URL", URL)
+    assert reached(name) == ("Qwen/Qwen3@v2", judge, None)
+
+
+def test_an_address_that_is_the_policys_own_has_the_policys_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
+    assert reached(f"vllm/m@{URL}")[2] is None
+    assert reached(f"vllm/m@{URL}", base_url=URL)[2] == "sk-variable"
+    monkeypatch.setenv("GYMSDK_BASE_URL", URL)
+    assert reached(f"vllm/m@{URL}")[2] == "sk-variable"
+
+
+@pytest.mark.parametrize("provider", ["vllm", "endpoint", "openai", "vlm"])
+def test_a_password_in_the_address_of_a_name_is_refused_and_not_repeated(provider: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        gymsdk.model(f"{provider}/m@http://me:hush@127.0.0.1:1/v1", api_key="x")
+    assert provider == "vlm" or "leave user and password out" in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+async def test_a_judge_may_have_a_server_of_its_own(tmp_path: Path) -> None:
+    class Judged(gymsdk.Config):
+        judge: gymsdk.Model | None = None
+
+    (tmp_path / "env.yaml").write_text(f"policy_base_url: {URL}")
+    async with serve(app(gymsdk.model("scripted/echo"))) as url:
+        config = configured("judged", Judged, {"judge": f"vllm/Qwen@{url}"})
+        assert isinstance(config, Judged)
+        assert config.judge
+        assert (await config.judge.respond({"input": "hi"}))["status"] == "completed"

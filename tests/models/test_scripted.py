@@ -125,7 +125,10 @@ async def test_the_oracle_needs_an_environment_that_solves(row):
         def verify(self): ...
 
     rollout = await play(Environment("unsolved", Unsolved()), build("oracle"), row)
-    assert rollout.failure.message == "environment 'unsolved' has no `solve`; the oracle cannot play it"
+    assert (
+        rollout.failure.message
+        == "environment 'unsolved' does not say what to do here: its `solve` is missing or answered None"
+    )
     assert (rollout.failure.kind, rollout.failure.retryable) == ("no_solution", False)
 
 

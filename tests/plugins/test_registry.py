@@ -91,7 +91,7 @@ def test_an_unknown_name_suggests_the_nearest_and_the_pip_line(site):
     site.install("adding")
     message = refusal("addding", UnknownEnvironment)
     assert message.startswith("no environment named 'addding'; did you mean 'adding'? (installed: ")
-    assert message.endswith("; `pip install gym-env-addding` if there is such a package")
+    assert message.endswith("; environments are packages: `pip install gym-env-<name>`")
 
 
 def test_an_unknown_name_is_the_users_mistake():
@@ -202,5 +202,5 @@ def test_one_package_is_imported_to_load_one_environment(site):
 def test_where_nothing_is_installed_it_says_so(monkeypatch):
     monkeypatch.setenv("GYMSDK_DISABLE", ",".join(installed()))
     assert refusal("maths", UnknownEnvironment) == (
-        "no environment named 'maths' (none is installed); `pip install gym-env-maths` if there is such a package"
+        "no environment named 'maths' (none is installed); environments are packages: `pip install gym-env-maths`"
     )

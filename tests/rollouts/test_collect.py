@@ -11,12 +11,34 @@ from gymsdk import Environment, Failed, load, wire
 from gymsdk.errors import ModelLost
 from gymsdk.models.scripted import Scripted
 from gymsdk.outcome import Failure, Rollout
-from gymsdk.rollouts.collect import Play, Played, collect, complete, keep
+from gymsdk.rollouts.collect import LONGEST, Play, Played, collect, complete, keep
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, jobs, stamped
 from gymsdk.rollouts.patience import NONE_YET, STREAK, Patience
 from gymsdk.rollouts.sources import from_splits
 from gymsdk.types import Episode, Item
+
+FLAKY = """
+@hookimpl
+def verify():
+    raise Unscorable("the judge is away", kind="judge_failed", retryable=True)
+"""
+
+STUMBLING = """
+tries = 0
+
+@hookimpl
+def step():
+    global tries
+    tries += 1
+    if tries < 3:
+        raise ValueError("not yet")
+    return Step(done=True)
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.0)
+"""
 
 
 @pytest.fixture
@@ -47,6 +69,19 @@ def _failing(times: int, error: Exception) -> Scripted:
         return [wire.message("4")]
 
     return Scripted("failing", choose)
+
+
+def _paid() -> Scripted:
+    """A model whose every answer has 5 tokens."""
+
+    class Paid(Scripted):
+        async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+            return {**await super().respond(request, episode=episode), "usage": {"output_tokens": 5}}
+
+    async def choose(_request: Item, _episode: Episode | None) -> list[Item]:
+        return [wire.message("4")]
+
+    return Paid("paid", choose)
 
 
 def _job(folder: RunFolder) -> Job:
@@ -100,6 +135,47 @@ async def test_tries_are_bounded(sums: Mapping[str, Environment], folder: RunFol
     )
 
 
+async def test_what_the_grader_failed_on_is_never_played_again_within_a_run(
+    folder: RunFolder, environment: Callable[..., Environment]
+) -> None:
+    flaky = environment(FLAKY)
+    model = _failing(0, ValueError())
+    played = await Play({"sums": flaky}, model, attempts=5)(_job(folder))
+    failure = played.rollout.failure
+    assert failure is not None
+    assert (failure.stage, failure.retryable, played.attempts) == ("verify", True, 1)
+
+
+async def test_the_tokens_of_every_try_are_counted(folder: RunFolder, environment: Callable[..., Environment]) -> None:
+    stumbling = environment(STUMBLING)
+    keep(folder, await Play({"sums": stumbling}, _paid(), attempts=3)(_job(folder)))
+    (line,) = folder.read_rollouts()
+    assert (line["gymsdk"]["attempts"], line["gymsdk"]["usage"]["policy"]["calls"]) == (3, 3)
+    assert line["gymsdk"]["usage"]["policy"]["output_tokens"] == 15
+    assert line["response"]["usage"]["output_tokens"] == 5
+
+
+async def test_a_try_waits_as_long_as_the_server_asks(
+    sums: Mapping[str, Environment], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gymsdk.rollouts.collect.PAUSE", 0.0)
+    loop = asyncio.get_running_loop()
+    error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=0.2)
+    begun = loop.time()
+    played = await Play(sums, _failing(1, error))(_job(folder))
+    assert (played.rollout.outcome, played.attempts) == ("scored", 2)
+    assert loop.time() - begun >= 0.2
+
+
+async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(
+    sums: Mapping[str, Environment], folder: RunFolder
+) -> None:
+    error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=LONGEST + 1)
+    played = keep(folder, await Play(sums, _failing(9, error))(_job(folder)))
+    (line,) = folder.read_failures()
+    assert (played.attempts, line["_ng_failure_terminal"]) == (1, False)
+
+
 async def test_a_failure_no_try_mends_is_not_tried_again(sums: Mapping[str, Environment], folder: RunFolder) -> None:
     model = _failing(9, Failed("no such model", kind="model_refused"))
     assert (await Play(sums, model, attempts=3)(_job(folder))).attempts == 1
@@ -123,6 +199,7 @@ async def test_what_breaks_the_host_breaks_one_rollout(
     assert sorted(played.rollout.outcome for played in told) == ["failed", "scored", "scored"]
     (line,) = folder.read_failures()
     assert (line["_ng_failure_class"], line["_ng_failure_message"]) == ("host_broke", "KeyError: 'a bug'")
+    assert (line["_ng_attempt_index"], line["_ng_failure_terminal"]) == (2, False)
     assert "Traceback" in caplog.text
 
 

@@ -116,10 +116,9 @@ def test_bands_tell_hopeless_from_hard_and_easy_from_done():
 
 
 def test_bands_are_measured_against_the_best_reward():
-    assert bands(rollouts([[2, 2], [1, 1]]), maximum=2.0) == {
-        "always wrong": 0,
-        "hard": 0,
-        "medium": 1,
-        "easy": 0,
-        "always right": 1,
-    }
+    found = bands(rollouts([[2, 2], [1, 1], [1, 1], [0, -1]]), maxima={0: 2.0, 1: 2.0, 3: 0.5})
+    assert found == {"always wrong": 1, "hard": 0, "medium": 1, "easy": 0, "always right": 2}
+
+
+def test_a_task_that_claims_no_reward_is_in_a_band_too():
+    assert bands(rollouts([[1, -1]]), maxima={0: 0.0})["always wrong"] == 1

@@ -115,12 +115,13 @@ async def test_a_failed_line_says_what_failed_and_has_no_reward(policy):
     assert {key: value for key, value in line.items() if key.startswith("_ng_")} == {
         "_ng_failure_class": "hook_raised",
         "_ng_failure_stage": "verify",
-        "_ng_failure_message": "hook 'verify' of environment 'grades' raised ValueError: no",
+        "_ng_failure_message": line["_ng_failure_message"],
         "_ng_failure_terminal": False,
         "_ng_attempt_index": 1,
         "_ng_task_index": 3,
         "_ng_rollout_index": 1,
     }
+    assert line["_ng_failure_message"].startswith("hook 'verify' of environment 'grades' raised ValueError: no")
     assert "reward" not in line
     assert line["expected_answer"] == "4"
     assert line["response"]["output"]
@@ -146,8 +147,39 @@ async def test_a_failure_of_the_models_is_tried_again_on_a_resume(policy):
     for stage, kind, terminal in (
         ("model", "model_refused", False),
         ("verify", "judge_failed", False),
+        ("host", "host_broke", False),
+        ("step", "threads_exhausted", False),
         ("step", "x", True),
     ):
         failure = Failure(stage=stage, kind=kind, message="")
         line = lines.failed(refused.model_copy(update={"failure": failure}), (0, 0), attempts=1)
         assert line["_ng_failure_terminal"] is terminal
+
+
+@pytest.mark.parametrize("kind", ["worker_killed", "worker_timeout", "worker_start"])
+def test_a_worker_lost_while_grading_is_settled_and_elsewhere_is_not(kind):
+    for stage, terminal in (("verify", True), ("step", False)):
+        failure = Failure(stage=stage, kind=kind, message="", retryable=True)
+        lost = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed", failure=failure)
+        assert lines.failed(lost, (0, 0), attempts=1)["_ng_failure_terminal"] is terminal
+
+
+async def test_a_line_says_how_many_tries_it_took(rollout):
+    assert lines.scored(rollout, (3, 1), attempts=2)["gymsdk"]["attempts"] == 2
+
+
+async def test_a_row_of_an_earlier_run_keeps_nothing_of_its_verdict(rollout):
+    row = {**lines.scored(rollout, (3, 1)), "_ng_failure_class": "old", "_ng_attempt_index": 2}
+    assert lines.unplayed(row) == {
+        "responses_create_params": row["responses_create_params"],
+        "expected_answer": "4",
+        "verifier_metadata": {},
+        "_ng_task_index": 3,
+        "_ng_rollout_index": 1,
+    }
+    assert lines.unplayed(row, keep={"extracted"})["extracted"] == "4"
+
+
+@pytest.mark.parametrize("ours", [None, 3, {}, {"verdict": None}, {"verdict": [["x"]]}])
+def test_a_row_that_nobody_played_may_say_gymsdk_as_it_likes(ours):
+    assert lines.unplayed({**ROW, "gymsdk": ours}) == ROW

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -142,3 +144,59 @@ def test_every_installed_version_is_kept() -> None:
     versions = host()["distributions"]
     assert versions["env_sums"] == "1.0"
     assert {"pydantic", "pluggy", "orjson"} <= versions.keys()
+
+
+ODD = """
+import re
+from typing import Any
+from gymsdk import Config, Verdict, hookimpl
+
+class Thing:
+    def __init__(self, name):
+        self.name = name
+
+class Odd(Config):
+    model_config = {"arbitrary_types_allowed": True}
+
+    words: set[str] = {f"word{number}" for number in range(40)}
+    groups: dict[str, frozenset[int]] = {"a": frozenset({3, 1, 2})}
+    thing: Any = Thing("one")
+    most: float = float("inf")
+
+@hookimpl
+def verify(config: Odd):
+    return Verdict(reward=0.0)
+"""
+
+WRITTEN = """
+import json
+from gymsdk import load
+from gymsdk.rollouts.plan import Plan, settings
+plan = Plan(environments={"odd": {}}, model="scripted/oracle")
+print(json.dumps(settings(plan, {"odd": load("odd")})))
+"""
+
+
+def _written_elsewhere(site: Path, seed: int) -> dict[str, Any]:
+    """What another process writes of the settings of `odd`, its sets and objects in an order of their own."""
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", WRITTEN], env=environment, capture_output=True, check=True)
+    written: dict[str, Any] = json.loads(done.stdout)
+    return written
+
+
+def test_sets_and_objects_are_the_same_settings_in_every_process(installed: Callable[..., Path]) -> None:
+    site = installed("odd", ODD)
+    one, other = (_written_elsewhere(site, seed) for seed in (1, 2))
+    assert differences(one, other) == []
+    assert one["environments"]["odd"]["settings"]["groups"] == {"a": [1, 2, 3]}
+    assert one["environments"]["odd"]["settings"]["thing"] == "Thing"
+
+
+def test_what_is_no_json_goes_by_the_text_it_was_given_as(installed: Callable[..., Path]) -> None:
+    source = ODD.replace("thing: Any", "thing: Annotated[Any, BeforeValidator(Thing)]").replace(
+        "from typing import Any", "from pydantic import BeforeValidator\nfrom typing import Annotated, Any"
+    )
+    installed("odd", source)
+    one, other = (_settings(PLAN.model_copy(update={"environments": {"odd": {"thing": name}}})) for name in "ab")
+    assert differences(one, other) == ["--set odd.thing was a, now b"]

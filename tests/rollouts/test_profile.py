@@ -19,7 +19,7 @@ def _lines(groups: Groups) -> list[dict[str, Any]]:
             "reward": reward,
             "gymsdk": {
                 "turns": 2,
-                "usage": {"policy": {"output_tokens": 10}},
+                "usage": {"policy": {"output_tokens": 15, "calls": 3}},
                 "timing": {"stages": {"verify": float(task + 1)}},
             },
         }
@@ -28,18 +28,19 @@ def _lines(groups: Groups) -> list[dict[str, Any]]:
     ]
 
 
-def _profile(groups: Groups, *, failed: int = 0, maximum: float = 1.0) -> Profile:
+def _profile(groups: Groups, *, failed: int = 0, maxima: dict[int, float] | None = None) -> Profile:
     failures = [{"_ng_failure_class": "tool_raised"}] * failed
-    return profiled("sums", "scripted/oracle", _lines(groups), failures, maximum=maximum)
+    return profiled("sums", "scripted/oracle", _lines(groups), failures, maxima=maxima)
 
 
 def test_groups_all_alike_are_counted() -> None:
     assert _profile([[1, 1], [0, 0], [0, 1], [1, 0]]).flat == 0.5
 
 
-def test_bands_go_by_the_best_reward_claimed() -> None:
-    bands = _profile([[0, 0], [0, 2], [2, 2]], maximum=2.0).bands
-    assert bands == {"always wrong": 1, "hard": 0, "medium": 1, "easy": 0, "always right": 1}
+def test_bands_go_by_the_best_reward_claimed_of_each_task() -> None:
+    profile = _profile([[0, 0], [0, 2], [2, 2], [1, 1]], maxima={0: 2.0, 1: 2.0, 2: 2.0, 3: 1.0})
+    assert profile.bands == {"always wrong": 1, "hard": 0, "medium": 1, "easy": 0, "always right": 2}
+    assert profile.maximum == 2.0
 
 
 def test_pass_at_k_comes_with_its_interval() -> None:

@@ -14,6 +14,9 @@ from gymsdk.rollouts.folder import FILES, Standing
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import ENDLESS, Pace, Run, carry_out
 
+TASK = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4}\n'
+"""A row of a task file."""
+
 
 class Ear:
     """Hears what a run tells."""
@@ -196,6 +199,48 @@ def test_lost_inputs_are_told_on_a_resume(out: Path) -> None:
     (out / "inputs.jsonl").unlink()
     with pytest.raises(BadOutput, match=r"inputs\.jsonl is missing"):
         _run(out, resume=True)
+
+
+def test_a_file_and_a_split_exclude_each_other(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text(TASK)
+    with pytest.raises(UsageError, match="choose one of them"):
+        _run(out, tasks=tmp_path / "tasks.jsonl", split="train")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("brought", "numbers"),
+    [([7, 3], [7, 3]), ([7, None], [0, 1]), ([7, 7], [0, 1]), ([None, 7], [0, 1]), ([True, 3], [0, 1])],
+)
+def test_rows_keep_their_numbers_where_each_brings_its_own(
+    out: Path, tmp_path: Path, brought: list[int | None], numbers: list[int]
+) -> None:
+    rows = [json.loads(TASK) | ({} if number is None else {"_ng_task_index": number}) for number in brought]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    _run(out, tasks=tmp_path / "tasks.jsonl", limit=None)
+    assert [line["_ng_task_index"] for line in _lines(out / "inputs.jsonl")] == numbers
+    assert _told(out / "rollouts.jsonl").keys() == {(number, 0) for number in numbers}
+
+
+def test_shards_of_a_run_are_played_as_the_whole_run_is(out: Path, tmp_path: Path) -> None:
+    same = {"model": "scripted/oracle:0.5", "repeats": 3, "limit": 6}
+    _run(out, **same)
+    inputs = (out / "inputs.jsonl").read_text().splitlines(keepends=True)
+    found = {}
+    for number, shard in enumerate((inputs[:3], inputs[3:])):
+        (tmp_path / f"{number}.jsonl").write_text("".join(shard))
+        _run(tmp_path / str(number), **same, tasks=tmp_path / f"{number}.jsonl")
+        found |= _told(tmp_path / str(number) / "rollouts.jsonl")
+    assert found == _told(out / "rollouts.jsonl")
+
+
+def test_rollouts_as_tasks_leave_no_trace_of_their_verdict(out: Path, tmp_path: Path) -> None:
+    _run(tmp_path / "first")
+    _run(out, tasks=tmp_path / "first" / "rollouts.jsonl", environments={"sums": {"breaks": list(range(2000))}})
+    failures, stale = list(_lines(out / "failures.jsonl")), {"right", "extracted_answer", "reward", "grader_timeout"}
+    assert len(failures) == 3
+    assert all(not stale & line.keys() for line in failures)
+    assert all(not (stale | {"gymsdk", "response"}) & line.keys() for line in _lines(out / "inputs.jsonl"))
 
 
 def test_resume_and_overwrite_exclude_each_other(out: Path) -> None:

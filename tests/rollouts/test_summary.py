@@ -66,7 +66,10 @@ def made(environment: Callable[..., Environment]) -> Environment:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    params = {"input": "What is 2 + 2?"}
+    inputs = [{"_ng_task_index": task, "difficulty": task, "responses_create_params": params} for task in range(2)]
     with RunFolder(tmp_path / "out") as folder:
+        folder.begin(settings={}, about={}, inputs=inputs)
         yield folder
 
 
@@ -131,6 +134,11 @@ def test_the_environments_own_figures_are_merged(summary: dict[str, Any]) -> Non
 def test_each_task_says_how_many_rollouts_are_missing(summary: dict[str, Any]) -> None:
     missing = {each["_ng_task_index"]: each["missing_num_rollouts"] for each in summary["group_level_metrics"]}
     assert missing == {0: 0, 1: 1}
+
+
+def test_each_task_shows_its_row_without_the_prompt(summary: dict[str, Any]) -> None:
+    samples = {each["_ng_task_index"]: each["sample"] for each in summary["group_level_metrics"]}
+    assert samples == {0: {"difficulty": 0}, 1: {"difficulty": 1}}
 
 
 def test_a_run_without_a_reward_still_has_a_summary(folder: RunFolder, made: Environment) -> None:

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, InternalServerError
 from pydantic import ValidationError
 
 from gymsdk import wire
-from gymsdk.errors import Failed
+from gymsdk.errors import Failed, UsageError
 from gymsdk.servers.policy import SOUND, Faults, app, serve
 from gymsdk.types import Episode, Item, Model
 
@@ -210,3 +210,16 @@ async def test_the_port_is_free_again_afterwards() -> None:
         port = int(url.split(":")[2].partition("/")[0])
     async with serve(app(Replies()), port=port) as again:
         assert again == url
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1", "example.invalid"])
+async def test_a_host_that_others_reach_is_refused_unless_said_to_be_insecure(host: str) -> None:
+    with pytest.raises(UsageError, match="insecure=True"):
+        async with serve(app(Replies()), host=host):
+            pass
+
+
+async def test_an_insecure_host_is_served_on() -> None:
+    async with serve(app(Replies()), host="0.0.0.0", insecure=True) as url, httpx.AsyncClient() as client:
+        answer = await client.get(url.replace("0.0.0.0", "127.0.0.1") + "/models")
+    assert answer.status_code == 200

@@ -145,3 +145,11 @@ def test_an_unsuitable_function_is_refused_when_decorated(function: Callable[[],
 def test_a_processor_budget_the_deadline_would_cut_is_refused(cpu: float) -> None:
     with pytest.raises(ValueError, match="0 < cpu < timeout"):
         offload(timeout=10.0, cpu=cpu)
+
+
+def test_offload_without_its_brackets_is_told_how_to_write_it():
+    def grade():
+        return 1
+
+    with pytest.raises(TypeError, match=r"write `@offload\(\)` with its brackets"):
+        offload(grade)

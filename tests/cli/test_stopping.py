@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from gymsdk.cli.stopping import Stopped, until_stopped
+
+
+def test_whoever_goes_on_after_a_stop_is_left_alive() -> None:
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+
+    with pytest.raises(Stopped) as caught:
+        until_stopped(work())
+    assert caught.value.code == 128 + signal.SIGINT
+    clocks = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    for each in clocks:
+        each.join(5)
+    assert not any(each.is_alive() for each in clocks)

@@ -1,0 +1,63 @@
+"""Keys stay out of what is said of a server that repeats them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+from aiohttp import web
+from pydantic import SecretStr
+
+from gymsdk import http, model, responses
+from gymsdk.errors import Failed
+from gymsdk.servers.policy import serve
+from gymsdk.wire import Api
+
+KEY = "sk-very-secret"
+
+
+@pytest.mark.parametrize("secret", ["sk-plain", "sk/with/slashes", """sk'"both\\quotes""", "sk-späce "])
+@pytest.mark.parametrize("written", [str, repr, json.dumps, lambda text: json.dumps(text).replace("/", "\\/")])
+def test_a_key_is_blotted_out_however_it_is_written(secret: str, written: Callable[[str], str]) -> None:
+    with pytest.raises(Failed) as caught, http.discreet(SecretStr(secret)):
+        raise Failed(f"wrong key {written(secret)}", kind="model_refused")
+    assert "***" in str(caught.value)
+    assert "sk" not in str(caught.value)
+
+
+def test_a_message_is_cut_only_after_its_key_is_blotted_out() -> None:
+    for before in range(http.LONGEST - 20, http.LONGEST):
+        with pytest.raises(Failed) as caught, http.discreet(SecretStr(KEY)):
+            raise Failed("x" * before + KEY, kind="model_refused")
+        assert "sk" not in str(caught.value)
+
+
+def echoed(authorization: str, padding: int) -> list[object]:
+    error = {"message": f"{'x' * padding}Incorrect API key provided: {authorization}", "code": authorization}
+    failed = [{"status": "failed", "error": error, "output": []}, {"error": error, "output": []}]
+    return [*failed, {"error": error}, {"detail": error}, error["message"], [authorization]]
+
+
+@pytest.mark.parametrize("status", [200, 401, 422, 500])
+@pytest.mark.parametrize("provider", ["endpoint", "vllm", "openai"])
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_no_failure_repeats_the_key_a_server_echoes(provider: str, status: int, api: Api) -> None:
+    turns, keys = count(), []
+
+    async def echo(request: web.Request) -> web.StreamResponse:
+        keys.append(request.headers["Authorization"])
+        form, padding = divmod(next(turns), 3)
+        padding = (0, http.EXCERPT - 60, http.LONGEST - 120)[padding]
+        return web.json_response(echoed(keys[-1], padding)[form], status=status)
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", echo)
+    async with serve(application) as url:
+        policy = model(f"{provider}/m", base_url=url, api_key=KEY, api=api, retries=0)
+        for _ in range(3 * len(echoed("", 0))):
+            with pytest.raises(Failed) as caught:
+                await responses.asked(policy, {"input": "hi"}, episode=None)
+            assert "sk-" not in f"{caught.value}{caught.value!r}"
+    assert set(keys) == {f"Bearer {KEY}"}
