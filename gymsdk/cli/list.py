@@ -19,12 +19,15 @@ def list_(
     """List the installed environments, broken ones with their error."""
     entries = list(registry.installed().values())
     errors = {entry.name: entry.error or (_breaks(entry.name) if load else None) for entry in entries}
+    broken = load and any(errors.values())
     if json:
         _print_json(entries, errors)
     elif not entries:
         typer.echo("No environment is installed; `pip install gym-env-math` is one.")
     else:
         _print(entries, errors)
+    if broken:
+        raise typer.Exit(1)
 
 
 def _breaks(name: str) -> str | None:

@@ -47,7 +47,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     json: options.Json = False,
 ) -> None:
     """Play every task several times and say what training on it would learn from."""
-    from gymsdk.cli.running import carried_out, dated
+    from gymsdk.cli.running import carried_out, folder_of
     from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Pace, Run
@@ -69,7 +69,8 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     )
     if plot:
         _must_draw()
-    folder, pace = output or dated(["profile", name]), Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
+    folder = folder_of(output, ["profile", name], resume=resume)
+    pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
     run = Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace)
     carried_out(run)
     found = _concluded(plan, folder, plot=plot)

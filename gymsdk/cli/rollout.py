@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,8 +10,6 @@ import typer
 from gymsdk.cli import options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gymsdk.types import Row
 
 
@@ -48,7 +47,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     json: options.Json = False,
 ) -> None:
     """Play episodes with a model, grade them, and write rollouts and figures to a folder."""
-    from gymsdk.cli.running import carried_out, dated
+    from gymsdk.cli.running import carried_out, folder_of
     from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Pace, Run
@@ -69,7 +68,8 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
-    run = Run(plan, output or dated(list(plan.environments)), resume=resume, overwrite=overwrite, pace=pace)
+    folder = folder_of(output, list(plan.environments), resume=resume)
+    run = Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace)
     figures = carried_out(run)
     _print(run.output, figures, json=json)
     if any(each["failures"] or each["complaint"] for each in figures):
@@ -85,7 +85,13 @@ def _print(folder: Path, figures: list[Row], *, json: bool) -> None:
         typer.echo(rows.document({"output": str(folder), "environments": figures}), nl=False)
         return
     typer.echo(table(figures))
-    for name in FILES:
-        typer.echo(folder / name)
-    if lost := sum(sum(each["failures"].values()) for each in figures):
-        typer.echo(f"without a reward: {lost}; the same command with --resume tries again what may go well", err=True)
+    for path in filter(_has_something, (folder / name for name in FILES)):
+        typer.echo(path)
+    lost = sum(sum(each["failures"].values()) for each in figures)
+    if open_ := lost - sum(each["failures_for_good"] for each in figures):
+        advice = f"the same command with --output {folder} --resume tries them again"
+        typer.echo(f"{open_} of {lost} without a reward may go well another time; {advice}", err=True)
+
+
+def _has_something(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0

@@ -9,13 +9,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import typer
 
 from gymsdk.cli.progress import Progress
 from gymsdk.cli.stopping import Stopped, until_stopped
+from gymsdk.errors import UsageError
 from gymsdk.rollouts.origin import program
 from gymsdk.rollouts.run import Run, carry_out
 from gymsdk.types import Row
@@ -33,7 +34,9 @@ def carried_out(run: Run) -> list[Row]:
     with Progress() as watch, warnings():
         words = f"stopped; what has finished is in {folder}; go on with:\n  {again(sys.argv[1:], folder)}"
         try:
-            return until_stopped(carry_out(run, watch), last_words=f"{words}\n")
+            # What an author's code prints must not mix with the figures, which may be JSON for a program.
+            with redirect_stdout(sys.stderr):
+                return until_stopped(carry_out(run, watch), last_words=f"{words}\n")
         except Stopped as stop:
             code = stop.code
     if folder.exists():
@@ -47,6 +50,13 @@ def again(words: Sequence[str], folder: Path) -> str:
     named = any(word.startswith("--output") or re.match("-o", word) for word in kept)
     there = [] if named else ["--output", str(folder)]
     return shlex.join([*program(), *kept, *there, "--resume"])
+
+
+def folder_of(output: Path | None, names: Sequence[str], *, resume: bool) -> Path:
+    """Give the folder to write: the one named, or a new one; raises `UsageError` where there is none to resume."""
+    if output is None and resume:
+        raise UsageError("--resume goes on with the run in a folder; name the folder with --output")
+    return output or dated(names)
 
 
 def dated(names: Sequence[str]) -> Path:

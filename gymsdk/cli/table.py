@@ -10,7 +10,8 @@ from typing import Any
 def table(figures: Sequence[dict[str, Any]]) -> str:
     """Give the figures, a column for each environment, what failed said beneath."""
     columns = [dict(_figures(each)) for each in figures]
-    names = dict.fromkeys(name for column in columns for name in column)
+    found = dict.fromkeys(name for column in columns for name in column)
+    names = sorted(found, key=lambda name: next(place for place, word in enumerate(ORDER) if name.startswith(word)))
     cells = [["", *(each["environment"] for each in figures)]]
     cells += [[name, *(column.get(name, "") for column in columns)] for name in names]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -27,18 +28,30 @@ def _figures(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     outcomes, figures = summary["outcomes"], summary["agent_metrics"]
     yield "scored", f"{outcomes.get('scored', 0):,} of {sum(outcomes.values()):,}"
     if "mean/reward" in figures:
-        yield "mean reward", f"{figures['mean/reward']:.3f} ± {figures['stderr/reward']:.3f}"
+        yield "mean reward ± standard error", f"{figures['mean/reward']:.3f} ± {figures['stderr/reward']:.3f}"
     for key, value in figures.items():
-        if re.fullmatch(r"(pass|majority)@\d+/accuracy", key):
+        # A majority of one says nothing that pass@1 does not.
+        if re.fullmatch(r"(pass@\d+|majority@([2-9]|\d\d+))/accuracy", key):
             yield key.removesuffix("/accuracy"), f"{value:.1f} %"
+    for why, count in summary["ended"].items():
+        if why != "done":
+            yield f"out of {WHY[why]}", f"{count:,}"
+    if summary["grader_timeouts"]:
+        yield "too much for the grader", f"{summary['grader_timeouts']:,}"
     for kind, count in summary["failures"].items():
-        yield f"failed: {kind}", f"{count:,}"
+        yield f"no reward: {kind}", f"{count:,}"
     for role, used in summary["usage"].items():
         yield f"tokens in, {role}", f"{used.get('input_tokens', 0):,}"
         yield f"tokens out, {role}", f"{used.get('output_tokens', 0):,}"
     for stage, seconds in summary["seconds"].items():
         yield f"seconds in {stage}", f"{seconds:.4f}" if seconds >= LEAST else f"<{LEAST}"
 
+
+ORDER = ("scored", "mean", "pass", "majority", "out of", "too much", "no reward", "tokens in", "tokens out", "seconds")
+"""What the rows begin with, from the top of the table to its end."""
+
+WHY = {"turns": "turns", "tools": "tool calls", "tokens": "tokens", "deadline": "time"}
+"""What an episode ran out of, by how it ended."""
 
 LEAST = 0.0001
 """Seconds below which a stage is shown as that."""

@@ -16,6 +16,7 @@ from gymsdk.environment import Environment
 from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
 from gymsdk.plugins.configured import asks_for_model
+from gymsdk.rollouts.sources import default_split
 from gymsdk.types import Row
 from gymsdk.wire import Api
 
@@ -45,10 +46,16 @@ class Plan(BaseModel):
 def settings(plan: Plan, environments: Mapping[str, Environment]) -> Row:
     """Give *plan* as a resume is held to it, the code and the rows it depends on as fingerprints."""
     return plan.model_dump(mode="json", exclude=set(ELSEWHERE)) | {
+        "model": plan.model.partition("@http")[0],
         "gymsdk": version("gymsdk"),
+        "split": None if plan.tasks else {name: _split(plan, each) for name, each in environments.items()},
         "environments": {name: _environment(environments[name], given) for name, given in plan.environments.items()},
         "tasks": _tasks(plan.tasks) if plan.tasks else None,
     }
+
+
+def _split(plan: Plan, environment: Environment) -> str | None:
+    return plan.split or (default_split(environment) if environment.splits else None)
 
 
 def _environment(environment: Environment, given: Mapping[str, Any]) -> Row:
@@ -96,10 +103,11 @@ def _tasks(path: Path) -> str:
 def differences(begun: Row, asked: Row) -> list[str]:
     """Give how *asked* differs from what a run was begun with, a phrase for each setting."""
     before, now = dict(_flat(begun)), dict(_flat(asked))
+    other_source = bool(begun.get("tasks")) != bool(asked.get("tasks"))
     return [
         _phrase(path, before.get(path), now.get(path))
         for path in dict.fromkeys([*before, *now])
-        if before.get(path) != now.get(path)
+        if before.get(path) != now.get(path) and not (other_source and path[0] == "split")
     ]
 
 
@@ -134,6 +142,8 @@ def _phrase(path: tuple[str, ...], before: object, now: object) -> str:
             )
         case ("environments", name, "fingerprint") if before is not None and now is not None:
             return f"the code of environment {name!r} has changed"
+        case ("split", name):
+            option = f"--split of {name}"
         case ("environments", name, "settings", *keys):
             option = f"--set {name}.{'.'.join(keys)}"
         case ("environments", name, what):

@@ -106,12 +106,16 @@ def _prepare(folder: RunFolder, run: Run, watch: Watch, environments: Mapping[st
         raise BadOutput(f"{run.output} holds {found} of no run; replace with --overwrite, or choose another --output")
     if folder.ours and not (run.resume or run.overwrite):
         raise BadOutput(f"{run.output} holds a run; go on with --resume, replace it with --overwrite")
+    if run.resume and not folder.begun:
+        watch.told(f"there is no run in {run.output} to go on with; it begins anew")
     if not (run.resume and folder.begun):
         folder.begin(settings=asked, about={**now, **host()}, inputs=_inputs(run.plan, watch, environments))
         return
     if changed := differences(folder.settings(), asked):
         told = "; ".join(changed)
-        raise BadOutput(f"{run.output} was begun with other settings: {told}; repeat those, or choose another --output")
+        raise BadOutput(
+            f"{run.output} was begun otherwise: {told}; go on with it as it was begun, or choose another --output"
+        )
     if not folder.inputs.exists():
         raise BadOutput(f"{folder.inputs} is missing, which says what to play; start over with --overwrite")
     folder.resume(now)
@@ -126,7 +130,7 @@ def _inputs(plan: Plan, watch: Watch, environments: Mapping[str, Environment]) -
         yield stamped(row, environment=name, task=task, sampling=plan.sampling)
         taken[name] += 1
     if not taken:
-        source = plan.tasks or f"split {plan.split!r}"
+        source = plan.tasks or (f"split {plan.split!r}" if plan.split else f"the split of {', '.join(environments)}")
         raise BadRow(f"{source} has no rows to play; name another with --tasks or --split")
     if plan.tasks is None and plan.limit is None and ENDLESS in taken.values():
         watch.told(f"took the first {ENDLESS} tasks; --limit N takes another number")

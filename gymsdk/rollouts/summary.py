@@ -30,7 +30,10 @@ class Tally:
     """What the lines of one environment add up to."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    overspent: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    terminal: int = 0
     messages: dict[str, str] = field(default_factory=dict)
     usage: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     milliseconds: Counter[str] = field(default_factory=Counter)
@@ -46,12 +49,15 @@ class Tally:
         self.scored.append(metrics.scored(figured, answer_key=ANSWER if ANSWER in ours["verdict"] else None))
         self.votes = self.votes or ANSWER in ours["verdict"]
         self.milliseconds.update(ours["timing"]["stages"])
+        self.ended[ours["ended"]] += 1
+        self.overspent += bool(line.get("grader_timeout"))
         self._add(ours)
 
     def add_failed(self, line: Row) -> None:
         """Count a rollout without a reward."""
         kind = line["_ng_failure_class"]
         self.failures[kind] += 1
+        self.terminal += bool(line.get("_ng_failure_terminal"))
         self.messages.setdefault(kind, line["_ng_failure_message"])
         self._add(line["gymsdk"])
 
@@ -119,7 +125,10 @@ async def _summary(
         "agent_ref": {"name": environment.name + AGENT},
         "environment": environment.name,
         "outcomes": dict(tally.outcomes),
+        "ended": dict(tally.ended.most_common()),
+        "grader_timeouts": tally.overspent,
         "failures": dict(tally.failures.most_common()),
+        "failures_for_good": tally.terminal,
         "failure_messages": tally.messages,
         "complaint": complaint,
         "usage": {role: dict(used) for role, used in tally.usage.items()},

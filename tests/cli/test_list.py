@@ -32,7 +32,7 @@ def test_a_broken_environment_is_listed_with_its_error(gymsdk: Command, installe
     assert "torn" in ended.out
     assert "broken: " in ended.out
     assert "nothing_of_that_name" in ended.out
-    assert ended.code == 0
+    assert ended.code == 1
 
 
 def test_an_environment_that_needs_a_setting_is_not_broken(gymsdk: Command, installed: Callable[..., Path]) -> None:

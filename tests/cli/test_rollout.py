@@ -24,14 +24,14 @@ def test_a_run_ends_with_a_table_and_its_paths(gymsdk: Command) -> None:
     lines = ended.out.splitlines()
     assert lines[0].split() == ["sums"]
     assert lines[1].split() == ["scored", "10", "of", "10"]
-    assert lines[2].split() == ["mean", "reward", "1.000", "±", "0.000"]
+    assert lines[2].split() == ["mean", "reward", "±", "standard", "error", "1.000", "±", "0.000"]
     shown = [line.split("  ")[0] for line in lines]
-    for name in ("pass@1", "pass@2", "majority@1", "majority@2", "tokens in, policy", "tokens out, policy"):
+    for name in ("pass@1", "pass@2", "majority@2", "tokens in, policy", "tokens out, policy"):
         assert name in shown
     assert [name for name in shown if name.startswith("seconds in")] == [
         f"seconds in {stage}" for stage in ("reset", "model", "step", "verify", "close")
     ]
-    assert lines[-5:] == [f"out/{name}" for name in FILES]
+    assert lines[-4:] == [f"out/{name}" for name in FILES if name != "failures.jsonl"]
     assert (ended.code, ended.err) == (0, "")
 
 
@@ -53,9 +53,12 @@ def test_programs_get_json_and_nothing_else(gymsdk: Command) -> None:
 def test_failures_are_told_and_the_exit_code_is_1(gymsdk: Command, there: Path) -> None:
     (there / "tasks.jsonl").write_text(GOOD)
     ended = gymsdk("rollout", "sums", "--tasks", "tasks.jsonl", "--set", "breaks=[4]", "-o", "out", "--attempts", 1)
-    assert "failed: hook_raised" in ended.out
+    assert "no reward: hook_raised" in ended.out
     assert "hook_raised: hook 'verify' of environment 'sums' raised ValueError: cannot add to 4" in ended.out
-    assert ended.err == "without a reward: 1; the same command with --resume tries again what may go well\n"
+    assert ended.err == (
+        "1 of 1 without a reward may go well another time;"
+        " the same command with --output out --resume tries them again\n"
+    )
     assert ended.code == 1
 
 
@@ -266,3 +269,55 @@ def test_elsewhere_there_are_no_control_characters(start: Start) -> None:
     assert err == ""
     assert "\x1b" not in out
     assert "\r" not in out
+
+
+def test_episodes_that_ran_out_of_a_budget_are_shown(gymsdk: Command, installed: object) -> None:
+    assert callable(installed)
+    installed(
+        "talkative",
+        """
+from gymsdk import Step, Task, Verdict, hookimpl
+
+@hookimpl
+def tasks(split: __import__("typing").Literal["train"]):
+    yield Task.ask("?")
+
+@hookimpl
+def step():
+    return Step(messages=["And then?"])
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.0)
+""",
+    )
+    words = ("--limit", 1, "-o", "out", "--model", "scripted/echo", "--turns", 3)
+    assert "out of turns" in gymsdk("rollout", "talkative", *words).out
+
+
+def test_a_resume_needs_to_know_its_folder(gymsdk: Command) -> None:
+    ended = gymsdk("rollout", "sums", "--limit", 1, "--resume")
+    assert ended.err == "Error: --resume goes on with the run in a folder; name the folder with --output\n"
+    assert ended.code == 2
+
+
+def test_what_an_environment_prints_does_not_mix_with_the_figures(gymsdk: Command, installed: object) -> None:
+    assert callable(installed)
+    installed(
+        "loud",
+        """
+from gymsdk import Message, Task, Verdict, hookimpl
+
+@hookimpl
+def tasks(split: __import__("typing").Literal["train"]):
+    yield Task.ask("?")
+
+@hookimpl
+def verify():
+    print("debugging")
+    return Verdict(reward=1.0)
+""",
+    )
+    ended = gymsdk("rollout", "loud", "--limit", 1, "-o", "out", "--model", "scripted/null", "--json")
+    assert json.loads(ended.out)["output"] == "out"
+    assert "debugging" in ended.err

@@ -45,7 +45,7 @@ def test_the_same_plan_has_no_differences() -> None:
         ({"seed": 1}, "--seed was 0, now 1"),
         ({"repeats": 4}, "--repeats was 1, now 4"),
         ({"limit": 7}, "--limit was not given, now 7"),
-        ({"split": "test"}, "--split was not given, now test"),
+        ({"split": "test"}, "--split of sums was train, now test"),
         ({"skip_bad_rows": True}, "--skip-bad-rows was not given, now given"),
         ({"sampling": {"temperature": 0.5}}, "--temperature was not given, now 0.5"),
         ({"sampling": {"stop": ["x"]}}, "--param stop was not given, now ['x']"),

@@ -184,7 +184,9 @@ def test_files_of_nobodys_run_are_not_touched(out: Path) -> None:
 
 def test_other_settings_are_refused_on_a_resume_each_named(out: Path) -> None:
     _run(out)
-    with pytest.raises(BadOutput, match=r"--model was .*oracle, now .*null; --repeats was 1, now 2; repeat those"):
+    with pytest.raises(
+        BadOutput, match=r"--model was .*oracle, now .*null; --repeats was 1, now 2; go on with it as it was begun"
+    ):
         _run(out, resume=True, model="scripted/null", repeats=2)
 
 
