@@ -13,21 +13,8 @@ if TYPE_CHECKING:
     from gymsdk.outcome import Rollout
     from gymsdk.plugins.hookspecs import hookimpl
     from gymsdk.plugins.registry import installed, load
-    from gymsdk.types import (
-        Action,
-        Claims,
-        Config,
-        Episode,
-        Message,
-        Model,
-        Reset,
-        State,
-        Step,
-        Task,
-        ToolCall,
-        Transcript,
-        Verdict,
-    )
+    from gymsdk.transcript import Action, Message, ToolCall, Transcript
+    from gymsdk.types import Claims, Config, Episode, Model, Reset, State, Step, Task, Verdict
     from gymsdk.workers.offload import offload
 
 __version__ = "0.1.0"
@@ -64,6 +51,10 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Action": "transcript",
+    "Message": "transcript",
+    "ToolCall": "transcript",
+    "Transcript": "transcript",
     "Environment": "environment",
     "Rollout": "outcome",
     "hookimpl": "plugins.hookspecs",

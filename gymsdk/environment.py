@@ -31,20 +31,9 @@ from gymsdk.plugins.configured import configured
 from gymsdk.plugins.floor import Floor
 from gymsdk.plugins.lifespan import Lifespan
 from gymsdk.plugins.stack import Answerer, stack
+from gymsdk.transcript import Action, Item, ToolCall, Transcript
 from gymsdk.turns import played, spans
-from gymsdk.types import (
-    Action,
-    Claims,
-    Episode,
-    Item,
-    Reset,
-    Row,
-    Step,
-    Task,
-    ToolCall,
-    Transcript,
-    Verdict,
-)
+from gymsdk.types import Claims, Episode, Reset, Row, Step, Task, Verdict
 
 GRADING = 120.0
 """Seconds `verify` may take, whatever is left of the episode; waiting for a worker or a judge does not count."""

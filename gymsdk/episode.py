@@ -16,7 +16,8 @@ from gymsdk import responses, turns, usage, wire
 from gymsdk.errors import EpisodeError, Failed, Unscorable, UsageError
 from gymsdk.outcome import Failure, Outcome, Rollout, Timing
 from gymsdk.plugins.answers import STEPS
-from gymsdk.types import Action, Ended, Episode, Item, Model, Playable, Row, Step, Task, ToolCall, Transcript, Verdict
+from gymsdk.transcript import Action, Ended, Item, ToolCall, Transcript
+from gymsdk.types import Episode, Model, Playable, Row, Step, Task, Verdict
 
 SHORT = 0.1
 """The share of an episode's seconds that a step must have had to be blamed for the deadline."""

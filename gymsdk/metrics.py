@@ -11,7 +11,8 @@ from itertools import accumulate
 from operator import mul
 from statistics import fmean, median
 
-from gymsdk.types import Item, Row
+from gymsdk.transcript import Item
+from gymsdk.types import Row
 
 TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
 """The stamps NeMo Gym numbers tasks and their repeats with."""

@@ -7,7 +7,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, SerializeAsAny
 
-from gymsdk.types import Ended, Item, Row, Verdict
+from gymsdk.transcript import Ended, Item
+from gymsdk.types import Row, Verdict
 from gymsdk.usage import Usage
 
 Outcome: TypeAlias = Literal["scored", "unscorable", "failed"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from gymsdk.errors import EpisodeError, Failed
-from gymsdk.types import Episode, Item, Model
+from gymsdk.transcript import Item
+from gymsdk.types import Episode, Model
 
 
 async def asked(model: Model, request: Item, *, episode: Episode | None, who: str = "the model") -> Item:

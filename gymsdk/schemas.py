@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gymsdk.types import Item
+from gymsdk.transcript import Item
 
 KINDS = frozenset({"type", "anyOf", "$ref", "enum", "const"})
 """Keywords one of which says what a value is."""

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 from gymsdk import complaints, schemas
 from gymsdk.annotations import annotation, parameters
 from gymsdk.errors import suggestion
-from gymsdk.types import Content, Item
+from gymsdk.transcript import Content, Item
 
 GIVEN = frozenset({"state", "task", "config", "shared"})
 """Parameter names the host fills; a policy never sees them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
-from gymsdk.types import Action, Item, Message, is_reply, text_of, tool_calls
+from gymsdk.transcript import Action, Item, Message, is_reply, text_of, tool_calls
 
 NOT_RUN = '{"error":"not run: the episode is over"}'
 """What answers a call that came after the end of its episode."""

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 from pydantic import BaseModel, ConfigDict
 
-from gymsdk.types import Item
+from gymsdk.transcript import Item
 
 
 class Usage(BaseModel):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
 
-from gymsdk.types import Item
+from gymsdk.transcript import Item
 
 Status: TypeAlias = Literal["completed", "incomplete", "failed"]
 """How a Response ended."""

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from gymsdk import Message, Model, Reset, State, Step, Task, ToolCall, Transcript, Verdict, wire
 from gymsdk.errors import suggestion
 from gymsdk.models.scripted import build
-from gymsdk.types import text_of
+from gymsdk.transcript import text_of
 
 THOUGHT = wire.reasoning("hm")
 

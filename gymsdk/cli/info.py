@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from gymsdk.environment import Environment
-    from gymsdk.types import Item
+    from gymsdk.transcript import Item
 
 MOST = 600
 """Characters of a message that are shown."""
@@ -124,7 +124,7 @@ def _opening(tool: Item) -> str:
 
 
 def _message(item: Item) -> str:
-    from gymsdk.types import text_of
+    from gymsdk.transcript import text_of
 
     return f"  {item.get('role')}: {_short(text_of(item.get('content')), MOST)}"
 

@@ -10,8 +10,9 @@ import typer
 
 from gymsdk import wire
 from gymsdk.errors import Failed
+from gymsdk.transcript import Item, text_of
 from gymsdk.turns import of_policy
-from gymsdk.types import Episode, Item, Model, text_of
+from gymsdk.types import Episode, Model
 from gymsdk.workers.threads import Threads
 
 HELP = "Write a reply, or `/call TOOL {JSON}`; `/tools` shows the tools, `/quit` ends."

@@ -9,7 +9,7 @@ from typing import Any
 from gymsdk import usage as counts
 from gymsdk import wire
 from gymsdk.errors import Failed
-from gymsdk.types import Content, Item, is_reply, text_of
+from gymsdk.transcript import Content, Item, is_reply, text_of
 
 from . import parts
 from .extras import extras

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from gymsdk import http, wire
-from gymsdk.types import Item
+from gymsdk.transcript import Item
 from gymsdk.wire import Api, Thoughts
 
 from . import chat, responses

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from gymsdk.errors import Failed
-from gymsdk.types import Item
+from gymsdk.transcript import Item
 
 BODY = "extra_body"
 TEMPLATE = "chat_template_kwargs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gymsdk.errors import Failed
-from gymsdk.types import Content, Item
+from gymsdk.transcript import Content, Item
 
 _BLOCK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 

@@ -7,7 +7,7 @@ from typing import Any
 from gymsdk import usage as counts
 from gymsdk import wire
 from gymsdk.errors import Failed
-from gymsdk.types import Item
+from gymsdk.transcript import Item
 
 from .extras import plain
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gymsdk import wire
-from gymsdk.types import Item, text_of
+from gymsdk.transcript import Item, text_of
 
 from . import parts
 from .extras import BODY

@@ -7,7 +7,8 @@ import asyncio
 from gymsdk import responses, usage
 from gymsdk.deadlines import waiting
 from gymsdk.errors import Failed, recast
-from gymsdk.types import Episode, Item, Model
+from gymsdk.transcript import Item
+from gymsdk.types import Episode, Model
 from gymsdk.workers.threads import Permits
 
 

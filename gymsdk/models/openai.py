@@ -13,7 +13,8 @@ from gymsdk import http
 from gymsdk.convert.dialect import dialect
 from gymsdk.errors import BadModelOption
 from gymsdk.settings import ModelOptions, Settings, named, options, settings, variables
-from gymsdk.types import Episode, Item, Model
+from gymsdk.transcript import Item
+from gymsdk.types import Episode, Model
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI

@@ -12,8 +12,9 @@ import orjson
 
 from gymsdk import rows, wire
 from gymsdk.errors import BadModelOption, BadRow, Failed, UnknownModel, suggestion
+from gymsdk.transcript import Action, Item, ToolCall, text_of
 from gymsdk.turns import of_policy, turns
-from gymsdk.types import Action, Episode, Item, ToolCall, text_of
+from gymsdk.types import Episode
 
 CALLING = 0.6
 """How often the random policy calls a tool where there is one."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from gymsdk import http
 from gymsdk.convert.dialect import dialect
 from gymsdk.settings import ModelOptions, named, reached
-from gymsdk.types import Episode, Item, Model
+from gymsdk.transcript import Item
+from gymsdk.types import Episode, Model
 
 SAMPLING = ("temperature", "top_p")
 

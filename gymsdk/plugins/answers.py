@@ -8,7 +8,8 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from gymsdk.errors import Failed, Unscorable
-from gymsdk.types import Action, Message, State, Step, ToolCall, Verdict
+from gymsdk.transcript import Action, Message, ToolCall
+from gymsdk.types import State, Step, Verdict
 
 STEPS = "steps"
 """The component of a reward that the steps paid; the host fills it."""

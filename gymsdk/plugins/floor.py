@@ -10,7 +10,8 @@ from gymsdk import tools
 from gymsdk.errors import Failed
 from gymsdk.plugins.hookspecs import hookimpl
 from gymsdk.rows import read
-from gymsdk.types import Action, Claims, Config, Message, Reset, Row, State, Step, Task, Verdict
+from gymsdk.transcript import Action, Message
+from gymsdk.types import Claims, Config, Reset, Row, State, Step, Task, Verdict
 
 Run = Callable[[str, Callable[..., Any], dict[str, Any]], Awaitable[Any]]
 """Runs an author's function under its episode's deadline: what to call it in a message, the function, its arguments."""

@@ -16,19 +16,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from gymsdk.outcome import Rollout
-    from gymsdk.types import (
-        Action,
-        Claims,
-        Config,
-        Message,
-        Reset,
-        State,
-        Step,
-        Task,
-        ToolCall,
-        Transcript,
-        Verdict,
-    )
+    from gymsdk.transcript import Action, Message, ToolCall, Transcript
+    from gymsdk.types import Claims, Config, Reset, State, Step, Task, Verdict
 
 PROJECT = "gymsdk"
 hookspec = pluggy.HookspecMarker(PROJECT)

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gymsdk.convert import served
 from gymsdk.errors import Failed, UsageError
-from gymsdk.types import Item, Model
+from gymsdk.transcript import Item
+from gymsdk.types import Model
 
 BACKLOG = 4096
 LARGEST_BODY = 256 * 1024**2

@@ -11,7 +11,7 @@ import pytest
 from gymsdk import wire
 from gymsdk.convert import chat
 from gymsdk.errors import Failed
-from gymsdk.types import Item
+from gymsdk.transcript import Item
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}

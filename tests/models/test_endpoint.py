@@ -14,7 +14,8 @@ from aiohttp import web
 from gymsdk import model, wire
 from gymsdk.errors import Failed
 from gymsdk.servers.policy import SOUND, Faults, app, serve
-from gymsdk.types import Episode, Item, Model
+from gymsdk.transcript import Item
+from gymsdk.types import Episode, Model
 from gymsdk.wire import Api
 
 CALL = wire.function_call("add", '{"a":1}', "c1")

@@ -16,7 +16,8 @@ from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, jobs, stamped
 from gymsdk.rollouts.patience import NONE_YET, STREAK, Patience
 from gymsdk.rollouts.sources import from_splits
-from gymsdk.types import Episode, Item
+from gymsdk.transcript import Item
+from gymsdk.types import Episode
 
 FLAKY = """
 @hookimpl

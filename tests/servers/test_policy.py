@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from gymsdk import wire
 from gymsdk.errors import Failed, UsageError
 from gymsdk.servers.policy import SOUND, Faults, app, serve
-from gymsdk.types import Episode, Item, Model
+from gymsdk.transcript import Item
+from gymsdk.types import Episode, Model
 
 CALL = wire.function_call("add", '{"a":1}', "c1")
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
