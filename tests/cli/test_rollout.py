@@ -194,11 +194,18 @@ def test_a_signal_leaves_a_folder_to_go_on_with(start: Start, there: Path, numbe
     assert err.endswith("--resume\n")
     kept = (there / "out" / "rollouts.jsonl").read_text().count("\n")
     assert 5 <= kept < 40
-    assert (there / "notes").read_text().count("closed") >= kept + 4
+    opened, closed = (notes(there, word) for word in ("opened", "closed"))
+    # One episode may be stopped between its `reset` and the host's hearing of it; the other three may not leak.
+    assert kept <= closed
+    assert opened - 1 <= closed <= opened
 
     out, err = start(*words, "--set", "notes=notes", "--resume").communicate(timeout=60)
     assert err == f"resumed: {kept} of 40 rollouts are done\n"
     assert out.splitlines()[1].split() == ["scored", "40", "of", "40"]
+
+
+def notes(there: Path, word: str) -> int:
+    return (there / "notes").read_text().split().count(word)
 
 
 def test_a_second_signal_ends_what_does_not_stop(start: Start, there: Path) -> None:
