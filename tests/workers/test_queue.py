@@ -1,0 +1,39 @@
+"""Answers that queue for a grader: the wait is nobody's fault."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from gymsdk import Environment, Task, Verdict, environment, hookimpl, model, offload, play
+from gymsdk.workers.offload import use
+from gymsdk.workers.processes import Local
+
+
+@offload(timeout=10)
+def ponder(seconds):
+    time.sleep(seconds)
+    return 1.0
+
+
+class Ponders:
+    @hookimpl
+    async def verify(self):
+        return Verdict(reward=await ponder(0.3))
+
+
+@pytest.fixture
+def one_worker():
+    local = Local(1)
+    with use(local):
+        yield local
+    local.close()
+
+
+async def test_answers_that_queue_for_a_grader_are_all_graded(one_worker, monkeypatch):
+    monkeypatch.setattr(environment, "GRADING", 1.0)
+    ponders = Environment("ponders", Ponders())
+    rollouts = await asyncio.gather(*(play(ponders, model("scripted/null"), Task.ask("?")) for _ in range(8)))
+    assert [rollout.reward for rollout in rollouts] == [1.0] * 8
