@@ -209,7 +209,14 @@ def _turn(history: list[Item]) -> int:
 
 
 def _key(opening: list[Item]) -> str:
-    return orjson.dumps(opening, option=orjson.OPT_SORT_KEYS).decode()
+    """Give an opening by who says what: Chat Completions know no developer, and write texts as they like."""
+    said = [(_speaker(item), text_of(item.get("content"))) for item in opening]
+    return orjson.dumps(said).decode()
+
+
+def _speaker(item: Item) -> str:
+    role = str(item.get("role", ""))
+    return "system" if role == "developer" else role
 
 
 def _size(items: list[Item]) -> int:

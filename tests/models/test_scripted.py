@@ -20,6 +20,7 @@ from gymsdk import (
     hookimpl,
     play,
     rows,
+    wire,
 )
 from gymsdk.errors import BadModelOption, UnknownModel
 from gymsdk.models.scripted import build
@@ -268,3 +269,16 @@ def test_replay_of_what_is_no_rollouts_file_is_refused(tmp_path, text, message):
         build(f"replay:{path}")
     assert str(caught.value).startswith("scripted/replay: ")
     assert message in str(caught.value)
+
+
+async def test_a_replay_is_found_by_what_is_said_however_it_is_written(tmp_path):
+    opening = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
+    line = {"responses_create_params": {"input": opening}, "response": {"output": [wire.message("Hi.")]}}
+    path = tmp_path / "rollouts.jsonl"
+    path.write_bytes(rows.line(line))
+    asked = [
+        {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "Be brief."}]},
+        {"type": "message", "role": "user", "content": "Hello?"},
+    ]
+    response = await build(f"replay:{path}").respond({"input": asked})
+    assert response["output"][0]["content"][0]["text"] == "Hi."
