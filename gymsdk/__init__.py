@@ -1,4 +1,4 @@
-"""An SDK and host for LLM environments: installable packages that are played, graded and served."""
+"""An SDK and host for LLM environments: installable packages that are played and graded."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from gymsdk.errors import GymsdkError, UsageError
 
 app = typer.Typer(
     name="gymsdk",
-    help="Play, grade and serve LLM environments.",
+    help="Play and grade LLM environments.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -45,7 +45,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Play, grade and serve LLM environments."""
+    """Play and grade LLM environments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

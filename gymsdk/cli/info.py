@@ -26,7 +26,10 @@ def info(
     settings: options.Set = [],  # noqa: B006  # typer copies it
     json: options.Json = False,
 ) -> None:
-    """Show an environment's splits, row fields, settings, tools and a first task."""
+    """Show what an environment is.
+
+    Its splits, row fields, settings, tools and a first task.
+    """
     told = _told(name, registry.load(name, **options.settings([name], settings)[name]))
     if json:
         from gymsdk import rows

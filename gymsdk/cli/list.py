@@ -16,7 +16,10 @@ def list_(
     load: Annotated[bool, typer.Option("--load", help="Load each one too, to find those that break.")] = False,
     json: options.Json = False,
 ) -> None:
-    """List the installed environments, broken ones with their error."""
+    """List the installed environments.
+
+    Broken ones come with their error; with --load the exit code is 1 where one breaks.
+    """
     entries = list(registry.installed().values())
     errors = {entry.name: entry.error or (_breaks(entry.name) if load else None) for entry in entries}
     broken = load and any(errors.values())

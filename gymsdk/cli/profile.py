@@ -46,7 +46,10 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     plot: Annotated[bool, typer.Option(help="Draw profile.png (needs gymsdk[plot]).")] = True,
     json: options.Json = False,
 ) -> None:
-    """Play every task several times and say what training on it would learn from."""
+    """Say what training on an environment would learn.
+
+    Plays every task several times.
+    """
     from gymsdk.cli.running import carried_out, folder_of
     from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan

@@ -46,7 +46,10 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     overwrite: options.Overwrite = False,
     json: options.Json = False,
 ) -> None:
-    """Play episodes with a model, grade them, and write rollouts and figures to a folder."""
+    """Play and grade many episodes.
+
+    Rollouts and figures go to a folder.
+    """
     from gymsdk.cli.running import carried_out, folder_of
     from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
