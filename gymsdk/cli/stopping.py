@@ -34,6 +34,9 @@ def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "") -> T:
     try:
         return asyncio.run(stop.around(work))
     except asyncio.CancelledError:
+        if not stop.code:
+            # Nobody asked for this: as a stop it would pass for a run that went well.
+            raise RuntimeError("the work was cancelled, and by no signal") from None
         raise Stopped(stop.code) from None
     finally:
         stop.over()

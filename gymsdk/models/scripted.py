@@ -6,13 +6,13 @@ import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from gymsdk import rows, wire
 from gymsdk.errors import BadModelOption, BadRow, Failed, UnknownModel, suggestion
-from gymsdk.transcript import Action, Item, ToolCall, text_of
+from gymsdk.transcript import Item, ToolCall, text_of
 from gymsdk.turns import of_policy, turns
 from gymsdk.types import Episode
 
@@ -21,13 +21,6 @@ CALLING = 0.6
 
 Choose = Callable[[Item, Episode | None], Awaitable[list[Item]]]
 """A policy: the output items it answers a request with."""
-
-
-class Solving(Protocol):
-    """An environment that can say what a perfect policy does next."""
-
-    async def solve(self, episode: Episode) -> list[Action] | None:
-        """Give the actions of one perfect turn."""
 
 
 class Scripted:

@@ -41,7 +41,8 @@ class Floor:
             return Step(done=True)
         tool = self.toolbox.get(action.name)
         if tool is None:
-            return Step(output=tools.refusal(tools.unknown(action.name, self.toolbox)))
+            # A row may list tools of its own; that it is on offer was checked before.
+            return Step(output=tools.refusal(f"The tool {action.name!r} cannot be run here; go on without it."))
         try:
             arguments = tool.read(action.arguments)
         except tools.WrongArguments as error:

@@ -26,16 +26,19 @@ class Lifespan:
         self._where = f"environment {name!r}"
         self._asked = asked
         self._open = AsyncExitStack()
-        self._begun = False
+        self._entered = 0
         self.shared: Any = None
 
     def check(self) -> None:
         """Raise `UsageError` where it should have begun and has not."""
-        if self._asked and not self._begun:
+        if self._asked and not self._entered:
             raise UsageError(f"{self._where} has a lifespan; play it inside `async with environment:`")
 
     async def begin(self) -> None:
-        """Enter it; raises `BrokenEnvironment`."""
+        """Enter it, where nobody has yet; raises `BrokenEnvironment`."""
+        if self._entered:
+            self._entered += 1
+            return
         try:
             async with asyncio.timeout(OPENING):
                 context = self._asked() if self._asked else None
@@ -45,11 +48,17 @@ class Lifespan:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise BrokenEnvironment(f"{self._where}: hook 'lifespan' raised {reason}") from error
-        self._begun = True
+        self._entered = 1
 
     async def end(self) -> None:
-        """Leave it; what goes wrong is told in a warning, since it changes nothing that was graded."""
-        self._begun, self.shared = False, None
+        """Leave it, with the last who entered.
+
+        What goes wrong is told in a warning, since it changes nothing that was graded.
+        """
+        self._entered -= 1
+        if self._entered:
+            return
+        self.shared = None
         try:
             async with asyncio.timeout(OPENING):
                 await self._open.aclose()

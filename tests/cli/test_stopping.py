@@ -22,3 +22,11 @@ def test_whoever_goes_on_after_a_stop_is_left_alive() -> None:
     for each in clocks:
         each.join(5)
     assert not any(each.is_alive() for each in clocks)
+
+
+def test_a_cancellation_by_no_signal_does_not_pass_for_a_stop() -> None:
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(RuntimeError, match="the work was cancelled, and by no signal"):
+        until_stopped(work())

@@ -92,3 +92,20 @@ async def test_lifespan_that_ends_badly_is_told_and_changes_nothing(caplog, task
 async def test_lifespan_may_answer_that_there_is_none(task):
     async with Environment("lives", Lifespan(lambda: None)) as environment:
         assert (await environment.reset(task)).task == task
+
+
+async def test_lifespan_lasts_until_the_last_who_entered_has_left(task):
+    ended = []
+
+    @asynccontextmanager
+    async def lives():
+        yield "index"
+        ended.append(True)
+
+    environment = Environment("lives", Lifespan(lives))
+    async with environment:
+        async with environment:
+            pass
+        assert (await environment.reset(task)).task == task
+        assert not ended
+    assert ended == [True]
