@@ -86,12 +86,11 @@ def body(usage: Usage) -> Item:
 
 
 @contextmanager
-def counted() -> Iterator[Ledger]:
-    """Collect what is noted inside the block."""
-    ledger: Ledger = {}
+def counted(ledger: Ledger) -> Iterator[None]:
+    """Collect what is noted inside the block in *ledger*."""
     token = _ledger.set(ledger)
     try:
-        yield ledger
+        yield
     finally:
         _ledger.reset(token)
 

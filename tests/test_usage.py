@@ -35,14 +35,16 @@ def test_no_calls_add_nothing():
 
 
 def test_what_is_noted_in_a_block_is_kept_by_role():
-    with usage.counted() as used:
+    used: usage.Ledger = {}
+    with usage.counted(used):
         for role in ("policy", "judge", "policy"):
             usage.note(role, CALL)
     assert {role: each.calls for role, each in used.items()} == {"policy": 2, "judge": 1}
 
 
 def test_what_is_noted_outside_a_block_is_nobodys():
-    with usage.counted() as used:
+    used: usage.Ledger = {}
+    with usage.counted(used):
         pass
     usage.note("policy", CALL)
     assert used == {}

@@ -81,8 +81,9 @@ def _row(environment: Environment, tasks: Path | None, split: str | None, seed: 
 
 async def _played(environment: Environment, model: Model, row: Row, seed: int) -> Rollout:
     from gymsdk import http
-    from gymsdk.episode import Budget, play
+    from gymsdk.episode import play
     from gymsdk.rollouts.jobs import jobs, seed_of
+    from gymsdk.sitting import Budget
 
     job = next(jobs([row], repeats=1))
     budget = Budget(seconds=SITTING)

@@ -51,9 +51,9 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     Plays every task several times.
     """
     from gymsdk.cli.running import carried_out, folder_of
-    from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Pace, Run
+    from gymsdk.sitting import Budget
 
     sampled = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     plan = Plan(

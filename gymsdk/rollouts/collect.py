@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from gymsdk import usage
-from gymsdk.episode import Budget, play
+from gymsdk.episode import play
 from gymsdk.errors import BadRow
 from gymsdk.outcome import Failure, Rollout
 from gymsdk.rollouts import lines
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, Key, jobs, seed_of
+from gymsdk.sitting import Budget
 from gymsdk.types import Model, Playable
 from gymsdk.usage import Ledger
 

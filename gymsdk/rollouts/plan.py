@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
 from gymsdk.plugins.configured import asks_for_model
 from gymsdk.rollouts.sources import default_split
+from gymsdk.sitting import Budget
 from gymsdk.types import Row
 from gymsdk.wire import Api
 

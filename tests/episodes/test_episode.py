@@ -17,7 +17,7 @@ from gymsdk import (
     play,
     wire,
 )
-from gymsdk.episode import Budget
+from gymsdk.sitting import Budget
 from gymsdk.turns import NOT_RUN
 
 from .told import Log, Notebook, Paying, Slow, notes, outputs

@@ -19,8 +19,8 @@ from gymsdk import (
     play,
     wire,
 )
-from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
+from gymsdk.sitting import Budget
 
 from .told import Log, Notebook, Slow
 

@@ -13,8 +13,8 @@ from gymsdk import (
     play,
     wire,
 )
-from gymsdk.episode import Budget
 from gymsdk.models.scripted import build
+from gymsdk.sitting import Budget
 
 from .told import Log, Notebook, note, notes, outputs
 

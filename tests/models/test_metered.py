@@ -62,7 +62,8 @@ async def test_a_failure_of_the_model_is_told_as_the_models():
 
 async def test_a_call_that_fails_frees_its_place_and_is_not_counted():
     metered = Metered(build("oracle"), role="judge", at_once=1)
-    with usage.counted() as used:
+    used: usage.Ledger = {}
+    with usage.counted(used):
         for _ in range(3):
             with pytest.raises(Failed):
                 await metered.respond({})

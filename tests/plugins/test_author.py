@@ -11,8 +11,8 @@ import pytest
 
 from gymsdk import Environment, Failed, Reset, Step, Verdict, deadlines, hookimpl, play, usage, wire
 from gymsdk.deadlines import Deadline, from_now
-from gymsdk.episode import Budget
 from gymsdk.plugins.author import Author, stage
+from gymsdk.sitting import Budget
 from gymsdk.workers.threads import Threads
 
 SECONDS = 1.0

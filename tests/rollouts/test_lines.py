@@ -6,9 +6,9 @@ import pytest
 
 from gymsdk import Rollout, Step, Verdict, hookimpl, play, rows
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget
 from gymsdk.outcome import Failure
 from gymsdk.rollouts import lines
+from gymsdk.sitting import Budget
 
 
 class Graded(Verdict):

@@ -1,0 +1,261 @@
+"""A sitting: one episode while it is played, opened, answered turn by turn, judged and closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gymsdk import responses, turns, usage, wire
+from gymsdk.errors import EpisodeError, Failed, Unscorable
+from gymsdk.outcome import Failure, Outcome, Rollout, Timing
+from gymsdk.plugins.answers import STEPS
+from gymsdk.transcript import Action, Ended, Item, ToolCall, Transcript
+from gymsdk.types import Episode, Playable, Row, Step, Task, Verdict
+
+SHORT = 0.1
+"""The share of an episode's seconds that a step must have had to be blamed for the deadline."""
+
+log = logging.getLogger("gymsdk")
+
+
+class Budget(BaseModel):
+    """What one episode may use: model calls, tool calls, seconds from its reset to its last turn."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    turns: int = Field(default=32, ge=1)
+    tools: int = Field(default=128, ge=0)
+    seconds: float = Field(default=600.0, gt=0)
+
+
+@dataclass(slots=True)
+class Taken:
+    """What came of one turn: the items to show the policy next, what it paid, whether a budget or it ended."""
+
+    items: list[Item] = field(default_factory=list)
+    reward: float = 0.0
+    calls: int = 0
+    ended: Ended | None = None
+
+
+async def take(environment: Playable, episode: Episode, output: Sequence[Item], *, calls_left: int = 128) -> Taken:
+    """Answer the actions in *output*, one `step` each, in order; the episode's transcript gains both sides.
+
+    After the episode is done, or the tool budget spent, a turn's remaining calls are answered `not run`.
+    """
+    taken, messages = Taken(), []
+    episode.transcript.items.extend(output)
+    acts = turns.actions(output)
+    for action in acts:
+        if taken.ended or (isinstance(action, ToolCall) and taken.calls >= calls_left):
+            taken.ended = taken.ended or "tools"
+            taken.items.append(_unrun(action))
+            continue
+        step = await environment.step(episode, action)
+        taken.reward += step.reward
+        taken.items.extend(_output(action, step))
+        taken.calls += isinstance(action, ToolCall)
+        messages += [message.item() for message in step.messages]
+        taken.ended = "done" if step.done else None
+    taken.items += messages
+    if not acts:
+        # Nothing to answer: asking again on the same history loops for hours with reasoning models.
+        taken.ended = "done"
+    episode.transcript.items.extend(taken.items)
+    episode.done = taken.ended is not None
+    return taken
+
+
+def _output(action: Action, step: Step) -> list[Item]:
+    if not isinstance(action, ToolCall):
+        return []
+    return [wire.function_call_output(action.call_id, step.output or "")]
+
+
+def _unrun(action: Action) -> Item:
+    call_id = action.call_id if isinstance(action, ToolCall) else ""
+    return wire.function_call_output(call_id, turns.NOT_RUN)
+
+
+class Sitting:
+    """One episode of *environment* while it is played within *budget*.
+
+    `open` it, give `answer` the model's responses until it is `over`, `judge`, `close`; `rollout` is what came of it.
+    Whoever catches an `EpisodeError` of one of these hands it over as the *ending*.
+    """
+
+    def __init__(
+        self, environment: Playable, budget: Budget | None = None, sampling: Mapping[str, Any] | None = None
+    ) -> None:
+        self.environment = environment
+        self.budget = budget or Budget()
+        self.sampling = dict(sampling or {})
+        self.episode: Episode | None = None
+        self.ending: Verdict | EpisodeError | None = None
+        self.used: usage.Ledger = {}
+        self._opened: _Opened | None = None
+        self._response: Item | None = None
+        self._paid = 0.0
+        self._turns = 0
+        self._calls = 0
+        self._stages: dict[str, float] = {}
+        self._model_calls: list[float] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether the policy has no turn left."""
+        return self.ending is not None or (self.episode is not None and self.episode.transcript.ended is not None)
+
+    @contextmanager
+    def clocked(self, stage: str) -> Iterator[None]:
+        """Count the time and the tokens of what runs inside to *stage*."""
+        started = time.perf_counter()
+        try:
+            with usage.counted(self.used):
+                yield
+        finally:
+            spent = (time.perf_counter() - started) * 1e3
+            self._stages[stage] = self._stages.get(stage, 0.0) + spent
+            if stage == "model":
+                self._model_calls.append(round(spent, 3))
+
+    async def open(self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0) -> Episode:
+        """Reset the environment; raises `EpisodeError`, and `UsageError` where the row does not fit."""
+        self._opened = _Opened(row.row() if isinstance(row, Task) else row, id, seed, repeat)
+        with self.clocked("reset"):
+            self.episode = await self.environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=self._from_now())
+        return self.episode
+
+    def extend(self) -> None:
+        """Let the episode's seconds count anew: the time a policy outside takes is not the environment's."""
+        if self.episode:
+            self.episode.deadline = self._from_now()
+
+    async def answer(self, response: Item) -> Taken:
+        """Give what came of the turn in *response*; what ended the episode is on its transcript."""
+        episode = self._playing()
+        self._turns += 1
+        self._response = response
+        with self.clocked("step"):
+            usage.note("policy", response)
+            taken = await self._taken(episode, response)
+        self._paid += taken.reward
+        self._calls += taken.calls
+        if taken.ended is None and self._turns >= self.budget.turns:
+            taken.ended = "turns"
+        episode.transcript.ended = taken.ended
+        return taken
+
+    async def judge(self) -> None:
+        """Have the transcript judged: the verdict is the *ending*. Raises `EpisodeError`."""
+        with self.clocked("verify"):
+            self.ending = await self.environment.verify(self._playing())
+
+    async def close(self) -> None:
+        """Close the episode, if there is one."""
+        if self.episode is None:
+            return
+        with self.clocked("close"):
+            try:
+                await self.environment.close(self.episode)
+            except EpisodeError as error:
+                # The verdict stands: what was graded does not change because the cleaning up failed.
+                log.warning("episode %s: %s", self.episode.id, error)
+
+    def rollout(self) -> Rollout:
+        """Give the rollout of what was played, its *ending* known."""
+        assert self.ending is not None, "a rollout has an ending"
+        assert self._opened is not None, "a rollout was opened"
+        episode, verdict = self.episode, self.ending if isinstance(self.ending, Verdict) else None
+        transcript = episode.transcript if episode else Transcript()
+        stages = {stage: round(spent, 3) for stage, spent in self._stages.items()}
+        return Rollout(
+            id=self._opened.id,
+            environment=self.environment.name,
+            row=self._opened.row,
+            seed=self._opened.seed,
+            repeat=self._opened.repeat,
+            outcome=_outcome(self.ending),
+            ended=transcript.ended,
+            sampling=self.sampling,
+            opening=transcript.opening,
+            tools=episode.tools if episode else [],
+            response=self._whole_response(transcript),
+            reward=None if verdict is None else verdict.reward + self._paid,
+            components={} if verdict is None else _components(verdict, self._paid),
+            verdict=verdict,
+            failure=_failure(self.ending) if isinstance(self.ending, EpisodeError) else None,
+            turns=self._turns,
+            usage=dict(self.used),
+            timing=Timing(total=round(sum(stages.values()), 3), stages=stages, model_calls=self._model_calls),
+        )
+
+    def _playing(self) -> Episode:
+        assert self.episode is not None, "a sitting is opened first"
+        return self.episode
+
+    def _from_now(self) -> float:
+        return asyncio.get_running_loop().time() + self.budget.seconds
+
+    async def _taken(self, episode: Episode, response: Item) -> Taken:
+        """Give what came of one turn; out of time where the deadline passed in a step that had hardly any left."""
+        output: list[Item] = response["output"]
+        if responses.is_incomplete(response):
+            episode.transcript.items.extend(output)
+            return Taken(ended="tokens")
+        started = time.perf_counter()
+        try:
+            return await take(self.environment, episode, output, calls_left=self.budget.tools - self._calls)
+        except Failed as error:
+            # The model spent the episode's time; the code that was asked last is not to blame.
+            late = time.perf_counter() - started < SHORT * self.budget.seconds
+            if error.kind in {"hook_timeout", "tool_timeout"} and late:
+                return Taken(ended="deadline")
+            raise
+
+    def _whole_response(self, transcript: Transcript) -> Item | None:
+        if self._response is None and transcript.ended is None:
+            return None
+        return (self._response or wire.response([], model="", status="incomplete")) | {
+            "output": transcript.items,
+            "usage": usage.body(self.used.get("policy", usage.Usage())),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a sitting was opened with."""
+
+    row: Row
+    id: str
+    seed: int
+    repeat: int
+
+
+def _outcome(ending: Verdict | EpisodeError) -> Outcome:
+    if isinstance(ending, Verdict):
+        return "scored"
+    return "unscorable" if isinstance(ending, Unscorable) else "failed"
+
+
+def _components(verdict: Verdict, paid: float) -> dict[str, float]:
+    if not paid:
+        return dict(verdict.components)
+    return (verdict.components or {"verdict": verdict.reward}) | {STEPS: paid}
+
+
+def _failure(error: EpisodeError) -> Failure:
+    return Failure(
+        stage=error.stage or "",
+        kind=error.kind,
+        message=str(error),
+        retryable=error.retryable,
+        retry_after=error.retry_after,
+    )
