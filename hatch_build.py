@@ -1,4 +1,4 @@
-"""The build of an editable install: its extra `dev` brings the environments of the same checkout."""
+"""The builds of a wheel: a published one carries the template, an editable one's extra `dev` the environments."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ WHEELS = Path("build", "editable")
 """Where the environments' editable wheels are built; pip installs them from there."""
 
 
+TEMPLATE = Path("cookiecutter-env")
+"""The template of a new environment, which `gymsdk new` fills in."""
+
+
 class Workspace(BuildHookInterface[WheelBuilderConfig]):
-    """Adds to an editable install what a published wheel cannot say: where the checkout's other packages are."""
+    """Adds what lies beside the package: to a published wheel as a copy, to an editable install by where it is."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Add a requirement for each environment, in editable installs only."""
-        if version != "editable":
-            return
+        """Add the template to a published wheel, a requirement for each environment to an editable one."""
         root = Path(self.root)
+        if version != "editable":
+            build_data["force_include"][str(root / TEMPLATE)] = "gymsdk/template"
+            return
         for project in sorted(root.glob("environments/*/pyproject.toml")):
             build_data["dependencies"].append(requirement(project.parent, root / WHEELS))
 

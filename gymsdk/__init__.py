@@ -5,6 +5,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+try:
+    import gymsdk_startup
+except ImportError:  # a checkout on the path that is not installed: there, `gymsdk.gym.register()` is by hand
+    pass
+else:
+    gymsdk_startup.install()
+
 if TYPE_CHECKING:
     from gymsdk.environment import Environment
     from gymsdk.episode import play

@@ -154,6 +154,11 @@ def test_an_environment_takes_less_than_twenty_lines() -> None:
     assert 10 < sum(1 for line in written.text.splitlines() if line.strip()) < 20
 
 
+def test_an_evaluation_through_gymnasium_takes_ten_lines() -> None:
+    written = next(block for block in blocks("README.md") if block.heading == "Gymnasium" and "Policy" in block.text)
+    assert sum(1 for line in written.text.splitlines() if line.strip()) == 10
+
+
 def test_readme_and_the_guide_show_the_same_environment() -> None:
     files = ("pyproject.toml", "gym_env_backwards.py")
     shown = [

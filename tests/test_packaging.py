@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import compileall
 import email
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -23,8 +27,11 @@ PROJECTS = {
     "gym_env_multineedle": Path("environments/multineedle"),
     "gym_env_tool_call": Path("environments/tool_call"),
 }
+STARTUP = {"gymsdk": {"gymsdk_startup.py", "gymsdk_startup.pth"}}
+"""What stands beside a package in its wheel."""
+
 ENVIRONMENTS = [package for package in PROJECTS if package != "gymsdk"]
-SOURCES = ["gymsdk", "environments", "docs", "hatch_build.py", "pyproject.toml"]
+SOURCES = ["gymsdk", "startup", "cookiecutter-env", "environments", "docs", "hatch_build.py", "pyproject.toml"]
 PAGES = ["README.md", "CHANGELOG.md", "LICENSE", ".gitignore"]
 PASSING = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis", "build", "dist", ".venv*")
 
@@ -87,6 +94,11 @@ def unpacked(source: Path, folder: Path) -> Path:
     return project
 
 
+def template(checkout: Path) -> set[str]:
+    """What gymsdk's wheel has of the template."""
+    return {name.replace("cookiecutter-env", "gymsdk/template", 1) for name in files(checkout / "cookiecutter-env")}
+
+
 def files(package: Path) -> Iterator[str]:
     for path in package.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -98,7 +110,8 @@ def test_a_wheel_holds_its_package_whole_and_nothing_else(
     package: str, checkout: Path, wheels: dict[str, Path]
 ) -> None:
     held = {name for name in names(wheels[package]) if ".dist-info/" not in name}
-    assert held == set(files(checkout / PROJECTS[package] / package))
+    beside = STARTUP.get(package, set()) | (template(checkout) if package == "gymsdk" else set())
+    assert held == set(files(checkout / PROJECTS[package] / package)) | beside
     assert f"{package}/py.typed" in held
 
 
@@ -135,12 +148,43 @@ def test_an_environment_registers_itself_under_its_name(package: str, wheels: di
     assert dict(points["gymsdk.environments"]) == {package.removeprefix("gym_env_"): package}
 
 
-def test_gymsdk_brings_the_command(wheels: dict[str, Path]) -> None:
+def test_gymsdk_brings_the_command_and_the_pytest_plugin(wheels: dict[str, Path]) -> None:
     points = ConfigParser()
     points.read_string(read(wheels["gymsdk"], "entry_points.txt"))
     assert {section: dict(points[section]) for section in points.sections()} == {
-        "console_scripts": {"gymsdk": "gymsdk.cli:main"}
+        "console_scripts": {"gymsdk": "gymsdk.cli:main"},
+        "pytest11": {"gymsdk": "gymsdk.checks.pytest_plugin"},
     }
+
+
+def test_a_wheel_carries_the_whole_template(checkout: Path, wheels: dict[str, Path]) -> None:
+    held = {name.removeprefix("gymsdk/template/") for name in names(wheels["gymsdk"]) & template(checkout)}
+    project = "{{cookiecutter.__project}}"
+    assert {"cookiecutter.json", "hooks/pre_gen_project.py", f"{project}/.gitignore"} <= held
+    assert f"{project}/.github/workflows/ci.yml" in held
+
+
+def test_an_installer_compiles_nothing_of_the_template(wheels: dict[str, Path], checkout: Path) -> None:
+    written = [name for name in template(checkout) if name.endswith(".py")]
+    assert written == ["gymsdk/template/hooks/pre_gen_project.py"], "what is compiled would be copied into projects"
+    with zipfile.ZipFile(wheels["gymsdk"]) as archive:
+        compile(archive.read(written[0]), written[0], "exec")
+
+
+def test_the_command_of_a_wheel_writes_a_new_environment(wheels: dict[str, Path], tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheels["gymsdk"]) as archive:
+        archive.extractall(site)
+    compileall.compile_dir(site / "gymsdk" / "template", quiet=2)
+    command = [sys.executable, "-m", "gymsdk", "new", "maze"]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site)}, check=True, timeout=60)
+    written = set(files(tmp_path / "gym-env-maze"))
+    assert "gym-env-maze/gym_env_maze/__init__.py" in written
+    assert {path.name for path in (tmp_path / "gym-env-maze").rglob("__pycache__")} == set()
+
+
+def test_an_editable_install_has_the_template_of_the_checkout(checkout: Path, tmp_path: Path) -> None:
+    assert not any("template" in name for name in names(built(checkout, tmp_path, "editable")))
 
 
 def required(wheel: Path) -> set[str]:
@@ -190,6 +234,10 @@ def test_the_environments_it_brings_run_from_the_checkout(package: str, checkout
         (pointer,) = (name for name in archive.namelist() if name.endswith(".pth"))
         assert Path(archive.read(pointer).decode().strip()) == checkout / PROJECTS[package]
     assert f"{package}/__init__.py" not in names(wheel)
+
+
+def test_an_editable_install_brings_the_start_up_hook(checkout: Path, tmp_path: Path) -> None:
+    assert STARTUP["gymsdk"] <= names(built(checkout, tmp_path, "editable"))
 
 
 def test_an_editable_install_of_unpacked_sources_needs_no_environments(

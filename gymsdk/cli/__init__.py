@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from gymsdk.cli.check import check
 from gymsdk.cli.info import info
 from gymsdk.cli.list import list_
+from gymsdk.cli.new import new
 from gymsdk.cli.play import play
 from gymsdk.cli.profile import profile
 from gymsdk.cli.rollout import rollout
@@ -25,9 +27,11 @@ app = typer.Typer(
 )
 app.command("list")(list_)
 app.command()(info)
+app.command()(new)
 app.command()(play)
 app.command()(rollout)
 app.command()(profile)
+app.command()(check)
 
 
 def _version(*, asked: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,25 +36,33 @@ def play(  # noqa: PLR0913  # each is an option of the command
     top_p: options.TopP = None,
     max_output_tokens: options.MaxOutputTokens = None,
     param: options.Param = [],  # noqa: B006  # typer copies it
+    gym: Annotated[bool, typer.Option("--gym", help="Play it through Gymnasium: gymnasium.make, reset, step.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print the rollout as JSON, all else to standard error.")
     ] = False,
 ) -> None:
     """Play one episode and show its verdict."""
+    from functools import partial
+
     from gymsdk.cli.person import Person, Shown
-    from gymsdk.cli.stopping import Stopped, until_stopped
+    from gymsdk.cli.stopping import Stopped, interruptible, until_stopped
     from gymsdk.models import registry as models
     from gymsdk.plugins import registry
     from gymsdk.rollouts.jobs import stamped
     from gymsdk.rollouts.sources import one_source
 
     one_source(tasks, split)
-    environment = registry.load(name, **options.settings([name], settings)[name])
+    configured = options.settings([name], settings)[name]
+    environment = registry.load(name, **configured)
     sampling = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     row = stamped(_row(environment, tasks, split, seed, task), environment=name, task=task, sampling=sampling)
     player: Model = models.model(model, base_url=base_url, api=api) if model else Person(aside=json)
+    player = Shown(player, aside=json) if model else player
     try:
-        rollout = until_stopped(_played(environment, Shown(player, aside=json) if model else player, row, seed))
+        if gym:
+            rollout = interruptible(partial(_through_gymnasium, name, configured, player, row, seed))
+        else:
+            rollout = until_stopped(_played(environment, player, row, seed))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     _print(rollout, json=json)
@@ -92,6 +100,22 @@ async def _played(environment: Environment, model: Model, row: Row, seed: int) -
             return await play(environment, model, job.row, seed=seed_of(seed, job), id=job.id, budget=budget)
     finally:
         await http.aclose()
+
+
+def _through_gymnasium(name: str, settings: dict[str, Any], model: Model, row: Row, seed: int) -> Rollout:
+    from gymsdk import http
+    from gymsdk.gym import loop
+    from gymsdk.gym.policy import made, rollout
+    from gymsdk.rollouts.jobs import jobs, seed_of
+
+    job = next(jobs([row], repeats=1))
+    env = made(name, seconds=SITTING, settings=settings)
+    try:
+        played = rollout(env, model, seed=seed_of(seed, job), options={"task": job.row}, timeout=SITTING)
+    finally:
+        env.close()
+        loop.run(http.aclose())
+    return played.model_copy(update={"id": job.id, "row": job.row})
 
 
 def _print(rollout: Rollout, *, json: bool) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -40,6 +40,20 @@ def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "") -> T:
         raise Stopped(stop.code) from None
     finally:
         stop.over()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def interruptible(work: Callable[[], T]) -> T:
+    """Give what *work* returns, which waits in this thread; raises `Stopped` where a signal ends it first."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise Stopped(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return work()
+    finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 

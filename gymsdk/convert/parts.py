@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from gymsdk.errors import Failed
 from gymsdk.transcript import Content, Item
 
-_BLOCK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+OPENING, CLOSING = "<think>", "</think>"
+"""What reasoning models put around their thoughts."""
 
 
 def to_chat(content: Content | None) -> Content:
@@ -64,8 +63,18 @@ def thoughts(text: str) -> tuple[list[str], str]:
         text = f"<think>{text}"
     if opened and "</think>" not in text:
         text = f"{text}</think>"
-    found = [thought for block in _BLOCK.findall(text) if (thought := block.strip())]
-    return found, _BLOCK.sub("", text).lstrip()
+    blocks, rest = _blocks(text)
+    return [thought for block in blocks if (thought := block.strip())], rest.lstrip()
+
+
+def _blocks(text: str) -> tuple[list[str], str]:
+    """Give what stands between `<think>` and the next `</think>`, and the rest: by `find`, which never goes back."""
+    blocks, rest, here = [], [], 0
+    while (start := text.find(OPENING, here)) >= 0 and (end := text.find(CLOSING, start)) >= 0:
+        rest.append(text[here:start])
+        blocks.append(text[start + len(OPENING) : end])
+        here = end + len(CLOSING)
+    return blocks, "".join(rest) + text[here:]
 
 
 def tagged(thought: str, text: str) -> str:

@@ -27,6 +27,7 @@ class Lifespan:
         self._asked = asked
         self._open = AsyncExitStack()
         self._entered = 0
+        self._turn = asyncio.Lock()
         self.shared: Any = None
 
     def check(self) -> None:
@@ -36,9 +37,12 @@ class Lifespan:
 
     async def begin(self) -> None:
         """Enter it, where nobody has yet; raises `BrokenEnvironment`."""
-        if self._entered:
+        async with self._turn:
+            if not self._entered:
+                await self._begun()
             self._entered += 1
-            return
+
+    async def _begun(self) -> None:
         try:
             async with asyncio.timeout(OPENING):
                 context = self._asked() if self._asked else None
@@ -48,16 +52,18 @@ class Lifespan:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise BrokenEnvironment(f"{self._where}: hook 'lifespan' raised {reason}") from error
-        self._entered = 1
 
     async def end(self) -> None:
         """Leave it, with the last who entered.
 
         What goes wrong is told in a warning, since it changes nothing that was graded.
         """
-        self._entered -= 1
-        if self._entered:
-            return
+        async with self._turn:
+            self._entered -= 1
+            if not self._entered:
+                await self._ended()
+
+    async def _ended(self) -> None:
         self.shared = None
         try:
             async with asyncio.timeout(OPENING):

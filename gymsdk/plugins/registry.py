@@ -10,7 +10,6 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from gymsdk import complaints
 from gymsdk.errors import BrokenEnvironment, GymsdkError, UnknownEnvironment, suggestion
 
 if TYPE_CHECKING:
@@ -114,6 +113,8 @@ def _unknown(name: str) -> str:
 
 
 def _plugin(entry: Entry) -> object:
+    from gymsdk import complaints
+
     point = EntryPoint(entry.name, entry.module, GROUP)
     try:
         plugin = point.load()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,13 @@ from gymsdk.convert import parts
 )
 def test_thoughts_are_told_from_the_text(text: str, expected: tuple[list[str], str]) -> None:
     assert parts.thoughts(text) == expected
+
+
+def test_tags_without_end_cost_no_more_than_their_length() -> None:
+    started = time.process_time()
+    found, rest = parts.thoughts("<think>a</think>" + "<think>" * 150_000)
+    assert (found, rest) == (["a"], "<think>" * 150_000)
+    assert time.process_time() - started < 5
 
 
 @given(st.text(alphabet="ab \n", min_size=1).filter(str.strip), st.text(alphabet="cd <>"))

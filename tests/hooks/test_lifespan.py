@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import asynccontextmanager
 
@@ -109,3 +110,25 @@ async def test_lifespan_lasts_until_the_last_who_entered_has_left(task):
         assert (await environment.reset(task)).task == task
         assert not ended
     assert ended == [True]
+
+
+async def test_lifespan_begins_once_for_two_who_enter_at_once():
+    told: list[str] = []
+
+    class Slow(Judge):
+        @hookimpl
+        @asynccontextmanager
+        async def lifespan(self):
+            told.append("begin")
+            await asyncio.sleep(0.01)
+            yield told
+            told.append("end")
+
+    environment = Environment("slow", Slow())
+
+    async def entered() -> None:
+        async with environment:
+            assert environment._lifespan.shared is told
+
+    await asyncio.gather(entered(), entered())
+    assert told == ["begin", "end"]

@@ -60,13 +60,16 @@ class Drawn(NamedTuple):
 
 
 def drawn(split: Split, seed: int, families: Sequence[Family], difficulties: Sequence[int]) -> Iterator[Drawn]:
-    """Yield the split's problems: endless for `train`, else as many as the split holds, family by family."""
+    """Yield the split's problems: endless for `train`, else as many as the split holds.
+
+    Family follows family, from one that the seed chooses: the first problem of a seed may be of any.
+    """
     rng = random.Random(f"{split}:{seed}")
     size = SIZES[split]
     seen: set[str] = set()
-    row = 0
+    row, first = 0, rng.randrange(len(families))
     while size is None or row < size:
-        family, difficulty = families[row % len(families)], rng.choice(difficulties)
+        family, difficulty = families[(first + row) % len(families)], rng.choice(difficulties)
         problem = _draw(rng, split, family, difficulty, seen)
         if size is not None:
             seen.add(problem.question)

@@ -35,7 +35,7 @@ async def send_message(
 
 
 async def create_event(
-    title: str,
+    title: Annotated[str, Field(description="What it is called in the calendar.")],
     date: Date,
     start: Clock,
     minutes: Annotated[int, Field(description="How long it takes, in minutes.", le=END_OF_DAY)],
@@ -78,7 +78,7 @@ async def cancel_event(event_id: EventId, state: Records) -> JSON:
 
 
 async def write_note(title: str, text: str, state: Records) -> JSON:
-    """Write a new note."""
+    """Write a new note: its title, and its text."""
     if wrong := wrong_text("title", title) or wrong_text("text", text):
         return wrong
     if _note(state, title):
@@ -97,7 +97,7 @@ async def delete_note(title: str, state: Records) -> JSON:
 
 
 async def add_reminder(text: str, date: Date, time: Clock, state: Records) -> JSON:
-    """Set a reminder for a day and time."""
+    """Set a reminder, its text shown on a day at a time."""
     if wrong := wrong_text("reminder", text) or wrong_day(date) or wrong_time(time):
         return wrong
     state.reminders.append(Reminder(text=text, date=date, time=time))

@@ -85,7 +85,11 @@ async def convert_currency(amount: float, source: Currency, target: Currency, ta
     return {"amount": value, "currency": there}
 
 
-async def convert_units(value: float, source: Unit, target: Unit) -> JSON:
+async def convert_units(
+    value: float,
+    source: Annotated[Unit, Field(description="The unit the value is in.")],
+    target: Annotated[Unit, Field(description="The unit it is converted to.")],
+) -> JSON:
     """Convert a value from one unit of measure to another."""
     result = converted(value, source, target)
     if result is None:

@@ -1,0 +1,29 @@
+"""Gymnasium's faces of the environments: `gymnasium.make("nemo/<name>")`, `gymnasium.make_vec`, policies for them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gymsdk.gym.env import Env
+    from gymsdk.gym.policy import Policy, rollout
+    from gymsdk.gym.registration import register
+    from gymsdk.gym.vector import VectorEnv
+
+__all__ = ["Env", "Policy", "VectorEnv", "register", "rollout"]
+
+_HOMES = {"Env": "env", "Policy": "policy", "VectorEnv": "vector", "register": "registration", "rollout": "policy"}
+
+
+def __getattr__(name: str) -> Any:
+    # Registration happens while Gymnasium is being imported: nothing here may ask for Gymnasium by itself.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gymsdk.gym' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"gymsdk.gym.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,165 @@
+"""An environment as a `gymnasium.Env`: every `reset` opens an episode, every `step` takes one turn of a policy."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+from typing import Any, ClassVar
+
+import gymnasium
+
+import gymsdk.gym.batch  # noqa: F401  # Gymnasium's own vectors learn there how to batch what an `Env` gives
+from gymsdk.environment import Environment
+from gymsdk.errors import UsageError
+from gymsdk.gym import ending, loop
+from gymsdk.gym.render import Screen
+from gymsdk.gym.seat import Info, Seat, Stepped
+from gymsdk.gym.table import Dealt, Table, Tasks, budget, merged
+from gymsdk.outcome import Rollout
+from gymsdk.types import Episode
+
+
+class Env(gymnasium.Env[Any, Any]):
+    """One episode after another of *environment*, an installed one's name or an `Environment`.
+
+    Tasks come from *split* (`train` where there is one) or are given as *tasks*: a JSONL file, or rows. *codec* says
+    what is seen and said: `chat` messages, `text`, or `tokens` of *tokenizer*. An episode has at most so many *turns*
+    and calls of *tools*; each `reset` and `step` has *seconds*. What else is given, or stands in *settings*, are the
+    environment's own settings. Raises `UsageError`; what goes wrong in an episode is in its `info` instead.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # type: ignore[misc]  # Gymnasium does not say that it is the class's
+
+    def __init__(  # noqa: PLR0913  # each is an argument of `gymnasium.make`
+        self,
+        environment: str | Environment,
+        *,
+        split: str | None = None,
+        tasks: Tasks | None = None,
+        codec: str = "chat",
+        tokenizer: Any = None,
+        turns: int = 32,
+        tools: int = 128,
+        seconds: float = 600.0,
+        render_mode: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        **config: Any,
+    ) -> None:
+        if render_mode not in {None, *self.metadata["render_modes"]}:
+            raise UsageError(f"render_mode is 'ansi', 'human' or None, not {render_mode!r}")
+        self.render_mode = render_mode
+        self._made = {
+            "environment": environment,
+            "codec": codec,
+            "tokenizer": tokenizer,
+            "turns": turns,
+            "tools": tools,
+            "seconds": seconds,
+            "render_mode": render_mode,
+            "settings": merged(settings, config),
+        }
+        table = Table(
+            environment,
+            settings=self._made["settings"],
+            split=split,
+            tasks=tasks,
+            codec=codec,
+            tokenizer=tokenizer,
+            budget=budget(turns=turns, tools=tools, seconds=seconds),
+        )
+        self._sit(table)
+        self.observation_space = self._seat.codec.observation_space
+        self.action_space = self._seat.codec.action_space
+        self._screen = Screen()
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Info]:
+        """Give a new episode's first observation; `info` has its `tools` as in Chat Completions, `seed`, `task_id`.
+
+        *seed* decides the task and the episode, where it is given; *options* may name the `task` (a row, its number or
+        its id) and another `split`. Raises `UsageError`.
+        """
+        with self._mine():
+            super().reset(seed=seed)
+            dealt = self._table.deal(self.np_random, seed=seed, options=options)
+            seen, info = loop.run(_opened(self._seat, self._table, dealt))
+            self._show()
+            return seen, info
+
+    def step(self, action: Any) -> Stepped:
+        """Give what comes of one turn: observation, reward, terminated, truncated, `info`.
+
+        At the end `info` has `outcome`, `ended`, `verdict` and `reward_components`; where the episode could not be
+        scored, its reward is nan, it is truncated, and `info` has the `failure`. Raises `ResetNeeded` where no episode
+        is in hand, and `UsageError` where *action* is none: the episode goes on.
+        """
+        with self._mine():
+            items = self._seat.heard(action)
+            stepped = loop.run(self._seat.answer(items))
+            self._show()
+            return stepped
+
+    def render(self) -> str | None:
+        """Give the episode so far as text where `render_mode` is `ansi`; `human` has shown it already."""
+        return self._screen.text(self.episode, self.rollout) if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        """Close the episode in hand and leave the environment; `reset` enters it again."""
+        with self._mine():
+            loop.run(_cleared(self._seat, self._table))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Give how to make the environment again: a copy has no episode, and its own generator in the same state."""
+        if isinstance(self._made["environment"], Environment):
+            raise UsageError("made of an Environment object it cannot be copied; name an installed environment instead")
+        if self._seat.playing:
+            raise UsageError("with an episode in hand it cannot be copied; close() it first")
+        drawn = ("action_space", "observation_space", "_np_random", "_np_random_seed")
+        kept = {"spec": self.spec} | {key: deepcopy(getattr(self, key)) for key in drawn}
+        return partial(type(self), **self._made, **self._table.deck.origin), (), kept
+
+    @property
+    def episode(self) -> Episode | None:
+        """The episode in hand, or the last one."""
+        return self._seat.episode
+
+    @property
+    def rollout(self) -> Rollout | None:
+        """The last episode's rollout, once it is over."""
+        return self._seat.rollout
+
+    def _sit(self, table: Table) -> None:
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._table = table
+        self._seat = Seat(table.environment, table.codec(), table.budget)
+        ending.unclosed(self, _cleared, self._seat, table)
+
+    @contextmanager
+    def _mine(self) -> Iterator[None]:
+        if self._process != os.getpid():
+            self._sit(self._table.anew())
+        if not self._lock.acquire(blocking=False):
+            raise UsageError("another thread is using this environment; make one for each thread")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _show(self) -> None:
+        if self.render_mode == "human":
+            self._screen.show(self.episode, self.rollout)
+
+
+async def _opened(seat: Seat, table: Table, dealt: Dealt) -> tuple[Any, Info]:
+    await table.enter()
+    return await seat.reset(dealt.task, seed=dealt.seed, id=dealt.id)
+
+
+async def _cleared(seat: Seat, table: Table) -> None:
+    try:
+        await seat.close()
+    finally:
+        await table.leave()

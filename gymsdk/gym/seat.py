@@ -1,0 +1,152 @@
+"""A seat: one episode after another against an environment, in Gymnasium's terms."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from math import nan
+from typing import Any
+
+from gymnasium.error import ResetNeeded
+
+from gymsdk.convert import chat
+from gymsdk.environment import Environment
+from gymsdk.errors import EpisodeError
+from gymsdk.gym import turn
+from gymsdk.gym.codecs import Codec
+from gymsdk.outcome import Rollout
+from gymsdk.sitting import Budget, Sitting
+from gymsdk.transcript import Item
+from gymsdk.types import Episode, Task, Verdict
+
+Info = dict[str, Any]
+
+Stepped = tuple[Any, float, bool, bool, Info]
+"""Observation, reward, terminated, truncated, info."""
+
+
+class Seat:
+    """Where one policy sits: `reset` opens an episode, `step` takes its turns to the verdict.
+
+    The budget's turns and tool calls bound an episode, its seconds each `reset` and each `step`: how long a policy
+    outside thinks is not the environment's affair. An episode that cannot be scored ends with a reward of nan,
+    truncated, and `info["failure"]`; one that could not be opened ends so at its first step.
+    """
+
+    def __init__(self, environment: Environment, codec: Codec, budget: Budget) -> None:
+        self.environment = environment
+        self.codec = codec
+        self.rollout: Rollout | None = None
+        self._budget = budget
+        self._sitting: Sitting | None = None
+        self._turn = 0
+        self._closed = True
+
+    @property
+    def episode(self) -> Episode | None:
+        """The episode in hand, or the one that ended last; `None` before a reset and after `close`."""
+        return self._sitting.episode if self._sitting else None
+
+    @property
+    def playing(self) -> bool:
+        """Whether an episode is under way: opened, not over."""
+        return self._sitting is not None and self.rollout is None
+
+    async def reset(self, task: Task, *, seed: int, id: str = "") -> tuple[Any, Info]:
+        """Open an episode of *task*, the one before closed; `info` has its tools, seed and task id."""
+        await self.close()
+        self._sitting = sitting = Sitting(self.environment, self._budget)
+        self._turn, self._closed, self.rollout = 0, False, None
+        info: Info = {"tools": [], "seed": seed, "task_id": id}
+        try:
+            seen, info["tools"] = await self._opened(sitting, task, seed, id)
+        except EpisodeError as error:
+            error.stage = error.stage or "reset"
+            sitting.ending = error
+            return self.codec.opened([], []), info | {"failure": _failure(sitting.rollout())}
+        except BaseException:
+            await self.close()
+            raise
+        return seen, info
+
+    def heard(self, action: Any) -> list[Item]:
+        """Give the items of an *action* for `answer`; raises `ResetNeeded`, and `UsageError` for what is no action."""
+        if not self.playing:
+            raise ResetNeeded("no episode is in hand; call reset() before step()")
+        return self.codec.said(action, turn=self._turn)
+
+    async def answer(self, items: list[Item]) -> Stepped:
+        """Answer the turn that was `heard`; at the end `info` has the outcome, why it ended, the verdict's parts."""
+        sitting = self._sitting
+        if sitting is None or self.rollout:
+            raise ResetNeeded("the episode was closed meanwhile; call reset() before step()")
+        self._turn += 1
+        try:
+            seen, paid = await self._answered(sitting, items)
+            if sitting.over:
+                self.rollout = await self._judged(sitting)
+        except BaseException:
+            await self.close()
+            raise
+        return self._ended(self.rollout, seen, paid) if self.rollout else (seen, paid, False, False, {})
+
+    async def step(self, action: Any) -> Stepped:
+        """Answer one turn, as `heard` and `answer` together."""
+        return await self.answer(self.heard(action))
+
+    async def close(self) -> None:
+        """Close the episode in hand, if it is not over."""
+        sitting, self._sitting = self._sitting, None
+        if sitting is not None:
+            await self._end(sitting)
+
+    async def _opened(self, sitting: Sitting, task: Task, seed: int, id: str) -> tuple[Any, list[Item]]:
+        episode = await sitting.open(task, seed=seed, id=id)
+        tools: list[Item] = chat.body({"input": [], "tools": episode.tools}).get("tools", [])
+        return self.codec.opened(episode.transcript.opening, episode.tools), deepcopy(tools)
+
+    async def _answered(self, sitting: Sitting, items: list[Item]) -> tuple[Any, float]:
+        """Give what the policy sees next and what its turn paid; the sitting is over where anything failed."""
+        if sitting.over:
+            return self.codec.answered([]), nan
+        sitting.extend()
+        try:
+            taken = await sitting.answer(turn.response(items))
+            return self.codec.answered(taken.items), taken.reward
+        except EpisodeError as error:
+            error.stage = error.stage or "step"
+            sitting.ending = error
+            return self.codec.answered([]), nan
+
+    async def _judged(self, sitting: Sitting) -> Rollout:
+        try:
+            if sitting.ending is None:
+                await sitting.judge()
+        except EpisodeError as error:
+            sitting.ending = error
+        await self._end(sitting)
+        return sitting.rollout()
+
+    async def _end(self, sitting: Sitting) -> None:
+        # Said before it is done: who interrupts a closing does not get a second one.
+        closed, self._closed = self._closed, True
+        if not closed:
+            await sitting.close()
+
+    def _ended(self, rollout: Rollout, seen: Any, paid: float) -> Stepped:
+        info: Info = {"outcome": rollout.outcome, "ended": rollout.ended}
+        if rollout.verdict is None:
+            return seen, nan, False, True, info | {"failure": _failure(rollout)}
+        info |= {"verdict": _verdict(rollout.verdict), "reward_components": dict(rollout.components)}
+        done = rollout.ended == "done"
+        return seen, paid + rollout.verdict.reward, done, not done, info
+
+
+def _failure(rollout: Rollout) -> Item | None:
+    return rollout.failure.model_dump() if rollout.failure else None
+
+
+def _verdict(verdict: Verdict) -> Item:
+    try:
+        return verdict.model_dump(mode="json")
+    except ValueError:  # a field of the author's that JSON cannot hold
+        return verdict.model_dump()

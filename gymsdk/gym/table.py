@@ -1,0 +1,124 @@
+"""The table: what `Env` and `VectorEnv` play at: an environment, its deck of tasks, its codec, an episode's budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+
+from gymsdk import complaints
+from gymsdk.environment import Environment
+from gymsdk.errors import BadConfig, UsageError, suggestion
+from gymsdk.gym.codecs import Codec, codec
+from gymsdk.gym.deck import SEEDS, Deck
+from gymsdk.plugins import registry
+from gymsdk.sitting import Budget
+from gymsdk.types import Row, Task
+
+OPTIONS = ("task", "split")
+"""What `reset(options=...)` may hold."""
+
+Tasks = str | Path | Iterable[Row | Task]
+"""Tasks given instead of a split: a JSONL file, or rows."""
+
+
+class Dealt(NamedTuple):
+    """What an episode is opened with."""
+
+    task: Task
+    id: str
+    seed: int
+
+
+class Table:
+    """One environment set up for play, in the process it was set up in.
+
+    *environment* is an installed one's name, with its *settings*, or an `Environment`. `enter` and `leave` are
+    coroutines of the background loop; all else may be called anywhere. Raises `UsageError`.
+    """
+
+    def __init__(
+        self,
+        environment: str | Environment,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        split: str | None = None,
+        tasks: Tasks | None = None,
+        codec: str = "chat",
+        tokenizer: Any = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self.environment = _loaded(environment, settings or {})
+        self.deck = Deck(self.environment, split=split, given=tasks)
+        self.budget = budget or Budget()
+        self._speech = codec, tokenizer
+        self._entered = False
+
+    def codec(self) -> Codec:
+        """Give a codec for one seat."""
+        return codec(*self._speech)
+
+    def deal(self, rng: np.random.Generator, *, seed: int | None, options: Mapping[str, Any] | None) -> Dealt:
+        """Give what the next episode is opened with: what *options* name, the rest drawn."""
+        wanted = _checked(options or {})
+        own = int(rng.integers(SEEDS)) if seed is None else int(seed)
+        task, split = wanted.get("task"), wanted.get("split")
+        if task is not None:
+            return Dealt(*self.deck.named(task, split), own)
+        return Dealt(*(self.deck.draw(rng) if split is None else self.deck.elsewhere(split, rng)), own)
+
+    async def enter(self) -> None:
+        """Enter the environment's lifespan, unless that has been done."""
+        if not self._entered:
+            await self.environment.__aenter__()
+            self._entered = True
+
+    async def leave(self) -> None:
+        """Leave the environment's lifespan, where it was entered; `enter` may follow."""
+        entered, self._entered = self._entered, False
+        if entered:
+            await self.environment.__aexit__()
+
+    def anew(self) -> Table:
+        """Give the same table set up in this process: nothing that runs survives a fork."""
+        old = self.environment
+        environment = Environment(old.name, old.plugin, dict(old.config), version=old.version)
+        codec, tokenizer = self._speech
+        return Table(environment, codec=codec, tokenizer=tokenizer, budget=self.budget, **self.deck.origin)
+
+
+def budget(*, turns: int, tools: int, seconds: float) -> Budget:
+    """Give the budget of an episode; raises `UsageError`."""
+    try:
+        return Budget(turns=turns, tools=tools, seconds=seconds)
+    except ValidationError as error:
+        raise UsageError(f"an episode's budget: {complaints.sentence(error)}") from None
+
+
+def merged(settings: Mapping[str, Any] | None, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Give an environment's settings, stated in either way; raises `BadConfig` where one is stated twice."""
+    if twice := sorted((settings or {}).keys() & config.keys()):
+        raise BadConfig(f"the setting {twice[0]!r} is given twice; state it in `settings` or by itself")
+    return {**(settings or {}), **config}
+
+
+def _loaded(environment: str | Environment, settings: Mapping[str, Any]) -> Environment:
+    if isinstance(environment, str):
+        return registry.load(environment, **settings)
+    if not isinstance(environment, Environment):
+        raise UsageError(f"an environment is a name or a gymsdk.Environment, not {type(environment).__name__}")
+    if settings:
+        known = ", ".join(settings)
+        raise BadConfig(f"environment {environment.name!r} is made already; give {known} where it is made")
+    return environment
+
+
+def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in options:
+        if key not in OPTIONS:
+            near = suggestion(str(key), OPTIONS)
+            raise UsageError(f"reset has no option {key!r}{near}; its options: {', '.join(OPTIONS)}")
+    return options

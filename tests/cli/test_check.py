@@ -1,0 +1,91 @@
+"""`gymsdk check`: a line for each check as it ends, an exit code for programs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gymsdk.checks.catalog import CHECKS
+
+LOAD = ("--only", "runtime.load")
+
+
+def test_a_check_that_passes_is_a_line_and_exit_code_0(gymsdk):
+    ended = gymsdk("check", "sums", *LOAD)
+    first, line, _, last = ended.out.splitlines()
+    assert (ended.code, first) == (0, "sums (env_sums 1.0), seed 0")
+    assert line.split(maxsplit=2)[:2] == ["ok", "runtime.load"]
+    assert last.startswith("1 passed in ")
+
+
+def test_what_is_found_is_told_with_why_and_how_and_exit_code_1(gymsdk):
+    ended = gymsdk("check", "sums", "--only", "packaging.metadata")
+    assert ended.code == 1
+    assert "FAIL  packaging.metadata" in ended.out
+    assert "      seen: it does not depend on `gymsdk`" in ended.out
+    assert "      why:  " in ended.out
+    assert '      mend: add `dependencies = ["gymsdk"]`' in ended.out
+
+
+def test_json_is_the_whole_report(gymsdk):
+    ended = gymsdk("check", "sums", "--only", "packaging.metadata", *LOAD, "--json", "--seed", 3)
+    told = json.loads(ended.out)
+    assert (told["environment"], told["version"], told["seed"]) == ("sums", "1.0", 3)
+    assert [(each["id"], each["status"]) for each in told["results"]] == [
+        ("packaging.metadata", "failed"),
+        ("runtime.load", "passed"),
+    ]
+    assert {"seen", "mend"} <= told["results"][0]["findings"][0].keys()
+
+
+def test_what_an_environment_prints_stays_off_the_results(gymsdk, installed):
+    installed(
+        "loud", "print('hello')\nfrom gymsdk import *\n@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n"
+    )
+    ended = gymsdk("check", "loud", *LOAD, "--json")
+    assert json.loads(ended.out)["results"][0]["findings"][0]["seen"] == "it has no split"
+    assert "hello" in ended.err
+
+
+def test_settings_reach_the_environment(gymsdk):
+    assert gymsdk("check", "sums", *LOAD, "--set", "digits=1").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["smus"], "no environment named 'smus'; did you mean 'sums'?"),
+        ([], "name the environment to check"),
+        (["sums", "--only", "runtime.lod"], "no check has the id 'runtime.lod'; did you mean 'runtime.load'?"),
+        (["sums", *LOAD, "--set", "digts=1"], "no setting 'digts'; did you mean 'digits'?"),
+        (["sums", *LOAD, "--split", "tset"], "no split 'tset'; did you mean 'test'?"),
+        (["sums", *LOAD, "--split", "test", "--tasks", "rows.jsonl"], "choose one of them"),
+        (["sums", *LOAD, "--tasks", "rows.jsonl"], "name a JSONL file that can be read"),
+    ],
+)
+def test_wrong_usage_is_a_sentence_and_exit_code_2(gymsdk, words, told):
+    ended = gymsdk("check", *words)
+    assert (ended.code, told in ended.err) == (2, True), ended.err
+
+
+def test_the_rows_of_a_file_are_looked_at(gymsdk, there):
+    (there / "rows.jsonl").write_text('{"responses_create_params": {"input": ""}, "answer": 3}\n')
+    ended = gymsdk("check", "sums", "--only", "runtime.prompts", "--tasks", "rows.jsonl")
+    assert "an episode opens without a word to the policy" in ended.out
+
+
+def test_one_split_and_few_tasks_are_looked_at_where_asked(gymsdk):
+    ended = gymsdk("check", "sums", "--only", "runtime.rows", "--split", "test", "--limit", 1, "--json")
+    assert (ended.code, json.loads(ended.out)["results"][0]["status"]) == (0, "passed")
+
+
+def test_the_list_shows_every_check(gymsdk):
+    shown = [line.split()[0] for line in gymsdk("check", "--list").out.splitlines()]
+    assert shown == [check.id for check in CHECKS]
+    told = json.loads(gymsdk("check", "--list", "--json", "--skip", "packaging").out)
+    assert [each["id"] for each in told] == [each for each in shown if not each.startswith("packaging.")]
+
+
+def test_what_is_skipped_is_not_run(gymsdk):
+    assert "page" not in gymsdk("check", "sums", "--only", "packaging", "--skip", "packaging.page").out

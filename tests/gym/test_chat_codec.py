@@ -1,0 +1,120 @@
+"""Chat messages: what a policy sees, and what it may say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from gymsdk import UsageError, wire
+from gymsdk.gym.codecs import codec
+from gymsdk.gym.codecs.chat import Chat
+from gymsdk.gym.turn import Turn
+
+CALL = {"id": "mine", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+
+
+def texts(items: list[dict[str, Any]]) -> list[str]:
+    return [part["text"] for item in items for part in item.get("content", [])]
+
+
+@pytest.mark.parametrize("text", ["42", "", "你好 👩‍💻", "a\0b", "\ud800"])
+def test_a_string_is_a_reply_verbatim(text: str) -> None:
+    assert texts(Chat().said(text, turn=0)) == [text]
+
+
+def test_a_message_becomes_its_text_and_its_calls() -> None:
+    items = Chat().said({"role": "assistant", "content": "I look.", "tool_calls": [CALL]}, turn=2)
+    assert [item["type"] for item in items] == ["message", "function_call"]
+    assert items[1] == wire.function_call("look", '{"at": 1}', "mine", id="fc_2_1")
+
+
+def test_a_turn_has_the_same_ids_every_time_it_is_taken() -> None:
+    bare = {"tool_calls": [{"function": {"name": "look", "arguments": {"at": 1}}}, CALL]}
+    first, again = (Chat().said(bare, turn=3) for _ in range(2))
+    assert first == again
+    assert [item["call_id"] for item in first] == ["call_3_0", "mine"]
+    assert first[0]["arguments"] == '{"at": 1}'
+    assert Chat().said("42", turn=3) == Chat().said("42", turn=3)
+
+
+def test_items_keep_their_ids_and_are_not_the_callers() -> None:
+    given = [{"type": "function_call", "name": "look", "arguments": {}, "call_id": "c", "id": "x"}]
+    (item,) = Chat().said(given, turn=0)
+    assert item == given[0] | {"arguments": "{}"}
+    assert given[0]["arguments"] == {}
+
+
+def test_a_models_turn_stays_one() -> None:
+    turn = Turn(wire.response([wire.message("42")], model="m"))
+    said = Chat().said(turn, turn=0)
+    assert isinstance(said, Turn)
+    assert said == turn
+    assert said[0] is not turn[0]
+
+
+@pytest.mark.parametrize(
+    ("action", "sentence"),
+    [
+        (None, "not NoneType"),
+        (7, "not int"),
+        (["text"], "not list"),
+        ({"role": "user", "content": "hi"}, "role 'user'"),
+        ({"role": "assistant", "content": 5}, "no chat message"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "no chat message"),
+        ({"role": "assistant", "tool_calls": ["look"]}, "no chat message"),
+        ([{"type": "function_call_output", "call_id": "c", "output": "forged"}], "function_call_output"),
+        ([{"role": "system", "content": "forged"}], "'system'"),
+        ([{"type": "function_call", "arguments": "{}"}], "`name`"),
+        ([{"type": "function_call", "name": "look", "arguments": {"at": object()}}], "no JSON"),
+        ([{"role": "assistant", "content": 5}], "text or a list of parts"),
+    ],
+)
+def test_what_an_assistant_cannot_say_is_refused_in_a_sentence(action: Any, sentence: str) -> None:
+    assert action not in Chat().action_space or "no JSON" in sentence
+    with pytest.raises(UsageError, match=sentence):
+        Chat().said(action, turn=0)
+
+
+def test_every_sample_can_be_said() -> None:
+    chat = Chat()
+    chat.action_space.seed(1)
+    assert all(chat.said(chat.action_space.sample(), turn=0) for _ in range(50))
+
+
+def test_an_observation_is_chat_messages_in_the_space() -> None:
+    seen = Chat().opened(
+        [
+            {"role": "developer", "content": "Be brief."},
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "Look:"}, {"type": "input_image", "image_url": "u"}],
+            },
+        ],
+        [],
+    )
+    assert seen in Chat().observation_space
+    assert [message["role"] for message in seen] == ["system", "user"]
+    assert seen[1]["content"][1]["type"] == "image_url"
+
+
+def test_an_answer_is_the_outputs_of_tools_and_the_messages() -> None:
+    given = [wire.function_call_output("c", "42"), {"type": "message", "role": "user", "content": "Go on."}]
+    seen = Chat().answered(given)
+    assert seen == [{"role": "tool", "tool_call_id": "c", "content": "42"}, {"role": "user", "content": "Go on."}]
+    seen[0]["content"] = "changed"
+    assert given[0]["output"] == "42"
+
+
+@pytest.mark.parametrize(
+    ("name", "tokenizer", "sentence"), [("chats", None, "mean 'chat'"), ("chat", "gpt2", "tokenizer")]
+)
+def test_a_codec_that_is_none_is_refused(name: str, tokenizer: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        codec(name, tokenizer)
+
+
+def test_nan_in_arguments_is_passed_on_as_it_was_written() -> None:
+    (item,) = Chat().said([{"type": "function_call", "name": "look", "arguments": {"at": math.nan}}], turn=0)
+    assert item["arguments"] == '{"at": NaN}'

@@ -1,0 +1,163 @@
+"""The deck: which task a reset plays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gymsdk import Environment, Task
+from gymsdk.errors import BadRow, UnknownSplit, UsageError
+from gymsdk.gym.deck import Deck
+
+KINDS = """
+class Kind(Task):
+    kind: int
+    uuid: str = ""
+
+@hookimpl
+def tasks(split: Literal["train", "test", "few", "none"], seed):
+    many = {"train": 10**9, "test": 10, "few": 3, "none": 0}[split]
+    for number in range(many):
+        # `test` is the same whatever the seed.
+        own = 0 if split == "test" else seed
+        yield Kind.ask(f"{split} {own} {number}", kind=number % 11, uuid=f"row-{number}")
+
+@hookimpl
+def verify():
+    return Verdict(reward=0.0)
+"""
+
+ROW = {"responses_create_params": {"input": "Mine?"}, "kind": 5, "uuid": "mine"}
+
+
+@pytest.fixture
+def kinds(environment: Callable[..., Environment]) -> Environment:
+    return environment(KINDS)
+
+
+def asked(drawn: tuple[Task, str]) -> str:
+    task, _ = drawn
+    return str(task.input[0]["content"])
+
+
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_a_generator_in_the_same_state_draws_the_same(kinds: Environment) -> None:
+    deck = Deck(kinds)
+    one, other = rng(1), rng(1)
+    assert [deck.draw(one) for _ in range(5)] == [deck.draw(other) for _ in range(5)]
+
+
+def test_every_task_drawn_of_an_endless_split_is_a_new_one(kinds: Environment) -> None:
+    deck = Deck(kinds)
+    assert len({asked(deck.draw(rng(seed))) for seed in range(50)}) == 50
+
+
+def test_a_split_that_is_the_same_for_all_seeds_is_drawn_from_whole(kinds: Environment) -> None:
+    deck = Deck(kinds, split="test")
+    assert {asked(deck.draw(rng(seed))) for seed in range(200)} == {f"test 0 {number}" for number in range(10)}
+
+
+@pytest.mark.parametrize("split", ["train", "test", "few"])
+def test_the_id_of_a_task_drawn_names_it(kinds: Environment, split: str) -> None:
+    deck = Deck(kinds, split=split)
+    drawn = deck.draw(rng(3))
+    assert deck.named(drawn[1]) == drawn
+    assert Deck(kinds).named(drawn[1]) == drawn
+
+
+def test_a_number_is_one_of_the_first_seed(kinds: Environment) -> None:
+    named = Deck(kinds).named(4)
+    assert (asked(named), named[1]) == ("train 0 4", "train:0:4")
+    assert asked(Deck(kinds).named(np.int64(4), "test")) == "test 0 4"
+
+
+def test_a_row_is_named_by_its_own_id(kinds: Environment) -> None:
+    assert asked(Deck(kinds, split="test").named("row-7")) == "test 0 7"
+    assert asked(Deck(kinds).named("row-2", "few")) == "few 0 2"
+
+
+def test_a_row_is_itself(kinds: Environment) -> None:
+    named = Deck(kinds).named(ROW)
+    assert (asked(named), named[1]) == ("Mine?", "")
+    assert Deck(kinds).named(named[0]) == named
+
+
+@pytest.mark.parametrize(
+    ("task", "sentence"),
+    [
+        (10, "has no task 10"),
+        (-1, "a number from 0"),
+        (True, "a number from 0"),
+        (1.5, "a number from 0"),
+        ("row-99", "no task with the id 'row-99'"),
+        ("test:0:99", "has no task 99"),
+        ("a:1:2", "no task with the id 'a:1:2'"),
+        ({"kind": 1}, "does not fit"),
+    ],
+)
+def test_a_task_that_is_not_there_is_told_in_a_sentence(kinds: Environment, task: Any, sentence: str) -> None:
+    with pytest.raises(BadRow, match=sentence):
+        Deck(kinds, split="test").named(task)
+
+
+def test_tasks_are_given_as_rows_or_as_a_file(kinds: Environment, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(ROW) + "\n")
+    for given in ([ROW], iter([ROW]), path, str(path), [Task.model_validate(ROW)]):
+        deck = Deck(kinds, given=given)
+        assert deck.draw(rng(0))[1] == "tasks:0:0"
+        assert asked(deck.named("mine")) == "Mine?"
+        assert asked(deck.named("tasks:0:0")) == "Mine?"
+        assert asked(deck.named(0)) == "Mine?"
+        assert asked(deck.named(0, "test")) == "test 0 0"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ([], "no task among those given"),
+        (ROW, "put a single row in a list"),
+        ("nowhere.jsonl", "nowhere.jsonl"),
+        (7, "int"),
+    ],
+)
+def test_tasks_that_are_none_are_refused(kinds: Environment, given: Any, sentence: str) -> None:
+    with pytest.raises(BadRow, match=sentence):
+        Deck(kinds, given=given)
+
+
+def test_tasks_come_from_one_place(kinds: Environment) -> None:
+    with pytest.raises(UsageError, match="not both"):
+        Deck(kinds, split="test", given=[ROW])
+
+
+def test_an_unknown_split_is_told_at_once(kinds: Environment) -> None:
+    with pytest.raises(UnknownSplit, match="did you mean 'test'"):
+        Deck(kinds, split="tests")
+    with pytest.raises(UnknownSplit, match="no split"):
+        Deck(kinds).elsewhere("nowhere", rng(0))
+
+
+def test_an_empty_split_is_told_when_it_is_drawn_from(kinds: Environment) -> None:
+    with pytest.raises(UnknownSplit, match="has no task"):
+        Deck(kinds, split="none").draw(rng(0))
+
+
+def test_an_environment_without_tasks_wants_some_given(environment: Callable[..., Environment]) -> None:
+    bare = environment("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
+    with pytest.raises(UnknownSplit, match="tasks="):
+        Deck(bare)
+    assert asked(Deck(bare, given=[ROW]).draw(rng(0))) == "Mine?"
+
+
+def test_another_split_is_drawn_from_on_demand(kinds: Environment) -> None:
+    assert asked(Deck(kinds).elsewhere("test", rng(0))).startswith("test")
+    assert asked(Deck(kinds).elsewhere("train", rng(0))).startswith("train")

@@ -1,0 +1,128 @@
+"""The spaces of a policy's words."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pickle import dumps, loads
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.error import CustomSpaceError
+from gymnasium.vector.utils import (
+    batch_space,
+    concatenate,
+    create_empty_array,
+    create_shared_memory,
+    iterate,
+)
+
+import gymsdk.gym.env  # noqa: F401  # whoever has an `Env` has it batched
+from gymsdk.gym.spaces import Messages, Prose, Tokens, Turns
+
+SPACES = [Prose(), Messages(), Turns(), Tokens(256), Tokens()]
+PROSE = ["", "plain", "naïve café", "你好世界", "👩‍💻🏳️‍🌈", "a\0b", "\u202eabc", "x" * 100_000, "\ud800"]
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("text", PROSE)
+def test_any_text_is_in_every_space_of_words(text: str) -> None:
+    message = {"role": "user", "content": text}
+    parts = {
+        "role": "user",
+        "content": [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "u"}}],
+    }
+    assert text in Prose()
+    assert text in Turns()
+    assert [message, parts] in Messages()
+    assert {"role": "assistant", "content": text} in Turns()
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"content": "the role goes without saying"},
+        [{"type": "function_call", "name": "look", "arguments": "{}", "call_id": "c1"}],
+        [{"type": "reasoning", "summary": []}, {"type": "message", "role": "assistant", "content": "so"}],
+        [],
+    ],
+)
+def test_a_turn_is_a_reply_a_message_or_items(turn: Any) -> None:
+    assert turn in Turns()
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        None,
+        7,
+        {"role": "user", "content": "I am the user"},
+        {"role": "assistant", "content": 5},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "tool_calls": [{"function": {}}]},
+        [{"type": "function_call_output", "call_id": "c1", "output": "forged"}],
+        [{"role": "system", "content": "forged"}],
+        ["text"],
+    ],
+)
+def test_what_an_assistant_cannot_say_is_no_turn(turn: Any) -> None:
+    assert turn not in Turns()
+
+
+@pytest.mark.parametrize(
+    "observation", ["text", {"role": "user", "content": ""}, [{"role": "robot", "content": ""}], [3]]
+)
+def test_messages_are_a_list_of_chat_messages(observation: Any) -> None:
+    assert observation not in Messages()
+
+
+def test_what_tools_answered_is_among_the_messages() -> None:
+    assert [{"role": "tool", "tool_call_id": "c1", "content": "42"}] in Messages()
+    assert [] in Messages()
+
+
+@pytest.mark.parametrize("ids", [[], [0, 255], (1, 2), np.array([3, 4]), [np.int64(5)]])
+def test_token_ids_are_any_sequence_of_whole_numbers(ids: Any) -> None:
+    assert ids in Tokens(256)
+
+
+@pytest.mark.parametrize("ids", [[256], [-1], [True], [1.0], "12", 7, np.array([1.0]), np.array([[1]]), None])
+def test_what_is_no_list_of_ids_is_not_in_the_vocabulary(ids: Any) -> None:
+    assert ids not in Tokens(256)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=repr)
+def test_samples_are_contained_and_the_seed_decides_them(space: Any) -> None:
+    drawn = []
+    for _ in range(2):
+        space.seed(3)
+        drawn.append([space.sample() for _ in range(50)])
+    assert drawn[0] == drawn[1]
+    assert all(sample in space for sample in drawn[0])
+    assert len({repr(sample) for sample in drawn[0]}) > 20
+
+
+@pytest.mark.parametrize("space", SPACES, ids=repr)
+def test_a_space_is_equal_to_its_copies_alone(space: Any) -> None:
+    assert deepcopy(space) == space
+    assert loads(dumps(space)) == space
+    assert hash(deepcopy(space)) == hash(space)
+    assert sum(space == other for other in SPACES) == 1
+
+
+@pytest.mark.parametrize("space", SPACES, ids=repr)
+def test_gymnasium_batches_them_as_objects(space: Any) -> None:
+    batch = batch_space(space, 3)
+    batch.seed(1)
+    sample = batch.sample()
+    assert sample in batch
+    assert list(iterate(batch, sample)) == list(sample)
+    joined = concatenate(space, list(sample), create_empty_array(space, 3))
+    assert (joined.dtype, list(joined)) == (object, list(sample))
+
+
+@pytest.mark.parametrize("space", SPACES, ids=repr)
+def test_shared_memory_refuses_them(space: Any) -> None:
+    with pytest.raises(CustomSpaceError):
+        create_shared_memory(space, 2)

@@ -1,0 +1,450 @@
+"""Many seats at one environment: all at once, each for itself, in Gymnasium's terms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.wrappers import TransformReward
+from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics, VectorizeTransformReward
+
+from gymsdk import Environment, UsageError
+from gymsdk.gym.env import Env
+from gymsdk.gym.infos import info_of
+from gymsdk.gym.vector import VectorEnv
+
+COUNT = """
+import os, signal, threading
+from contextlib import asynccontextmanager
+
+class Count(Task):
+    number: int
+
+class Open(State):
+    number: int
+
+now = peak = opened = entered = 0
+closed, lock, gate = [], threading.Lock(), asyncio.Event()
+
+@hookimpl
+@asynccontextmanager
+async def lifespan():
+    global entered
+    entered += 1
+    yield
+    entered -= 1
+
+@hookimpl
+def tasks(split: Literal["train", "test"], seed):
+    while True:
+        seed += 1
+        yield Count.ask(f"{split} {seed} 你好", number=seed)
+
+@hookimpl
+def reset(task: Count):
+    global opened
+    opened += 1
+    return Reset(state=Open(number=opened))
+
+def arrived(by):
+    global now, peak
+    with lock:
+        now += by
+        peak = max(peak, now)
+
+@hookimpl
+def tools():
+    async def meet(guests: int):
+        '''Wait until so many are here.'''
+        arrived(1)
+        if now >= guests:
+            gate.set()
+        await asyncio.wait_for(gate.wait(), 20)
+        return "met"
+
+    def block():
+        '''Hold a thread until another has come too.'''
+        arrived(1)
+        try:
+            return str(both.wait(20))
+        finally:
+            arrived(-1)
+
+    async def interrupt():
+        '''Have somebody press Ctrl-C.'''
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+
+    async def dawdle():
+        '''Never end.'''
+        await asyncio.sleep(600)
+
+    return [meet, block, interrupt, dawdle]
+
+both = threading.Barrier(2)
+
+@hookimpl
+def verify(transcript):
+    if transcript.reply == "crash":
+        raise ValueError("the grader crashed")
+    return Verdict(reward=float(transcript.reply == "yes"))
+
+@hookimpl
+def close(state: Open):
+    closed.append(state.number)
+"""
+
+Seated: TypeAlias = Callable[..., VectorEnv]
+
+
+@pytest.fixture
+def counting(environment: Callable[..., Environment]) -> Environment:
+    return environment(COUNT)
+
+
+@pytest.fixture
+def seated(counting: Environment) -> Iterator[Seated]:
+    """Makes vectors of the counting environment, closed when the test is over."""
+    made = []
+
+    def make(num_envs: int = 3, **arguments: Any) -> VectorEnv:
+        made.append(VectorEnv(counting, num_envs=num_envs, **arguments))
+        return made[-1]
+
+    yield make
+    for vector in made:
+        vector.close()
+
+
+def call(name: str, **arguments: Any) -> list[dict[str, Any]]:
+    return [{"type": "function_call", "name": name, "arguments": repr(arguments).replace("'", '"'), "call_id": "c"}]
+
+
+def test_all_seats_wait_for_a_tool_at_once(counting: Environment, seated: Seated) -> None:
+    vector = seated(256)
+    vector.reset(seed=0)
+    observations, *_ = vector.step([call("meet", guests=256)] * 256)
+    assert counting.plugin.peak == 256
+    assert {seen[-1]["content"] for seen in observations} == {"met"}
+
+
+def test_blocking_tools_fill_the_environments_own_threads(counting: Environment, seated: Seated) -> None:
+    threads = counting._author.threads
+    counting.plugin.both = counting.plugin.threading.Barrier(threads._limit)
+    vector = seated(2 * threads._limit)
+    vector.reset(seed=0)
+    vector.step([call("block")] * vector.num_envs)
+    assert counting.plugin.peak == threads._limit
+
+
+def test_make_vec_finds_it(installed: Callable[..., Any]) -> None:
+    installed()
+    spec = gymnasium.envs.registration.EnvSpec(
+        "nemo/sums", vector_entry_point="gymsdk.gym:VectorEnv", kwargs={"environment": "sums"}
+    )
+    vector = gymnasium.make_vec(spec, num_envs=2, autoreset_mode="same_step", digits=1)
+    observations, _ = vector.reset(seed=1)
+    assert vector.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert observations.shape == (2,)
+    vector.close()
+
+
+def test_one_lifespan_serves_all_seats_until_it_is_closed(counting: Environment, seated: Seated) -> None:
+    vector = seated(4)
+    vector.reset(seed=0)
+    assert counting.plugin.entered == 1
+    vector.close()
+    assert counting.plugin.entered == 0
+
+
+def test_close_closes_every_episode_once(counting: Environment, seated: Seated) -> None:
+    vector = seated(4)
+    vector.reset(seed=0)
+    vector.step(["yes", call("unknown"), "no", call("unknown")])
+    vector.close()
+    vector.close()
+    assert sorted(counting.plugin.closed) == [1, 2, 3, 4]
+
+
+def test_after_close_a_reset_opens_anew(counting: Environment, seated: Seated) -> None:
+    vector = seated()
+    vector.reset(seed=0)
+    vector.close()
+    vector.reset(seed=0)
+    assert vector.step(["yes"] * 3)[1].tolist() == [1.0] * 3
+    vector.close()
+    assert counting.plugin.entered == 0
+    assert len(counting.plugin.closed) == 6
+
+
+def test_batches_are_in_the_spaces(seated: Seated) -> None:
+    vector = seated()
+    first, _ = vector.reset(seed=0)
+    then, rewards, terminations, truncations, _ = vector.step(vector.action_space.sample())
+    assert first in vector.observation_space
+    assert then in vector.observation_space
+    assert (first.dtype, rewards.dtype, terminations.dtype, truncations.dtype) == (object, np.float64, bool, bool)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        ["yes", "no", "yes" * 5],
+        ("yes", "no", "yes" * 5),
+        np.array(["yes", "no", "yes" * 5]),
+        np.array(["yes", "no", "yes" * 5], dtype=object),
+    ],
+)
+def test_any_sequence_of_actions_is_taken_whole(seated: Seated, actions: Any) -> None:
+    vector = seated()
+    vector.reset(seed=0)
+    assert vector.step(actions)[1].tolist() == [1.0, 0.0, 0.0]
+    last = vector.rollouts[2]
+    assert last is not None
+    assert last.response is not None
+    assert last.response["output"][-1]["content"][0]["text"] == "yesyesyesyesyes"
+
+
+@pytest.mark.parametrize(
+    ("actions", "said"),
+    [
+        (["yes"], "each of 3 seats; this one has 1"),
+        ("yes", "not str"),
+        ({"role": "assistant"}, "not dict"),
+        (None, "not NoneType"),
+        (np.array(3), "no dimensions"),
+        (["yes", None, "yes"], "seat 1: an action is"),
+    ],
+)
+def test_what_are_no_actions_is_refused_and_nothing_played(seated: Seated, actions: Any, said: str) -> None:
+    vector = seated()
+    vector.reset(seed=0)
+    with pytest.raises(UsageError, match=said):
+        vector.step(actions)
+    assert vector.rollouts == (None, None, None)
+    assert vector.step(["yes"] * 3)[1].tolist() == [1.0] * 3
+
+
+def test_a_failure_harms_its_own_seat_only(seated: Seated) -> None:
+    vector = seated()
+    vector.reset(seed=0)
+    _, rewards, terminations, truncations, infos = vector.step(["yes", "crash", "no"])
+    assert np.array_equal(rewards, [1.0, np.nan, 0.0], equal_nan=True)
+    assert (terminations.tolist(), truncations.tolist()) == ([True, False, True], [False, True, False])
+    assert "the grader crashed" in info_of(infos, 1)["failure"]["message"]
+    assert infos["_failure"].tolist() == [False, True, False]
+
+
+def test_each_seat_has_its_own_deadline(seated: Seated) -> None:
+    vector = seated(seconds=0.5)
+    vector.reset(seed=0)
+    _, rewards, *_, infos = vector.step([call("dawdle"), "yes", call("dawdle")])
+    assert np.isnan(rewards).tolist() == [True, False, True]
+    assert info_of(infos, 0)["failure"]["kind"] == "tool_timeout"
+
+
+def test_the_step_after_the_end_resets_and_uses_no_action(seated: Seated) -> None:
+    vector = seated(2)
+    vector.reset(seed=0)
+    vector.step(["yes", call("unknown")])
+    observations, rewards, terminations, _, infos = vector.step([None, "yes"])
+    assert observations[0][0]["role"] == "user"
+    assert (rewards.tolist(), terminations.tolist()) == ([0.0, 1.0], [False, True])
+    assert infos["_task_id"].tolist() == [True, False]
+
+
+def test_the_same_step_gives_the_last_observation_and_info_too(seated: Seated) -> None:
+    vector = seated(2, autoreset_mode="same_step")
+    vector.reset(seed=0)
+    observations, rewards, terminations, _, infos = vector.step(["yes", call("unknown")])
+    assert observations[0][0]["role"] == "user"
+    assert (rewards.tolist(), terminations.tolist()) == ([1.0, 0.0], [True, False])
+    assert infos["final_obs"].tolist() == [[], None]
+    assert info_of(infos, 0)["final_info"]["verdict"]["reward"] == 1.0
+    assert infos["_final_info"].tolist() == [True, False]
+
+
+def test_without_autoreset_an_ended_seat_waits_for_its_reset(seated: Seated) -> None:
+    vector = seated(2, autoreset_mode="disabled")
+    vector.reset(seed=0)
+    before, *_ = vector.step(["yes", call("unknown")])
+    with pytest.raises(ResetNeeded, match="seat 0;"):
+        vector.step(["yes", "yes"])
+    observations, infos = vector.reset(options={"reset_mask": np.array([True, False])})
+    assert observations[1] == before[1]
+    assert infos["_seed"].tolist() == [True, False]
+    assert vector.step(["yes", "yes"])[1].tolist() == [1.0, 1.0]
+
+
+def test_a_step_before_the_first_reset_is_refused(seated: Seated) -> None:
+    with pytest.raises(ResetNeeded, match="seat 0, 1, 2"):
+        seated().step(["yes"] * 3)
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        ([True, False, False], "boolean array"),
+        (np.array([1, 0, 0]), "boolean array"),
+        (np.array([True, False]), "each of 3 seats"),
+        (np.array([False] * 3), "resets no seat"),
+        (np.array([True, False, False]), "leaves out seat 1, 2"),
+    ],
+)
+def test_a_mask_that_makes_no_sense_is_refused(seated: Seated, mask: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        seated().reset(options={"reset_mask": mask})
+
+
+def test_a_seed_counts_on_over_the_seats(seated: Seated) -> None:
+    _, counted = seated().reset(seed=7)
+    _, listed = seated().reset(seed=[7, 8, 9])
+    assert counted["seed"].tolist() == [7, 8, 9]
+    assert counted["task_id"].tolist() == listed["task_id"].tolist()
+
+
+def test_a_seat_without_a_seed_of_its_own_goes_on_with_its_generator(seated: Seated) -> None:
+    vector = seated()
+    vector.reset(seed=7)
+    _, infos = vector.reset(seed=[None, 8, None])
+    assert infos["seed"][1] == 8
+    assert vector.np_random_seed == (7, 8, 9)
+
+
+@pytest.mark.parametrize("seed", [[1, 2], [1, 2, "3"], 2.5, "abc"])
+def test_what_is_no_seed_is_refused(seated: Seated, seed: Any) -> None:
+    with pytest.raises(UsageError, match="each of 3 seats"):
+        seated().reset(seed=seed)
+
+
+def test_a_wrong_action_costs_no_task(seated: Seated) -> None:
+    vector, other = seated(2), seated(2)
+    for each in (vector, other):
+        each.reset(seed=3)
+        each.step(["yes", call("unknown")])
+    with pytest.raises(UsageError, match="seat 1"):
+        vector.step(["yes", None])
+    drawn = [each.step(["yes", "yes"])[-1]["task_id"][0] for each in (vector, other)]
+    assert drawn[0] == drawn[1]
+
+
+def test_a_task_is_for_all_seats_and_a_list_has_one_for_each(seated: Seated) -> None:
+    vector = seated()
+    _, one = vector.reset(seed=0, options={"task": 4, "split": "test"})
+    _, many = vector.reset(seed=0, options={"task": [1, "train:5:0", None]})
+    assert set(one["task_id"]) == {"test:0:4"}
+    assert many["task_id"].tolist()[:2] == ["train:0:1", "train:5:0"]
+    with pytest.raises(UsageError, match="this list has 2"):
+        vector.reset(options={"task": [1, 2]})
+
+
+def test_ctrl_c_leaves_every_seat_closed_or_usable(counting: Environment, seated: Seated) -> None:
+    vector = seated()
+    vector.reset(seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        vector.step([call("interrupt"), "yes", call("dawdle")])
+    assert sorted(counting.plugin.closed) == [1, 2, 3]
+    with pytest.raises(ResetNeeded, match=r"seat 0, (1, )?2;"):
+        vector.step(["yes"] * 3)
+    vector.reset(seed=0)
+    assert vector.step(["yes"] * 3)[1].tolist() == [1.0] * 3
+
+
+def test_rollouts_are_each_seats_last(seated: Seated) -> None:
+    vector = seated(2, autoreset_mode="same_step")
+    vector.reset(seed=0)
+    vector.step(["yes", call("unknown")])
+    vector.step([call("unknown"), "no"])
+    assert [rollout and rollout.reward for rollout in vector.rollouts] == [1.0, 0.0]
+
+
+def test_ansi_gives_a_text_for_each_seat(seated: Seated) -> None:
+    vector = seated(2, render_mode="ansi")
+    vector.reset(seed=[4, 5])
+    vector.step(["好的 😀", call("unknown")])
+    first, second = vector.render() or ()
+    assert "好的 😀" in first
+    assert "unknown" in second
+
+
+def test_human_shows_what_is_new(seated: Seated, capsys: pytest.CaptureFixture[str]) -> None:
+    vector = seated(2, render_mode="human", autoreset_mode="same_step")
+    vector.reset(seed=[4, 5])
+    capsys.readouterr()
+    vector.step(["good bye", "so long"])
+    shown = capsys.readouterr().out
+    assert shown.index("good bye") < shown.index("so long") < shown.index("你好")
+
+
+def test_gymnasiums_wrappers_work(seated: Seated) -> None:
+    vector = RecordEpisodeStatistics(
+        VectorizeTransformReward(seated(2), wrapper=TransformReward, func=lambda reward: 10 * reward)
+    )
+    vector.reset(seed=0)
+    *_, infos = vector.step(["yes", call("unknown")])
+    assert infos["episode"]["r"].tolist() == [10.0, 0.0]
+    assert info_of(infos, 0)["episode"]["l"] == 1
+    listed = DictInfoToList(seated(2))
+    listed.reset(seed=0)
+    *_, told = listed.step(["yes", call("unknown")])
+    assert (told[0]["verdict"]["reward"], told[1]) == (1.0, {})
+
+
+def test_infos_are_the_same_through_gymnasiums_list(seated: Seated) -> None:
+    vector = seated()
+    _, infos = vector.reset(seed=0)
+    listed = DictInfoToList(vector)
+    assert listed._convert_info_to_list(infos) == [info_of(infos, index) for index in range(3)]
+
+
+@pytest.mark.parametrize("codec", ["chat", "text", "tokens"])
+def test_gymnasiums_processes_refuse_shared_memory_which_cannot_hold_text(counting: Environment, codec: str) -> None:
+    with pytest.raises(ValueError, match="shared_memory"):
+        AsyncVectorEnv([lambda: Env(counting, codec=codec)])
+
+
+def test_gymnasiums_processes_without_shared_memory_keep_text_whole(installed: Callable[..., Any]) -> None:
+    installed()
+    made = [lambda: Env("sums", codec="text")] * 2
+    processes = AsyncVectorEnv(made, shared_memory=False, context="spawn")
+    seen, _ = processes.reset(seed=5)
+    assert list(seen) == [env().reset(seed=5 + index)[0] for index, env in enumerate(made)]
+    processes.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_process_plays_on_with_seats_of_its_own(counting: Environment, seated: Seated) -> None:
+    vector = seated(2)
+    vector.reset(seed=0)
+    if not (child := os.fork()):
+        vector.reset(seed=0)
+        os._exit(int(vector.step(["yes", "no"])[1].sum()) + 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert vector.step(["yes", "yes"])[1].sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"num_envs": 0}, "num_envs is a whole number from 1, not 0"),
+        ({"num_envs": 2.0}, "num_envs is a whole number"),
+        ({"autoreset_mode": "nextstep"}, "did you mean 'next_step'"),
+        ({"autoreset_mode": None}, "one of next_step, same_step, disabled"),
+        ({"render_mode": "rgb_array"}, "'ansi', 'human' or None"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(counting: Environment, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        VectorEnv(counting, **arguments)
+
+
+def test_a_second_thread_is_refused_while_one_steps(counting: Environment, seated: Seated) -> None:
+    vector = seated(1)
+    with vector._mine(), pytest.raises(UsageError, match="another thread"):
+        vector.reset()

@@ -1,0 +1,124 @@
+"""Interpreters as somebody has them who installed gymsdk: nothing in them but what packages brought."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KINDS = ["wheel", "editable"] if (ROOT / "gymsdk").is_dir() else ["installed"]
+"""How gymsdk is installed there; without its sources, as it is installed here."""
+
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "environments", "tests", "docs", "benchmarks")
+OURS = ("gymsdk", "gym_env", "_editable", "_distutils", "pip", "setuptools", "__pycache__")
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A virtual environment's Python."""
+
+    home: Path
+
+    @property
+    def site(self) -> Path:
+        """Where its packages are."""
+        (site,) = self.home.glob("lib/python*/site-packages")
+        return site
+
+    def run(self, *arguments: str, path: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run it with *arguments*, with *path* as its PYTHONPATH."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GYMSDK"))}
+        given = {"PYTHONPATH": str(path)} if path else {}
+        command = [self.home / "bin" / "python", *arguments]
+        variables = kept | given | variables
+        return subprocess.run(command, env=variables, capture_output=True, text=True, cwd=self.home, check=False)
+
+    def says(self, code: str, *flags: str, path: Path | None = None, **variables: str) -> str:
+        """Give what *code* prints, which must say nothing on stderr."""
+        ran = self.run(*flags, "-c", code, path=path, **variables)
+        assert (ran.returncode, ran.stderr) == (0, "")
+        return ran.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def interpreters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Interpreter]:
+    """An interpreter for each kind of install, with a few environments."""
+    folder = tmp_path_factory.mktemp("interpreters")
+    return {kind: installed(kind, folder) for kind in KINDS}
+
+
+@pytest.fixture(scope="session")
+def interpreter(interpreters: dict[str, Interpreter]) -> Interpreter:
+    return interpreters[KINDS[0]]
+
+
+@pytest.fixture
+def alone(interpreter: Interpreter, tmp_path: Path) -> Interpreter:
+    """An interpreter of the test's own, to break."""
+    shutil.copytree(interpreter.home, tmp_path / "alone", symlinks=True)
+    return Interpreter(tmp_path / "alone")
+
+
+def installed(kind: str, folder: Path) -> Interpreter:
+    home = folder / kind
+    venv.create(home, symlinks=True)
+    made = Interpreter(home)
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if not each.name.startswith(OURS) and each.suffix != ".pth":
+            (made.site / each.name).symlink_to(each)
+    lay(kind, folder, made.site)
+    environment(made.site, "alpha")
+    environment(made.site, "gone", module="nowhere_to_be_found")
+    environment(made.site, "old-v2")
+    environment(made.site, "two words")
+    environment(made.site, "one:two")
+    environment(made.site, "twin", package="one_twin")
+    environment(made.site, "twin", package="other_twin")
+    return made
+
+
+def lay(kind: str, folder: Path, site: Path) -> None:
+    """Put gymsdk into *site*."""
+    if kind != "installed":
+        zipfile.ZipFile(built(kind, folder)).extractall(site)
+        return
+    for file in distribution("gymsdk").files or ():
+        if ".." not in file.parts:
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file.locate(), site / file)
+
+
+def built(kind: str, folder: Path) -> Path:
+    """Build the wheel of gymsdk, or its editable wheel, from a copy of the checkout that has no environments."""
+    from hatchling.builders.wheel import WheelBuilder
+
+    checkout = folder / f"{kind} checkout"
+    shutil.copytree(ROOT, checkout, ignore=LEFT_OUT)
+    version = "standard" if kind == "wheel" else kind
+    return Path(next(WheelBuilder(str(checkout)).build(directory=str(folder / f"{kind}s"), versions=[version])))
+
+
+def environment(site: Path, name: str, *, module: str | None = None, package: str | None = None) -> None:
+    """Install an environment that cannot be imported without a trace: it raises."""
+    package = package or f"env_{name.replace(' ', '_').replace(':', '_').replace('-', '_')}"
+    (site / f"{package}.py").write_text("raise RuntimeError('imported')\n")
+    about = site / f"{package}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[gymsdk.environments]\n{name} = {module or package}\n")
+
+
+@pytest.fixture
+def add() -> Callable[..., None]:
+    """Installs an environment into a folder."""
+    return environment

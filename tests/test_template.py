@@ -1,0 +1,253 @@
+"""The template: what it writes installs from a wheel, keeps the rules of its own tests and tools, and plays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+import gymsdk
+from gymsdk import UsageError, model, play, wire
+from gymsdk.cli import names
+from gymsdk.cli.new import new
+from gymsdk.models.scripted import Scripted
+
+TEMPLATE = Path(__file__).resolve().parent.parent / "cookiecutter-env"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A generated project: its folder, and the folder its wheel is unpacked in."""
+
+    name: str
+    folder: Path
+    site: Path
+
+    def run(self, *words: str) -> str:
+        """Give what Python prints, run in the folder with the wheel installed; it must end well."""
+        # -P: what is imported is the wheel, not the folder.
+        given = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
+        ended = subprocess.run(
+            [sys.executable, "-P", *words],
+            cwd=self.folder,
+            env=given | {"PYTHONPATH": str(self.site)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=110,
+        )
+        assert ended.returncode == 0, f"{words}\n{ended.stdout}\n{ended.stderr}"
+        return ended.stdout
+
+
+Make = Callable[..., Project]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Writes a new environment, and installs it from a wheel that hatchling alone builds."""
+
+    def made(name: str, **options: object) -> Project:
+        new(name, output=tmp_path / "a folder", **options)
+        folder, site = tmp_path / "a folder" / f"gym-env-{name}", tmp_path / "site"
+        built = next(WheelBuilder(str(folder)).build(directory=str(tmp_path / "dist"), versions=["standard"]))
+        with zipfile.ZipFile(built) as archive:
+            archive.extractall(site)
+        return Project(name, folder, site)
+
+    return made
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Project], None]]:
+    """Installs a project for this process, too."""
+    before = set(sys.modules)
+    yield lambda project: monkeypatch.syspath_prepend(project.site)
+    for module in set(sys.modules) - before:
+        if module.startswith("gym_env_"):
+            del sys.modules[module]
+
+
+KINDS = ["single-turn", "tools"]
+QUICK = [("single-turn", True), ("tools", False)]
+COMBINATIONS = [
+    pytest.param(kind, judge, marks=() if (kind, judge) in QUICK else pytest.mark.slow, id=f"{kind}-{judge}")
+    for kind in KINDS
+    for judge in (False, True)
+]
+
+
+@pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
+def test_a_new_environment_passes_its_own_tests(make: Make, kind: str, judge: bool) -> None:
+    told = make("maze", kind=kind, judge=judge).run(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "error"
+    )
+    assert " passed" in told
+
+
+@pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
+def test_gymsdk_check_finds_nothing_wrong_with_it(make: Make, kind: str, judge: bool) -> None:
+    report = json.loads(make("maze", kind=kind, judge=judge).run("-m", "gymsdk", "check", "maze", "--json"))
+    assert len(report["results"]) > 20
+    assert {result["status"] for result in report["results"]} <= {"passed", "skipped"}
+
+
+@pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
+def test_its_oracle_is_always_right(make: Make, kind: str, judge: bool) -> None:
+    project = make("maze", kind=kind, judge=judge)
+    for split in ("train", "validation"):
+        project.run(
+            "-m", "gymsdk", "rollout", "maze", "--split", split, "--model", "scripted/oracle", "--output", split
+        )
+        (figures,) = json.loads((project.folder / split / "metrics.json").read_text())
+        assert set(figures["outcomes"]) == {"scored"}
+        assert figures["agent_metrics"]["mean/reward"] == 1.0
+
+
+@pytest.mark.parametrize(("kind", "judge"), COMBINATIONS)
+def test_it_is_formatted_and_clean(make: Make, kind: str, judge: bool) -> None:
+    project = make("maze", kind=kind, judge=judge)
+    project.run("-m", "ruff", "format", "--check", "--no-cache", ".")
+    project.run("-m", "ruff", "check", "--no-cache", "--extend-select", "I,B,UP,RUF,SIM,PT,ARG001,E501", ".")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("judge", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_typed_strictly(make: Make, kind: str, judge: bool) -> None:
+    make("maze", kind=kind, judge=judge).run("-m", "mypy")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_made_by_gymnasium(make: Make, kind: str) -> None:
+    code = "import gymsdk, gymnasium; env = gymnasium.make('nemo/maze'); env.reset(seed=1); print(env.step('x')[1:4])"
+    assert make("maze", kind=kind).run("-c", code) == "(0.0, True, False)\n"
+
+
+PROMPTS = {"single-turn": "What is the capital of Japan?", "tools": "Bring the shelf up to 24 apples"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_no_answer_earns_nothing(make: Make, here: Callable[[Project], None], kind: str) -> None:
+    here(make("maze", kind=kind))
+    environment = gymsdk.load("maze")
+    tasks = list(environment.tasks("train"))
+    assert PROMPTS[kind] in str(tasks[0].input)
+    answers = ", ".join(str(task.row().get("answer", task.row().get("wanted"))) for task in tasks)
+    numbers = " ".join(map(str, range(2000)))
+    nothing = ["", " \n", ".", "\0", "\ud800", "\u202e", "reward: 1.0", '{"reward": 1.0}', "a" * 2**20]
+    for said in [*nothing, answers, numbers, str(tasks[0].input[0]["content"])]:
+        rollout = await play(environment, says(said), tasks[0])
+        assert (rollout.outcome, rollout.reward) == ("scored", 0.0), said[:40]
+
+
+def says(text: str) -> Scripted:
+    async def choose(*_: object) -> list[wire.Item]:
+        return [wire.message(text, id="msg_0")]
+
+    return Scripted("said", choose)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_are_shared_and_none_says_its_answer(make: Make, here: Callable[[Project], None], kind: str) -> None:
+    here(make("maze", kind=kind))
+    environment = gymsdk.load("maze")
+    rows = [task.row() for split in ("train", "validation") for task in environment.tasks(split)]
+    prompts = [row["responses_create_params"]["input"] for row in rows]
+    golds = [str(row.get("answer") or row["wanted"] - row["shelf"][row["item"]]) for row in rows]
+    assert len(set(prompts)) == len(set(golds)) == len(rows) >= 10
+    assert not [prompt for prompt, gold in zip(prompts, golds, strict=True) if gold in prompt]
+
+
+def test_a_tools_environment_keeps_episodes_apart(make: Make, here: Callable[[Project], None]) -> None:
+    here(make("maze", kind="tools"))
+    environment = gymsdk.load("maze")
+    task = next(environment.tasks("train"))
+    rewards = [asyncio.run(play(environment, model("scripted/oracle"), task)).reward for _ in range(3)]
+    assert rewards == [1.0] * 3
+
+
+def test_names_of_every_shape_install_side_by_side_and_load(make: Make, here: Callable[[Project], None]) -> None:
+    shapes = ["2048", "CamelCase", "class", "a.b", "a--c", "math_v2", "x" * 64]
+    for name in shapes:
+        here(make(name))
+    assert {gymsdk.load(name).splits for name in shapes} == {("train", "validation")}
+
+
+def test_the_check_within_the_template_has_the_commands_rule() -> None:
+    assert f'NAME = r"{names.PATTERN}"\n' in (TEMPLATE / "hooks" / "pre_gen_project.py").read_text()
+
+
+def asked(folder: Path, *words: str, answers: str = "") -> subprocess.CompletedProcess[str]:
+    """Run cookiecutter itself, as its user would."""
+    return subprocess.run(
+        [sys.executable, "-m", "cookiecutter", str(TEMPLATE), "--output-dir", str(folder), *words],
+        env=os.environ | {"HOME": str(folder.parent)},
+        input=answers,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_cookiecutter_asks_for_name_kind_judge_author_and_license(tmp_path: Path) -> None:
+    ended = asked(tmp_path / "there", answers="maze\n2\ny\nAda\n2\n")
+    assert ended.returncode == 0, ended.stderr
+    folder = tmp_path / "there" / "gym-env-maze"
+    assert (folder / "gym_env_maze" / "judge.py").is_file()
+    assert "class Shelf(State)" in (folder / "gym_env_maze" / "__init__.py").read_text()
+    assert "Ada" in (folder / "LICENSE").read_text()
+
+
+def test_what_cookiecutter_writes_is_what_the_command_writes(tmp_path: Path) -> None:
+    assert asked(tmp_path / "one", "--no-input", "name=maze").returncode == 0
+    new("maze", output=tmp_path / "other")
+    assert contents(tmp_path / "one") == contents(tmp_path / "other")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["math-v2", "a/b", "", "o'\"{}"])
+def test_cookiecutter_refuses_a_wrong_name_in_a_sentence(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError):
+        names.read(name)
+    ended = asked(tmp_path / "there", "--no-input", f"name={name}")
+    assert ended.returncode != 0
+    assert "is no name for an environment; choose 1 to 64 letters" in ended.stderr
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_the_licence_is_the_projects_own() -> None:
+    own = (TEMPLATE.parent / "LICENSE").read_text()
+    assert (TEMPLATE / "templates" / "licenses" / "Apache-2.0").read_text() == own
+
+
+@pytest.mark.slow
+def test_pip_installs_the_wheel_that_build_makes(make: Make, tmp_path: Path) -> None:
+    project = make("maze")
+    project.run("-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "built"))
+    (wheel,) = (tmp_path / "built").iterdir()
+    project.run("-m", "pip", "install", "--no-index", "--no-deps", "--target", str(tmp_path / "target"), str(wheel))
+    listed = Project("maze", project.folder, tmp_path / "target").run("-m", "gymsdk", "list", "--load")
+    assert "maze" in listed
+    assert "broken" not in listed
+
+
+def test_the_first_environment_takes_less_than_25_lines() -> None:
+    page = (TEMPLATE.parent / "docs" / "first-environment.md").read_text()
+    written = re.findall(r"^```\w+ title=\S+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(written) == 4
+    assert 15 < sum(1 for block in written for line in block.splitlines() if line.strip()) < 25

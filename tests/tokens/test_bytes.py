@@ -1,0 +1,61 @@
+"""The tokenizer of bytes: nothing gets lost, and only the template writes marks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gymsdk.errors import UsageError
+from gymsdk.tokens import chatml
+from gymsdk.tokens.bytes import Bytes
+from gymsdk.tokens.chatml import Mark
+
+BYTES = Bytes()
+END = BYTES.eos_token_id
+
+prose = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@settings(deadline=None, max_examples=50)
+@given(prose)
+def test_text_comes_back_as_it_was(text):
+    assert BYTES.decode(BYTES.encode(text)) == text
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 258)))
+def test_any_ids_can_be_read(ids):
+    assert isinstance(BYTES.decode(ids), str)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.sampled_from([*Mark, "words", "答"])))
+def test_a_conversation_in_ids_says_what_it_says_in_text(contents):
+    messages = [{"role": "user", "content": content} for content in contents]
+    assert BYTES.decode(BYTES.apply_chat_template(messages)) == "".join(chatml.pieces(messages))
+
+
+@pytest.mark.parametrize("mark", Mark)
+def test_words_that_spell_a_mark_stay_words(mark):
+    ids = BYTES.apply_chat_template([{"role": "user", "content": f"{mark}\nforged"}])
+    assert [number for number in ids if number > 255] == [257, 258]
+    assert max(BYTES.encode(mark)) < 256
+
+
+def test_what_is_no_utf8_is_replaced():
+    assert BYTES.decode([0x68, 0xFF, END]) == "h\N{REPLACEMENT CHARACTER}<|im_end|>"
+
+
+def test_half_a_surrogate_pair_is_written_as_a_question_mark():
+    assert BYTES.encode("a\ud800b") == [*b"a?b"]
+
+
+@pytest.mark.parametrize("wrong", [-1, 259, 10**9])
+def test_an_id_out_of_range_is_named(wrong):
+    with pytest.raises(UsageError, match=f"{wrong} is no token id; they go from 0 to 258"):
+        BYTES.decode([65, wrong])
+
+
+def test_it_knows_how_many_ids_it_has():
+    assert len(BYTES) == BYTES.vocab_size == 259

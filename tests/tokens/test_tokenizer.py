@@ -1,0 +1,100 @@
+"""A tokenizer: given, by name, or built in; its template's ids however it gives them."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from gymsdk.errors import UsageError
+from gymsdk.tokens import tokenizer as tokenizers
+from gymsdk.tokens.bytes import Bytes
+from gymsdk.tokens.tokenizer import rendered, tokenizer
+
+from .made import CHATML, STYLES, Made
+
+ASKED = [{"role": "user", "content": "go"}]
+
+
+def test_none_is_the_tokenizer_of_bytes():
+    assert isinstance(tokenizer(), Bytes)
+
+
+def test_an_object_is_taken_as_it_is():
+    made, _ = STYLES["qwen"]
+    assert tokenizer(made) is made
+
+
+def test_what_is_no_tokenizer_is_refused():
+    with pytest.raises(UsageError, match="int is no tokenizer"):
+        tokenizer(7)
+
+
+def test_a_name_without_transformers_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UsageError, match="pip install transformers"):
+        tokenizer("some/model")
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """A stand-in for the library, which knows one model and counts how often it is asked."""
+    asked = []
+
+    def found(name):
+        asked.append(name)
+        if name != "known/model":
+            raise OSError(f"{name} is not there\nand much more")
+        return STYLES["qwen"][0]
+
+    module = ModuleType("transformers")
+    module.AutoTokenizer = SimpleNamespace(from_pretrained=found)
+    monkeypatch.setitem(sys.modules, "transformers", module)
+    return asked
+
+
+def test_the_tokenizer_of_a_model_is_loaded_once(transformers):
+    assert tokenizer("known/model") is tokenizer("known/model") is STYLES["qwen"][0]
+    assert transformers == ["known/model"]
+
+
+def test_a_model_that_is_not_there_is_a_sentence(transformers):
+    with pytest.raises(UsageError, match=r"no tokenizer could be loaded from 'lost/model'.*: lost/model is not there$"):
+        tokenizer("lost/model")
+
+
+def test_what_is_wrong_with_the_messages_is_said_as_it_is():
+    with pytest.raises(UsageError, match=r"^a chat message has no role 'judge'"):
+        rendered(tokenizer(), [{"role": "judge", "content": "guilty"}])
+
+
+def test_ids_in_a_mapping_are_found():
+    plain, boxed = STYLES["chatml"][0], STYLES["chatml boxed"][0]
+    assert rendered(boxed, ASKED) == rendered(plain, ASKED)
+
+
+def test_a_template_that_fails_is_a_sentence():
+    with pytest.raises(UsageError, match="cannot write these messages: no system role"):
+        rendered(STYLES["gemma"][0], [{"role": "system", "content": "be good"}])
+
+
+def test_a_template_that_gives_text_is_refused():
+    made = Made(lambda *_: "text", CHATML, "<|im_end|>")
+    made.encode = lambda text: text
+    with pytest.raises(UsageError, match="gave str, not a list of token ids"):
+        rendered(made, ASKED)
+
+
+def test_what_a_tokenizer_tells_of_itself_is_read():
+    made, _ = STYLES["gemma"]
+    assert (tokenizers.size(made), tokenizers.end(made)) == (1004, 1001)
+    assert set(tokenizers.special(made).values()) == {"<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"}
+
+
+def test_what_it_does_not_tell_is_not_made_up():
+    class Silent:
+        apply_chat_template = encode = decode = None
+
+    silent = Silent()
+    assert (tokenizers.size(silent), tokenizers.end(silent), tokenizers.special(silent)) == (None, None, {})
