@@ -1,0 +1,61 @@
+"""Blocking: coroutines of the environment that hold the event loop, and every other episode with it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+
+from gymsdk.bounds import LONG
+from gymsdk.checks.check import Check, Finding
+from gymsdk.checks.performance import Performance, scripts
+from gymsdk.checks.subject import Subject
+
+TASKS = 3
+"""Tasks that are played, by the oracle and at random."""
+
+ROUNDS = 2
+"""How often each script is played; a machine under load makes anyone late once."""
+
+
+class _Held(logging.Handler):
+    """Counts who was named for holding the loop."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.by: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "held the event loop" in str(record.msg):
+            self.by[re.sub(r" of environment '.*'", "", str(record.args[0] if record.args else ""))] += 1  # type: ignore[index]  # our own message has arguments
+
+
+async def _look(subject: Subject) -> list[Finding]:
+    held, log = _Held(), logging.getLogger("gymsdk")
+    async with subject.fresh() as environment:
+        played = await scripts(subject, environment, tasks=TASKS)
+        log.addHandler(held)
+        try:
+            for script in played * ROUNDS:
+                await Performance(script, environment, subject.budget).whole()
+        finally:
+            log.removeHandler(held)
+    episodes = len(played) * ROUNDS
+    return [
+        Finding(
+            seen=f"{what} held the event loop for more than {LONG * 1e3:.0f} ms {times} times in {episodes} episodes"
+        )
+        for what, times in held.by.items()
+        if times >= max(3, episodes // 4)
+    ]
+
+
+CHECKS = (
+    Check(
+        id="runtime.blocking",
+        asks="no `async def` hook or tool holds the event loop",
+        why="while one holds it, every other episode of the process waits, and deadlines pass",
+        mend="write it as a plain `def`, which runs in a thread, or put CPU-heavy work into an `@offload` function",
+        look=_look,
+    ),
+)

@@ -1,0 +1,140 @@
+"""Closing: however an episode ends, it is closed once, and closing goes well."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from gymsdk.checks.check import Check, Finding
+from gymsdk.checks.performance import GARBAGE, spread
+from gymsdk.checks.subject import Subject
+from gymsdk.environment import Environment
+from gymsdk.episode import play
+from gymsdk.errors import EpisodeError
+from gymsdk.models.scripted import Scripted, build, null
+from gymsdk.sitting import Budget
+from gymsdk.transcript import Action, Item
+from gymsdk.types import Episode, Row, Step, Task, Verdict
+
+TASKS = 2
+"""Tasks whose episodes are ended in every way."""
+
+SOON = 0.05
+"""Seconds after which an episode is cancelled, or its deadline passes."""
+
+
+class _Watched:
+    """An environment whose openings and closings are counted, by episode; it is played like the one it watches."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.name = environment.name
+        self.opened: list[Episode] = []
+        self.closed: Counter[int] = Counter()
+        self.complaints: list[str] = []
+
+    async def reset(
+        self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
+    ) -> Episode:
+        """Open an episode."""
+        episode = await self._environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
+        self.opened.append(episode)
+        return episode
+
+    async def step(self, episode: Episode, action: Action) -> Step:
+        """Answer one action."""
+        return await self._environment.step(episode, action)
+
+    async def verify(self, episode: Episode) -> Verdict:
+        """Judge the episode."""
+        return await self._environment.verify(episode)
+
+    async def solve(self, episode: Episode) -> list[Action] | None:
+        """Give what a perfect policy does next."""
+        return await self._environment.solve(episode)
+
+    async def close(self, episode: Episode) -> None:
+        """End the episode, keeping what goes wrong."""
+        self.closed[id(episode)] += 1
+        try:
+            await self._environment.close(episode)
+        except EpisodeError as error:
+            self.complaints.append(str(error))
+
+
+Ending = Callable[[_Watched, Task, Budget], Awaitable[object]]
+
+
+async def _by_itself(watched: _Watched, task: Task, budget: Budget) -> object:
+    return await play(watched, build("oracle"), task, budget=budget)
+
+
+async def _at_once(watched: _Watched, task: Task, budget: Budget) -> object:
+    return await play(watched, Scripted("null", null), task, budget=budget)
+
+
+async def _out_of_turns(watched: _Watched, task: Task, budget: Budget) -> object:
+    return await play(watched, build("random"), task, budget=budget.model_copy(update={"turns": 1}))
+
+
+async def _garbage(watched: _Watched, task: Task, budget: Budget) -> object:
+    async def choose(_request: Item, episode: Episode | None) -> list[Item]:
+        said = sum(item.get("type") == "function_call" for item in episode.transcript.items) if episode else 0
+        return GARBAGE[min(said, len(GARBAGE) - 1)]
+
+    return await play(watched, Scripted("garbage", choose), task, budget=budget)
+
+
+async def _never(_request: Item, _episode: Episode | None) -> list[Item]:
+    await asyncio.Event().wait()
+    return []
+
+
+async def _cancelled(watched: _Watched, task: Task, budget: Budget) -> object:
+    playing = asyncio.ensure_future(play(watched, Scripted("never", _never), task, budget=budget))
+    await asyncio.wait({playing}, timeout=SOON)
+    playing.cancel()
+    return await asyncio.gather(playing, return_exceptions=True)
+
+
+async def _out_of_time(watched: _Watched, task: Task, budget: Budget) -> object:
+    hasty = budget.model_copy(update={"seconds": SOON})
+    return await play(watched, Scripted("never", _never), task, budget=hasty)
+
+
+ENDINGS: dict[str, Ending] = {
+    "played by the oracle": _by_itself,
+    "answered with nothing": _at_once,
+    "out of turns": _out_of_turns,
+    "played with garbage": _garbage,
+    "cancelled": _cancelled,
+    "out of time": _out_of_time,
+}
+
+
+async def _look(subject: Subject) -> list[Finding]:
+    findings = []
+    async with subject.fresh() as environment:
+        for task in spread(subject.tasks, TASKS):
+            for how, ending in ENDINGS.items():
+                watched = _Watched(environment)
+                await ending(watched, task, subject.budget)
+                findings += [Finding(seen=f"an episode {how}: {seen}") for seen in _wrong(watched)]
+    return list({finding.seen: finding for finding in findings}.values())
+
+
+def _wrong(watched: _Watched) -> list[str]:
+    counts = [watched.closed[id(episode)] for episode in watched.opened]
+    return [f"it was closed {count} times" for count in counts if count != 1] + watched.complaints
+
+
+CHECKS = (
+    Check(
+        id="runtime.close_once",
+        asks="every episode is closed once, however it ends, and closing goes well",
+        why="what `close` does not release is lost to every later episode, and its failures go unseen among the rest",
+        mend="let `close` release what `reset` gave, whatever has happened since, and raise nothing",
+        look=_look,
+    ),
+)

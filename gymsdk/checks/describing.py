@@ -1,0 +1,146 @@
+"""Checks of what an environment tells of itself: the schemas of its tools, the words on tools and settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gymsdk.checks.check import Check, Finding, NotApplicable
+from gymsdk.checks.subject import Subject
+from gymsdk.transcript import Item
+
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""What providers take for the name of a tool."""
+
+TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+
+
+async def _schemas(subject: Subject) -> list[Finding]:
+    offered = _offered(subject)
+    if not offered:
+        raise NotApplicable("it has no tools")
+    return [Finding(seen=f"tool {name!r}: {wrong}") for name, tool in offered.items() for wrong in _wrong_tool(tool)]
+
+
+def _offered(subject: Subject) -> dict[str, Item]:
+    """Give the schemas of its own tools, and of those its rows list, by name."""
+    own = {name: tool.schema for name, tool in subject.environment.tools.items()}
+    listed = (tool for task in subject.tasks for tool in task.responses_create_params.get("tools") or [])
+    return {str(tool.get("name")): tool for tool in listed} | own
+
+
+def _wrong_tool(tool: Item) -> Iterator[str]:
+    if not NAME.fullmatch(str(tool.get("name"))):
+        yield "a name is 1 to 64 letters, digits, `_` and `-`"
+    shape = tool.get("parameters")
+    if not isinstance(shape, dict) or shape.get("type", "object") != "object":
+        yield "its parameters are no schema of an object"
+        return
+    yield from _wrong(shape, shape, "parameters")
+    if tool.get("strict"):
+        yield from _open(shape, "parameters")
+
+
+def _wrong(node: object, whole: Item, place: str) -> Iterator[str]:
+    """Yield what makes *node*, at *place* of the schema *whole*, no JSON schema."""
+    if isinstance(node, bool):
+        return
+    if not isinstance(node, dict):
+        yield f"{place} is no schema but {node!r}"
+        return
+    kinds = node.get("type", [])
+    if not set(kinds if isinstance(kinds, list) else [kinds]) <= TYPES:
+        yield f"{place} has the type {kinds!r}, which JSON schema does not know"
+    if "enum" in node and not (isinstance(node["enum"], list) and node["enum"]):
+        yield f"{place} has an `enum` without values"
+    if "$ref" in node and not _there(str(node["$ref"]), whole):
+        yield f"{place} refers to {node['$ref']!r}, which is not there"
+    required = set(node.get("required") or [])
+    if not required <= set(node.get("properties", required)):
+        yield f"{place} requires a property it does not have"
+    for key, each in _inner(node):
+        yield from _wrong(each, whole, f"{place}.{key}")
+
+
+def _inner(node: Item) -> Iterator[tuple[str, object]]:
+    """Yield the schemas right inside *node*, each with where it stands."""
+    for group in ("properties", "$defs"):
+        held = node.get(group, {})
+        yield from held.items() if isinstance(held, dict) else [(group, held)]
+    for group in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        yield from ((f"{group}.{number}", each) for number, each in enumerate(node.get(group, [])))
+    for key in ("items", "additionalProperties"):
+        if key in node:
+            yield key, node[key]
+
+
+def _there(reference: str, whole: Item) -> bool:
+    found: object = whole
+    for word in reference.removeprefix("#").strip("/").split("/") if reference != "#" else []:
+        found = found.get(word) if isinstance(found, dict) else None
+    return found is not None
+
+
+def _open(node: object, place: str) -> Iterator[str]:
+    """Yield what a provider refuses in a schema that calls itself strict."""
+    if not isinstance(node, dict):
+        return
+    if "properties" in node and node.get("additionalProperties") is not False:
+        yield f"{place} is strict, and does not say `additionalProperties: false`"
+    if missing := sorted(set(node.get("properties", {})) - set(node.get("required", []))):
+        yield f"{place} is strict, and does not require {', '.join(missing)}"
+    for key, each in _inner(node):
+        yield from _open(each, f"{place}.{key}")
+
+
+async def _words(subject: Subject) -> list[Finding]:
+    found = [f"the tool {name!r} has no description" for name, tool in _offered(subject).items() if not _said(tool)]
+    found += [wrong for tool in subject.environment.tools.values() for wrong in _unsaid(tool.schema)]
+    found += [f"the setting {name!r} has no description" for name in _unsaid_settings(subject)]
+    return [Finding(seen=each) for each in found]
+
+
+def _said(node: Item) -> bool:
+    return bool(str(node.get("description") or "").strip())
+
+
+def _unsaid(tool: Item) -> Iterator[str]:
+    """Yield the arguments that neither a description of their own nor the tool's tells of."""
+    told = _worded(str(tool.get("description")))
+    for name, node in tool["parameters"].get("properties", {}).items():
+        if not _said(node) and not set(name.lower().split("_")) & told:
+            yield f"the argument {name!r} of the tool {tool['name']!r} has no description"
+
+
+def _unsaid_settings(subject: Subject) -> Iterator[str]:
+    """Yield the settings that neither a description of their own nor the words on their class tell of."""
+    kind = type(subject.environment.config)
+    told = set(re.findall(r"\w+", kind.__doc__ or ""))
+    for name, field in kind.model_fields.items():
+        if not field.description and name not in told:
+            yield name
+
+
+def _worded(text: str) -> set[str]:
+    """Give the words of *text*, each with and without the ending of a plural."""
+    words = re.findall(r"[a-z0-9]+", text.lower())
+    return {form for word in words for form in (word, word.removesuffix("s"), f"{word}s")}
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(
+        id="runtime.tool_schemas",
+        asks="every tool's schema is valid JSON Schema, and what calls itself strict is",
+        why="a provider refuses the whole request where one schema is wrong: every episode fails at its first turn",
+        mend="let the tool's annotations make its schema; in rows that list tools, write it as strict form wants it",
+        look=_schemas,
+    ),
+    Check(
+        id="runtime.descriptions",
+        asks="every tool, argument and setting has words that tell what it is",
+        why="a policy knows a tool by nothing else, and a user a setting",
+        mend="give the tool a docstring, an argument `Annotated[..., Field(description=...)]` or a word in that"
+        " docstring, a setting `Field(description=...)` or a word in its class's",
+        look=_words,
+    ),
+)

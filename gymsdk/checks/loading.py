@@ -1,0 +1,232 @@
+"""Checks of what is there before anybody plays: it loads, its splits have tasks, its rows are whole."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from functools import partial
+from itertools import combinations, islice
+
+from gymsdk import rows
+from gymsdk.checks.check import Check, Finding, NotApplicable
+from gymsdk.checks.subject import Subject
+from gymsdk.errors import BadConfig, BadRow
+from gymsdk.models.scripted import build
+from gymsdk.transcript import text_of
+from gymsdk.types import Row, Task
+from gymsdk.workers.threads import Threads
+
+LOADING = 30.0
+"""Seconds it may take until an environment is there, and until the tasks that are looked at are."""
+
+FIRST = 5.0
+"""Seconds the first task of a split may take."""
+
+COMPARED = 100
+"""Rows of each split that are compared with those of the others."""
+
+EXAMPLE = "example"
+"""The split whose rows are shown to people; they may be some of another split's."""
+
+
+async def _loads(subject: Subject) -> list[Finding]:
+    threads = Threads()
+    try:
+        environment = await threads.run(lambda: subject.environment, timeout=LOADING)
+    except TimeoutError:
+        return [Finding(seen=f"it was not loaded after {LOADING:g} seconds")]
+    except BadConfig as error:
+        if subject.settings:
+            raise
+        return [Finding(seen=f"it does not load with its defaults: {error}", mend="give what it asks for with --set")]
+    try:
+        tasks = await threads.run(lambda: subject.tasks, timeout=LOADING)
+    except TimeoutError:
+        seen = f"{subject.count} tasks of each split were not there after {LOADING:g} seconds"
+        return [Finding(seen=seen, mend="yield tasks one by one as they are made")]
+    if tasks:
+        return []
+    seen = (
+        f"none of its splits has a task: {', '.join(environment.splits)}" if environment.splits else "it has no split"
+    )
+    return [Finding(seen=seen, mend="write a `tasks` hook, put rows into `data/<split>.jsonl`, or name a file of rows")]
+
+
+async def _splits(subject: Subject) -> list[Finding]:
+    if not subject.environment.splits:
+        raise NotApplicable("it has no splits; it is played with files of rows")
+    found = [await _first(subject, split) for split in subject.splits]
+    return [finding for finding in found if finding]
+
+
+async def _first(subject: Subject, split: str) -> Finding | None:
+    """Draw the first task of *split* from a new environment, and tell what is wrong with that."""
+    if not split.strip():
+        return Finding(seen=f"a split is named {split!r}", mend="name each split by a word")
+    started = time.perf_counter()
+    drawn = partial(next, subject.make().tasks(split, seed=subject.seed), None)
+    try:
+        task = await Threads().run(drawn, timeout=LOADING)
+    except TimeoutError:
+        return Finding(seen=f"the first task of {split!r} was not there after {LOADING:g} seconds")
+    if task is None:
+        return Finding(seen=f"the split {split!r} has no task")
+    spent = time.perf_counter() - started
+    if spent > FIRST:
+        return Finding(seen=f"the first task of {split!r} took {spent:.1f} seconds; {FIRST:g} are enough for one")
+    return None
+
+
+async def _overlap(subject: Subject) -> list[Finding]:
+    splits = [split for split in subject.environment.splits if split != EXAMPLE]
+    if len(splits) < 2:  # noqa: PLR2004  # it takes two to share
+        raise NotApplicable("it has one split; there is nothing to keep apart")
+    drawn = {split: _prints(subject, split) for split in splits}
+    found = []
+    for one, other in combinations(splits, 2):
+        if shared := drawn[one].keys() & drawn[other].keys():
+            seen = f"{len(shared)} of the first {len(drawn[other])} rows of {other!r} are in {one!r} too"
+            found.append(Finding(seen=seen, task=drawn[one][next(iter(shared))]))
+    return found
+
+
+def _prints(subject: Subject, split: str) -> dict[str, str]:
+    """Give the first rows of *split* without what only numbers them, each with its opening words."""
+    tasks = islice(subject.environment.tasks(split, seed=subject.seed), COMPARED)
+    return {
+        json.dumps({key: value for key, value in task.row().items() if not numbers(key)}, sort_keys=True): opening(task)
+        for task in tasks
+    }
+
+
+def numbers(key: str) -> bool:
+    """Give whether the field *key* of a row only numbers it."""
+    return key in {"id", "uuid", "index", "split"} or key.endswith(("_id", "_uuid", "_index"))
+
+
+async def _rows(subject: Subject) -> list[Finding]:
+    found = [_round_trip(subject, task) for task in subject.tasks]
+    return [finding for finding in found if finding]
+
+
+def _round_trip(subject: Subject, task: Task) -> Finding | None:
+    """Write *task* as a line, read it again, and tell what is not as it was."""
+    try:
+        row = task.row()
+        line = json.dumps(row, allow_nan=False, ensure_ascii=False).encode()
+    except Exception as error:  # noqa: BLE001  # an author's field may raise anything where it is written
+        reason = f"{type(error).__name__}: {error}"
+        return Finding(seen=f"a row cannot be written as JSON: {reason}", task=opening(task))
+    try:
+        again = subject.environment.read(rows.parsed(line, where="its own row"))
+    except BadRow as error:
+        return Finding(seen=f"a row that was written cannot be read: {error}", task=opening(task))
+    if changed := _changed(row, again.row()) or _other_values(task, again):
+        return Finding(seen=f"written and read again, {', '.join(changed)} of a row changed", task=opening(task))
+    return None
+
+
+def _changed(row: Row, again: Row) -> list[str]:
+    return sorted(key for key in row.keys() | again.keys() if row.get(key) != again.get(key))
+
+
+def _other_values(task: Task, again: Task) -> list[str]:
+    """Give the declared fields that differ though they are written alike."""
+    names = type(again).model_fields.keys() - Task.model_fields.keys()
+    return sorted(name for name in names if getattr(task, name, None) != getattr(again, name))
+
+
+async def _prompts(subject: Subject) -> list[Finding]:
+    silent = [task for task in subject.tasks if not _says(task.input)]
+    async with subject.fresh() as environment:
+        found = []
+        for task in silent:
+            episode = await environment.reset(task, seed=subject.seed)
+            if not _says(episode.transcript.opening):
+                found.append(Finding(seen="an episode opens without a word to the policy", task=str(task.row())[:80]))
+            await environment.close(episode)
+    return found
+
+
+def _says(items: Sequence[dict[str, object]]) -> bool:
+    return any(_shown(item.get("content")) for item in items)
+
+
+def _shown(content: object) -> bool:
+    """Whether there is anything in *content*: words, or a part that is no text."""
+    if isinstance(content, list):
+        return any(text_of([part]).strip() or "text" not in part for part in content)
+    return isinstance(content, str) and bool(content.strip())
+
+
+async def _verdicts(subject: Subject) -> list[Finding]:
+    async with subject.fresh() as environment:
+        plays = [(name, task) for name in ("oracle", "null") for task in subject.tasks[:2]]
+        rollouts = [await subject.play(environment, build(name), task) for name, task in plays]
+    found = []
+    for rollout in rollouts:
+        if rollout.verdict is None:
+            continue
+        try:
+            json.dumps(rollout.verdict.model_dump(mode="json"), allow_nan=False)
+        except Exception as error:  # noqa: BLE001  # an author's field may raise anything where it is written
+            seen = f"a verdict cannot be written as JSON: {type(error).__name__}: {error}"
+            found.append(Finding(seen=seen, task=opening(subject.environment.read(rollout.row))))
+    return found
+
+
+def opening(task: Task) -> str:
+    """Give the first words of *task*, to find it by."""
+    said = " ".join(" ".join(text_of(item.get("content")) for item in task.input).split())
+    return said if len(said) <= 80 else f"{said[:80]}…"  # noqa: PLR2004  # about a line
+
+
+LOAD = Check(
+    id="runtime.load",
+    asks="it loads with the settings given, and its tasks are there soon",
+    why="nobody can play what does not load, and nothing else can be checked",
+    mend="do what the sentence says; `gymsdk info NAME` shows what there is",
+    look=_loads,
+    seconds=70.0,
+)
+
+CHECKS: tuple[Check, ...] = (
+    LOAD,
+    Check(
+        id="runtime.splits",
+        asks="every split has a name and tasks, the first of which is there within seconds",
+        why="a run stands still until the first task is there, and a split without one ends it",
+        mend="yield tasks lazily, without making or reading all of them first; leave out splits that have none",
+        look=_splits,
+    ),
+    Check(
+        id="runtime.rows",
+        asks="a task's row survives being written to JSON and read again unchanged",
+        why="rows travel as JSON lines; what is lost on the way is graded differently there",
+        mend="give the task's fields types that JSON has, and validators that leave their own output as it is",
+        look=_rows,
+    ),
+    Check(
+        id="runtime.prompts",
+        asks="every episode opens with words for the policy",
+        why="a policy that is shown nothing can only guess, and its reward teaches nothing",
+        mend="give the row a prompt with `Task.ask`, or have `reset` open with messages",
+        look=_prompts,
+    ),
+    Check(
+        id="runtime.verdicts",
+        asks="a verdict's fields can be written as JSON",
+        why="a rollout's line holds them; what cannot be written is lost, and the rollout with it",
+        mend="give the verdict's fields types that JSON has, and finite numbers",
+        look=_verdicts,
+    ),
+    Check(
+        id="semantic.split_overlap",
+        asks="no row is in two splits",
+        why="a policy that has trained on a row of the test split is not tested by it",
+        mend="derive the generator from split and seed, as in `random.Random(f'{split}:{seed}')`, and keep their spaces"
+        " apart; numbers and ids do not make two rows of one",
+        look=_overlap,
+    ),
+)

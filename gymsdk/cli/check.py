@@ -1,0 +1,121 @@
+"""`gymsdk check`: what is wrong with an environment."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from gymsdk.cli import options
+from gymsdk.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from gymsdk.checks.check import Check, Result
+    from gymsdk.checks.run import Run
+    from gymsdk.checks.subject import Subject
+
+COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
+
+
+def check(  # noqa: PLR0913  # each is an option of the command
+    name: Annotated[str | None, typer.Argument(help="The environment.", show_default=False)] = None,
+    *,
+    only: Annotated[
+        list[str], typer.Option(metavar="ID", help="Run this check, or family of checks.", show_default=False)
+    ] = [],  # noqa: B006  # typer copies it
+    skip: Annotated[
+        list[str], typer.Option(metavar="ID", help="Leave this check out, or family of checks.", show_default=False)
+    ] = [],  # noqa: B006  # typer copies it
+    settings: options.Set = [],  # noqa: B006  # typer copies it
+    tasks: options.Tasks = None,
+    split: Annotated[str | None, typer.Option(metavar="NAME", help="Look at the tasks of one split.")] = None,
+    seed: options.Seed = 0,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Tasks of each split to look at.")] = 8,
+    list_: Annotated[bool, typer.Option("--list", help="Show the checks there are.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Look for what is wrong with an environment.
+
+    Each finding comes with what was seen, why it matters and how to mend it; the exit code is 1 where there is one.
+    """
+    from gymsdk.checks import catalog
+
+    chosen = catalog.chosen(only, skip)
+    if list_:
+        _list(chosen, json=json)
+        return
+    if name is None:
+        raise UsageError("name the environment to check, as in `gymsdk check math`; `gymsdk list` shows them")
+    catalog.ready(chosen)
+    subject = _subject(name, options.settings([name], settings)[name], tasks, split=split, seed=seed, limit=limit)
+    if not _checked(subject, chosen, json=json):
+        raise typer.Exit(1)
+
+
+def _list(checks: Sequence[Check], *, json: bool) -> None:
+    if json:
+        from gymsdk import rows
+
+        told = [{"id": each.id, "asks": each.asks, "why": each.why, "mend": each.mend} for each in checks]
+        typer.echo(rows.document(told), nl=False)
+        return
+    for each in checks:
+        typer.echo(f"{each.id:<32}  {each.asks}")
+
+
+def _subject(
+    name: str, settings: dict[str, Any], tasks: Path | None, *, split: str | None, seed: int, limit: int
+) -> Subject:
+    from gymsdk.checks.subject import named
+    from gymsdk.rollouts.sources import from_file, one_source
+
+    one_source(tasks, split)
+    subject = named(name, settings, seed=seed, count=limit, split=split)
+    if tasks is not None:
+        environment = subject.environment
+        found = from_file({name: environment}, tasks, limit=limit)
+        subject.given = [environment.read(row) for _, row in found]
+    return subject
+
+
+def _checked(subject: Subject, checks: Sequence[Check], *, json: bool) -> bool:
+    """Run *checks* and show them; give whether none failed."""
+    from gymsdk.checks.report import counts
+    from gymsdk.checks.run import Run, report
+    from gymsdk.cli.stopping import Stopped, until_stopped
+
+    out = sys.stdout
+    if not json and subject.entry:
+        entry = subject.entry
+        typer.secho(f"{entry.name} ({entry.distribution} {entry.version}), seed {subject.seed}", bold=True, file=out)
+    try:
+        # What an author's code prints must not mix with the results, which may be JSON for a program.
+        with redirect_stdout(sys.stderr):
+            results = until_stopped(_results(Run(subject), checks, None if json else out))
+    except Stopped as stop:
+        raise typer.Exit(stop.code) from None
+    told = report(subject, results)
+    typer.echo(told.model_dump_json(indent=2) if json else f"\n{counts(results)}", file=out)
+    return told.passed
+
+
+async def _results(run: Run, checks: Sequence[Check], out: TextIO | None) -> list[Result]:
+    results = []
+    async for result in run.each(checks):
+        results.append(result)
+        if out is not None:
+            _show(result, out)
+    return results
+
+
+def _show(result: Result, out: TextIO) -> None:
+    from gymsdk.checks.report import beneath, line
+
+    mark, _, told = line(result).partition(" ")
+    typer.secho(mark, fg=COLOURS[result.status], nl=False, file=out)
+    typer.echo("\n".join([f" {told}", *beneath(result)]), file=out)

@@ -1,0 +1,28 @@
+"""Fails semantic.floor_gap: the expected answer may stand anywhere, so that a reply of many numbers holds it."""
+
+import random
+from typing import Literal
+
+from gymsdk import Message, Task, Verdict, hookimpl
+
+
+class Sum(Task):
+    total: int
+
+
+@hookimpl
+def tasks(split: Literal["train"], seed):
+    rng = random.Random(f"{split}:{seed}")
+    while True:
+        one, other = rng.randrange(300, 999), rng.randrange(300, 999)
+        yield Sum.ask(f"What is {one} + {other}, modulo 150?", total=(one + other) % 150)
+
+
+@hookimpl
+def solve(task: Sum):
+    return Message(content=str(task.total))
+
+
+@hookimpl
+def verify(task: Sum, transcript):
+    return Verdict(reward=float(str(task.total) in transcript.reply))

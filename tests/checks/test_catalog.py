@@ -1,0 +1,65 @@
+"""The catalog: every check once, in sentences, as the documents have it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gymsdk.checks import catalog
+from gymsdk.checks.catalog import CHECKS
+from gymsdk.checks.check import Check, Finding
+from gymsdk.checks.subject import Subject
+from gymsdk.errors import UsageError
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "checks.md"
+
+
+async def nothing(subject: Subject) -> list[Finding]:
+    return []
+
+
+def row(check: Check) -> str:
+    told = (text.replace("|", "\\|") for text in (check.asks, check.why, check.mend))
+    return f"| `{check.id}` | {' | '.join(told)} |"
+
+
+def test_every_id_is_there_once():
+    ids = [check.id for check in CHECKS]
+    assert sorted(set(ids)) == sorted(ids)
+
+
+def test_the_table_of_the_documents_is_the_catalog():
+    assert re.findall(r"^\| `.*$", PAGE.read_text(), re.MULTILINE) == [row(check) for check in CHECKS]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.id)
+def test_a_check_speaks_in_clauses(check):
+    assert re.fullmatch(r"(packaging|runtime|semantic)\.[a-z_]+", check.id)
+    for clause in (check.asks, check.why, check.mend):
+        assert clause
+        assert not clause[0].isupper()
+        assert not clause.endswith(".")
+
+
+def test_checks_are_chosen_by_id_and_by_family():
+    chosen = [check.id for check in catalog.chosen(["packaging", "runtime.load"], ["packaging.page"])]
+    assert chosen == [
+        "packaging.metadata",
+        "packaging.entry_point",
+        "packaging.files",
+        "packaging.import",
+        "runtime.load",
+    ]
+
+
+def test_a_misspelt_id_suggests_the_nearest():
+    with pytest.raises(UsageError, match=r"no check has the id 'runtime.lod'; did you mean 'runtime.load'\?"):
+        catalog.chosen(["runtime.lod"])
+
+
+def test_a_check_whose_package_is_missing_says_what_to_install():
+    needy = Check(id="runtime.needy", asks="", why="", mend="", look=nothing, needs=("not_there_at_all",))
+    with pytest.raises(UsageError, match=r'`pip install "gymsdk\[author\]"`'):
+        catalog.ready([needy])

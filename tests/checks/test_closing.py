@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from tests.checks.healthy import HEALTHY
+
+CLOSING = "runtime.close_once"
+
+
+async def test_a_healthy_environment_passes(subject, outcome):
+    assert (await outcome(CLOSING, subject(HEALTHY))).status == "passed"
+
+
+async def test_a_close_that_needs_what_only_a_step_leaves_is_found(subject, outcome):
+    result = await outcome(CLOSING, subject(HEALTHY.replace("state.books.clear()", "state.books.pop()")))
+    assert {"answered with nothing", "cancelled", "out of time"} <= {
+        ending
+        for finding in result.findings
+        for ending in ("answered with nothing", "cancelled", "out of time")
+        if ending in finding.seen
+    }
+    assert "IndexError" in result.findings[0].seen
+
+
+async def test_the_same_complaint_is_made_once(subject, outcome):
+    result = await outcome(CLOSING, subject(HEALTHY.replace("state.books.clear()", "raise OSError('stuck')")))
+    assert len({finding.seen for finding in result.findings}) == len(result.findings)

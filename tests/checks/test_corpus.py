@@ -1,0 +1,70 @@
+"""The kit can fail: each environment of the corpus fails the check it was broken for, the healthy ones pass all."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gymsdk.checks.catalog import CHECKS, chosen
+from gymsdk.checks.run import Run
+from gymsdk.checks.subject import named
+
+FOLDER = Path(__file__).parent / "corpus"
+HEALTHY = "healthy"
+CASES = sorted(path.stem for path in FOLDER.glob("*.py"))
+BROKEN = [case for case in CASES if not case.startswith(HEALTHY)]
+OPENING = re.compile(r'^"""Fails ([\w.]+)(?: \(and ([\w.,\s]+)\))?: ')
+"""How the docstring of a broken one begins: the check it fails, and those it cannot but fail with it."""
+
+
+@cache
+def source_of(case: str) -> str:
+    return (FOLDER / f"{case}.py").read_text()
+
+
+def meant(case: str) -> tuple[str, set[str]]:
+    """Give the check that *case* fails, and those that may fail too."""
+    found = OPENING.match(source_of(case))
+    assert found, f"{case}.py begins with the check it fails"
+    return found[1], set(re.findall(r"[\w.]+", found[2] or ""))
+
+
+def files_of(case: str) -> dict[str, str]:
+    """Give what stands in the folder of the same name: files of its package, and of its `.dist-info`."""
+    folder = FOLDER / case
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+async def test_what_is_broken_fails_its_own_check(case, subject):
+    own, companions = meant(case)
+    # Another interpreter is started for each of the package's checks: only those who are broken there pay for it.
+    checks = chosen(skip=[] if own.startswith("packaging.") else ["packaging"])
+    made = subject(source_of(case), files=files_of(case))
+    report = await Run(made).report(checks)
+    failed = {result.id: [finding.seen for finding in result.findings] for result in report.results if result.findings}
+    assert own in failed
+    assert failed.keys() - {own} <= companions, failed
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(HEALTHY)])
+async def test_what_is_healthy_passes_every_check(case, subject):
+    report = await Run(subject(source_of(case), files=files_of(case))).report(CHECKS)
+    assert [(result.id, result.findings) for result in report.results if result.status == "failed"] == []
+
+
+@pytest.mark.parametrize("name", ["math", "multineedle", "tool_call"])
+async def test_the_real_environments_pass_every_check(name):
+    report = await Run(named(name, {}, count=4)).report(CHECKS)
+    assert [(result.id, result.findings) for result in report.results if result.status == "failed"] == []
+
+
+def test_every_check_has_something_it_fails():
+    assert sorted({check.id for check in CHECKS} - {meant(case)[0] for case in BROKEN}) == []
+
+
+def test_there_are_many():
+    assert len(BROKEN) >= 25

@@ -1,0 +1,46 @@
+"""Another interpreter draws the rows of an installed environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymsdk.checks import elsewhere
+from gymsdk.checks.check import NotApplicable
+from gymsdk.checks.subject import Subject
+from gymsdk.errors import BrokenEnvironment
+
+HASHED = """
+print("hello")
+
+@hookimpl
+def tasks(split: Literal["train"], seed: int):
+    for number in range(9):
+        yield Task.ask(f"{seed} {number}", mark=MARK)
+
+@hookimpl
+def verify():
+    return Verdict(reward=0.0)
+"""
+
+
+async def test_the_rows_are_those_of_the_split_and_seed(subject):
+    found = await elsewhere.rows(subject(HASHED.replace("MARK", "1")), "train", seed=7, count=2)
+    assert [row["responses_create_params"]["input"][0]["content"] for row in found] == ["7 0", "7 1"]
+
+
+async def test_the_hash_seed_is_another(subject):
+    made = subject(HASHED.replace("MARK", "hash('mark')"))
+    one, other = [await elsewhere.rows(made, "train", seed=0, count=1, hash_seed=seed) for seed in (1, 2)]
+    assert one != other
+
+
+async def test_what_breaks_there_is_told(subject):
+    made = subject(HASHED.replace("MARK", "1 / 0"))
+    with pytest.raises(BrokenEnvironment, match=r"in a new process .*ZeroDivisionError"):
+        await elsewhere.rows(made, "train", seed=0, count=1)
+
+
+async def test_what_is_not_installed_is_not_asked(subject):
+    made = subject(HASHED.replace("MARK", "1"))
+    with pytest.raises(NotApplicable, match="not installed"):
+        await elsewhere.rows(Subject(made.name, made.make), "train", seed=0, count=1)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.checks.healthy import HEALTHY
+
+FACES = "runtime.faces_agree"
+PAYING = HEALTHY.replace(
+    "@hookimpl\nasync def reset",
+    """@hookimpl
+async def step(action, state: Shelf):
+    if isinstance(action, Message):
+        return Step(messages=["Go on."], reward=0.25, done=len(state.books) > 0)
+
+
+@hookimpl
+async def reset""",
+).replace("State, Task", "State, Step, Task")
+
+
+@pytest.mark.parametrize("source", [HEALTHY, PAYING])
+async def test_a_healthy_environment_passes(subject, outcome, source):
+    assert (await outcome(FACES, subject(source))).status == "passed"
+
+
+async def test_episodes_that_fail_agree_too(subject, outcome):
+    source = HEALTHY.replace(
+        "    state.books.append", "    if len(book) == 10:\n        raise OSError('full')\n    state.books.append"
+    )
+    assert (await outcome(FACES, subject(source))).status == "passed"
+
+
+async def test_what_depends_on_the_thread_is_found_on_every_face(subject, outcome):
+    source = HEALTHY.replace(
+        "Reset(state=Shelf())", "Reset(state=Shelf(), messages=[threading.current_thread().name])"
+    ).replace("import random", "import random, threading")
+    result = await outcome(FACES, subject(source))
+    faces = " ".join(finding.seen for finding in result.findings)
+    assert "through Env" in faces
+    assert "through VectorEnv" in faces

@@ -1,0 +1,116 @@
+"""What must not pay: the panel, the canaries, and how much of it luck explains."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymsdk import Claims, Rollout, Task, wire
+from gymsdk.checks.attack import Attempt, Seen, sample, says, shown
+from gymsdk.checks.luck import beyond, bound
+from gymsdk.checks.options import letters, listed, numbers, options, valued
+
+GUESSED = """
+class Coin(Task):
+    side: str
+
+@hookimpl
+def tasks(split: Literal["train", "validation", "test"], seed: int):
+    rng = random.Random(f"{split}:{seed}")
+    while True:
+        yield Coin.ask(f"Toss {rng.random()}: yes or no?", side=rng.choice(["yes", "no"]))
+
+@hookimpl
+def solve(task: Coin):
+    return Message(content=task.side)
+
+@hookimpl
+def verify(task: Coin, transcript):
+    return Verdict(reward=float(transcript.reply == task.side))
+
+@hookimpl
+def claims():
+    return Claims(chance=CHANCE)
+"""
+
+
+def attempts(*rewards: float, chance: float = 0.0, maximum: float = 1.0) -> list[Attempt]:
+    attack = says("says nothing", "")
+    seen = Seen(Task.ask("?"), Claims(chance=chance, maximum=maximum), [], [])
+    said = [[wire.message("")]]
+    return [
+        Attempt(attack, seen, said, Rollout(id="", environment="", row={}, seed=0, outcome="scored", reward=reward))
+        for reward in rewards
+    ]
+
+
+async def test_a_chance_that_is_claimed_may_be_earned(subject, outcome):
+    made = subject(GUESSED.replace("CHANCE", "0.5"))
+    assert (await outcome("semantic.floor_gap", made)).findings == []
+
+
+async def test_a_chance_that_is_not_claimed_is_found(subject, outcome):
+    result = await outcome("semantic.floor_gap", subject(GUESSED.replace("CHANCE", "0.01")))
+    assert "always takes the first option" in " ".join(finding.seen for finding in result.findings)
+
+
+async def test_an_environment_without_tasks_is_passed_over(subject, outcome):
+    made = subject("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
+    assert [(await outcome(f"semantic.{check}", made)).status for check in ("floor_gap", "canary_floor")] == [
+        "skipped",
+        "skipped",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "chance", "found"),
+    [
+        ([0.0] * 12, 0.0, False),
+        ([0.0] * 11 + [1.0], 0.0, True),
+        ([0.0] * 9 + [1.0] * 3, 0.02, False),
+        ([0.0] * 8 + [1.0] * 4, 0.02, True),
+        ([1.0] * 9 + [0.0] * 3, 0.5, False),
+        ([0.1] * 8, 0.05, True),
+        ([0.05] * 8, 0.05, False),
+        ([1.0] * 4, 1.0, False),
+        ([-1.0] * 12, 0.0, False),
+    ],
+)
+def test_luck_explains_some_of_it(rewards, chance, found):
+    assert bool(beyond(attempts(*rewards, chance=chance))) is found
+
+
+def test_rewards_are_shares_of_the_maximum():
+    assert beyond(attempts(*[2.0] * 4, *[0.0] * 8, chance=1.0, maximum=10.0)) == []
+
+
+def test_a_mean_below_the_chance_is_certain():
+    assert bound(0.1, 0.2, 12) == 1.0
+
+
+def test_options_are_found_as_prompts_list_them():
+    prompt = "Pick:\nA) red\nB) blue\nor say 'green'. Is it hot or cold?"
+    assert {"A", "red", "B", "blue", "green", "hot", "cold"} <= set(options(prompt))
+    assert letters(prompt)[:2] == ["A", "B"]
+
+
+def test_numbers_are_found_once():
+    assert numbers("3 and -4.5, then 3") == ["3", "-4.5"]
+
+
+def test_a_tool_is_called_with_each_value_it_lists():
+    unit = {"type": "string", "enum": ["km", "mile"]}
+    tool = {"parameters": {"properties": {"unit": unit, "many": {"type": ["integer", "null"]}}}}
+    assert list(listed(tool)) == [{"unit": "km", "many": 1}, {"unit": "mile", "many": 1}]
+
+
+def test_a_nested_schema_is_filled():
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "number"}}, "b": {}}}
+    assert valued(schema, {"number": 1e308, "string": "x"}) == {"a": [1e308], "b": "x"}
+
+
+def test_a_sample_is_spread():
+    assert sample(range(24), 4) == [0, 6, 12, 18]
+
+
+def test_what_a_person_cannot_read_is_escaped():
+    assert shown("\u202e\ud800") == r"'\u202e\ud800'"

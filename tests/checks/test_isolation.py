@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from gymsdk.checks.isolation import _Drift, _shrunk
+from tests.checks.healthy import HEALTHY
+
+LATE = (
+    HEALTHY.replace(
+        "async def reset():\n    return",
+        "async def reset(task: Order):\n    LAST[:] = [task.book]\n    return",
+    )
+    .replace("state.books == [task.book]", "state.books == LAST")
+    .replace("class Shelf", "LAST = []\n\n\nclass Shelf")
+)
+"""The shelf whose verifier holds a policy to the task that was opened last."""
+
+
+async def test_a_healthy_environment_passes(subject, outcome):
+    assert (await outcome("runtime.episode_isolation", subject(HEALTHY))).status == "passed"
+
+
+async def test_what_the_module_remembers_is_found_with_the_steps_that_show_it(subject, outcome):
+    result = await outcome("runtime.episode_isolation", subject(LATE))
+    assert result.status == "failed"
+    assert "reward was 1.0, then 0.0" in result.findings[0].seen
+
+
+def test_an_interleaving_is_shrunk_to_the_smallest_that_goes_wrong():
+    def run(picks):
+        if picks.count(1) > 1 and 2 in picks:
+            raise _Drift(str(picks))
+
+    assert sorted(_shrunk(run, 3)) == sorted(str([0, 1, 1, 2]))
+
+
+def test_where_no_interleaving_goes_wrong_nothing_is_found():
+    assert _shrunk(lambda _: None, 3) is None
+
+
+def test_what_goes_wrong_only_once_is_found_too():
+    wrong = iter([True])
+
+    def run(picks):
+        if next(wrong, False):
+            raise _Drift("once")
+
+    assert _shrunk(run, 3) == "once"
+
+
+def test_drawing_leaves_nothing_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _shrunk(lambda _: None, 3)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,88 @@
+"""Answers in what a policy can see."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymsdk import Task, wire
+from gymsdk.checks import clues
+from gymsdk.checks.secrets import distinct, secrets, stands_in
+
+ASKED = """
+from base64 import b64encode
+
+@hookimpl
+def tasks(split: Literal["train", "test"], seed: int):
+    rng = random.Random(f"{split}:{seed}")
+    for number in range(9):
+        one, other = rng.randrange(300, 999), rng.randrange(300, 999)
+        total = one + other
+        yield Task.ask(PROMPT, total=total)
+
+@hookimpl
+def solve(task):
+    return Message(content=str(task.total))
+
+@hookimpl
+def verify(task, transcript):
+    return Verdict(reward=float(transcript.reply.strip() == str(task.total)))
+"""
+CHECK = "semantic.no_solution_leakage"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        'f"{one} + {other}? Correct answer: {total}."',
+        'f\'{one} + {other}? {{"expected_answer": "{total}"}}\'',
+        'f"<!-- {total} -->{one} + {other}?"',
+        'f"{one} + {other} = \\\\boxed{{{total}}}?"',
+        'f"{one} + {other} ({total})?"',
+        'f"{one} + {other}? {b64encode(str(total).encode()).decode()}"',
+        'f"{one} + {other}?\\n{total}"',
+    ],
+)
+async def test_an_answer_in_the_prompt_is_found(subject, outcome, prompt):
+    assert (await outcome(CHECK, subject(ASKED.replace("PROMPT", prompt)))).status == "failed"
+
+
+async def test_a_prompt_without_the_answer_passes(subject, outcome):
+    assert (await outcome(CHECK, subject(ASKED.replace("PROMPT", 'f"{one} + {other}?"')))).findings == []
+
+
+async def test_what_any_reply_earns_is_no_leak(subject, outcome):
+    paying = ASKED.replace("PROMPT", 'f"{one} + {other}?"').replace("reply.strip() == str(task.total)", "reply > ''")
+    assert (await outcome(CHECK, subject(paying))).findings == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "found"),
+    [
+        (clues.behind_words, "The answer is 42.", "42"),
+        (clues.behind_words, "expected_value = 42", "42"),
+        (clues.in_fields, '{"gold": 42, "b": 1}', "42"),
+        (clues.in_fields, '{"gold_answer": "x y"}', "x y"),
+        (clues.in_comments, "a <!-- key: 42 --> b", "42"),
+        (clues.in_boxes, r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (clues.in_boxes, "<answer>42</answer>", "42"),
+        (clues.in_brackets, "what (42) is", "42"),
+        (clues.in_base64, "see NDIwMDA= there", "42000"),
+        (clues.last_line, "a\n42\n", "42"),
+    ],
+)
+def test_a_clue_is_found(rule, text, found):
+    assert found in rule(text)
+
+
+def test_a_secret_is_what_the_oracle_says_and_the_row_holds():
+    task = Task.ask("Which of red1 and blue2?", expected={"colour": "red1", "code": "XK77"}, note="unrelated")
+    way = [[wire.function_call("take", {"code": 1234})], [wire.message("Done.\nAnswer: green3")]]
+    assert secrets(task, way, "Which of red1 and blue2?") == {"XK77", "1234", "green3", "Done.\nAnswer: green3"}
+
+
+def test_what_many_tasks_share_is_no_secret():
+    assert distinct([{"Done.", "one1"}, {"Done.", "two2"}, {"Done."}]) == [{"one1"}, {"two2"}, set()]
+
+
+def test_a_secret_stands_as_whole_words():
+    assert [stands_in("42x", text) for text in ("the 42x.", "142x", "42xy", "42X")] == [True, False, False, True]

@@ -1,0 +1,188 @@
+"""What is there before anybody plays: each check finds what it is for, and lets pass what is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from .test_run import SUMS
+
+TOOLS = (
+    SUMS
+    + '''
+async def add(one: Annotated[int, Field(description="The first.")], other: Annotated[int, Field()] = 1) -> int:
+    """Add two numbers, one to the other."""
+    return one + other
+
+@hookimpl
+def tools():
+    return [add]
+'''
+)
+
+
+@pytest.fixture
+def seen(subject, outcome):
+    async def look(check_id, source, **settings):
+        result = await outcome(check_id, subject(source, **settings))
+        return result.reason or [finding.seen for finding in result.findings]
+
+    return look
+
+
+async def test_a_missing_setting_is_named(seen):
+    [told] = await seen("runtime.load", SUMS.replace("digits: int = 3", "digits: int"))
+    assert told.startswith("it does not load with its defaults: ")
+    assert "digits" in told
+
+
+async def test_an_environment_without_tasks_is_told(seen):
+    source = SUMS.replace("while True", "while False")
+    assert await seen("runtime.load", source) == ["none of its splits has a task: train, test"]
+
+
+async def test_an_environment_without_splits_is_told(seen):
+    source = "@hookimpl\ndef verify():\n    return Verdict(reward=0.0)"
+    assert await seen("runtime.load", source) == ["it has no split"]
+
+
+async def test_an_environment_without_splits_is_played_with_given_tasks(subject, outcome):
+    from gymsdk import Task
+
+    made = subject("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)")
+    made.given = [Task.ask("What?")]
+    assert (await outcome("runtime.load", made)).status == "passed"
+    assert (await outcome("runtime.splits", made)).reason == "it has no splits; it is played with files of rows"
+
+
+async def test_an_empty_split_is_named(seen):
+    source = SUMS.replace("while True", "while split == 'train'")
+    assert await seen("runtime.splits", source) == ["the split 'test' has no task"]
+
+
+async def test_a_split_without_a_name_is_told(seen):
+    assert await seen("runtime.splits", SUMS.replace('"test"]', '" "]')) == ["a split is named ' '"]
+
+
+async def test_a_slow_first_task_is_told(seen, monkeypatch):
+    monkeypatch.setattr("gymsdk.checks.loading.FIRST", -1.0)
+    assert all("seconds; -1 are enough" in told for told in await seen("runtime.splits", SUMS))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("float", "float('nan')", "a row cannot be written as JSON: ValueError"),
+        ("object", "object()", "a row cannot be written as JSON: PydanticSerializationError"),
+        ("str", "'\\ud800'", "a row cannot be written as JSON: UnicodeEncodeError"),
+    ],
+)
+async def test_what_json_cannot_hold_is_told(seen, field, value, told):
+    source = SUMS.replace("    answer: int", f"    answer: int\n    more: {field} = None").replace(
+        "answer=one + other)", f"answer=one + other, more={value})"
+    )
+    assert {each.startswith(told) for each in await seen("runtime.rows", source)} == {True}
+
+
+async def test_a_row_that_is_not_read_as_it_was_written_is_told(seen):
+    source = SUMS.replace("    answer: int", "    answer: int\n    more: int = Field(0, serialization_alias='rest')")
+    source = source.replace("answer=one + other)", "answer=one + other, more=2)").replace(
+        "class Sum(Task):", "class Sum(Task):\n    model_config = {'serialize_by_alias': True}\n"
+    )
+    assert set(await seen("runtime.rows", source)) == {"written and read again, more of a row changed"}
+
+
+async def test_an_integer_beyond_64_bits_is_told(seen):
+    [told, *_] = await seen("runtime.rows", SUMS.replace("answer=one + other", "answer=2**80"))
+    assert told.startswith("a row that was written cannot be read: ")
+
+
+async def test_a_prompt_that_reset_says_is_one(seen):
+    source = SUMS.replace('f"What is {one} + {other}?"', '""')
+    assert await seen("runtime.prompts", source) != []
+    assert (
+        await seen("runtime.prompts", f"{source}\n@hookimpl\ndef reset():\n    return Reset(messages=['Add.'])") == []
+    )
+
+
+async def test_a_picture_is_a_prompt(seen):
+    source = SUMS.replace('f"What is {one} + {other}?"', "[{'type': 'input_image', 'image_url': 'data:,'}]")
+    source = source.replace("Sum.ask(", "asked(").replace(
+        "@hookimpl\nasync def verify",
+        "def asked(content, **fields):\n"
+        "    params = {'input': [{'role': 'user', 'content': content}]}\n"
+        "    return Sum(responses_create_params=params, **fields)\n\n"
+        "@hookimpl\nasync def verify",
+        1,
+    )
+    assert await seen("runtime.prompts", source) == []
+
+
+async def test_a_verdict_that_is_no_json_is_told(seen):
+    source = SUMS.replace("class Sum", "class Graded(Verdict):\n    junk: object\n\nclass Sum")
+    told = await seen("runtime.verdicts", source.replace("Verdict(reward=", "Graded(junk=object(), reward="))
+    assert told[0].startswith("a verdict cannot be written as JSON: PydanticSerializationError")
+
+
+async def test_rows_in_two_splits_are_counted(seen):
+    told = await seen("semantic.split_overlap", SUMS.replace("{split}:{seed}", "{seed}"))
+    assert told == ["100 of the first 100 rows of 'test' are in 'train' too"]
+
+
+async def test_a_number_of_its_own_does_not_make_a_row_another(seen):
+    source = SUMS.replace("{split}:{seed}", "{seed}").replace("answer=one + other", "answer=one + other, row_id=split")
+    assert len(await seen("semantic.split_overlap", source)) == 1
+
+
+async def test_the_examples_may_be_of_another_split(seen):
+    source = SUMS.replace('"test"]', '"example"]').replace("{split}:{seed}", "{seed}")
+    assert await seen("semantic.split_overlap", source) == "it has one split; there is nothing to keep apart"
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        ("[]", "its parameters are no schema of an object"),
+        ("{'type': 'object', 'properties': {'a': {'type': 'text'}}}", "parameters.a has the type 'text'"),
+        ("{'type': 'object', 'properties': {'a': {'enum': []}}}", "parameters.a has an `enum` without values"),
+        ("{'type': 'object', 'properties': {'a': 3}}", "parameters.a is no schema but 3"),
+        ("{'type': 'object', 'properties': {}, 'required': ['a']}", "parameters requires a property it does not have"),
+        ("{'type': 'object', 'properties': {'a': {'$ref': '#/$defs/A'}}}", "parameters.a refers to '#/$defs/A'"),
+    ],
+)
+async def test_a_row_that_lists_a_tool_with_a_wrong_schema_is_told(seen, shape, told):
+    prompt = f"{{'input': 'Add.', 'tools': [{{'type': 'function', 'name': 'add', 'parameters': {shape}}}]}}"
+    source = SUMS.replace('Sum.ask(f"What is {one} + {other}?", ', f"Sum(responses_create_params={prompt}, ")
+    [seen_there] = await seen("runtime.tool_schemas", source)
+    assert seen_there.startswith(f"tool 'add': {told}")
+
+
+async def test_what_calls_itself_strict_and_is_not_is_told(seen):
+    shape = "{'type': 'object', 'properties': {'a': {'type': 'string'}}}"
+    tool = f"{{'type': 'function', 'name': 'add', 'strict': True, 'parameters': {shape}}}"
+    source = SUMS.replace(
+        'Sum.ask(f"What is {one} + {other}?", ',
+        f"Sum(responses_create_params={{'input': 'Add.', 'tools': [{tool}]}}, ",
+    )
+    assert await seen("runtime.tool_schemas", source) == [
+        "tool 'add': parameters is strict, and does not say `additionalProperties: false`",
+        "tool 'add': parameters is strict, and does not require a",
+    ]
+
+
+async def test_the_schemas_gymsdk_makes_are_right(seen):
+    assert await seen("runtime.tool_schemas", TOOLS) == []
+    assert await seen("runtime.tool_schemas", SUMS) == "it has no tools"
+
+
+async def test_words_in_a_docstring_describe_as_well(seen):
+    source = TOOLS.replace("digits: int = 3", 'digits: int = Field(3, description="How many digits.")')
+    assert await seen("runtime.descriptions", source) == []
+
+
+async def test_what_has_no_words_is_named(seen):
+    source = TOOLS.replace('"""Add two numbers, one to the other."""', "")
+    assert await seen("runtime.descriptions", source) == [
+        "the tool 'add' has no description",
+        "the argument 'other' of the tool 'add' has no description",
+        "the setting 'digits' has no description",
+    ]

@@ -1,0 +1,240 @@
+"""The three real environments pass, and each way of breaking one of them by a single hook is found."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Literal
+
+import pytest
+
+import gym_env_math
+import gym_env_multineedle
+import gym_env_tool_call
+from gym_env_math.problems import drawn
+from gym_env_math.rows import MathTask, task_of
+from gym_env_math.verdict import MathVerdict, decided
+from gym_env_multineedle.task import SynonymConfig, SynonymTask, generated
+from gym_env_multineedle.verdict import judged
+from gym_env_multineedle.words import value
+from gym_env_tool_call import grading
+from gym_env_tool_call.records import Event, Records
+from gym_env_tool_call.rows import Request
+from gymsdk import Environment, Reset, Transcript, Verdict, hookimpl
+from gymsdk.checks.subject import Subject
+
+Split = Literal["train", "validation"]
+COUNT = 4
+LEFT: list[int] = []
+"""Files that an environment has left open."""
+
+
+@pytest.fixture(autouse=True)
+def tidy():
+    yield
+    while LEFT:
+        os.close(LEFT.pop())
+
+
+def mutant(module: ModuleType, **hooks: Any) -> Subject:
+    """The environment *module* with some of its hooks replaced."""
+    changed = ModuleType(module.__name__)
+    vars(changed).update({name: value for name, value in vars(module).items() if not name.startswith("__")})
+    vars(changed).update(hooks)
+    name = module.__name__.removeprefix("gym_env_")
+    return Subject(name, lambda: Environment(name, changed), count=COUNT)
+
+
+def unseeded() -> Subject:
+    @hookimpl
+    def tasks(split: Split):
+        return map(task_of, drawn("train", random.getrandbits(64), ("fractions", "linear"), range(1, 4)))
+
+    return mutant(gym_env_math, tasks=tasks)
+
+
+def contains_the_gold() -> Subject:
+    @hookimpl
+    def tasks(split: Split, seed: int):
+        counted = (problem for problem in drawn("train", seed, ("combinatorics",), (1,)))
+        return (task_of(each) for each in counted if each.problem.answer.isdigit() and int(each.problem.answer) < 200)
+
+    @hookimpl
+    async def verify(task: MathTask, transcript: Transcript):
+        return Verdict(reward=float(task.expected_answer in transcript.text()))
+
+    return mutant(gym_env_math, verify=verify, tasks=tasks)
+
+
+def gold_in_the_prompt() -> Subject:
+    @hookimpl
+    def tasks(split: Split, seed: int):
+        for each in gym_env_math.tasks(split, seed, gym_env_math.MathConfig()):
+            said = f"{each.input[0]['content']}\n(For the grader: the expected answer is {each.expected_answer})"
+            yield each.model_copy(update={"responses_create_params": {"input": said}})
+
+    return mutant(gym_env_math, tasks=tasks)
+
+
+def flips_a_coin() -> Subject:
+    @hookimpl
+    async def verify(task: MathTask, transcript: Transcript, config: gym_env_math.MathConfig, shared: Any):
+        verdict = await decided(task, transcript.text(), config, shared)
+        return verdict.model_copy(update={"reward": verdict.reward * random.random()})
+
+    return mutant(gym_env_math, verify=verify)
+
+
+def pays_a_bonus() -> Subject:
+    @hookimpl
+    async def verify(task: MathTask, transcript: Transcript, config: gym_env_math.MathConfig, shared: Any):
+        verdict = await decided(task, transcript.text(), config, shared)
+        return verdict.model_copy(update={"reward": verdict.reward * 1.25})
+
+    return mutant(gym_env_math, verify=verify)
+
+
+def refuses_a_variant() -> Subject:
+    @hookimpl
+    async def verify(task: MathTask, transcript: Transcript):
+        right = transcript.text() == f"\\boxed{{{task.expected_answer.strip('$')}}}"
+        return MathVerdict(reward=float(right), library_reward=float(right), expected_answer=task.expected_answer)
+
+    return mutant(gym_env_math, verify=verify)
+
+
+def gold_in_a_tool_error() -> Subject:
+    async def get_synonym_value(synonym: str, task: SynonymTask) -> dict[str, Any]:
+        """Look up the value of one synonym."""
+        known = dict(zip(task.expected_synonyms, task.expected_synonym_values, strict=True))
+        return {"synonym_value": known[synonym]} if synonym in known else {"error": f"not one of {known}"}
+
+    @hookimpl
+    def tools():
+        return [get_synonym_value, gym_env_multineedle.extract_synonym_values]
+
+    return mutant(gym_env_multineedle, tools=tools)
+
+
+def gold_in_a_schema() -> Subject:
+    @hookimpl
+    def tasks(split: Split, seed: int):
+        for each in generated("train", seed, SynonymConfig()):
+            wanted = f"Hand in the values, such as {each.expected_synonym_values}."
+            tool = {"type": "function", "name": "extract_synonym_values", "description": wanted, "parameters": {}}
+            yield each.model_copy(
+                update={"responses_create_params": {**each.responses_create_params, "tools": [LOOK_UP, tool]}}
+            )
+
+    return mutant(gym_env_multineedle, tasks=tasks)
+
+
+LOOK_UP = {"type": "function", "name": "get_synonym_value", "parameters": {}}
+
+
+def oracle_out_of_order() -> Subject:
+    @hookimpl
+    async def verify(task: SynonymTask, transcript: Transcript):
+        asked = task.model_copy(update={"expected_synonym_values": sorted(task.expected_synonym_values)})
+        return judged(asked, transcript.calls("extract_synonym_values"))
+
+    return mutant(gym_env_multineedle, verify=verify)
+
+
+def breaks_without_a_call() -> Subject:
+    @hookimpl
+    async def verify(task: SynonymTask, transcript: Transcript):
+        return judged(task, [transcript.calls("extract_synonym_values")[-1]])
+
+    return mutant(gym_env_multineedle, verify=verify)
+
+
+def breaks_on_a_strange_word() -> Subject:
+    async def get_synonym_value(synonym: str) -> dict[str, int]:
+        """Look up the value of one synonym."""
+        return {"synonym_value": value(synonym), "initial": ord(synonym[0])}
+
+    @hookimpl
+    def tools():
+        return [get_synonym_value, gym_env_multineedle.extract_synonym_values]
+
+    return mutant(gym_env_multineedle, tools=tools)
+
+
+def changes_the_state() -> Subject:
+    @hookimpl
+    async def verify(task: Request, state: Records, transcript: Transcript):
+        verdict = grading.by_end(task, task.expected, state, transcript)
+        state.events.append(Event(title="judged", date="2026-01-05", start="09:00", minutes=5))
+        return verdict
+
+    return mutant(gym_env_tool_call, verify=verify)
+
+
+def shares_its_state() -> Subject:
+    latest: list[Request] = []
+
+    @hookimpl
+    async def reset(task: Request):
+        latest[:] = [task]
+        return Reset(state=task.world.records, tools=task.offered)
+
+    @hookimpl
+    async def verify(state: Records, transcript: Transcript):
+        return grading.by_end(latest[0], latest[0].expected, state, transcript)
+
+    return mutant(gym_env_tool_call, reset=reset, verify=verify)
+
+
+def forgets_to_release() -> Subject:
+    @hookimpl
+    async def reset(task: Request):
+        LEFT.append(os.open(os.devnull, os.O_RDONLY))
+        return Reset(state=task.world.records, tools=task.offered)
+
+    return mutant(gym_env_tool_call, reset=reset)
+
+
+def pays_any_reply() -> Subject:
+    @hookimpl
+    async def verify(task: Request, state: Records, transcript: Transcript):
+        verdict = grading.by_end(task, task.expected, state, transcript)
+        return Verdict(reward=max(verdict.reward, 0.3 * bool(transcript.reply.strip())))
+
+    return mutant(gym_env_tool_call, verify=verify)
+
+
+MUTATIONS: list[tuple[Callable[[], Subject], str]] = [
+    (unseeded, "runtime.seed_control"),
+    (contains_the_gold, "semantic.floor_gap"),
+    (gold_in_the_prompt, "semantic.no_solution_leakage"),
+    (flips_a_coin, "semantic.verifier_determinism"),
+    (pays_a_bonus, "semantic.reward_range"),
+    (refuses_a_variant, "semantic.variants"),
+    (gold_in_a_tool_error, "semantic.no_solution_leakage"),
+    (gold_in_a_schema, "semantic.no_solution_leakage"),
+    (oracle_out_of_order, "semantic.oracle_max"),
+    (breaks_without_a_call, "semantic.canary_floor"),
+    (breaks_on_a_strange_word, "semantic.canary_floor"),
+    (changes_the_state, "semantic.verifier_determinism"),
+    (shares_its_state, "runtime.episode_isolation"),
+    (forgets_to_release, "runtime.resources"),
+    (pays_any_reply, "semantic.floor_gap"),
+]
+HELD_TO = sorted({check for _, check in MUTATIONS})
+
+
+@pytest.mark.parametrize(("mutation", "check"), MUTATIONS, ids=lambda each: getattr(each, "__name__", None))
+async def test_a_mutation_is_found(mutation, check, outcome):
+    result = await outcome(check, mutation())
+    assert result.status == "failed", result.reason
+    assert all(finding.seen for finding in result.findings)
+
+
+@pytest.mark.parametrize("module", [gym_env_math, gym_env_multineedle, gym_env_tool_call])
+@pytest.mark.parametrize("check", HELD_TO)
+async def test_what_is_not_mutated_passes(module, check, outcome):
+    result = await outcome(check, mutant(module))
+    assert result.status == "passed" or result.reason, result.findings

@@ -1,0 +1,120 @@
+"""The plugin, in pytest processes of its own: each check is a test, and the fixture checks inside one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from .test_run import SUMS
+
+Pytest = Callable[..., "subprocess.CompletedProcess[str]"]
+
+GREEDY = SUMS.replace("reward=float(transcript.reply.strip() == str(task.answer))", "reward=1.0")
+"""An environment that pays whatever is said."""
+
+QUIET = ("-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def tested(site, there) -> Pytest:
+    """Run pytest in an empty folder, `sums` and `greedy` installed."""
+    site.install("sums", _whole(SUMS))
+    site.install("greedy", _whole(GREEDY))
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", *QUIET, *words]
+        return subprocess.run(command, cwd=there, capture_output=True, text=True, timeout=100, check=False)
+
+    return run
+
+
+def _whole(source: str) -> str:
+    from .conftest import HEADER
+
+    return (HEADER + source).replace("digits: int = 3", 'digits: int = Field(3, description="How many.")')
+
+
+def test_every_check_is_a_test(tested):
+    from gymsdk.checks.catalog import CHECKS
+
+    ended = tested("--gymsdk", "sums", "-W", "error", "-o", "asyncio_mode=auto")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"collected {len(CHECKS)} items" in ended.stdout
+
+
+def test_several_environments_are_checked_and_tests_chosen_by_their_names(tested):
+    ended = tested("--gymsdk", "sums", "--gymsdk", "greedy", "-v", "-k", "floor_gap or page")
+    assert ended.returncode == 1
+    assert "gymsdk-sums::semantic.floor_gap PASSED" in ended.stdout
+    assert "gymsdk-greedy::semantic.floor_gap FAILED" in ended.stdout
+    assert "1 failed, 3 passed" in ended.stdout
+
+
+def test_a_failure_is_told_in_sentences_without_a_traceback(tested):
+    told = tested("--gymsdk", "greedy", "-k", "floor_gap").stdout
+    assert "a policy that understands nothing earns no more than the claimed chance" in told
+    assert all(f"\n      {word}:" in told for word in ("seen", "why", "mend"))
+    assert "Traceback" not in told
+    assert ".py" not in told.partition("FAILURES")[2]
+
+
+def test_a_skipped_check_gives_its_reason(tested):
+    assert "it has no tools" in tested("--gymsdk", "sums", "-k", "tool_schemas", "-rs").stdout
+
+
+def test_an_unknown_environment_is_a_mistake_of_usage(tested):
+    ended = tested("--gymsdk", "smus")
+    assert ended.returncode == 4
+    assert ended.stderr.startswith("ERROR: --gymsdk smus: no environment named 'smus'; did you mean 'sums'?")
+
+
+def test_an_environment_that_does_not_load_fails(tested, site):
+    site.install("torn", "1 / 0")
+    ended = tested("--gymsdk", "torn", "-k", "runtime")
+    assert ended.returncode == 1
+    assert "ZeroDivisionError" in ended.stdout
+    assert "1 failed" in ended.stdout
+
+
+def test_junit_has_a_case_for_each(tested, there):
+    tested("--gymsdk", "greedy", "-k", "floor_gap or page", "--junitxml=cases.xml")
+    cases = {case.get("name"): case.find("failure") is None for case in ET.parse(there / "cases.xml").iter("testcase")}
+    assert cases == {"packaging.page": True, "semantic.floor_gap": False}
+
+
+def test_the_fixture_checks_inside_a_test(tested, there):
+    (there / "test_it.py").write_text("""
+def test_all_is_well(gymsdk_check):
+    assert gymsdk_check("sums", only=["runtime.load", "semantic.floor_gap"], digits=2).passed
+
+async def test_not_all_is_well(gymsdk_check):
+    gymsdk_check("greedy", only=["semantic"], skip=["semantic.oracle_max"])
+""")
+    ended = tested("-W", "error", "-o", "asyncio_mode=auto")
+    assert "1 failed, 1 passed" in ended.stdout
+    assert "FAIL  semantic.floor_gap" in ended.stdout
+    assert "semantic.oracle_max" not in ended.stdout
+
+
+def test_unused_it_brings_nothing_of_gymsdk_but_itself(tested, there):
+    (there / "test_it.py").write_text("""
+import sys
+
+def test_it():
+    ours = {name for name in sys.modules if name.split(".")[0] == "gymsdk"}
+    assert ours <= {"gymsdk", "gymsdk.checks", "gymsdk.checks.pytest_plugin"}
+    assert "pydantic" not in sys.modules
+""")
+    assert tested("-W", "error").returncode == 0

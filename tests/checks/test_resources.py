@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import random
+import tempfile
+
+import pytest
+
+from tests.checks.healthy import HEALTHY
+
+RESOURCES, EFFECTS = "runtime.resources", "runtime.side_effects"
+
+
+def opening(line: str) -> str:
+    """The shelf with *line* at the start of every reset."""
+    return HEALTHY.replace("async def reset():\n", f"async def reset(seed):\n    {line}\n").replace(
+        "import random", "import asyncio, os, random, signal, subprocess, sys, tempfile, threading, warnings"
+    )
+
+
+@pytest.mark.parametrize("check", [RESOURCES, EFFECTS])
+async def test_a_healthy_environment_passes(subject, outcome, check):
+    assert (await outcome(check, subject(HEALTHY))).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("threading.Thread(target=threading.Event().wait, args=(10,), name='w', daemon=True).start()", "threads"),
+        ("KEPT.append(open(os.devnull))", "open files"),
+        ("KEPT.append(subprocess.Popen(['sleep', '10']))", "processes"),
+        ("KEPT.append(tempfile.mkdtemp())", "temporary files"),
+        ("KEPT.append(asyncio.ensure_future(asyncio.sleep(10)))", "asyncio tasks"),
+    ],
+)
+async def test_what_episodes_leave_behind_is_named(subject, outcome, line, said):
+    shelf = subject(opening(line).replace("class Shelf", "KEPT = []\n\n\nclass Shelf"))
+    try:
+        result = await outcome(RESOURCES, shelf)
+    finally:
+        for each in vars(shelf.environment.plugin)["KEPT"]:
+            for release in ("kill", "wait", "cancel", "close"):
+                getattr(each, release, lambda: None)()
+    assert f"24 {said} behind" in result.findings[0].seen
+
+
+async def test_one_more_in_all_is_no_leak(subject, outcome):
+    line = "KEPT or KEPT.append(tempfile.mkdtemp())"
+    shelf = subject(opening(line).replace("class Shelf", "KEPT = []\n\n\nclass Shelf"))
+    assert (await outcome(RESOURCES, shelf)).status == "passed"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("os.environ['SHELF'] = str(random.Random().random())", "os.environ"),
+        ("sys.path.append('shelf')", "sys.path"),
+        ("random.random()", "global `random`"),
+        ("random.seed(seed)", "global `random`"),
+        ("warnings.filterwarnings('ignore', message=str(random.Random().random()))", "warnings.filters"),
+        ("print('a shelf')", "printed 'a shelf"),
+    ],
+)
+async def test_what_episodes_change_in_passing_is_named(subject, outcome, monkeypatch, line, said):
+    monkeypatch.setenv("SHELF", "empty")
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    with __import__("warnings").catch_warnings():
+        result = await outcome(EFFECTS, subject(opening(line)))
+    assert said in result.findings[0].seen
+
+
+async def test_a_check_leaves_the_process_as_it_was(subject, outcome):
+    before = random.getstate(), tempfile.tempdir
+    await outcome(RESOURCES, subject(HEALTHY))
+    await outcome(EFFECTS, subject(HEALTHY))
+    assert (random.getstate(), tempfile.tempdir) == before

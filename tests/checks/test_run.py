@@ -1,0 +1,215 @@
+"""A run of checks: bounded, told in sentences, never ended by what an environment does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gymsdk.checks import catalog
+from gymsdk.checks.check import Check, Finding, NotApplicable
+from gymsdk.checks.report import text
+from gymsdk.checks.run import Run, waited_for
+from gymsdk.checks.subject import Subject
+from gymsdk.errors import BadConfig, Failed, UnknownSplit, UsageError
+
+SUMS = """
+class Settings(Config):
+    digits: int = 3
+
+class Sum(Task):
+    answer: int
+
+@hookimpl
+def tasks(split: Literal["train", "test"], seed, config: Settings):
+    rng = random.Random(f"{split}:{seed}")
+    while True:
+        one, other = rng.randrange(10**config.digits), rng.randrange(1000)
+        yield Sum.ask(f"What is {one} + {other}?", answer=one + other)
+
+@hookimpl
+async def verify(task: Sum, transcript):
+    return Verdict(reward=float(transcript.reply.strip() == str(task.answer)))
+
+@hookimpl
+async def solve(task: Sum):
+    return Message(content=str(task.answer))
+"""
+
+
+def asking(look: Callable[[Subject], Awaitable[list[Finding]]], **given) -> Check:
+    return Check(id="runtime.made", asks="all is well", why="it matters", mend="mend it", look=look, **given)
+
+
+async def nothing(subject):
+    return []
+
+
+async def something(subject):
+    return [Finding(seen="a crack")]
+
+
+async def test_a_check_that_finds_nothing_has_passed(subject):
+    assert (await Run(subject(SUMS)).outcome(asking(nothing))).status == "passed"
+
+
+async def test_a_check_that_finds_something_has_failed_and_says_why_and_how(subject):
+    result = await Run(subject(SUMS)).outcome(asking(something))
+    assert (result.status, result.findings[0].seen, result.why, result.mend) == (
+        "failed",
+        "a crack",
+        "it matters",
+        "mend it",
+    )
+
+
+async def test_a_check_with_nothing_to_look_at_is_skipped_with_its_reason(subject):
+    async def look(subject):
+        raise NotApplicable("it has no tools")
+
+    result = await Run(subject(SUMS)).outcome(asking(look))
+    assert (result.status, result.reason) == ("skipped", "it has no tools")
+
+
+async def test_a_check_that_takes_too_long_has_failed(subject):
+    async def look(subject):
+        await asyncio.sleep(60)
+
+    result = await Run(subject(SUMS)).outcome(asking(look, seconds=0.05))
+    assert [each.seen for each in result.findings] == ["it was not over after 0.05 seconds"]
+
+
+async def test_code_that_holds_the_loop_fails_its_check_and_the_rest_is_skipped(subject, stuck, monkeypatch):
+    async def look(subject):
+        stuck.wait()
+
+    monkeypatch.setattr("gymsdk.checks.run.GRACE", 0.2)
+    run = Run(subject(SUMS))
+    results = [await run.outcome(asking(each, seconds=0.05)) for each in (look, nothing)]
+    assert [each.status for each in results] == ["failed", "skipped"]
+    assert "could not be stopped" in results[0].findings[0].seen
+
+
+async def test_an_error_of_an_episode_says_where_it_came(subject):
+    async def look(subject):
+        raise Failed("the tool broke", kind="tool_raised", stage="step")
+
+    result = await Run(subject(SUMS)).outcome(asking(look))
+    assert result.findings[0].seen == "it broke in step (tool_raised): the tool broke"
+
+
+async def test_an_error_within_a_task_group_is_told_by_itself(subject):
+    async def fail():
+        raise Failed("the tool broke", kind="tool_raised", stage="step")
+
+    async def look(subject):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+
+    assert "the tool broke" in (await Run(subject(SUMS)).outcome(asking(look))).findings[0].seen
+
+
+async def test_what_the_environments_own_code_raises_is_a_finding(subject):
+    async def look(subject):
+        subject.environment.plugin.tasks("train", 0, None).send(None)
+
+    [finding] = (await Run(subject(SUMS)).outcome(asking(look))).findings
+    assert "raised AttributeError: 'NoneType' object has no attribute 'digits'" in finding.seen
+
+
+async def test_a_bug_of_the_check_itself_flies(subject):
+    async def look(subject):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await Run(subject(SUMS)).outcome(asking(look))
+
+
+async def test_what_gymsdk_warns_of_is_kept_once(subject):
+    async def look(subject):
+        for _ in range(3):
+            logging.getLogger("gymsdk").warning("the hook %s raised", "close")
+        return []
+
+    assert (await Run(subject(SUMS)).outcome(asking(look))).warnings == ["the hook close raised"]
+
+
+async def test_where_it_does_not_load_the_first_check_says_so_and_the_rest_is_skipped(subject):
+    run = Run(subject(SUMS.replace("rng.randrange(1000)", "rng.choice([])")))
+    results = [await run.outcome(asking(nothing)) for _ in range(2)]
+    assert [each.status for each in results] == ["failed", "skipped"]
+    assert "hook 'tasks' raised IndexError" in results[0].findings[0].seen
+    assert results[1].reason == "it does not load"
+
+
+async def test_what_needs_no_loading_is_looked_at_all_the_same(subject):
+    run = Run(subject("1 / 0"))
+    report = await run.report(catalog.chosen(["packaging", "runtime.load", "runtime.splits"]))
+    told = {result.id: result.status for result in report.results}
+    assert (told["packaging.metadata"], told["runtime.load"], told["runtime.splits"]) == ("passed", "failed", "skipped")
+
+
+async def test_tasks_that_never_come_fail_the_loading(subject, stuck, monkeypatch):
+    monkeypatch.setattr("gymsdk.checks.loading.LOADING", 0.2)
+    made = subject(SUMS.replace("while True:", "while WAIT.wait():"))
+    made.environment.plugin.WAIT = stuck
+    result = await Run(made).outcome(asking(nothing))
+    assert "were not there after 0.2 seconds" in result.findings[0].seen
+
+
+async def test_a_setting_the_caller_misspelt_is_the_callers_mistake(subject):
+    with pytest.raises(BadConfig, match="digts"):
+        await Run(subject(SUMS, digts=2)).outcome(asking(nothing))
+
+
+async def test_a_split_the_caller_misspelt_is_the_callers_mistake(subject):
+    made = subject(SUMS)
+    made.split = "tset"
+    with pytest.raises(UnknownSplit, match="did you mean 'test'"):
+        await Run(made).outcome(asking(nothing))
+
+
+async def test_one_split_is_looked_at_where_one_is_named(subject):
+    made = subject(SUMS, count=3)
+    made.split = "test"
+    assert len(made.tasks) == 3
+
+
+def test_work_is_waited_for_where_no_loop_runs_and_where_one_does():
+    async def work():
+        return 42
+
+    async def within():
+        return waited_for(work())
+
+    assert (waited_for(work()), asyncio.run(within())) == (42, 42)
+
+
+def test_what_the_work_raises_is_raised_where_it_is_waited_for():
+    async def work():
+        raise UsageError("no")
+
+    with pytest.raises(UsageError, match="no"):
+        waited_for(work())
+
+
+async def test_a_report_shows_what_was_seen_why_it_matters_and_how_to_mend_it(subject):
+    report = await Run(subject(SUMS)).report([asking(something), asking(nothing)])
+    lines = text(report).splitlines()
+    assert lines[:4] == [
+        "FAIL  runtime.made                      all is well",
+        "      seen: a crack",
+        "      why:  it matters",
+        "      mend: mend it",
+    ]
+    assert lines[-1].startswith("1 passed, 1 failed in ")
+
+
+async def test_what_was_seen_is_shown_without_its_control_characters(subject):
+    async def look(subject):
+        return [Finding(seen="it said \x1b[2J\u202e")]
+
+    shown = text(await Run(subject(SUMS)).report([asking(look)]))
+    assert r"it said \x1b[2J\u202e" in shown

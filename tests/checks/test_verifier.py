@@ -1,0 +1,60 @@
+"""A verifier that is asked again."""
+
+from __future__ import annotations
+
+import pytest
+
+ASKED = """
+COUNT = {"asked": 0}
+
+class Memory(State):
+    seen: list[str] = []
+
+@hookimpl
+def reset():
+    return Reset(state=Memory(seen=["b", "a"]))
+
+@hookimpl
+def tasks(split: Literal["train"], seed: int):
+    for number in range(9):
+        yield Task.ask(f"{number}?", total=str(number), parts=["y", "x"])
+
+@hookimpl
+def solve(task):
+    return Message(content=task.total)
+
+@hookimpl
+def verify(task, transcript, state: Memory):
+    BODY
+    return Verdict(reward=float(transcript.reply == task.total))
+"""
+CHECK = "semantic.verifier_determinism"
+
+
+@pytest.mark.parametrize(
+    ("body", "seen"),
+    [
+        ("state.seen.sort()", "changes what it is given: state.seen"),
+        ("task.parts.sort()", "changes what it is given: task.parts"),
+        ("task.responses_create_params.clear()", "changes what it is given: task"),
+        ("transcript.items.append({})", "changes what it is given: transcript"),
+        ("transcript.ended = None", "changes what it is given: transcript"),
+        (
+            "COUNT['asked'] += 1; return Verdict(reward=COUNT['asked'] % 2)",
+            "the verdict changes when it is asked again",
+        ),
+        ("COUNT['asked'] += 1; 1 / (COUNT['asked'] % 3)", "the verdict changes"),
+    ],
+)
+async def test_what_changes_is_found(subject, outcome, body, seen):
+    [first, *_] = (await outcome(CHECK, subject(ASKED.replace("BODY", body)))).findings
+    assert seen in first.seen
+
+
+async def test_a_verifier_that_only_reads_passes(subject, outcome):
+    assert (await outcome(CHECK, subject(ASKED.replace("BODY", "sorted(state.seen)")))).status == "passed"
+
+
+async def test_a_verifier_that_never_answers_is_the_affair_of_others(subject, outcome):
+    result = await outcome(CHECK, subject(ASKED.replace("BODY", "raise ValueError")))
+    assert (result.status, result.reason.startswith("no play of a task came to a verdict")) == ("skipped", True)
