@@ -9,6 +9,8 @@ from inspect import signature
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
+from gymsdk import UsageError
+
 from .clock import day
 from .records import Records, less
 from .references import filled
@@ -27,6 +29,11 @@ SIZES: dict[Split, int | None] = {"train": None, "validation": 300, "example": 1
 SHARES: dict[Split, range] = {"example": range(1), "validation": range(1, 5), "train": range(5, 16)}
 """Which sixteenths of all requests a split may draw from, so that no two splits share one, whatever the seed."""
 
+DRAWS = 400
+"""Requests of one kind that are drawn for a split before another kind is tried."""
+
+KINDS_TRIED = 10
+
 INSTRUCTIONS = (
     "You are a personal assistant. Today is {today:%A}, {today:%Y-%m-%d}. Use the tools for what only they can tell or"
     " do; do not guess, and change nothing you were not asked to change. Write dates as YYYY-MM-DD and times as HH:MM."
@@ -44,12 +51,15 @@ def requests(split: Split, seed: int, settings: Settings) -> Iterator[Request]:
 
 def _request(rng: random.Random, split: Split, settings: Settings, *, id: str) -> Request:
     found = mixtures(settings.calls, settings.kinds)
-    kind, chore = rng.choice(found[rng.choice(sorted(found))])
-    while True:
-        scene = Scene(rng, world(rng))
-        written = draft(scene, kind, chore=chore)
-        if zlib.crc32(written.text.encode()) % 16 in SHARES[split]:
-            return _row(scene, kind, written, settings, id=id)
+    for _ in range(KINDS_TRIED):
+        kind, chore = rng.choice(found[rng.choice(sorted(found))])
+        # A kind with few texts may have none that belongs to the split.
+        for _ in range(DRAWS):
+            scene = Scene(rng, world(rng))
+            written = draft(scene, kind, chore=chore)
+            if zlib.crc32(written.text.encode()) % 16 in SHARES[split]:
+                return _row(scene, kind, written, settings, id=id)
+    raise UsageError(f"split {split!r} has no request of such kinds and calls; choose more kinds, or another split")
 
 
 def _row(scene: Scene, kind: Kind, written: Draft, settings: Settings, *, id: str) -> Request:

@@ -8,8 +8,10 @@ from itertools import islice
 import pytest
 
 import gymsdk
+from gym_env_tool_call.generator import SIZES, requests
 from gym_env_tool_call.oracle import planned
 from gym_env_tool_call.requests import KINDS
+from gym_env_tool_call.settings import Settings
 from gymsdk import UsageError
 
 
@@ -80,3 +82,13 @@ async def test_without_distractors_every_tool_is_on_offer(environment, generated
 def test_settings_that_cannot_be_are_refused(settings, words):
     with pytest.raises(UsageError, match=words):
         gymsdk.load("tool_call", **settings)
+
+
+def test_a_kind_without_a_text_in_the_split_gives_way_to_another():
+    # The first kind drawn here has nine texts, none of which belongs to the split.
+    assert len(list(requests("example", 4, Settings()))) == SIZES["example"]
+
+
+def test_a_split_that_can_hold_no_request_is_refused():
+    with pytest.raises(UsageError, match="split 'example' has no request of such kinds and calls"):
+        next(requests("example", 0, Settings(kinds=("forget",), calls=(1, 1))))
