@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gymsdk.outcome import Rollout
     from gymsdk.plugins.hookspecs import hookimpl
     from gymsdk.plugins.registry import installed, load
+    from gymsdk.servers.client import ServerClient
     from gymsdk.transcript import Action, Message, ToolCall, Transcript
     from gymsdk.types import Claims, Config, Episode, Model, Reset, State, Step, Task, Verdict
     from gymsdk.workers.offload import offload
@@ -40,6 +41,7 @@ __all__ = [
     "Model",
     "Reset",
     "Rollout",
+    "ServerClient",
     "State",
     "Step",
     "Task",
@@ -64,6 +66,7 @@ _HOMES = {
     "Transcript": "transcript",
     "Environment": "environment",
     "Rollout": "outcome",
+    "ServerClient": "servers.client",
     "hookimpl": "plugins.hookspecs",
     "installed": "plugins.registry",
     "load": "plugins.registry",

@@ -31,7 +31,7 @@ from gymsdk.plugins.configured import configured
 from gymsdk.plugins.floor import Floor
 from gymsdk.plugins.lifespan import Lifespan
 from gymsdk.plugins.stack import Answerer, stack
-from gymsdk.transcript import Action, Item, ToolCall, Transcript
+from gymsdk.transcript import Action, Item, Message, ToolCall, Transcript
 from gymsdk.turns import played, spans
 from gymsdk.types import Claims, Episode, Reset, Row, Step, Task, Verdict
 
@@ -76,6 +76,13 @@ class Environment:
     def splits(self) -> tuple[str, ...]:
         """The splits it has tasks for."""
         return self._floor.splits() if self._stack.splits is None else self._stack.splits
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a verdict takes more than the transcript: the state, or what the author's steps paid."""
+        return any("state" in each.asks for each in self._stack.answerers["verify"]) or (
+            not self._stack.answerers["step"][0].ours
+        )
 
     async def __aenter__(self) -> Self:
         await self._lifespan.begin()
@@ -143,7 +150,9 @@ class Environment:
                 return Step(output=tools.refusal(tools.unknown(action.name, offered)))
         async with stage("step", _of_episode(episode.deadline)):
             given = {"state": episode.state, "action": action, "transcript": episode.transcript}
-            return answers.step(await self._ask("step", task=episode.task, **given), action)
+            step = answers.step(await self._ask("step", task=episode.task, **given), action)
+        episode.paid += step.reward
+        return step
 
     async def verify(self, episode: Episode) -> Verdict:
         """Judge the transcript; raises `Unscorable` where the grader could not decide.
@@ -165,19 +174,26 @@ class Environment:
         async with stage("close", Deadline(from_now(CLOSING))):
             await self._ask("close", task=episode.task, state=episode.state)
 
-    async def replay(self, row: Row | Task, items: Sequence[Item], *, seed: int = 0) -> Episode:
+    async def replay(
+        self, row: Row | Task, items: Sequence[Item], *, seed: int = 0, deadline: float | None = None
+    ) -> Episode:
         """Give the episode that ends where *items* do, its state rebuilt by playing their actions again."""
-        episode = await self.reset(row, seed=seed)
+        episode = await self.reset(row, seed=seed, deadline=deadline)
         try:
-            for span in spans(items):
-                episode.transcript.items = list(items[: span.stop])
-                for action in played(items, span):
-                    episode.done = episode.done or (await self.step(episode, action)).done
+            await self.follow(episode, items)
         except BaseException:
             await self.close(episode)
             raise
-        episode.transcript.items = list(items)
         return episode
+
+    async def follow(self, episode: Episode, items: Sequence[Item], *, calls: bool = True) -> None:
+        """Have *episode* end where *items* do, their actions played; without *calls*, those have been before."""
+        for span in spans(items):
+            episode.transcript.items = list(items[: span.stop])
+            for action in played(items, span):
+                if not episode.done and (calls or isinstance(action, Message)):
+                    episode.done = (await self.step(episode, action)).done
+        episode.transcript.items = list(items)
 
     async def solve(self, episode: Episode) -> list[Action] | None:
         """Give what a perfect policy does next, `None` where the environment does not say."""

@@ -1,4 +1,4 @@
-"""The one outbound client: a JSON body posted, and its answer, or a `Failed` that says why there is none.
+"""The one outbound client: a JSON body posted, a page got, and its answer, or a `Failed` that says why there is none.
 
 Sessions are shared: one for each running event loop, opened on first use and closed with the loop.
 """
@@ -28,6 +28,9 @@ CONNECT_TIMEOUT = 10.0
 EXCERPT = 200
 LONGEST = 500
 
+IDLE = 4.0
+"""Seconds an idle connection is kept: below the 5 after which many servers close theirs, perhaps under a call."""
+
 
 class Retry(BaseModel):
     """How often a call is tried again, and how long it waits before: doubling, jittered, bounded."""
@@ -48,13 +51,20 @@ RETRY = Retry()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a *host* answered, whatever the status; *key* is what no message may repeat."""
+    """What a *host* answered, whatever the status; *key* is what no message may repeat, *cookies* are verbatim."""
 
     host: str
     status: int
     body: bytes
     retry_after: float | None = None
     key: SecretStr | None = field(default=None, repr=False)
+    cookies: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is what HTTP calls success."""
+        return 200 <= self.status < 300  # noqa: PLR2004 - what HTTP calls success
 
     @property
     def text(self) -> str:
@@ -63,7 +73,7 @@ class Answer:
 
     def json(self) -> Any:
         """Give the parsed body; raises `Failed` where the host refused, or answered something else than JSON."""
-        if not 200 <= self.status < 300:  # noqa: PLR2004 - what HTTP calls success
+        if not self.ok:
             raise refusal(self.host, self.status, self.text, retry_after=self.retry_after)
         try:
             return orjson.loads(self.body)
@@ -80,20 +90,39 @@ async def post(
     headers: Mapping[str, str] | None = None,
     timeout: float = 600.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
     retry: Retry = RETRY,
+    once: bool = False,
 ) -> Answer:
     """Give the answer of *url* to the JSON *body*, retried where that can help, within *timeout* seconds in all.
 
+    A body given as bytes is JSON by now. What is to happen *once* is sent again only where it cannot have arrived.
     It raises `Failed` where there is no answer at all; what a refusal means is for `Answer.json` to say.
     """
     bearer = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
     sent = {"Content-Type": "application/json", **bearer, **(headers or {})}
-    attempt = partial(_send, url, _written(body), sent, key)
-    deadline = asyncio.get_running_loop().time() + timeout
+    attempt = partial(_send, "POST", url, _written(body), sent, key)
+    return await _in_time(url, attempt, timeout, retry, once=once)
+
+
+async def get(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
+    retry: Retry = RETRY,
+) -> Answer:
+    """Give what is at *url*, like `post`."""
+    return await _in_time(url, partial(_send, "GET", url, None, headers or {}, None), timeout, retry)
+
+
+async def _in_time(
+    url: str, attempt: Callable[[], Awaitable[Answer]], seconds: float, retry: Retry, *, once: bool = False
+) -> Answer:
+    deadline = asyncio.get_running_loop().time() + seconds
     try:
         async with asyncio.timeout_at(deadline):
-            return await _insist(attempt, retry, deadline)
+            return await _insist(attempt, retry, deadline, once=once)
     except TimeoutError as error:
-        raise late(host(url), timeout) from error
+        raise late(host(url), seconds) from error
 
 
 async def aclose() -> None:
@@ -127,7 +156,11 @@ def refusal(host: str, status: int, text: str, *, retry_after: float | None = No
 
 def unreachable(host: str, why: object) -> Failed:
     """The failure to connect to *host*, or to stay connected."""
-    return Failed(f"cannot reach {host}: {why}; is the server running?", kind="model_unreachable", retryable=True)
+    return _apart(Failed, host, why)
+
+
+def _apart(kind: type[Failed], host: str, why: object) -> Failed:
+    return kind(f"cannot reach {host}: {why}; is the server running?", kind="model_unreachable", retryable=True)
 
 
 def late(host: str, timeout: float) -> Failed:
@@ -181,7 +214,7 @@ class PerLoop(Generic[Held]):
 
 def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
     )
@@ -190,7 +223,7 @@ def _session() -> aiohttp.ClientSession:
 _sessions = PerLoop(_session)
 
 
-async def _insist(attempt: Callable[[], Awaitable[Answer]], retry: Retry, deadline: float) -> Answer:
+async def _insist(attempt: Callable[[], Awaitable[Answer]], retry: Retry, deadline: float, *, once: bool) -> Answer:
     """The first answer that settles it, or the last one there is time for."""
     loop = asyncio.get_running_loop()
     for number in range(retry.times):
@@ -198,25 +231,38 @@ async def _insist(attempt: Callable[[], Awaitable[Answer]], retry: Retry, deadli
         try:
             answer = await attempt()
         except Failed as error:
-            if not error.retryable or loop.time() + wait >= deadline:
+            if not error.retryable or loop.time() + wait >= deadline or (once and not isinstance(error, _Unsent)):
                 raise
         else:
             wait += answer.retry_after or 0.0
-            if not worth_retrying(answer.status) or loop.time() + wait >= deadline:
+            if once or not worth_retrying(answer.status) or loop.time() + wait >= deadline:
                 return answer
         await asyncio.sleep(wait)
     return await attempt()
 
 
-async def _send(url: str, data: bytes, headers: Mapping[str, str], key: SecretStr | None) -> Answer:
+class _Unsent(Failed):
+    """Nobody was there to be sent anything."""
+
+
+async def _send(method: str, url: str, data: bytes | None, headers: Mapping[str, str], key: SecretStr | None) -> Answer:
     session = await _sessions.get()
     try:
         # A redirected POST would arrive as a GET, perhaps elsewhere, with the key.
-        async with session.post(url, data=data, headers=headers, allow_redirects=False) as answer:
-            retry_after = seconds(answer.headers.get("Retry-After"))
-            return Answer(host(url), answer.status, await answer.read(), retry_after, key)
+        async with session.request(method, url, data=data, headers=headers, allow_redirects=False) as answer:
+            return Answer(
+                host(url),
+                answer.status,
+                await answer.read(),
+                seconds(answer.headers.get("Retry-After")),
+                key,
+                {name: morsel.coded_value for name, morsel in answer.cookies.items()},
+                answer.headers,
+            )
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise Failed(f"{url!r} is no URL of a server", kind="model_refused") from error
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise _apart(_Unsent, host(url), str(error) or type(error).__name__) from error
     except (aiohttp.ClientError, OSError) as error:
         raise unreachable(host(url), str(error) or type(error).__name__) from error
 
@@ -232,6 +278,8 @@ def _blotted(text: str, key: SecretStr | None) -> str:
 
 
 def _written(body: object) -> bytes:
+    if isinstance(body, bytes):
+        return body
     try:
         return orjson.dumps(body)
     except orjson.JSONEncodeError as error:

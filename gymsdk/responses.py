@@ -23,7 +23,7 @@ async def asked(model: Model, request: Item, *, episode: Episode | None, who: st
     except Exception as error:
         kind = "model_timeout" if isinstance(error, TimeoutError) else "model_raised"
         raise Failed(f"{who} raised {type(error).__name__}: {error}", kind=kind, retryable=True) from error
-    if not _is_response(response):
+    if not is_response(response):
         raise Failed(f"{who}'s answer is no Response object", kind="model_bad_answer", retryable=True)
     if response.get("status") == "failed" or response.get("error"):
         raise Failed(f"{who} failed: {response.get('error')}", kind="model_error", retryable=True)
@@ -41,7 +41,8 @@ def is_incomplete(response: Item) -> bool:
     return response.get("status") == "incomplete" or bool(response.get("incomplete_details"))
 
 
-def _is_response(value: object) -> bool:
+def is_response(value: object) -> bool:
+    """Whether *value* is a Response object as far as anything here reads one."""
     if not isinstance(value, dict) or not isinstance(value.get("output"), list):
         return False
     return all(isinstance(item, dict) and _is_readable(item) for item in value["output"])

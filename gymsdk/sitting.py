@@ -88,7 +88,7 @@ class Sitting:
     """One episode of *environment* while it is played within *budget*.
 
     `open` it, give `answer` the model's responses until it is `over`, `judge`, `close`; `rollout` is what came of it.
-    Whoever catches an `EpisodeError` of one of these hands it over as the *ending*.
+    Whoever catches an `EpisodeError` of one of these hands it over as the *ending*. One of `close` is *unreleased*.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class Sitting:
         self.sampling = dict(sampling or {})
         self.episode: Episode | None = None
         self.ending: Verdict | EpisodeError | None = None
+        self.unreleased: EpisodeError | None = None
         self.used: usage.Ledger = {}
         self._opened: _Opened | None = None
         self._response: Item | None = None
@@ -168,6 +169,7 @@ class Sitting:
             except EpisodeError as error:
                 # The verdict stands: what was graded does not change because the cleaning up failed.
                 log.warning("episode %s: %s", self.episode.id, error)
+                self.unreleased = error
 
     def rollout(self) -> Rollout:
         """Give the rollout of what was played, its *ending* known."""
@@ -189,7 +191,7 @@ class Sitting:
             tools=episode.tools if episode else [],
             response=self._whole_response(transcript),
             reward=None if verdict is None else verdict.reward + self._paid,
-            components={} if verdict is None else _components(verdict, self._paid),
+            components={} if verdict is None else components(verdict, self._paid),
             verdict=verdict,
             failure=_failure(self.ending) if isinstance(self.ending, EpisodeError) else None,
             turns=self._turns,
@@ -245,7 +247,8 @@ def _outcome(ending: Verdict | EpisodeError) -> Outcome:
     return "unscorable" if isinstance(ending, Unscorable) else "failed"
 
 
-def _components(verdict: Verdict, paid: float) -> dict[str, float]:
+def components(verdict: Verdict, paid: float) -> dict[str, float]:
+    """Give the parts of a reward: those of its *verdict*, and what the steps *paid*."""
     if not paid:
         return dict(verdict.components)
     return (verdict.components or {"verdict": verdict.reward}) | {STEPS: paid}

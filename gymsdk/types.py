@@ -149,7 +149,7 @@ class Episode:
     """One play of a task: data only; *environment* is whoever can reset, step, verify and close it.
 
     *seed* is the environment's, the same for every *repeat* of a task; *tools* are the schemas on offer;
-    *deadline* is a time of the event loop's clock.
+    *deadline* is a time of the event loop's clock; *paid* is what the environment's steps in this process paid.
     """
 
     id: str
@@ -163,6 +163,7 @@ class Episode:
     repeat: int = 0
     deadline: float | None = None
     done: bool = False
+    paid: float = 0.0
 
 
 class Playable(Protocol):

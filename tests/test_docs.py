@@ -9,10 +9,12 @@ import json
 import os
 import re
 import site
+import socket
 import sys
 import venv
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,9 @@ SET_UP = ("Run it", "Test it")
 
 ADDRESS = "http://127.0.0.1:8000/v1"
 """The model server of the pages; where they are tried it is one on loopback."""
+
+SERVED = re.compile(r"(?<=127\.0\.0\.1:)11\d{3}\b|(?<==)11\d{3}\b")
+"""The ports of the pages' servers; where they are tried they are any that are free."""
 
 FENCE = re.compile(r"^```(\w*)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -65,6 +70,8 @@ class Shell:
 
     folder: Path
     variables: dict[str, str]
+    serving: list[asyncio.subprocess.Process] = field(default_factory=list)
+    ports: dict[str, int] = field(default_factory=lambda: defaultdict(free))
 
     async def run(self, *command: str) -> str:
         """Give what *command* prints; it must end well."""
@@ -86,11 +93,39 @@ class Shell:
             path = self.folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
+            return
+        text = SERVED.sub(lambda found: str(self.ports[found[0]]), block.text)
+        if block.language == "bash" and text.startswith("gymsdk serve "):
+            await self.serve(text.strip())
         elif block.language == "bash":
-            text = block.text.replace(ADDRESS, self.variables["GYMSDK_BASE_URL"])
-            await self.run("bash", "-euo", "pipefail", "-c", text)
+            await self.run("bash", "-euo", "pipefail", "-c", text.replace(ADDRESS, self.variables["GYMSDK_BASE_URL"]))
         elif block.language == "python":
-            await self.run("python", "-c", block.text)
+            await self.run("python", "-c", text)
+
+    async def serve(self, command: str) -> None:
+        """Start the servers of *command* and wait until they are ready; they run until the page has been tried."""
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", f"exec {command} --port {self.ports['11000']}"),
+            cwd=self.folder,
+            env=self.variables,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        self.serving.append(process)
+        assert process.stdout is not None
+        while not (line := await process.stdout.readline()).startswith(b"Ready"):
+            assert line, command
+
+    async def stop(self) -> None:
+        """End the servers; each must end well."""
+        for process in self.serving:
+            process.terminate()
+            assert await process.wait() == 0
+
+
+def free() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
 
 
 @pytest.fixture
@@ -101,7 +136,11 @@ async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("GYMSDK_", "PYTEST", "VIRTUAL_ENV"))}
     async with policy.serve(policy.app(model("scripted/echo"))) as address:
         kept |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "GYMSDK_BASE_URL": address}
-        yield Shell(tmp_path / "folder", kept)
+        shell = Shell(tmp_path / "folder", kept)
+        try:
+            yield shell
+        finally:
+            await shell.stop()
 
 
 def environment(home: Path) -> Path:
@@ -196,7 +235,7 @@ async def test_every_field_of_a_runs_files_is_documented(shell: Shell) -> None:
     own = set(sent) - {"responses_create_params", "agent_ref", "_ng_task_index"} | set(scored["gymsdk"]["verdict"])
     about, figures = (json.loads((run / name).read_text()) for name in ("run.json", "metrics.json"))
     found = {*scored, *scored["gymsdk"], *failed, *failed["gymsdk"], *sent, *about, *figures[0]} - own
-    documented = set(re.findall(r"`([^`]+)`", text_of("docs/rollouts.md")))
+    documented = set(re.findall(r"`([^`]+)`", FENCE.sub("", text_of("docs/rollouts.md"))))
     assert len(found) > 30
     assert sorted(found - documented) == []
 

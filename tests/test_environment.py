@@ -87,3 +87,31 @@ async def test_replay_that_fails_closes_what_it_reset(task):
     with pytest.raises(Failed, match="hook 'step' of environment 'counting' raised ValueError: boom"):
         await Environment("counting", plugin).replay(task, [wire.message("boom")])
     assert plugin.closed == 1
+
+
+async def test_following_without_calls_plays_the_replies_alone(task):
+    environment = Environment("counting", Counting())
+    episode = await environment.reset(task, seed=5)
+    await environment.follow(episode, TURNS, calls=False)
+    assert (episode.state.seen, episode.done, episode.transcript.items) == (["7 reply"], True, TURNS)
+
+
+async def test_what_the_steps_pay_is_on_the_episode(environment, task):
+    paying = environment("@hookimpl\nasync def step():\n    return Step(reward=0.25)")
+    episode = await paying.reset(task)
+    for _ in range(3):
+        await paying.step(episode, Message(content="x"))
+    assert episode.paid == 0.75
+
+
+@pytest.mark.parametrize(
+    ("source", "remembers"),
+    [
+        ("@hookimpl\nasync def verify(transcript): return Verdict(reward=0)", False),
+        ("@hookimpl\nasync def verify(state): return Verdict(reward=0)", True),
+        ("@hookimpl\nasync def verify(): return Verdict(reward=0)\n@hookimpl\nasync def step(): return None", True),
+        ("@hookimpl\nasync def step(): return Step(reward=1)", True),
+    ],
+)
+def test_what_a_verdict_takes_beside_the_transcript(environment, source, remembers):
+    assert environment(source).remembers is remembers

@@ -282,3 +282,51 @@ def test_waits_double_up_to_their_bound() -> None:
     for attempt, longest in enumerate([1, 2, 4, 4]):
         assert longest / 2 <= retry.wait(attempt) <= longest
     assert retry.wait(5000) <= 4
+
+
+async def test_what_is_to_happen_once_is_not_sent_again_whatever_the_answer() -> None:
+    scene = Scene(BUSY, OK)
+    async with serving(scene.answer) as url:
+        answer = await http.post(url, {}, retry=QUICK, once=True)
+    assert (answer.status, len(scene.seen)) == (503, 1)
+
+
+async def test_what_is_to_happen_once_is_not_sent_again_where_it_may_have_arrived() -> None:
+    scene = Scene(CUT, OK)
+    async with serving(scene.answer) as url:
+        with pytest.raises(Failed, match="cannot reach"):
+            await http.post(url, {}, retry=QUICK, once=True)
+    assert len(scene.seen) == 1
+
+
+async def test_what_is_to_happen_once_is_sent_again_where_nobody_was_there() -> None:
+    scene = Scene(OK)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+    posting = asyncio.ensure_future(
+        http.post(f"http://127.0.0.1:{port}/x", {}, retry=http.Retry(times=50, first=0.05, longest=0.05), once=True)
+    )
+    await asyncio.sleep(0.1)
+    app = web.Application()
+    app.router.add_post("/x", scene.answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    assert (await posting).ok
+    await runner.cleanup()
+    assert len(scene.seen) == 1
+
+
+async def test_cookies_and_headers_of_an_answer_are_kept_and_bytes_are_sent_as_they_are() -> None:
+    scene = Scene((200, "{}", {"Set-Cookie": 'a="b=c"; Path=/; HttpOnly', "X-Odd": "1"}))
+    async with serving(scene.answer) as url:
+        answer = await http.post(url, b'{"a": 1}', headers={"Cookie": "k=v"})
+    assert (dict(answer.cookies), answer.headers["x-odd"]) == ({"a": '"b=c"'}, "1")
+    assert (scene.bodies, scene.seen[0].headers["Cookie"]) == ([b'{"a": 1}'], "k=v")
+
+
+async def test_a_page_is_got_and_tried_again() -> None:
+    scene = Scene(BUSY, OK)
+    async with serving(scene.answer) as url:
+        assert (await http.get(url, retry=QUICK)).json() == {"ok": True}
+    assert [request.method for request in scene.seen] == ["GET", "GET"]

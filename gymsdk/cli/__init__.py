@@ -8,13 +8,17 @@ from typing import Annotated
 
 import typer
 
+from gymsdk.cli.bench import bench
 from gymsdk.cli.check import check
 from gymsdk.cli.info import info
 from gymsdk.cli.list import list_
 from gymsdk.cli.new import new
 from gymsdk.cli.play import play
 from gymsdk.cli.profile import profile
+from gymsdk.cli.reverify import reverify
 from gymsdk.cli.rollout import rollout
+from gymsdk.cli.serve import serve
+from gymsdk.cli.tasks import tasks
 from gymsdk.errors import GymsdkError, UsageError
 
 app = typer.Typer(
@@ -27,10 +31,14 @@ app = typer.Typer(
 )
 app.command("list")(list_)
 app.command()(info)
+app.command()(tasks)
 app.command()(new)
 app.command()(play)
 app.command()(rollout)
+app.command()(reverify)
 app.command()(profile)
+app.command()(serve)
+app.command()(bench)
 app.command()(check)
 
 

@@ -17,7 +17,8 @@ TAKEN = frozenset({"input", "tools", "stream"})
 """Request parameters that are the host's own."""
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """Give *value* where it is a finite number; what an option's callback raises where it is none."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no finite number")
     return value
@@ -42,6 +43,10 @@ Model = Annotated[
     str,
     typer.Option(metavar="PROVIDER/NAME", help="Who plays: scripted/oracle, vllm/NAME, endpoint/NAME, openai/NAME."),
 ]
+Head = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The head of running servers that do it, as in http://127.0.0.1:11000."),
+]
 BaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", help="The model server's address, as in http://127.0.0.1:8000/v1.")
 ]
@@ -57,11 +62,11 @@ Seed = Annotated[
     typer.Option(metavar="S", callback=_small, help="Decides generated rows, episodes and scripted answers."),
 ]
 Temperature = Annotated[
-    float | None, typer.Option(min=0.0, metavar="T", callback=_finite, help="The model's sampling temperature.")
+    float | None, typer.Option(min=0.0, metavar="T", callback=finite, help="The model's sampling temperature.")
 ]
 TopP = Annotated[
     float | None,
-    typer.Option(min=0.0, max=1.0, metavar="P", callback=_finite, help="The model's nucleus, from 0 to 1."),
+    typer.Option(min=0.0, max=1.0, metavar="P", callback=finite, help="The model's nucleus, from 0 to 1."),
 ]
 MaxOutputTokens = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Tokens one answer of the model may have.")
@@ -73,10 +78,10 @@ Param = Annotated[
 Turns = Annotated[int, typer.Option(min=1, metavar="N", help="Model calls an episode may make.")]
 ToolCalls = Annotated[int, typer.Option(min=0, metavar="N", help="Tool calls an episode may make.")]
 Deadline = Annotated[
-    float, typer.Option(min=0.001, metavar="SECONDS", callback=_finite, help="How long an episode may take.")
+    float, typer.Option(min=0.001, metavar="SECONDS", callback=finite, help="How long an episode may take.")
 ]
 Timeout = Annotated[
-    float, typer.Option(min=0.001, metavar="SECONDS", callback=_finite, help="How long a model call may take.")
+    float, typer.Option(min=0.001, metavar="SECONDS", callback=finite, help="How long a model call may take.")
 ]
 Attempts = Annotated[int, typer.Option(min=1, metavar="N", help="Tries of an episode that failed.")]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that do not fit.")]

@@ -99,7 +99,7 @@ def _concluded(plan: Plan, folder: Path, *, plot: bool) -> Profile:
     name = next(iter(plan.environments))
     with RunFolder(folder) as run:
         maxima = _maxima(plan, run)
-        found = profiled(name, plan.model, run.read_rollouts(), run.read_failures(), maxima=maxima)
+        found = profiled(name, plan.model or "", run.read_rollouts(), run.read_failures(), maxima=maxima)
         (folder / "profile.json").write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
         if plot:
             draw(found, folder / "profile.png")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Self
 
 import typer
 
-from gymsdk.rollouts.collect import Played
 from gymsdk.rollouts.folder import Standing
+from gymsdk.rollouts.tries import Played
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

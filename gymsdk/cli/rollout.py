@@ -8,15 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
     from gymsdk.types import Row
 
 
 def rollout(  # noqa: PLR0913  # each is an option of the command
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="One or more environments.", show_default=False)],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="One or more environments.", show_default=False)
+    ] = None,
     *,
-    model: options.Model = "scripted/oracle",
+    head: options.Head = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROVIDER/NAME",
+            help="Who plays: scripted/oracle, vllm/NAME, endpoint/NAME, openai/NAME.",
+            show_default="scripted/oracle",
+        ),
+    ] = None,
     base_url: options.BaseUrl = None,
     api: options.Api = None,
     tasks: options.Tasks = None,
@@ -48,17 +59,24 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
 ) -> None:
     """Play and grade many episodes.
 
-    Rollouts and figures go to a folder.
+    Rollouts and figures go to a folder. With --head, running servers play.
     """
     from gymsdk.cli.running import carried_out, folder_of
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Pace, Run
     from gymsdk.sitting import Budget
 
+    named = list(dict.fromkeys(names or []))
+    if head is None:
+        _named(named)
+    else:
+        _theirs(head, {"--model": model, "--base-url": base_url, "--api": api})
+        _rows_of(named, tasks, settings)
     sampled = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     plan = Plan(
-        environments=options.settings(names, settings),
-        model=model,
+        environments=options.settings(named, settings),
+        model=(model or "scripted/oracle") if head is None else None,
+        head=head,
         base_url=base_url,
         api=api,
         tasks=tasks,
@@ -71,12 +89,36 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
-    folder = folder_of(output, list(plan.environments), resume=resume)
+    folder = folder_of(output, list(plan.environments) or [Path(tasks or "").stem], resume=resume)
     run = Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace)
     figures = carried_out(run)
     _print(run.output, figures, json=json)
     if any(each["failures"] or each["complaint"] for each in figures):
         raise typer.Exit(1)
+
+
+def _named(names: list[str]) -> None:
+    if not names:
+        raise UsageError("Missing argument 'NAME': say which environments are played; `gymsdk list` names them")
+
+
+def _theirs(head: str, given: dict[str, str | None]) -> None:
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{option} {value}: the servers at {head} play with the model they were started with;"
+                f" leave out {option}, or play here without --head"
+            )
+
+
+def _rows_of(names: list[str], tasks: Path | None, settings: list[str]) -> None:
+    if tasks is None and not names:
+        raise UsageError("--head: name the environments whose tasks are to be played, or a file of rows with --tasks")
+    if tasks is not None and settings:
+        raise UsageError(
+            f"--set {settings[0]}: the servers have their settings, and the rows are those of {tasks};"
+            " leave out --set, and give it to `gymsdk serve`"
+        )
 
 
 def _print(folder: Path, figures: list[Row], *, json: bool) -> None:

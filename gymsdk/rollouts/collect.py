@@ -3,45 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
-from gymsdk import usage
 from gymsdk.episode import play
-from gymsdk.errors import BadRow
 from gymsdk.outcome import Failure, Rollout
 from gymsdk.rollouts import lines
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, Key, jobs, seed_of
+from gymsdk.rollouts.tries import Played, guarded, lost, settled
 from gymsdk.sitting import Budget
 from gymsdk.types import Model, Playable
-from gymsdk.usage import Ledger
-
-PAUSE = 0.25
-"""Seconds before a failed episode's second try, doubled before each further one."""
-
-LONGEST = 60.0
-"""Seconds a try waits at most: an episode that is asked to wait longer is listed, for a resume."""
-
-log = logging.getLogger("gymsdk")
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """A job's last rollout, with the usage of all its tries, and how many those were."""
+class Player(Protocol):
+    """Whoever plays jobs, as long as it is open: in this process, or by servers."""
 
-    job: Job
-    rollout: Rollout
-    attempts: int
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """Open what the jobs are played with."""
+
+    async def __call__(self, job: Job) -> Played:
+        """Play *job* until it is settled; whatever becomes of it, it raises nothing of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """How jobs are played: against which environments, by which model, within which bounds."""
+    """How jobs are played in this process: against which environments, by which model, within which bounds."""
 
     environments: Mapping[str, Playable]
     model: Model
@@ -49,64 +39,33 @@ class Play:
     budget: Budget = field(default_factory=Budget)
     attempts: int = 3
 
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Enter the environments that are entered."""
+        async with AsyncExitStack() as opened:
+            for environment in self.environments.values():
+                if isinstance(environment, AbstractAsyncContextManager):
+                    await opened.enter_async_context(environment)
+            yield
+
     async def __call__(self, job: Job) -> Played:
         """Play *job* until it has been judged, cannot be, or has been tried often enough."""
-        attempt, used = 0, Ledger()
-        while True:
-            attempt += 1
-            rollout = await self.once(job)
-            used = usage.together(used, rollout.usage)
-            wait = self._wait(rollout.failure, attempt)
-            if wait is None:
-                return Played(job, rollout.model_copy(update={"usage": used}), attempt)
-            await asyncio.sleep(wait)
+        return await settled(job, self.once, attempts=self.attempts)
 
-    def _wait(self, failure: Failure | None, attempt: int) -> float | None:
-        """Give the seconds until the next try, `None` where there is to be none."""
-        # Playing again what the grader failed on would draw answers until one suits it.
-        if failure is None or not failure.retryable or failure.stage == "verify" or attempt >= self.attempts:
-            return None
-        if failure.retry_after is not None and failure.retry_after > LONGEST:
-            return None
-        return max(PAUSE * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5), failure.retry_after or 0.0)
+    async def once(self, job: Job, _attempt: int = 0) -> Rollout:
+        """Play *job* one time."""
+        return await guarded(job, seed_of(self.seed, job), self._played(job))
 
-    async def once(self, job: Job) -> Rollout:
-        """Play *job* one time; whatever breaks it, even the host, breaks no other."""
-        try:
-            return await play(
-                self.environments[job.environment],
-                self.model,
-                job.row,
-                seed=seed_of(self.seed, job),
-                repeat=job.repeat,
-                id=job.id,
-                budget=self.budget,
-            )
-        except BadRow as error:
-            return self._lost(job, stage="reset", kind="bad_row", message=str(error))
-        except Exception as error:
-            log.exception("%s broke the host in rollout %s", type(error).__name__, job.id)
-            return self._lost(
-                job, stage="host", kind="host_broke", message=f"{type(error).__name__}: {error}", retryable=True
-            )
-
-    def _lost(self, job: Job, *, stage: str, kind: str, message: str, retryable: bool = False) -> Rollout:
-        failure = Failure(stage=stage, kind=kind, message=message, retryable=retryable)
-        return lost(job, seed_of(self.seed, job), failure)
-
-
-def lost(job: Job, seed: int, failure: Failure, used: Ledger | None = None) -> Rollout:
-    """Give the rollout of a job of which nothing is left but its failure and what it *used*."""
-    return Rollout(
-        id=job.id,
-        environment=job.environment,
-        row=job.row,
-        seed=seed,
-        repeat=job.repeat,
-        outcome="failed",
-        failure=failure,
-        usage=used or {},
-    )
+    async def _played(self, job: Job) -> Rollout:
+        return await play(
+            self.environments[job.environment],
+            self.model,
+            job.row,
+            seed=seed_of(self.seed, job),
+            repeat=job.repeat,
+            id=job.id,
+            budget=self.budget,
+        )
 
 
 async def collect(
@@ -138,7 +97,7 @@ async def collect(
 
 async def complete(
     folder: RunFolder,
-    play: Play,
+    player: Player,
     *,
     repeats: int,
     done: Container[Key],
@@ -147,12 +106,7 @@ async def complete(
 ) -> None:
     """Play what *folder* still lacks: each finished rollout is on disk before *told* hears of it."""
     missing = jobs(folder.read_inputs(), repeats=repeats, done=done)
-    async with AsyncExitStack() as opened:
-        for environment in play.environments.values():
-            if isinstance(environment, AbstractAsyncContextManager):
-                await opened.enter_async_context(environment)
-        ends = collect(missing, play, at_once=at_once)
-        opened.push_async_callback(ends.aclose)
+    async with player.opened(), aclosing(collect(missing, player, at_once=at_once)) as ends:
         async for played in ends:
             told(keep(folder, played))
 

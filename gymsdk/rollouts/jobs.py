@@ -37,20 +37,36 @@ class Job:
         return f"{self.task}:{self.repeat}"
 
 
-def stamped(row: Row, *, environment: str, task: int, sampling: Mapping[str, Any]) -> Row:
-    """Give *row* as it is sent: routed to *environment*, numbered *task*, *sampling* over its own parameters."""
+def stamped(
+    row: Row, *, environment: str, task: int, sampling: Mapping[str, Any] | None = None, agent: str | None = None
+) -> Row:
+    """Give *row* as it is sent: numbered *task*, *sampling* over its own parameters.
+
+    It is for *environment*, and for the *agent* of that, where it is not called as ours are.
+    """
     return {key: value for key, value in row.items() if key != ROLLOUT_INDEX} | {
-        "responses_create_params": {**row["responses_create_params"], **sampling},
-        "agent_ref": {"type": "responses_api_agents", "name": environment + AGENT},
+        "responses_create_params": {**row["responses_create_params"], **(sampling or {})},
+        "agent_ref": reference(agent or environment + AGENT),
         TASK_INDEX: task,
     }
 
 
-def route(row: Row) -> str | None:
-    """Give the environment *row* is for, `None` where it does not say."""
+def reference(agent: str) -> Row:
+    """Give how a row names the *agent* it is for."""
+    return {"type": "responses_api_agents", "name": agent}
+
+
+def agent(row: Row) -> str | None:
+    """Give the name of the agent that *row* is for, `None` where it does not say."""
     reference = row.get("agent_ref")
     name = reference.get("name") if isinstance(reference, dict) else None
-    return name.removesuffix(AGENT) if isinstance(name, str) else None
+    return name if isinstance(name, str) else None
+
+
+def route(row: Row) -> str | None:
+    """Give the environment *row* is for, `None` where it does not say."""
+    name = agent(row)
+    return None if name is None else name.removesuffix(AGENT)
 
 
 def jobs(inputs: Iterable[Row], *, repeats: int, done: Container[Key] = ()) -> Iterator[Job]:

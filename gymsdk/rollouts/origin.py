@@ -26,8 +26,13 @@ def occasion(plan: Plan, environments: Iterable[Environment]) -> Row:
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join([*program(), *(_without(secrets, word) for word in sys.argv[1:])]),
         "folder": str(Path.cwd()),
-        "base_url": None if address is None or plan.model.startswith("scripted/") else _without([], address),
+        "base_url": _without([], address) if address and _has_address(plan) else None,
+        "head": plan.head and _without([], plan.head),
     }
+
+
+def _has_address(plan: Plan) -> bool:
+    return plan.model is not None and not plan.model.startswith("scripted/")
 
 
 def program() -> list[str]:

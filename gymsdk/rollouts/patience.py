@@ -1,18 +1,21 @@
-"""A run's patience with a model that gives no answers."""
+"""A run's patience with a model, or with servers, that give no answers."""
 
 from __future__ import annotations
 
 from gymsdk.errors import ModelLost
 from gymsdk.outcome import Failure, Rollout
 
-GONE = frozenset({"model_unreachable", "judge_failed"})
-"""Failures that no row brings about: a model's server is not there."""
+GONE = frozenset({"model_unreachable", "server_unreachable", "judge_failed"})
+"""Failures that no row brings about: a server is not there."""
 
 STREAK = 16
 """How many rollouts in a row may be lost to a server that is not there."""
 
+SERVERS = frozenset({"server_unreachable", "server_timeout", "server_error"})
+"""Failures of the servers that play a run, where they have not said more."""
+
 NONE_YET = 64
-"""How many rollouts the model may fail before any has been scored."""
+"""How many rollouts may fail for them before any has been scored."""
 
 
 class Patience:
@@ -31,7 +34,7 @@ class Patience:
             self._gone = 0
             return
         self._gone = self._gone + 1 if failure.kind in GONE else 0
-        self._failed = self._failed + 1 if failure.stage == "model" else 0
+        self._failed = self._failed + 1 if failure.stage == "model" or failure.kind in SERVERS else 0
         if self._gone >= STREAK:
             raise _lost(self._gone, failure)
         if not self._scored and self._failed >= NONE_YET:

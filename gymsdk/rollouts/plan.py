@@ -20,17 +20,21 @@ from gymsdk.sitting import Budget
 from gymsdk.types import Row
 from gymsdk.wire import Api
 
-ELSEWHERE = frozenset({"base_url", "tasks", "environments"})
-"""What of a plan is not compared as it is: where a model is served may change, the rest goes by its content."""
+ELSEWHERE = frozenset({"base_url", "head", "tasks", "environments"})
+"""What of a plan is not compared as it is: where something is served may change, the rest goes by its content."""
 
 
 class Plan(BaseModel):
-    """What a run plays: the environments with their settings, the model, the rows, the seeds and the bounds."""
+    """What a run plays: the environments with their settings, the model, the rows, the seeds and the bounds.
+
+    With a *head* it is played by the servers that the head knows, with the model that is theirs.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     environments: dict[str, dict[str, Any]]
-    model: str
+    model: str | None = None
+    head: str | None = None
     base_url: str | None = None
     api: Api | None = None
     tasks: Path | None = None
@@ -44,12 +48,19 @@ class Plan(BaseModel):
 
 
 def settings(plan: Plan, environments: Mapping[str, Environment]) -> Row:
-    """Give *plan* as a resume is held to it, the code and the rows it depends on as fingerprints."""
+    """Give *plan* as a resume is held to it, the code and the rows it depends on as fingerprints.
+
+    *environments* are those that are loaded here: of others nothing is known.
+    """
     return plan.model_dump(mode="json", exclude=set(ELSEWHERE)) | {
-        "model": plan.model.partition("@http")[0],
+        "model": plan.model and plan.model.partition("@http")[0],
+        "head": True if plan.head else None,
         "gymsdk": version("gymsdk"),
         "split": None if plan.tasks else {name: _split(plan, each) for name, each in environments.items()},
-        "environments": {name: _environment(environments[name], given) for name, given in plan.environments.items()},
+        "environments": {
+            name: _environment(environments[name], given) if name in environments else {}
+            for name, given in plan.environments.items()
+        },
         "tasks": _tasks(plan.tasks) if plan.tasks else None,
     }
 

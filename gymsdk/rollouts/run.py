@@ -14,14 +14,17 @@ from gymsdk.errors import BadOutput, BadRow, ModelLost, UsageError
 from gymsdk.metrics import TASK_INDEX
 from gymsdk.models import registry as models
 from gymsdk.plugins import registry
-from gymsdk.rollouts.collect import Play, Played, complete
+from gymsdk.rollouts.collect import Play, Player, complete
+from gymsdk.rollouts.delivery import Delivery
 from gymsdk.rollouts.folder import RunFolder, Standing
-from gymsdk.rollouts.jobs import stamped
+from gymsdk.rollouts.jobs import agent, route, stamped
 from gymsdk.rollouts.origin import host, occasion
 from gymsdk.rollouts.patience import Patience
 from gymsdk.rollouts.plan import Plan, differences, settings
-from gymsdk.rollouts.sources import Sourced, from_file, from_splits, numbered, one_source
-from gymsdk.rollouts.summary import summaries
+from gymsdk.rollouts.served import Distant, Served, served
+from gymsdk.rollouts.sources import Sourced, from_file, from_file_for, from_splits, numbered, one_source
+from gymsdk.rollouts.summary import Measured, summaries
+from gymsdk.rollouts.tries import Played
 from gymsdk.types import Row
 
 ENDLESS = 100
@@ -61,30 +64,63 @@ class Run:
     pace: Pace = Pace()
 
 
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who takes part in a run: the environments that are loaded here, the servers if there are any, who plays."""
+
+    environments: Mapping[str, Environment]
+    player: Player
+    served: Served | None = None
+
+
 async def carry_out(run: Run, watch: Watch) -> list[Row]:
     """Play *run* to its end and give the figures of each environment, which are in `metrics.json` too.
 
     Raises `UsageError` before anything is written where the plan cannot be played, `ModelLost` where it gives up.
     """
-    plan = run.plan
     if run.resume and run.overwrite:
         raise UsageError("--resume goes on with the run in the folder, --overwrite replaces it; choose one of them")
-    one_source(plan.tasks, plan.split)
-    environments = {name: registry.load(name, **given) for name, given in plan.environments.items()}
-    model = models.model(plan.model, base_url=plan.base_url, api=plan.api, timeout=run.pace.timeout)
-    play = Play(environments, model, plan.seed, plan.budget, run.pace.attempts)
+    one_source(run.plan.tasks, run.plan.split)
     try:
+        cast = await _cast(run)
         with RunFolder(run.output) as folder:
-            _prepare(folder, run, watch, environments)
-            await _complete(folder, run, watch, play)
-            figures = await summaries(folder, environments, repeats=plan.repeats)
+            _prepare(folder, run, watch, cast)
+            await _complete(folder, run, watch, cast.player)
+            figures = await summaries(folder, _measured(folder, cast), repeats=run.plan.repeats)
             folder.conclude(figures)
             return figures
     finally:
         await http.aclose()
 
 
-async def _complete(folder: RunFolder, run: Run, watch: Watch, play: Play) -> None:
+async def _cast(run: Run) -> Cast:
+    plan, pace = run.plan, run.pace
+    if plan.head is None:
+        loaded = _loaded(plan)
+        model = models.model(plan.model or "", base_url=plan.base_url, api=plan.api, timeout=pace.timeout)
+        return Cast(loaded, Play(loaded, model, plan.seed, plan.budget, pace.attempts))
+    found = await served(plan.head)
+    loaded = {} if plan.tasks else _loaded(plan)
+    found.checked(list(loaded))
+    seconds = plan.budget.seconds + pace.timeout
+    return Cast(loaded, Delivery(found.client, plan.seed, plan.budget, pace.attempts, seconds), found)
+
+
+def _loaded(plan: Plan) -> dict[str, Environment]:
+    return {name: registry.load(name, **given) for name, given in plan.environments.items()}
+
+
+def _measured(folder: RunFolder, cast: Cast) -> dict[str, Measured]:
+    """Give whoever has figures of the folder's rollouts, by environment."""
+    measured: dict[str, Measured] = dict(cast.environments)
+    for row in folder.read_inputs() if cast.served else ():
+        name, played_by = route(row), agent(row)
+        if cast.served and name is not None and played_by is not None and name not in measured:
+            measured[name] = Distant(name, played_by, cast.served.client)
+    return measured
+
+
+async def _complete(folder: RunFolder, run: Run, watch: Watch, player: Player) -> None:
     repeats, standing = run.plan.repeats, folder.standing()
     watch.begun(total=repeats * sum(1 for _ in rows.lines(folder.inputs)), standing=standing)
     patience = Patience(scored=standing.scored)
@@ -94,13 +130,13 @@ async def _complete(folder: RunFolder, run: Run, watch: Watch, play: Play) -> No
         patience.heard(played.rollout)
 
     try:
-        await complete(folder, play, repeats=repeats, done=standing.done, at_once=run.pace.at_once, told=told)
+        await complete(folder, player, repeats=repeats, done=standing.done, at_once=run.pace.at_once, told=told)
     except ModelLost as error:
         raise ModelLost(f"{error}; what has finished is in {run.output}; mend that, then go on with --resume") from None
 
 
-def _prepare(folder: RunFolder, run: Run, watch: Watch, environments: Mapping[str, Environment]) -> None:
-    asked, now = settings(run.plan, environments), occasion(run.plan, environments.values())
+def _prepare(folder: RunFolder, run: Run, watch: Watch, cast: Cast) -> None:
+    asked, now = settings(run.plan, cast.environments), occasion(run.plan, cast.environments.values())
     if not run.overwrite and (strangers := folder.strangers()):
         found = ", ".join(strangers)
         raise BadOutput(f"{run.output} holds {found} of no run; replace with --overwrite, or choose another --output")
@@ -109,7 +145,7 @@ def _prepare(folder: RunFolder, run: Run, watch: Watch, environments: Mapping[st
     if run.resume and not folder.begun:
         watch.told(f"there is no run in {run.output} to go on with; it begins anew")
     if not (run.resume and folder.begun):
-        folder.begin(settings=asked, about={**now, **host()}, inputs=_inputs(run.plan, watch, environments))
+        folder.begin(settings=asked, about={**now, **host()}, inputs=_inputs(run.plan, watch, cast))
         return
     if changed := differences(folder.settings(), asked):
         told = "; ".join(changed)
@@ -121,28 +157,33 @@ def _prepare(folder: RunFolder, run: Run, watch: Watch, environments: Mapping[st
     folder.resume(now)
 
 
-def _inputs(plan: Plan, watch: Watch, environments: Mapping[str, Environment]) -> Iterator[Row]:
+def _inputs(plan: Plan, watch: Watch, cast: Cast) -> Iterator[Row]:
     """Yield the rows as they are sent; raises `BadRow` where there is none."""
     taken = Counter[str]()
     own = plan.tasks is not None and numbered(plan.tasks)
-    for name, row in _sourced(plan, watch, environments):
+    for name, row in _sourced(plan, watch, cast):
         task = row[TASK_INDEX] if own else taken.total()
-        yield stamped(row, environment=name, task=task, sampling=plan.sampling)
+        played_by = cast.served.agent_of(row, name) if cast.served else None
+        yield stamped(row, environment=name, task=task, sampling=plan.sampling, agent=played_by)
         taken[name] += 1
     if not taken:
-        source = plan.tasks or (f"split {plan.split!r}" if plan.split else f"the split of {', '.join(environments)}")
+        source = plan.tasks or (
+            f"split {plan.split!r}" if plan.split else f"the split of {', '.join(plan.environments)}"
+        )
         raise BadRow(f"{source} has no rows to play; name another with --tasks or --split")
     if plan.tasks is None and plan.limit is None and ENDLESS in taken.values():
         watch.told(f"took the first {ENDLESS} tasks; --limit N takes another number")
 
 
-def _sourced(plan: Plan, watch: Watch, environments: Mapping[str, Environment]) -> Sourced:
+def _sourced(plan: Plan, watch: Watch, cast: Cast) -> Sourced:
     if plan.tasks is None:
-        return from_splits(environments, plan.split, seed=plan.seed, limit=plan.limit or ENDLESS)
+        return from_splits(cast.environments, plan.split, seed=plan.seed, limit=plan.limit or ENDLESS)
 
     def bad(error: BadRow) -> None:
         if not plan.skip_bad_rows:
             raise BadRow(f"{error}, or leave such rows out with --skip-bad-rows") from None
         watch.told(f"skipped {error}")
 
-    return from_file(environments, plan.tasks, limit=plan.limit, bad=bad)
+    if cast.served is not None:
+        return from_file_for(cast.served, list(plan.environments), plan.tasks, limit=plan.limit, bad=bad)
+    return from_file(cast.environments, plan.tasks, limit=plan.limit, bad=bad)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
-from gymsdk import rows
+from pydantic import ValidationError
+
+from gymsdk import complaints, rows
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow, UnknownSplit, UsageError
 from gymsdk.metrics import TASK_INDEX
 from gymsdk.rollouts.jobs import route
 from gymsdk.rollouts.lines import unplayed
-from gymsdk.types import Row
+from gymsdk.rollouts.served import Served
+from gymsdk.types import Row, Task
 
 Environments = Mapping[str, Environment]
 """Environments by name."""
@@ -49,23 +52,53 @@ def from_file(
 
     Raises `BadRow` at the first row that fits no environment; with *bad* that row is told and left out instead.
     """
-    return islice(_checked(environments, path, bad), limit)
+
+    def here(row: Row, where: str) -> tuple[str, Row]:
+        name = _routed(environments, row, where)
+        row = unplayed(row, keep=environments[name].task_type.model_fields)
+        _fits(environments[name], row, where)
+        return name, row
+
+    return islice(_each(path, here, bad), limit)
 
 
-def _checked(environments: Environments, path: Path, bad: Callable[[BadRow], None] | None) -> Sourced:
+def _each(path: Path, checked: Callable[[Row, str], tuple[str, Row]], bad: Callable[[BadRow], None] | None) -> Sourced:
     for number, line in rows.lines(path):
         where = f"{path}:{number}"
         try:
-            row = rows.parsed(line, where=where)
-            name = _routed(environments, row, where)
-            row = unplayed(row, keep=environments[name].task_type.model_fields)
-            _fits(environments[name], row, where)
+            found = checked(rows.parsed(line, where=where), where)
         except BadRow as error:
             if bad is None:
                 raise
             bad(error)
             continue
-        yield name, row
+        yield found
+
+
+def from_file_for(
+    served: Served, names: Sequence[str], path: Path, *, limit: int | None, bad: Callable[[BadRow], None] | None = None
+) -> Sourced:
+    """Yield the rows of a task file for environments elsewhere, like `from_file`; *names*, if any, are all it may name.
+
+    Whether a row fits is for the servers to say; here it is one, and is for an agent that they know.
+    """
+    only = names[0] if len(names) == 1 else None
+
+    def elsewhere(row: Row, where: str) -> tuple[str, Row]:
+        row = unplayed(row)
+        _is_row(row, where)
+        name = route(row) or only
+        if name is None:
+            raise BadRow(f"{where}: the row does not say by `agent_ref.name` which agent it is for; add that")
+        if names and name not in names:
+            raise BadRow(f"{where}: the row is for {name!r}, which is none of the environments named")
+        try:
+            served.agent_of(row, name)
+        except BadRow as error:
+            raise BadRow(f"{where}: {error}") from None
+        return name, row
+
+    return islice(_each(path, elsewhere, bad), limit)
 
 
 def numbered(path: Path) -> bool:
@@ -93,6 +126,13 @@ def _routed(environments: Environments, row: Row, where: str) -> str:
     raise BadRow(
         f"{where}: with several environments a row says by `agent_ref.name` which it is for, one of {listed}; add that"
     )
+
+
+def _is_row(row: Row, where: str) -> None:
+    try:
+        Task.model_validate(row)
+    except ValidationError as error:
+        raise BadRow(f"{where}: {complaints.sentence(error)}; mend or remove the row") from None
 
 
 def _fits(environment: Environment, row: Row, where: str) -> None:

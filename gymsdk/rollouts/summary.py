@@ -6,16 +6,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import overload
+from typing import Protocol, overload
 
 from gymsdk import metrics
-from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.outcome import Rollout
 from gymsdk.rollouts import lines
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.rollouts.jobs import AGENT
+from gymsdk.rollouts.jobs import AGENT, agent
 from gymsdk.types import Row
 
 ANSWER = "extracted_answer"
@@ -25,10 +24,22 @@ FIGURED = frozenset({"reward", "response", TASK_INDEX, ROLLOUT_INDEX})
 """What counts of a line besides its verdict's fields: not the numbers its row happens to hold."""
 
 
+class Measured(Protocol):
+    """Something that has figures of its own: an environment, here or elsewhere."""
+
+    @property
+    def name(self) -> str:
+        """The environment's name."""
+
+    async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Give its own figures over scored *rollouts*; raises `EpisodeError`."""
+
+
 @dataclass(slots=True)
 class Tally:
-    """What the lines of one environment add up to."""
+    """What the lines of one environment add up to; *agent* is who its rows were for."""
 
+    agent: str = ""
     outcomes: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     overspent: int = 0
@@ -51,7 +62,7 @@ class Tally:
         self.milliseconds.update(ours["timing"]["stages"])
         self.ended[ours["ended"]] += 1
         self.overspent += bool(line.get("grader_timeout"))
-        self._add(ours)
+        self._add(line)
 
     def add_failed(self, line: Row) -> None:
         """Count a rollout without a reward."""
@@ -59,9 +70,11 @@ class Tally:
         self.failures[kind] += 1
         self.terminal += bool(line.get("_ng_failure_terminal"))
         self.messages.setdefault(kind, line["_ng_failure_message"])
-        self._add(line["gymsdk"])
+        self._add(line)
 
-    def _add(self, ours: Row) -> None:
+    def _add(self, line: Row) -> None:
+        ours = line["gymsdk"]
+        self.agent = agent(line) or self.agent
         self.outcomes[ours["outcome"]] += 1
         for role, used in ours["usage"].items():
             self.usage[role].update({key: value for key, value in used.items() if value})
@@ -92,7 +105,7 @@ class Stored(Sequence[Rollout]):
         return next(islice(self, range(self._count)[index], None))
 
 
-async def summaries(folder: RunFolder, environments: Mapping[str, Environment], *, repeats: int) -> list[Row]:
+async def summaries(folder: RunFolder, environments: Mapping[str, Measured], *, repeats: int) -> list[Row]:
     """Give the figures of each environment's rollouts, in NeMo Gym's shape where it has one."""
     tallies = {name: Tally() for name in environments}
     for line in folder.read_rollouts():
@@ -112,7 +125,7 @@ def _sample(row: Row) -> Row:
 
 
 async def _summary(
-    environment: Environment,
+    environment: Measured,
     tally: Tally,
     read: Callable[[], Iterable[Row]],
     repeats: int,
@@ -122,7 +135,7 @@ async def _summary(
     own, complaint = await _own(environment, Stored(read, environment.name, count=count)) if count else ({}, None)
     figures = metrics.aggregate(tally.scored, answers=tally.votes) | own
     return {
-        "agent_ref": {"name": environment.name + AGENT},
+        "agent_ref": {"name": tally.agent or environment.name + AGENT},
         "environment": environment.name,
         "outcomes": dict(tally.outcomes),
         "ended": dict(tally.ended.most_common()),
@@ -139,7 +152,7 @@ async def _summary(
     }
 
 
-async def _own(environment: Environment, rollouts: Sequence[Rollout]) -> tuple[dict[str, float], str | None]:
+async def _own(environment: Measured, rollouts: Sequence[Rollout]) -> tuple[dict[str, float], str | None]:
     """Give the environment's own figures, or what is wrong with its `metrics`: the rollouts stand all the same."""
     try:
         return await environment.metrics(rollouts), None

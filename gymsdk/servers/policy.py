@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import random
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,16 +14,22 @@ from typing import Self, TypeAlias, TypeGuard
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gymsdk.convert import served
 from gymsdk.errors import Failed, UsageError
+from gymsdk.servers.figures import Figures
 from gymsdk.transcript import Item
 from gymsdk.types import Model
+
+NAME = "policy"
+"""What a policy is called where nobody says otherwise."""
 
 BACKLOG = 4096
 LARGEST_BODY = 256 * 1024**2
 Answering: TypeAlias = Callable[[Item], Awaitable[Item]]
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Faults(BaseModel):
@@ -56,14 +63,19 @@ class BadRequest(Exception):
         self.param = param
 
 
-def app(model: Model, *, name: str = "policy", faults: Faults = SOUND) -> web.Application:
-    """The application that serves *model* under *name*: Chat Completions, Responses, and the list of models."""
-    served_app = web.Application(client_max_size=LARGEST_BODY)
+def app(model: Model, *, name: str = NAME, faults: Faults = SOUND) -> web.Application:
+    """The application that serves *model* under *name*: Chat Completions, Responses, and the list of models.
+
+    What it has been asked for is at `/metrics`.
+    """
+    figures = Figures(name)
+    served_app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_counting(figures)])
     luck = random.Random(faults.seed)
     for path, answering in {"chat/completions": _chat, "responses": _responses}.items():
         handler = partial(_handle, answering=partial(answering, model, name), faults=faults, luck=luck)
         served_app.router.add_post(f"/v1/{path}", handler)
     served_app.router.add_get("/v1/models", partial(_models, name))
+    served_app.router.add_get("/metrics", partial(_metrics, figures))
     served_app.router.add_get("/", _root)
     return served_app
 
@@ -89,6 +101,26 @@ async def serve(
         yield f"http://{host}:{bound.getsockname()[1]}/v1"
     finally:
         await runner.cleanup()
+
+
+def _counting(figures: Figures) -> Middleware:
+    @web.middleware
+    async def counting(request: web.Request, handler: Handler) -> web.StreamResponse:
+        started, status = time.perf_counter(), 500
+        try:
+            answer = await handler(request)
+        except web.HTTPException as error:
+            status = error.status
+            raise
+        else:
+            status = answer.status
+            return answer
+        finally:
+            resource = request.match_info.route.resource
+            route = "other" if resource is None else resource.canonical
+            figures.answered(route, status, time.perf_counter() - started)
+
+    return counting
 
 
 async def _handle(
@@ -134,6 +166,10 @@ async def _responses(model: Model, name: str, body: Item) -> Item:
 async def _models(name: str, _: web.Request) -> web.Response:
     one = {"id": name, "object": "model", "created": 0, "owned_by": "gymsdk"}
     return _json({"object": "list", "data": [one]})
+
+
+async def _metrics(figures: Figures, _: web.Request) -> web.Response:
+    return web.Response(text=figures.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 async def _root(_: web.Request) -> web.Response:

@@ -11,11 +11,12 @@ from gymsdk import Environment, Failed, load, wire
 from gymsdk.errors import ModelLost
 from gymsdk.models.scripted import Scripted
 from gymsdk.outcome import Failure, Rollout
-from gymsdk.rollouts.collect import LONGEST, Play, Played, collect, complete, keep
+from gymsdk.rollouts.collect import Play, collect, complete, keep
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, jobs, stamped
 from gymsdk.rollouts.patience import NONE_YET, STREAK, Patience
 from gymsdk.rollouts.sources import from_splits
+from gymsdk.rollouts.tries import LONGEST, Played
 from gymsdk.transcript import Item
 from gymsdk.types import Episode
 
@@ -159,7 +160,7 @@ async def test_the_tokens_of_every_try_are_counted(folder: RunFolder, environmen
 async def test_a_try_waits_as_long_as_the_server_asks(
     sums: Mapping[str, Environment], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymsdk.rollouts.collect.PAUSE", 0.0)
+    monkeypatch.setattr("gymsdk.rollouts.tries.PAUSE", 0.0)
     loop = asyncio.get_running_loop()
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=0.2)
     begun = loop.time()

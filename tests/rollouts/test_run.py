@@ -9,32 +9,13 @@ from typing import Any
 import pytest
 
 from gymsdk.errors import BadOutput, BadRow, GymsdkError, ModelLost, UsageError
-from gymsdk.rollouts.collect import Played
-from gymsdk.rollouts.folder import FILES, Standing
+from gymsdk.rollouts.folder import FILES
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import ENDLESS, Pace, Run, carry_out
+from rollouts.conftest import Ear
 
 TASK = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4}\n'
 """A row of a task file."""
-
-
-class Ear:
-    """Hears what a run tells."""
-
-    def __init__(self) -> None:
-        self.sentences: list[str] = []
-        self.standing = Standing()
-        self.total = 0
-        self.played: list[Played] = []
-
-    def told(self, sentence: str) -> None:
-        self.sentences.append(sentence)
-
-    def begun(self, *, total: int, standing: Standing) -> None:
-        self.total, self.standing = total, standing
-
-    def ended(self, played: Played) -> None:
-        self.played.append(played)
 
 
 @pytest.fixture(autouse=True)

@@ -19,9 +19,13 @@ Answer: TypeAlias = str | int | float
 def without_nulls(value: Any) -> Any:
     """Give JSON *value* without the keys that are null: tables of rows pad nested objects with them."""
     if isinstance(value, list):
-        return [without_nulls(each) for each in value]
+        return [without_nulls(each) if isinstance(each, (dict, list)) else each for each in value]
     if isinstance(value, dict):
-        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+        return {
+            key: without_nulls(each) if isinstance(each, (dict, list)) else each
+            for key, each in value.items()
+            if each is not None
+        }
     return value
 
 
@@ -101,7 +105,8 @@ class Request(Task):
             raise ValueError("the row has both `expected` and `ground_truth`; keep the one to grade by")
         if self.expected is None and self.ground_truth is None and "get_weather" not in (self.tools or ["get_weather"]):
             raise ValueError("the row has no `ground_truth` and no `expected`; add the one to grade by")
-        if self.expected is not None and facts(self.expected.removed) - facts(self.world.records):
+        removed = facts(self.expected.removed) if self.expected is not None else None
+        if removed and removed - facts(self.world.records):
             raise ValueError("`expected.removed` holds what `world.records` does not; nobody could remove it")
         return self
 

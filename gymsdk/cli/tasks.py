@@ -1,0 +1,129 @@
+"""`gymsdk tasks`: rows of environments as a file for trainers, and a check of such a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gymsdk.cli import options
+from gymsdk.errors import BrokenEnvironment, GymsdkError, UnknownEnvironment, UsageError
+
+if TYPE_CHECKING:
+    from gymsdk.environment import Environment
+    from gymsdk.rollouts.dealt import Checked
+
+MOST = 100
+"""How many rows are taken of an environment whose split may have no end, where nobody says how many."""
+
+
+def tasks(  # noqa: PLR0913  # each is an option of the command
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="One or more environments.", show_default=False)
+    ] = None,
+    *,
+    split: options.Split = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", "-n", min=1, metavar="N", help="Rows of each environment; 100 if not given."),
+    ] = None,
+    seed: options.Seed = 0,
+    settings: options.Set = [],  # noqa: B006  # typer copies it
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; standard output, if none.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file that is there.")] = False,
+    validate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Check the rows of a file instead of writing any.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Write rows for trainers, or check them.
+
+    Each row names its environment's agent; those of several environments come in turn.
+    """
+    named = list(dict.fromkeys(names or []))
+    if validate is not None:
+        _validate(validate, named, settings, json=json)
+        return
+    if not named:
+        raise UsageError("Missing argument 'NAME': say whose rows are to be written; `gymsdk list` names environments")
+    _write(named, settings, split, seed=seed, limit=limit, output=output, overwrite=overwrite, json=json)
+
+
+def _write(  # the command's own options
+    names: list[str],
+    settings: list[str],
+    split: str | None,
+    *,
+    seed: int,
+    limit: int | None,
+    output: Path | None,
+    overwrite: bool,
+    json: bool,
+) -> None:
+    from contextlib import redirect_stdout
+
+    from gymsdk import rows
+    from gymsdk.plugins import registry
+    from gymsdk.rollouts.dealt import dealt
+    from gymsdk.rollouts.sheet import Sheet
+
+    given = options.settings(names, settings)
+    # What an author's code prints must not mix with the rows.
+    out, silent = sys.stdout.buffer, redirect_stdout(sys.stderr)
+    with silent:
+        loaded = {name: registry.load(name, **each) for name, each in given.items()}
+        found = dealt(loaded, split, seed=seed, limit=limit or MOST)
+        if limit is None:
+            typer.echo(f"at most {MOST} rows of each environment; -n N takes another number", err=True)
+        if output is None:
+            out.writelines(map(rows.line, found))
+            out.flush()
+            return
+        with Sheet(output, overwrite=overwrite) as sheet:
+            for row in found:
+                sheet.add(row)
+    told = {"output": str(output), "rows": sheet.count, "environments": names}
+    typer.echo(rows.document(told) if json else f"{sheet.count:,} rows in {output}\n", nl=False)
+
+
+def _validate(path: Path, names: list[str], settings: list[str], *, json: bool) -> None:
+    from functools import cache
+
+    from gymsdk.plugins import registry
+    from gymsdk.rollouts.dealt import checked
+
+    given = options.settings(names, settings) if names or not settings else _unnamed(settings)
+
+    @cache
+    def environment_of(name: str) -> Environment | GymsdkError:
+        try:
+            return registry.load(name, **given.get(name, {}))
+        except (UnknownEnvironment, BrokenEnvironment) as error:
+            return error
+
+    found = checked(path, environment_of, only=names[0] if len(names) == 1 else None)
+    _print(path, found, json=json)
+    if found.bad:
+        raise typer.Exit(1)
+
+
+def _unnamed(settings: list[str]) -> dict[str, dict[str, object]]:
+    raise UsageError(f"--set {settings[0]}: name the environment it is a setting of, as in `gymsdk tasks NAME --set …`")
+
+
+def _print(path: Path, found: Checked, *, json: bool) -> None:
+    from gymsdk import rows
+
+    if json:
+        bad = [{"line": number, "reason": reason} for number, reason in found.bad]
+        told = {"file": str(path), "good": found.good.total(), "bad": bad, "environments": dict(found.good)}
+        typer.echo(rows.document(told), nl=False)
+        return
+    for number, reason in found.bad:
+        typer.echo(f"{path}:{number}: {reason}")
+    by_name = "".join(f", {count:,} of {name}" for name, count in found.good.items())
+    typer.echo(f"{found.good.total():,} rows fit{by_name}; {len(found.bad):,} do not")

@@ -1,0 +1,76 @@
+"""Dealt rows: tasks of environments in turn, each naming the agent it is for, and whether such rows fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from gymsdk import rows
+from gymsdk.environment import Environment
+from gymsdk.errors import BadRow, GymsdkError
+from gymsdk.rollouts.jobs import AGENT, reference, route
+from gymsdk.rollouts.lines import unplayed
+from gymsdk.rollouts.sources import Environments, Sourced, from_splits
+from gymsdk.types import Row
+
+
+def dealt(environments: Environments, split: str | None, *, seed: int, limit: int) -> Iterator[Row]:
+    """Yield rows of *split*, one of each environment in turn, at most *limit* of each; raises `UnknownSplit`.
+
+    Any stretch of them is as mixed as the whole: nobody has to shuffle first.
+    """
+    left = [from_splits({name: each}, split, seed=seed, limit=limit) for name, each in environments.items()]
+    while left:
+        for source in list(left):
+            row = _next(source)
+            if row is None:
+                left.remove(source)
+            else:
+                yield row
+
+
+def _next(source: Sourced) -> Row | None:
+    for name, row in source:
+        return {**row, "agent_ref": reference(name + AGENT)}
+    return None
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a check of a file has found: good rows by environment, and the bad lines, each with its reason."""
+
+    good: Counter[str] = field(default_factory=Counter)
+    bad: list[tuple[int, str]] = field(default_factory=list)
+
+
+Known: TypeAlias = Callable[[str], Environment | GymsdkError]
+"""Gives an environment by name, or why it is not to be had."""
+
+
+def checked(path: Path, environment_of: Known, *, only: str | None = None) -> Checked:
+    """Give which rows of a file fit their environment, the one `agent_ref.name` says, or else *only*.
+
+    Raises `BadRow` where the file cannot be read.
+    """
+    found = Checked()
+    for number, line in rows.lines(path):
+        try:
+            found.good[_fitted(line, environment_of, only)] += 1
+        except BadRow as error:
+            found.bad.append((number, str(error).removeprefix("line: ")))
+    return found
+
+
+def _fitted(line: bytes, environment_of: Known, only: str | None) -> str:
+    row = rows.parsed(line, where="line")
+    name = route(row) or only
+    if name is None:
+        raise BadRow("the row does not say by `agent_ref.name` which environment it is for; add that")
+    environment = environment_of(name)
+    if isinstance(environment, GymsdkError):
+        raise BadRow(str(environment))
+    environment.read(unplayed(row, keep=environment.task_type.model_fields))
+    return name

@@ -1,0 +1,94 @@
+"""Delivery: jobs played by running servers, ours or NeMo Gym's, each posted to the agent that its row names."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from gymsdk import http, rows
+from gymsdk.errors import Failed, recast
+from gymsdk.http import Answer
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.outcome import Rollout
+from gymsdk.rollouts import answered
+from gymsdk.rollouts.jobs import Job, agent, seed_of
+from gymsdk.rollouts.tries import Played, guarded, settled
+from gymsdk.sitting import Budget
+from gymsdk.types import Row
+
+if TYPE_CHECKING:
+    from gymsdk.servers.client import ServerClient
+
+AGAIN = 2
+"""How often a row is sent once more whose answer was lost: under one id a server of ours plays it once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How jobs are played elsewhere: by whom *client* knows, each within *budget* and answered within *seconds*.
+
+    *name* begins the ids of its rollouts, which nobody else uses.
+    """
+
+    client: ServerClient
+    seed: int = 0
+    budget: Budget = field(default_factory=Budget)
+    attempts: int = 3
+    seconds: float = 900.0
+    name: str = field(default_factory=lambda: f"r{uuid4().hex[:16]}")
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Open nothing: the servers are."""
+        yield
+
+    async def __call__(self, job: Job) -> Played:
+        """Have *job* played until it has been judged, cannot be, or has been tried often enough."""
+        return await settled(job, self.once, attempts=self.attempts)
+
+    async def once(self, job: Job, attempt: int) -> Rollout:
+        """Have *job* played one time; raises `GymsdkError` where the head no longer says by whom."""
+        url = await self.client.url(agent(job.row) or "") + "/run"
+        return await guarded(job, seed_of(self.seed, job), self._played(url, job, attempt))
+
+    async def _played(self, url: str, job: Job, attempt: int) -> Rollout:
+        began = time.perf_counter()
+        body = answered.object_of(await self._delivered(url, self._body(job, attempt)), "host")
+        spent = (time.perf_counter() - began) * 1e3
+        return answered.rollout(body, job, seed_of(self.seed, job), milliseconds=spent)
+
+    def _body(self, job: Job, attempt: int) -> Row:
+        ours = {"seed": seed_of(self.seed, job), "repeat": job.repeat, "budget": self.budget.model_dump()}
+        return {
+            **job.row,
+            TASK_INDEX: job.task,
+            ROLLOUT_INDEX: job.repeat,
+            "_ng_rollout_id": f"{self.name}.{job.task}.{job.repeat}.{attempt}",
+            "gymsdk": ours,
+        }
+
+    async def _delivered(self, url: str, row: Row) -> Answer:
+        """Give what answers *row*, sent once more where the connection was lost; raises `Failed`."""
+        loop, body = asyncio.get_running_loop(), rows.written(row)
+        deadline = loop.time() + self.seconds
+        for number in range(AGAIN + 1):
+            try:
+                return await http.post(url, body, timeout=max(0.001, deadline - loop.time()), once=True)
+            except Failed as error:
+                if number == AGAIN or error.kind != "model_unreachable" or loop.time() >= deadline:
+                    raise of_server(error) from error
+            await asyncio.sleep(min(http.RETRY.wait(number), max(0.0, deadline - loop.time())) * random.random())
+        raise AssertionError("the last time either answers or raises")
+
+
+def of_server(error: Failed) -> Failed:
+    """Give the failure to reach a server as that, and not as a model's."""
+    found = recast(error, Failed, kind=error.kind.replace("model_", "server_", 1))
+    found.stage = "host"
+    return found

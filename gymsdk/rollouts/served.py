@@ -1,0 +1,115 @@
+"""Served: the agents and resources servers a head knows, and which of them a row is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gymsdk import http
+from gymsdk.errors import BadRow, UsageError, suggestion
+from gymsdk.outcome import Rollout
+from gymsdk.rollouts import answered, lines
+from gymsdk.rollouts.jobs import AGENT, agent
+from gymsdk.types import Row
+
+if TYPE_CHECKING:
+    from gymsdk.servers.client import ServerClient
+
+NO_SUCH = frozenset({404, 405})
+"""The statuses of an endpoint that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What *client*'s head knows: the agents, each with its resources server where that is named, and all of those."""
+
+    client: ServerClient
+    agents: Mapping[str, str | None]
+    resources: frozenset[str]
+
+    def agent_of(self, row: Row, environment: str) -> str:
+        """Give the agent that plays *row* of *environment*: the one it names, or the one called as ours are.
+
+        Raises `BadRow` where the head knows neither.
+        """
+        named = agent(row)
+        wanted = environment + AGENT
+        for name in (named, wanted):
+            if name is not None and name in self.agents:
+                return name
+        raise BadRow(self._unknown(named or wanted))
+
+    def checked(self, environments: Sequence[str]) -> None:
+        """Refuse to play *environments* of which one has no agent; raises `UsageError`."""
+        for name in environments:
+            if name + AGENT not in self.agents and name not in self.agents:
+                raise UsageError(self._unknown(name + AGENT))
+
+    def resources_of(self, row: Row, environment: str) -> str:
+        """Give the resources server that judges *row* of *environment*; raises `BadRow` where the head knows none."""
+        named = self.agents.get(agent(row) or environment + AGENT)
+        for name in (named, environment):
+            if name is not None and name in self.resources:
+                return name
+        near, known = suggestion(environment, self.resources), ", ".join(sorted(self.resources)) or "none"
+        raise BadRow(f"{self.client.head} knows no resources server of {environment!r}{near}; its: {known}")
+
+    def _unknown(self, name: str) -> str:
+        near, known = suggestion(name, self.agents), ", ".join(self.agents) or "none"
+        return f"{self.client.head} knows no agent {name!r}{near}; its agents: {known}"
+
+
+async def served(head: str) -> Served:
+    """Give what the head at a URL knows; raises `UsageError` where it is none, `Failed` where it does not answer."""
+    from gymsdk.servers.client import ServerClient
+
+    if not head.startswith(("http://", "https://")):
+        raise UsageError(f"--head {head}: write it as a URL, as in http://127.0.0.1:11000")
+    config = await ServerClient(head, seconds=30.0, retry=http.Retry(times=1)).config()
+    agents = {name: _resources(block) for name, block in _blocks(config, "responses_api_agents")}
+    return Served(ServerClient(head), agents, frozenset(name for name, _ in _blocks(config, "resources_servers")))
+
+
+def _blocks(config: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
+    for name, block in config.items():
+        implementations = block.get(kind) if isinstance(block, dict) else None
+        if isinstance(implementations, dict):
+            yield from ((str(name), each) for each in implementations.values())
+
+
+def _resources(block: object) -> str | None:
+    reference = block.get("resources_server") if isinstance(block, dict) else None
+    name = reference.get("name") if isinstance(reference, dict) else None
+    return name if isinstance(name, str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Distant:
+    """An environment that is not installed here: *name*, played by *agent*, whose figures the servers know."""
+
+    name: str
+    agent: str
+    client: ServerClient
+
+    async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Give the environment's own figures over scored *rollouts*; raises `EpisodeError`."""
+        sent = {"verify_responses": [_trimmed(rollout) for rollout in rollouts]}
+        answer = await self.client.post(self.agent, "/aggregate_metrics", json=sent)
+        if answer.status in NO_SUCH:
+            return {}
+        found = answered.object_of(answer, "metrics").get("key_metrics")
+        return {
+            name: value
+            for name, value in (found.items() if isinstance(found, dict) else ())
+            if not name.startswith("mean/") and isinstance(value, (int, float))
+        }
+
+
+def _trimmed(rollout: Rollout) -> Row:
+    """Give a rollout's line without what is said in it, of which figures take nothing but the usage."""
+    task, _, repeat = rollout.id.partition(":")
+    line = lines.scored(rollout, (int(task), int(repeat)))
+    usage = (line.pop("response") or {}).get("usage")
+    line.pop("responses_create_params")
+    return {**line, "response": {"usage": usage}}

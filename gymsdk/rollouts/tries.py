@@ -1,0 +1,96 @@
+"""Tries: one job, played again until it is settled or has been tried often enough."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gymsdk import usage
+from gymsdk.errors import BadRow, EpisodeError, Unscorable
+from gymsdk.outcome import Failure, Rollout
+from gymsdk.rollouts.jobs import Job
+from gymsdk.usage import Ledger
+
+PAUSE = 0.25
+"""Seconds before a failed episode's second try, doubled before each further one."""
+
+LONGEST = 60.0
+"""Seconds a try waits at most: an episode that is asked to wait longer is listed, for a resume."""
+
+log = logging.getLogger("gymsdk")
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A job's last rollout, with the usage of all its tries, and how many those were."""
+
+    job: Job
+    rollout: Rollout
+    attempts: int
+
+
+async def settled(job: Job, once: Callable[[Job, int], Awaitable[Rollout]], *, attempts: int) -> Played:
+    """Play *job* by *once*, told which try it is from 0, until it is judged, cannot be, or *attempts* are over."""
+    attempt, used = 0, Ledger()
+    while True:
+        rollout = await once(job, attempt)
+        attempt += 1
+        used = usage.together(used, rollout.usage)
+        wait = _wait(rollout.failure, attempt) if attempt < attempts else None
+        if wait is None:
+            return Played(job, rollout.model_copy(update={"usage": used}), attempt)
+        await asyncio.sleep(wait)
+
+
+def _wait(failure: Failure | None, attempt: int) -> float | None:
+    """Give the seconds until the next try, `None` where there is to be none."""
+    # Playing again what the grader failed on would draw answers until one suits it.
+    if failure is None or not failure.retryable or failure.stage == "verify":
+        return None
+    if failure.retry_after is not None and failure.retry_after > LONGEST:
+        return None
+    return max(PAUSE * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5), failure.retry_after or 0.0)
+
+
+async def guarded(job: Job, seed: int, playing: Awaitable[Rollout]) -> Rollout:
+    """Give the rollout *playing* comes to; whatever breaks it, even the host, breaks no other."""
+    try:
+        return await playing
+    except BadRow as error:
+        return lost(job, seed, Failure(stage="reset", kind="bad_row", message=str(error)))
+    except EpisodeError as error:
+        return unscored(job, seed, error)
+    except Exception as error:
+        log.exception("%s broke the host in rollout %s", type(error).__name__, job.id)
+        message = f"{type(error).__name__}: {error}"
+        return lost(job, seed, Failure(stage="host", kind="host_broke", message=message, retryable=True))
+
+
+def lost(job: Job, seed: int, failure: Failure, used: Ledger | None = None) -> Rollout:
+    """Give the rollout of a job of which nothing is left but its failure and what it *used*."""
+    return Rollout(
+        id=job.id,
+        environment=job.environment,
+        row=job.row,
+        seed=seed,
+        repeat=job.repeat,
+        outcome="failed",
+        failure=failure,
+        usage=used or {},
+    )
+
+
+def unscored(job: Job, seed: int, error: EpisodeError) -> Rollout:
+    """Give the rollout of a job that was played elsewhere, and of which only *error* was told."""
+    failure = Failure(
+        stage=error.stage or "host",
+        kind=error.kind,
+        message=str(error),
+        retryable=error.retryable,
+        retry_after=error.retry_after,
+    )
+    outcome = "unscorable" if isinstance(error, Unscorable) else "failed"
+    return lost(job, seed, failure).model_copy(update={"outcome": outcome})

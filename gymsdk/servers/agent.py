@@ -1,0 +1,152 @@
+"""The agent server: rows played against one environment by one model, and requests answered with a session's tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+
+from gymsdk.environment import Environment
+from gymsdk.rollouts.jobs import AGENT
+from gymsdk.servers import engagements, jars, visits
+from gymsdk.servers.aggregates import aggregated
+from gymsdk.servers.app import Refused, answer, body, written
+from gymsdk.servers.app import app as bare
+from gymsdk.servers.bodies import read
+from gymsdk.servers.calling import Line
+from gymsdk.servers.cookies import named
+from gymsdk.servers.documents import documented
+from gymsdk.servers.engagements import Closing, Engagement, Engagements, Opening
+from gymsdk.servers.figures import Figures
+from gymsdk.servers.intake import given
+from gymsdk.servers.presence import while_there
+from gymsdk.servers.remote import Remote
+from gymsdk.servers.runs import AT_ONCE, Lost, Runs
+from gymsdk.sitting import Budget
+from gymsdk.transcript import Item
+from gymsdk.types import Model, Playable
+
+T = TypeVar("T")
+
+
+def app(
+    environment: Playable,
+    model: Model,
+    *,
+    resources: Remote | None = None,
+    name: str | None = None,
+    budget: Budget | None = None,
+    at_once: int = AT_ONCE,
+    figures: Figures | None = None,
+) -> FastAPI:
+    """Give the app of the agent *name* that plays *environment* with *model*, *at_once* episodes at most.
+
+    The environment is one of this process, or a `Remote`; *resources* is its server, for `/v1/responses` alone.
+    """
+    served = name or environment.name + AGENT
+    figures = figures or Figures(served)
+    runs = Runs(environment, model, budget=budget, at_once=at_once)
+    agent = Agent(served, runs, resources or (environment if isinstance(environment, Remote) else None))
+    figures.gauges["episodes_playing"] = lambda: len(runs)
+    figures.gauges["agent_sessions_open"] = lambda: len(agent.engagements)
+    ready = asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with runs.open():
+            ready.set()
+            yield
+        ready.clear()
+
+    about = f"The agent of the environment {environment.name}: it plays rows, and answers requests with tools."
+    made = bare(served, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    _route(made, agent)
+    return made
+
+
+class Agent:
+    """The endpoints of the agent *name*: it plays by *runs*; *resources* is where its callers have their sessions."""
+
+    def __init__(self, name: str, runs: Runs, resources: Remote | None) -> None:
+        self.engagements = Engagements()
+        self._name = name
+        self._runs = runs
+        self._resources = resources
+        self._cookie = named("Agent", name)
+
+    async def run(self, request: Request) -> Response:
+        """Play a row and give its rollout's line; one that names its rollout is played once, however often it comes."""
+        row = await body(request)
+        order = given(row, self._runs.environment.name, rollout=_rollout(request))
+        return Response(await _played(request, self._runs.once(order, row)), media_type="application/json")
+
+    async def respond(self, request: Request) -> Response:
+        """Answer a Responses request, its tools called in the session whose cookies the request carries."""
+        asked = await body(request)
+        jar = jars.read(request.headers.get("cookie"))
+        engagement = self.engagements.found(jar.get(self._cookie))
+        line = engagement.line if engagement else self._line(asked, jar)
+        told = await _played(request, visits.answered(self._runs, asked, line, id=_rollout(request) or ""))
+        response = Response(written(told), media_type="application/json")
+        if engagement is not None:
+            return self._with_token(response, engagement)
+        return jars.put(response, line.jar if line else {})
+
+    async def open(self, request: Request) -> Response:
+        """Open an agent session; the same asked for again is the same session."""
+        opening = read(Opening, await body(request))
+        engagement = self.engagements.open(opening, engagements.line(opening))
+        return self._with_token(answer({"agent_session_id": opening.agent_session_id}), engagement)
+
+    async def close(self, request: Request) -> Response:
+        """Close an agent session; one that is none is closed from then on."""
+        closing = read(Closing, await body(request))
+        jar = self.engagements.close(closing)
+        return answer(
+            {"agent_session_id": closing.agent_session_id, "agent_observations": None, "resources_cookies": jar}
+        )
+
+    async def aggregate(self, request: Request) -> Response:
+        """Give the figures over verified rows."""
+        if not isinstance(self._runs.environment, Environment):
+            raise Refused(422, "the environment is served elsewhere: POST this to its resources server")
+        return answer(await aggregated(self._runs.environment, await body(request)))
+
+    def _line(self, asked: Item, jar: jars.Jar) -> Line | None:
+        if self._resources is None and asked.get("tools"):
+            raise Refused(422, "this agent has no resources server whose tools it could call; leave `tools` out")
+        return self._resources.line(jar) if self._resources else None
+
+    def _with_token(self, response: Response, engagement: Engagement) -> Response:
+        return jars.put(response, {self._cookie: engagement.token})
+
+
+async def _played(request: Request, playing: Coroutine[Any, Any, T]) -> T:
+    """Give what comes of *playing* as long as the client waits for it; raises the error a lost rollout comes from."""
+    try:
+        return await while_there(request, playing)
+    except Lost as lost:
+        raise lost.error() from None
+
+
+def _rollout(request: Request) -> str | None:
+    found = request.scope.get("state", {}).get("rollout_id")
+    return found if isinstance(found, str) else None
+
+
+def _route(made: FastAPI, agent: Agent) -> None:
+    row = {"type": "object", "required": ["responses_create_params"]}
+    params = {"type": "object", "required": ["input"], "properties": {"input": {"type": ["string", "array"]}}}
+    many = {"type": "object", "properties": {"verify_responses": {"type": "array", "items": {"type": "object"}}}}
+    endpoints: tuple[tuple[str, Callable[[Request], Awaitable[Response]], Item], ...] = (
+        ("/run", agent.run, row),
+        ("/v1/responses", agent.respond, params),
+        ("/v1/agent_sessions", agent.open, Opening.model_json_schema()),
+        ("/v1/agent_sessions/close", agent.close, Closing.model_json_schema()),
+        ("/aggregate_metrics", agent.aggregate, many),
+    )
+    for path, endpoint, shape in endpoints:
+        made.add_api_route(path, endpoint, methods=["POST"], **documented(shape))

@@ -1,0 +1,152 @@
+"""Aggregates: the figures over rows that were verified, in NeMo Gym's shape."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import quantiles
+
+from gymsdk import metrics
+from gymsdk.environment import Environment
+from gymsdk.errors import EpisodeError
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, Scored
+from gymsdk.outcome import Rollout
+from gymsdk.rollouts.jobs import AGENT
+from gymsdk.rollouts.lines import WRITTEN, StoredVerdict
+from gymsdk.rollouts.summary import ANSWER, FIGURED
+from gymsdk.servers.app import Refused
+from gymsdk.transcript import Item
+from gymsdk.types import Row
+
+
+async def aggregated(environment: Environment, body: Row) -> Item:
+    """Give the figures over the `verify_responses` in *body*: what has no reward, or a masked one, does not count.
+
+    Raises `Refused` where they are no rows.
+    """
+    try:
+        return await _aggregated(environment, body)
+    except OverflowError:
+        raise Refused(422, "a number in `verify_responses` is too large to be averaged") from None
+
+
+async def _aggregated(environment: Environment, body: Row) -> Item:
+    rows = list(_numbered(_rows(body)))
+    scored = [_scored(row) for row in rows]
+    own, complaint = await _own(environment, rows)
+    figures = metrics.aggregate(scored, answers=any(ANSWER in row for row in rows)) | own
+    means = {name: value for name, value in figures.items() if name.startswith("mean/")}
+    most = max(Counter(each.task for each in scored).values(), default=None)
+    return {
+        "agent_metrics": figures,
+        "key_metrics": means | own,
+        "group_level_metrics": metrics.groups(
+            scored, expected=most, samples={row[TASK_INDEX]: _sample(row) for row in rows}
+        ),
+        "repeat_level_metrics": _repeats(scored, environment.name + AGENT),
+    } | ({} if complaint is None else {"complaint": complaint})
+
+
+def _rows(body: Row) -> list[Row]:
+    rows = body.get("verify_responses")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise Refused(422, "`verify_responses` must be a list of rows")
+    return [row for row in rows if _counts(row)]
+
+
+def _counts(row: Row) -> bool:
+    reward = row.get("reward")
+    return isinstance(reward, (int, float)) and math.isfinite(reward) and row.get("mask_sample") is not True
+
+
+def _numbered(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield *rows* each with its task and its place among the task's repeats: the next where it does not say."""
+    seen: Counter[int] = Counter()
+    for row in rows:
+        task = _index(row, TASK_INDEX, 0)
+        yield {**row, TASK_INDEX: task, ROLLOUT_INDEX: _index(row, ROLLOUT_INDEX, seen[task])}
+        seen[task] += 1
+
+
+def _index(row: Row, name: str, otherwise: int) -> int:
+    index = row.get(name)
+    if index is None:
+        return otherwise
+    if isinstance(index, bool) or not isinstance(index, int):
+        raise Refused(422, f"`{name}` of a row must be a whole number, not {str(index)[:80]!r}")
+    return index
+
+
+def _scored(row: Row) -> Scored:
+    """Give *row* as figures need it: where it says which fields its verdict has, its other numbers are the task's."""
+    verdict = _verdict(row)
+    kept = row.keys() if verdict is None else FIGURED | set(verdict)
+    parts = row.get("reward_components")
+    named = {f"reward_components/{name}": paid for name, paid in parts.items()} if isinstance(parts, dict) else {}
+    response = row.get("response")
+    usage = response.get("usage") if isinstance(response, dict) else None
+    figured = {key: value for key, value in row.items() if key in kept and key not in {"response", "mask_sample"}}
+    used = {"response": {"usage": usage}} if isinstance(usage, dict) else {}
+    return metrics.scored(figured | named | used, answer_key=ANSWER if ANSWER in row else None)
+
+
+def _verdict(row: Row) -> list[str] | None:
+    ours = row.get("gymsdk")
+    names = ours.get("verdict") if isinstance(ours, dict) else None
+    return list(map(str, names)) if isinstance(names, list) else None
+
+
+def _sample(row: Row) -> Row:
+    return {key: value for key, value in row.items() if key not in {"responses_create_params", *WRITTEN}}
+
+
+async def _own(environment: Environment, rows: Sequence[Row]) -> tuple[dict[str, float], str | None]:
+    """Give the environment's own figures, or what is wrong with its `metrics`: the rest stands all the same."""
+    if not rows:
+        return {}, None
+    try:
+        return await environment.metrics([_rollout(row, environment.name) for row in rows]), None
+    except EpisodeError as error:
+        return {}, str(error)
+
+
+def _rollout(row: Row, environment: str) -> Rollout:
+    """Give the rollout of a verified row, as far as it tells: without its response, which nobody sends along."""
+    names = _verdict(row)
+    fields = {key: value for key, value in row.items() if (key in names if names is not None else key not in WRITTEN)}
+    known = {"reward": row["reward"], "components": {}, "grader_timeout": row.get("grader_timeout") is True}
+    return Rollout(
+        id=f"{row[TASK_INDEX]}:{row[ROLLOUT_INDEX]}",
+        environment=environment,
+        row={key: value for key, value in row.items() if key not in WRITTEN},
+        seed=0,
+        repeat=row[ROLLOUT_INDEX],
+        outcome="scored",
+        reward=row["reward"],
+        verdict=StoredVerdict.model_validate(fields | known),
+    )
+
+
+def _repeats(scored: Sequence[Scored], agent: str) -> list[Item]:
+    """Give the spread over the tasks of every first rollout, every second, and so on, where there are several."""
+    runs: defaultdict[int, list[Scored]] = defaultdict(list)
+    for each in scored:
+        runs[each.repeat].append(each)
+    tasks = len({each.task for each in scored})
+    return [_repeat(index, runs[index], tasks, agent) for index in sorted(runs)] if len(runs) > 1 else []
+
+
+def _repeat(index: int, run: Sequence[Scored], tasks: int, agent: str) -> Item:
+    there = len({each.task for each in run})
+    entry: Item = {
+        "agent_ref": {"name": agent},
+        ROLLOUT_INDEX: index,
+        "sample_count": there,
+        "missing_count": tasks - there,
+    }
+    spread = metrics.spreads(run)
+    rewards = sorted(each.reward for each in run)
+    low, _, high = quantiles(rewards, n=4, method="inclusive") if len(rewards) > 1 else rewards * 3
+    quarters = {"sem/reward": spread["std/reward"] / math.sqrt(len(rewards)), "p25/reward": low, "p75/reward": high}
+    return entry | spread | quarters

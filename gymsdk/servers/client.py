@@ -1,0 +1,119 @@
+"""The client of a whole topology: servers asked by name, their addresses looked up at the head."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from gymsdk import http
+from gymsdk.errors import Failed, UsageError, suggestion
+from gymsdk.http import Answer
+from gymsdk.servers import jars
+
+HEAD = "http://127.0.0.1:11000"
+"""Where a head is where nobody says otherwise."""
+
+AGAIN = frozenset({"/verify", "/aggregate_metrics", "/v1/responses", "/v1/chat/completions"})
+"""POSTs that may be sent again: the second does nothing that the first has not."""
+
+KINDS = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
+
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses as a server may announce them
+"""What a server that listens everywhere is reached at."""
+
+
+class ServerClient:
+    """Asks servers by their names, which the *head* knows the addresses of, ours or NeMo Gym's.
+
+    An answer comes within *seconds*, or `Failed` is raised; what only this time has no answer is asked again, as
+    *retry* says, unless that might do something twice.
+    """
+
+    def __init__(self, head: str = HEAD, *, seconds: float = 600.0, retry: http.Retry = http.RETRY) -> None:
+        self.head = head.rstrip("/")
+        self._seconds = seconds
+        self._retry = retry
+        self._servers: dict[str, str] | None = None
+
+    @classmethod
+    def load_from_global_config(cls, head: str = HEAD) -> Self:
+        """Give the client of the servers that the *head* knows."""
+        return cls(head)
+
+    async def post(
+        self,
+        server_name: str,
+        url_path: str,
+        *,
+        json: object = None,
+        cookies: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Give what the server answers to *json* posted at *url_path*; raises `UsageError` where none has the name."""
+        sent = {**(headers or {}), **jars.header(cookies or {})}
+        url = await self.url(server_name) + url_path
+        once = url_path not in AGAIN
+        body = {} if json is None else json
+        return await http.post(url, body, headers=sent, timeout=self._seconds, retry=self._retry, once=once)
+
+    async def get(
+        self,
+        server_name: str,
+        url_path: str,
+        *,
+        cookies: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Give what the server has at *url_path*; raises `UsageError` where none has the name."""
+        sent = {**(headers or {}), **jars.header(cookies or {})}
+        url = await self.url(server_name) + url_path
+        return await http.get(url, headers=sent, timeout=self._seconds, retry=self._retry)
+
+    async def url(self, server_name: str) -> str:
+        """Give the base URL of a server; a name that is new since the head was last asked is looked up again."""
+        if self._servers is None or server_name not in self._servers:
+            self._servers = await self.servers()
+        if server_name in self._servers:
+            return self._servers[server_name]
+        known = ", ".join(self._servers) or "none"
+        near = suggestion(server_name, self._servers)
+        raise UsageError(f"{self.head} knows no server {server_name!r}{near}; its servers: {known}")
+
+    async def servers(self) -> dict[str, str]:
+        """Give the base URL of every server that the head knows, by name."""
+        return dict(_servers(await self.config()))
+
+    async def config(self) -> dict[str, Any]:
+        """Give the configuration the head tells: for each server, by its name, a block of three levels."""
+        answer = await http.get(f"{self.head}/global_config_dict_yaml", timeout=self._seconds, retry=self._retry)
+        if not answer.ok:
+            raise Failed(f"{answer.host} answered {answer.status}: is it a head?", kind="head_error", retryable=True)
+        return _mapping(answer)
+
+
+def _mapping(answer: Answer) -> dict[str, Any]:
+    """Give the configuration in *answer*: YAML, mostly in a JSON string."""
+    import yaml
+
+    try:
+        told = json.loads(answer.body)
+    except ValueError:
+        told = answer.text
+    try:
+        found = yaml.safe_load(told) if isinstance(told, str) else told
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict):
+        raise Failed(f"{answer.host} has no configuration of servers: is it a head?", kind="head_error")
+    return found
+
+
+def _servers(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, block in config.items():
+        for kind in KINDS:
+            implementations = block.get(kind) if isinstance(block, dict) else None
+            for server in implementations.values() if isinstance(implementations, dict) else ():
+                if isinstance(server, dict) and server.get("host") and server.get("port"):
+                    host = ANYWHERE.get(str(server["host"]), str(server["host"]))
+                    yield str(name), f"http://{f'[{host}]' if ':' in host else host}:{server['port']}"

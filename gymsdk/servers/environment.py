@@ -1,0 +1,125 @@
+"""The environment server of NeMo Gym 0.7: a flat row or an episode request, played by the same loop as anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from fastapi import FastAPI, Request, Response
+
+from gymsdk.environment import Environment
+from gymsdk.errors import UsageError
+from gymsdk.outcome import Failure
+from gymsdk.servers import protocol
+from gymsdk.servers.aggregates import aggregated
+from gymsdk.servers.app import Refused, answer, body
+from gymsdk.servers.app import app as bare
+from gymsdk.servers.bodies import read
+from gymsdk.servers.documents import documented
+from gymsdk.servers.figures import Figures
+from gymsdk.servers.intake import Given, given
+from gymsdk.servers.presence import while_there
+from gymsdk.servers.protocol import EpisodeRequest
+from gymsdk.servers.runs import AT_ONCE, Lost, Runs
+from gymsdk.sitting import Budget
+from gymsdk.types import Model, Playable, Row
+
+NAMED = "_environment_server"
+"""What follows an environment's name in the name of its environment server."""
+
+
+def app(
+    environment: Playable,
+    model: Model,
+    *,
+    name: str | None = None,
+    budget: Budget | None = None,
+    at_once: int = AT_ONCE,
+    figures: Figures | None = None,
+) -> FastAPI:
+    """Give the app of the environment server *name*: *environment* played with *model*, *at_once* episodes at most."""
+    served = name or environment.name + NAMED
+    figures = figures or Figures(served)
+    runs = Runs(environment, model, budget=budget, at_once=at_once)
+    figures.gauges["episodes_playing"] = lambda: len(runs)
+    ready = asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with runs.open():
+            ready.set()
+            yield
+        ready.clear()
+
+    about = f"The environment server of {environment.name}: it plays flat rows and episode requests."
+    made = bare(served, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    server = Episodic(runs)
+    flat = {"type": "object", "required": ["responses_create_params"]}
+    many = {"type": "object", "properties": {"verify_responses": {"type": "array", "items": {"type": "object"}}}}
+    either = {"anyOf": [EpisodeRequest.model_json_schema(), flat]}
+    either["$defs"] = either["anyOf"][0].pop("$defs")
+    made.add_api_route("/run", server.run, methods=["POST"], **documented(either))
+    made.add_api_route("/aggregate_metrics", server.aggregate, methods=["POST"], **documented(many))
+    return made
+
+
+class Episodic:
+    """The endpoints of an environment server that plays by *runs*."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    async def run(self, request: Request) -> Response:
+        """Play a flat row, or an episode; the same delivered again is answered again, and played once."""
+        asked = await body(request)
+        if protocol.is_episode(asked):
+            return await self._episode(request, read(EpisodeRequest, asked), asked)
+        order = self._given(asked, _rollout(request))
+        try:
+            return _json(await while_there(request, self._runs.once(order, asked)))
+        except Lost as lost:
+            raise lost.error() from None
+
+    async def aggregate(self, request: Request) -> Response:
+        """Give the figures over verified rows."""
+        if not isinstance(self._runs.environment, Environment):
+            raise Refused(422, "the environment is served elsewhere: POST this to its resources server")
+        return answer(await aggregated(self._runs.environment, await body(request)))
+
+    async def _episode(self, request: Request, episode: EpisodeRequest, asked: Row) -> Response:
+        try:
+            order = self._allowed(episode, self._given(protocol.row(episode), episode.episode_id.key))
+            playing = self._runs.once(order, asked, protocol.succeeded(episode))
+            return _json(await while_there(request, playing))
+        except Lost as lost:
+            return answer(protocol.failed(episode, lost.failure, lost.rollout.response))
+        except UsageError as error:
+            return answer(protocol.failed(episode, Failure(stage="reset", kind="bad_row", message=str(error))))
+        except Refused as error:
+            return answer(protocol.failed(episode, _failure(error)))
+
+    def _given(self, row: Row, rollout: str | None) -> Given:
+        return given(row, self._runs.environment.name, rollout=rollout)
+
+    def _allowed(self, episode: EpisodeRequest, order: Given) -> Given:
+        seconds = protocol.seconds(episode)
+        if seconds is None:
+            return order
+        budget: Budget = order.budget or self._runs.budget
+        return replace(order, budget=budget.model_copy(update={"seconds": seconds}))
+
+
+def _failure(error: Refused) -> Failure:
+    told = {"stage": "reset", "kind": "bad_row", "message": str(error)} | error.fields
+    return Failure.model_validate({key: value for key, value in told.items() if key in Failure.model_fields})
+
+
+def _json(text: bytes) -> Response:
+    return Response(text, media_type="application/json")
+
+
+def _rollout(request: Request) -> str | None:
+    found = request.scope.get("state", {}).get("rollout_id")
+    return found if isinstance(found, str) else None

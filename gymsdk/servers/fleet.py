@@ -1,0 +1,152 @@
+"""A fleet: a head and the servers it tells of, on one event loop, which come up and end together."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gymsdk.bounds import GRACE
+from gymsdk.errors import GymsdkError
+from gymsdk.servers import head
+from gymsdk.servers.head import Service
+from gymsdk.servers.listener import Listener, bound
+from gymsdk.servers.routing import App
+from gymsdk.servers.strand import Strand
+from gymsdk.transcript import Item
+
+
+class Times(BaseModel):
+    """Seconds: for the *starting*, for what is under way at the end (*grace*), for all that is then released."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    starting: float = Field(600.0, gt=0)
+    grace: float = Field(3.0, ge=0)
+    ending: float = Field(3.0, gt=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One server to be: the service it is once it has a port, and its app, made of the URLs of all by name."""
+
+    service: Service
+    app: Callable[[Mapping[str, str]], App]
+
+
+class Fleet:
+    """The servers *parts* and their head, which listens at *host* and *port*; *lasting* outlasts them all.
+
+    *about* goes into the head's configuration. `services` and `head_url` are there once it is up.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        *,
+        host: str,
+        port: int,
+        lasting: Mapping[str, AbstractAsyncContextManager[Any]],
+        about: Item,
+        times: Times,
+    ) -> None:
+        self._parts = parts
+        self._host = host
+        self._port = port
+        self._lasting = lasting
+        self._about = about
+        self._times = times
+        self._up = asyncio.Event()
+        self._strands: list[list[Strand]] = []
+        self.services: list[Service] = []
+        self.head_url = ""
+
+    async def up(self, running: asyncio.Task[None]) -> None:
+        """Wait until all of them answer; raises what *running* ended with before."""
+        rising = asyncio.ensure_future(self._up.wait())
+        await asyncio.wait({running, rising}, return_when="FIRST_COMPLETED")
+        rising.cancel()
+        if running.done():
+            running.result()
+
+    async def run(self) -> None:
+        """Run until cancelled; raises `UsageError` where a port is not to be had, `GymsdkError` where a part ends."""
+        with ExitStack() as sockets:
+            # All are bound before any is told of.
+            at = sockets.enter_context(self._bound("the head", self._port))
+            ports = [sockets.enter_context(self._bound(each.service.name, each.service.port)) for each in self._parts]
+            self.services += [
+                each.service.model_copy(update={"host": self._host, "port": _port(one)})
+                for each, one in zip(self._parts, ports, strict=True)
+            ]
+            self.head_url = head.url(self._host, _port(at))
+            try:
+                await self._begin(at, ports)
+                self._up.set()
+                await self._last()
+            finally:
+                self._up.clear()
+                await self._end()
+
+    def _bound(self, name: str, port: int) -> socket.socket:
+        return bound(self._host, port, what=name)
+
+    async def _begin(self, at: socket.socket, ports: Sequence[socket.socket]) -> None:
+        app = head.app(self.services, host=self._host, port=_port(at), about=self._about, ready=self._up.is_set)
+        await self._started([self._listening("the head", app, at)])
+        # First, and each in a task of its own: what the servers share outlasts them, wherever it began.
+        await self._started([Strand(what, partial(_kept, each)) for what, each in self._lasting.items()])
+        urls = {each.name: each.url for each in self.services}
+        await self._started(
+            [
+                self._listening(f"the server {part.service.name!r}", part.app(urls), one)
+                for part, one in zip(self._parts, ports, strict=True)
+            ]
+        )
+        await self._asked()
+
+    def _listening(self, what: str, app: App, at: socket.socket) -> Strand:
+        return Strand(what, Listener(app, at, grace=self._times.grace).run)
+
+    async def _started(self, strands: list[Strand]) -> None:
+        self._strands.append(strands)
+        await asyncio.gather(*(each.up(self._times.starting) for each in strands))
+
+    async def _asked(self) -> None:
+        """Have each server say over its socket that it can be used."""
+        answers = await asyncio.gather(*(head.status(each.host, each.port, path="/readyz") for each in self.services))
+        for service, status in zip(self.services, answers, strict=True):
+            if status != "success":
+                raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({status})")
+
+    async def _last(self) -> None:
+        strands = {each.task: each for group in self._strands for each in group}
+        ended, _ = await asyncio.wait(strands, return_when="FIRST_COMPLETED")
+        raise strands[ended.pop()].broken()
+
+    async def _end(self) -> None:
+        """End what began last first: the servers, what they share, the head."""
+        for group in reversed(self._strands):
+            await asyncio.gather(*(each.end(self._patience(each)) for each in group))
+
+    def _patience(self, strand: Strand) -> float:
+        if strand.what in self._lasting:
+            return self._times.ending
+        return self._times.grace + GRACE + self._times.ending
+
+
+def _port(at: socket.socket) -> int:
+    port: int = at.getsockname()[1]
+    return port
+
+
+async def _kept(lasting: AbstractAsyncContextManager[Any], up: asyncio.Event, over: asyncio.Event) -> None:
+    async with lasting:
+        up.set()
+        await over.wait()

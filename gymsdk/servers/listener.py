@@ -1,0 +1,159 @@
+"""A listener: an app on a socket of its own, beside others on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from gymsdk.bounds import GRACE
+from gymsdk.errors import UsageError
+from gymsdk.servers.app import answer
+from gymsdk.servers.routing import App, Receive, Scope, Send
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted: a client whom a full queue turns away waits a second."""
+
+KEEP_ALIVE = 30
+"""Seconds a connection is kept that nobody asks anything on."""
+
+TICK = 1.0
+"""Seconds between two looks at the clock for the `Date` of the answers."""
+
+
+def bound(host: str, port: int = 0, *, what: str = "a server") -> socket.socket:
+    """Give a socket for *what* that listens at *host* and *port*, 0 for any that is free; raises `UsageError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        # It sets SO_REUSEADDR: the connections of a process that was killed do not keep its port.
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UsageError(f"{what} cannot listen: {_unbound(host, port, error)}") from None
+    # What it accepts inherits it, and asyncio does not set it there: without, an answer of two writes takes 40 ms.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+def _unbound(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use; stop what listens there, or choose another port"
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return f"port {port} of {host} may not be used by this user; choose one above 1023"
+    return f"{host} is no address of this machine ({error.strerror or error}); listen on 127.0.0.1"
+
+
+class Listener:
+    """Answers what comes to the socket *at* by *app*; requests under way get *grace* seconds to end when it does."""
+
+    def __init__(self, app: App, at: socket.socket, *, grace: float) -> None:
+        self._app = app
+        self._at = at
+        self._grace = grace
+        self._answering: set[asyncio.Task[Any]] = set()
+        self._ending = False
+
+    async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
+        """Set *up* once it listens, answer until it is *over*, and end with the requests that are under way."""
+        server = _Server(self._configured(), up, over)
+        serving = asyncio.ensure_future(_served(server, self._at))
+        try:
+            await asyncio.wait({serving, ending := asyncio.ensure_future(over.wait())}, return_when="FIRST_COMPLETED")
+            ending.cancel()
+            await self._end()
+            await serving
+        finally:
+            serving.cancel()
+            self._at.close()
+
+    async def _end(self) -> None:
+        self._ending = True
+        # A moment for what is answered at once anyway.
+        if self._answering:
+            await asyncio.wait(set(self._answering), timeout=self._grace)
+        late = set(self._answering)
+        for each in late:
+            each.cancel()
+        if late:
+            await asyncio.wait(late, timeout=GRACE)
+
+    def _configured(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            self._answered,
+            interface="asgi3",
+            lifespan="on",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
+            # Beyond what `_end` grants: uvicorn's own way to cancel answers 500 and logs a traceback each.
+            timeout_graceful_shutdown=round(self._grace + 2 * GRACE) + 1,
+            backlog=BACKLOG,
+        )
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; one that the end cuts short is told that it may be sent again."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        task, begun = asyncio.current_task(), False
+        assert task is not None, "an app is called in a task"
+        self._answering.add(task)
+
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except asyncio.CancelledError:
+            if begun or not self._ending:
+                raise
+            await _stopped(scope, receive, send)
+        finally:
+            self._answering.discard(task)
+
+
+async def _stopped(scope: Scope, receive: Receive, send: Send) -> None:
+    told = answer({"detail": "the server has been stopped; ask again when it is back"}, status=503)
+    told.headers["retry-after"] = "5"
+    await told(scope, receive, send)
+
+
+async def _served(server: _Server, at: socket.socket) -> None:
+    try:
+        await server.serve([at])
+    except SystemExit:
+        # uvicorn's word for an app that did not start; in a task it would end the process.
+        raise RuntimeError("its app failed as it began; the log says why") from None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, told by events instead of signals, which are the whole process's."""
+
+    def __init__(self, config: uvicorn.Config, up: asyncio.Event, over: asyncio.Event) -> None:
+        super().__init__(config)
+        self._up = up
+        self._over = over
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Serve until it is over, looking at the clock once a second: a dozen idle servers cost no CPU."""
+        await self.on_tick(0)
+        self._up.set()
+        while not self._over.is_set():
+            try:
+                await asyncio.wait_for(self._over.wait(), TICK)
+            except TimeoutError:
+                await self.on_tick(0)

@@ -1,0 +1,250 @@
+"""The resources server: one environment behind HTTP, its episodes opened, called and judged as NeMo Gym's are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from fastapi import FastAPI, Request, Response
+
+from gymsdk.environment import Environment
+from gymsdk.errors import Unscorable
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.rollouts.lines import AGAIN, LOST
+from gymsdk.servers import gymnasium, mcp, tools
+from gymsdk.servers.aggregates import aggregated
+from gymsdk.servers.app import answer, body
+from gymsdk.servers.app import app as bare
+from gymsdk.servers.bodies import TypedClose, TypedSeed, read
+from gymsdk.servers.cookies import Cookies, named
+from gymsdk.servers.documents import RESPONSE, documented, row_of
+from gymsdk.servers.episodes import Episodes, Judged
+from gymsdk.servers.figures import Figures
+from gymsdk.servers.intake import ROLLOUT_ID, Given, ended, given, response_of
+from gymsdk.servers.sessions import Session, Sessions
+from gymsdk.sitting import Budget
+from gymsdk.transcript import Item
+from gymsdk.types import Row
+
+TTL, CAP, SWEEP = 3600.0, 10_000, 15.0
+"""Seconds a session lasts after its last use, how many may be open, seconds between two looks for those to close."""
+
+ENDING = 30.0
+"""Seconds that closing what is open may take as the server ends."""
+
+log = logging.getLogger("gymsdk")
+
+
+def app(
+    environment: Environment,
+    *,
+    name: str | None = None,
+    ttl: float = TTL,
+    cap: int = CAP,
+    budget: Budget | None = None,
+    with_mcp: bool = False,
+    figures: Figures | None = None,
+) -> FastAPI:
+    """Give the app that serves *environment* under its *name*: at most *cap* sessions, each *ttl* seconds after use.
+
+    *with_mcp* offers its tools at `/mcp` too. The app enters the environment and closes what is open at its end.
+    """
+    served = name or environment.name
+    figures = figures or Figures(served)
+    sessions = Sessions(ttl=ttl, cap=cap)
+    figures.gauges["sessions_open"] = lambda: len(sessions)
+    ready = asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with environment, asyncio.TaskGroup() as group:
+            over = asyncio.Event()
+            sweeping = group.create_task(_swept(sessions, over, min(SWEEP, max(ttl, 0.05))))
+            ready.set()
+            try:
+                yield
+            finally:
+                ready.clear()
+                over.set()
+                await _ended(sessions, sweeping)
+
+    about = f"The resources server of the environment {environment.name}, version {environment.version}."
+    made = bare(served, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    made.add_middleware(
+        Cookies,
+        name=named("ResourcesServer", served),
+        known=lambda token: sessions.found(token) is not None,
+        lasts=ttl,
+    )
+    server = Resources(Episodes(environment, sessions, budget), served, with_mcp=with_mcp)
+    _route(made, server)
+    gymnasium.route(made, server.episodes)
+    if with_mcp:
+        mcp.route(made, server.episodes, served)
+    tools.route(made, server.episodes)
+    return made
+
+
+async def _swept(sessions: Sessions, over: asyncio.Event, seconds: float) -> None:
+    """Close what nobody uses, every few *seconds*, until it is *over*: what is being closed then is closed still."""
+    while not over.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await over.wait()
+        try:
+            await sessions.sweep()
+        except Exception:
+            # What is a bug in closing one session must not end the closing of the others.
+            log.exception("sessions could not be closed")
+
+
+async def _ended(sessions: Sessions, sweeping: asyncio.Task[None]) -> None:
+    try:
+        async with asyncio.timeout(ENDING):
+            await sweeping
+            await sessions.aclose()
+    except TimeoutError:
+        log.warning("not every session was closed within %g seconds; what they hold is left to the system", ENDING)
+
+
+class Resources:
+    """The endpoints of the environment *name*; *with_mcp* says that who opens a session is told of `/mcp`."""
+
+    def __init__(self, episodes: Episodes, name: str, *, with_mcp: bool = False) -> None:
+        self.episodes = episodes
+        self._environment = episodes.environment
+        self._sessions = episodes.sessions
+        self._name = name
+        self._with_mcp = with_mcp
+
+    async def seed(self, request: Request) -> Response:
+        """Open a session of a row, flat or in the typed body; its cookie is in the answer."""
+        given_body = await body(request)
+        if "resources_session_id" in given_body:
+            return await self._typed(request, read(TypedSeed, given_body))
+        row = self._given(request, given_body)
+        session = await self.episodes.seed(row, "tools")
+        request.scope["state"]["token"] = session.token
+        return answer(self._access(session, "mcp") | _shown(row, session))
+
+    async def close(self, request: Request) -> Response:
+        """Close a session: the one named, or that of the cookie; one there is none of has been closed."""
+        given_body = await body(request)
+        if "resources_session_id" not in given_body:
+            session = self._session(request)
+        else:
+            name = read(TypedClose, given_body).resources_session_id
+            self._sessions.fence(name)
+            session = self._sessions.named(name)
+        if session is not None:
+            await self._sessions.close(session)
+            if session.sitting.unreleased is not None:
+                raise session.sitting.unreleased
+        return answer({key: given_body[key] for key in ("resources_session_id",) if key in given_body})
+
+    async def verify(self, request: Request) -> Response:
+        """Judge a response to a row, with the session's state where there is one."""
+        given_body = await body(request)
+        row, response = self._given(request, given_body), response_of(given_body)
+        items, end = mcp.bare(response["output"], self._name), ended(given_body, response)
+        session = self._session(request)
+        try:
+            if session is None:
+                judged = await self.episodes.judge(row, items, end, None)
+            else:
+                async with self.episodes.held(session, "tools", "typed", "turns"):
+                    judged = await self.episodes.judge(row, items, end, session)
+        except Unscorable as error:
+            if session is None or session.kept["face"] != "typed":
+                error.retryable = error.retryable or error.kind in AGAIN | LOST
+                raise
+            return answer(_unscored(row, given_body, error))
+        return answer(self._scored(row, given_body, judged))
+
+    async def aggregate(self, request: Request) -> Response:
+        """Give the figures over verified rows."""
+        return answer(await aggregated(self._environment, await body(request)))
+
+    async def mode(self) -> Response:
+        """Say that a verdict needs no session."""
+        return answer("stateless")
+
+    async def _typed(self, request: Request, seed: TypedSeed) -> Response:
+        unprompted: Row = {"responses_create_params": {"input": []}}
+        row = self._given(request, {**unprompted, **seed.task_data, ROLLOUT_ID: seed.episode_id.rollout_id})
+        known = self._sessions.named(seed.resources_session_id)
+        if known is not None and known.kept.get("seed") == seed and not _played(known):
+            # The answer was lost and the request sent again: nothing has happened in between.
+            session = known
+        else:
+            session = await self.episodes.seed(row, "typed", name=seed.resources_session_id)
+            # The prompt may go to the agent alone; then the row to be verified brings it.
+            session.kept |= {"seed": seed, "prompted": "responses_create_params" in seed.task_data}
+        request.scope["state"]["token"] = session.token
+        return answer({"resources_session_id": seed.resources_session_id} | self._access(session, "resources_tools"))
+
+    def _given(self, request: Request, row: Row) -> Given:
+        return given(row, self._environment.name, rollout=request.scope["state"].get("rollout_id"))
+
+    def _session(self, request: Request) -> Session | None:
+        return self._sessions.found(request.scope["state"]["token"])
+
+    def _access(self, session: Session, key: str) -> Item:
+        return {key: mcp.access(self._name, self._sessions.key(session))} if self._with_mcp else {}
+
+    def _scored(self, row: Given, given_body: Row, judged: Judged) -> Item:
+        fields = judged.verdict.model_dump(mode="json", exclude={"reward", "components"})
+        parts = {"reward_components": judged.components} if judged.components else {}
+        ours = {
+            "environment": self._environment.name,
+            "seed": row.seed,
+            "outcome": "scored",
+            "ended": judged.ended,
+            "verdict": list(fields),
+        }
+        return {**_echoed(row, given_body), **fields, "reward": judged.reward, **parts, **UNMASKED, "gymsdk": ours}
+
+
+UNMASKED: Item = {"mask_sample": False, "failure_kind": None, "failure_reason": None}
+
+
+def _route(made: FastAPI, server: Resources) -> None:
+    task = server.episodes.environment.task_type
+    row, verified, typed = row_of(task), row_of(task, response=RESPONSE), TypedSeed.model_json_schema()
+    seed = {"anyOf": [row, typed], "$defs": {**row.get("$defs", {}), **typed["$defs"]}}
+    reward = {"type": "object", "properties": {TASK_INDEX: {"type": "integer"}, ROLLOUT_INDEX: {"type": "integer"}}}
+    rewards = {"verify_responses": {"type": "array", "items": reward}}
+    many = {"type": "object", "required": list(rewards), "properties": rewards}
+    for path, endpoint, shape in (
+        ("/seed_session", server.seed, seed),
+        ("/close_session", server.close, TypedClose.model_json_schema()),
+        ("/verify", server.verify, verified),
+        ("/aggregate_metrics", server.aggregate, many),
+    ):
+        made.add_api_route(path, endpoint, methods=["POST"], **documented(shape))
+    made.add_api_route("/reverify_mode", server.mode, methods=["GET"])
+
+
+def _echoed(row: Given, given_body: Row) -> Item:
+    prompt = {key: given_body[key] for key in ("responses_create_params",) if key in given_body}
+    return {**row.row, **prompt, "response": given_body["response"]}
+
+
+def _unscored(row: Given, given_body: Row, error: Unscorable) -> Item:
+    told = {"mask_sample": True, "failure_kind": error.kind, "failure_reason": str(error)}
+    return {**_echoed(row, given_body), "reward": 0.0, **told, "_ng_failure_class": error.kind}
+
+
+def _played(session: Session) -> bool:
+    episode = session.sitting.episode
+    return episode is not None and bool(episode.transcript.items)
+
+
+def _shown(row: Given, session: Session) -> Item:
+    """Give what our own clients are shown of an episode as it opens."""
+    episode = session.sitting.episode
+    if row.said is None or episode is None:
+        return {}
+    return {"gymsdk": {"seed": row.seed, "opening": episode.transcript.opening, "tools": episode.tools}}

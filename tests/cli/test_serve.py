@@ -1,0 +1,232 @@
+"""`gymsdk serve` as people and programs start and stop it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx
+import pytest
+import yaml
+
+Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
+Served: TypeAlias = "Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]"
+
+NOISY = """
+from contextlib import asynccontextmanager
+from typing import Literal
+from gymsdk import Message, Task, Verdict, hookimpl
+
+@hookimpl
+@asynccontextmanager
+async def lifespan():
+    print("the engine is warm")
+    yield 1
+
+@hookimpl
+def tasks(split: Literal["train"], seed):
+    yield Task.ask("Say yes.")
+
+@hookimpl
+def verify(transcript):
+    print("judging")
+    return Verdict(reward=float(transcript.reply == "yes"))
+
+@hookimpl
+def solve():
+    return Message(content="yes")
+"""
+
+
+@pytest.fixture
+def served(start: Start) -> Served:
+    """Start `gymsdk serve` on free ports and give what it says of itself once it is ready."""
+
+    def begin(*words: object) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        process = start("serve", *words, *([] if "--port" in words else ["--port", 0]), "--json")
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        return process, json.loads(line)
+
+    return begin
+
+
+def row(question: str = "What is 40 + 2?", answer: int = 42) -> dict[str, Any]:
+    return {"responses_create_params": {"input": [{"role": "user", "content": question}]}, "answer": answer}
+
+
+def agent(told: dict[str, Any]) -> str:
+    return str(told["servers"]["sums_simple_agent"]["url"])
+
+
+def test_a_program_reads_one_line_when_all_of_them_answer(served: Served) -> None:
+    process, told = served("sums")
+    assert httpx.get(f"{told['head']}/readyz").json() == {"status": "ok"}
+    assert told["pid"] == process.pid
+    assert told["model"] == "scripted/oracle"
+    assert {name: each["type"] for name, each in told["servers"].items()} == {
+        "sums": "resources_servers",
+        "sums_simple_agent": "responses_api_agents",
+        "sums_environment_server": "environment_servers",
+        "policy_model": "responses_api_models",
+    }
+
+
+def test_the_oracle_plays_where_no_model_is_named(served: Served) -> None:
+    _, told = served("sums")
+    assert httpx.post(f"{agent(told)}/run", json=row()).json()["reward"] == 1.0
+
+
+def test_the_model_that_is_named_plays(served: Served) -> None:
+    _, told = served("sums", "--model", "scripted/null")
+    assert httpx.post(f"{agent(told)}/run", json=row()).json()["reward"] == 0.0
+    config = yaml.safe_load(httpx.get(f"{told['head']}/global_config_dict_yaml").json())
+    assert config["policy_model_name"] == "scripted/null"
+
+
+def test_a_secret_setting_is_told_to_nobody(served: Served) -> None:
+    _, told = served("sums", "--set", "key=s3cr3t")
+    said = [httpx.get(f"{told['head']}/{path}").text for path in ("global_config_dict_yaml", "server_instances")]
+    assert "s3cr3t" not in "".join([json.dumps(told), *said])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_well(served: Served, number: signal.Signals) -> None:
+    process, told = served("sums")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (0, "", "\nstopping; once more to stop at once\n")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(told["head"])
+
+
+def test_episodes_under_way_are_told_and_closed_when_it_ends(served: Served, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    process, told = served("sums", "--set", "pause=60", "--set", f"notes={notes}")
+    answers: list[httpx.Response] = []
+    ask = threading.Thread(target=lambda: answers.append(httpx.post(f"{agent(told)}/run", json=row(), timeout=30)))
+    ask.start()
+    until_there(notes, process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=30)
+    ask.join(5)
+    assert process.returncode == 0
+    assert [(each.status_code, "reward" in each.json()) for each in answers] == [(503, False)]
+    assert notes.read_text() == "opened\nclosed\n"
+    assert "Traceback" not in err
+
+
+def test_a_second_signal_ends_it_at_once(served: Served, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    process, told = served("sums", "--set", "hangs=true", "--set", f"notes={notes}")
+    asking = threading.Thread(target=_cut_off, args=(f"{agent(told)}/run",))
+    asking.start()
+    until_there(notes, process)
+    process.send_signal(signal.SIGINT)
+    assert [process.stderr.readline() for _ in range(2)] == ["\n", "stopping; once more to stop at once\n"]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 128 + signal.SIGINT
+    asking.join(10)
+
+
+def _cut_off(url: str) -> None:
+    with pytest.raises(httpx.HTTPError):
+        httpx.post(url, json=row(), timeout=30)
+
+
+def until_there(path: Path, process: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+
+
+def test_after_a_kill_its_ports_are_free_at_once(served: Served, start: Start) -> None:
+    process, told = served("math")
+    urls = {name: each["url"] for name, each in told["servers"].items()}
+    body = {**row(), "expected_answer": "42", "question": ""}
+    with httpx.Client() as keeping:
+        assert keeping.post(f"{urls['math_simple_agent']}/run", json=body, timeout=60).status_code == 200
+        assert keeping.get(told["head"]).status_code == 200
+        process.kill()
+        process.wait()
+        ports = [f"--server-port={name}={url.rpartition(':')[2]}" for name, url in urls.items()]
+        _, again = served("math", "--port", told["head"].rpartition(":")[2], *ports)
+    assert again["head"] == told["head"]
+    assert again["servers"] == told["servers"]
+
+
+def test_a_port_in_use_is_told_in_a_sentence(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start("serve", "sums", "--port", port)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (2, "")
+    assert err == (
+        f"Error: the head cannot listen: port {port} of 127.0.0.1 is in use;"
+        " stop what listens there, or choose another port\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["nosuch"], "no environment named 'nosuch'"),
+        (["sums", "--model", "nosuch/x"], "no model named 'nosuch/x'"),
+        (["sums", "--set", "digit=1"], "has no setting 'digit'; did you mean 'digits'?"),
+        (["sums", "--host", "0.0.0.0"], "anybody who reaches '0.0.0.0' could use these servers"),
+        (["sums", "--server-port", "sums"], "--server-port sums: write it as SERVER=N"),
+        (["sums", "--server-port", "sums=65536"], "write it as SERVER=N"),
+        (["sums", "--server-port", "sum=1"], "no server 'sum' to give a port; did you mean 'sums'?"),
+        (["sums", "--ttl", "inf"], "inf is no finite number"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_listens(
+    gymsdk: Callable[..., Any], words: list[str], complaint: str
+) -> None:
+    ended = gymsdk("serve", "--port", 0, *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert complaint in ended.err
+
+
+def test_what_an_environment_prints_does_not_mix_with_what_a_program_reads(
+    served: Served, installed: Callable[..., Path]
+) -> None:
+    installed("noisy", NOISY)
+    process, told = served("noisy")
+    answer = httpx.post(f"{told['servers']['noisy_simple_agent']['url']}/run", json=row())
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert answer.json()["reward"] == 1.0
+    assert out == ""
+    assert err.startswith("the engine is warm\njudging\n")
+
+
+def test_people_are_told_where_each_server_is_and_who_plays(start: Start) -> None:
+    process = start("serve", "sums", "--port", 0)
+    lines = [process.stdout.readline() for _ in range(6)]
+    assert re.fullmatch(r"head +http://127\.0\.0\.1:\d+\n", lines[0])
+    assert re.fullmatch(r"sums +http://127\.0\.0\.1:\d+  resources\n", lines[1])
+    assert lines[5].startswith("Ready: scripted/oracle plays, which knows the answers; name another with --model.")
+
+
+@pytest.mark.parametrize("name", ["tool_call", "multineedle"])
+def test_the_lines_to_try_work_as_they_are(start: Start, name: str) -> None:
+    process = start("serve", name, "--port", 0, "--open")
+    lines = []
+    while not lines or not lines[-1].endswith("/run; echo\n"):
+        lines.append(process.stdout.readline())
+    lines = [line for line in lines if line.startswith("curl")]
+    ended = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", "".join(lines)], capture_output=True, text=True, check=True
+    )
+    answers = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len(answers) > 3
+    assert [each["reward"] for each in answers[-2:]] == [1.0, 1.0]

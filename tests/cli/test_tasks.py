@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import Command, Start
+
+GOOD = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4, "agent_ref": {"name": "sums_simple_agent"}}\n'
+
+
+def test_rows_name_their_agent_and_play_unchanged(gymsdk: Command, there: Path) -> None:
+    ended = gymsdk("tasks", "sums", "--split", "train", "-n", 3, "--seed", 7, "-o", "rows.jsonl")
+    assert (ended.code, ended.out, ended.err) == (0, "3 rows in rows.jsonl\n", "")
+    rows = [json.loads(line) for line in (there / "rows.jsonl").read_text().splitlines()]
+    assert {row["agent_ref"]["name"] for row in rows} == {"sums_simple_agent"}
+    assert gymsdk("rollout", "sums", "--tasks", "rows.jsonl", "--seed", 7, "-o", "file").code == 0
+    assert gymsdk("rollout", "sums", "--limit", 3, "--seed", 7, "-o", "split").code == 0
+    sent = [(there / name / "inputs.jsonl").read_text() for name in ("file", "split")]
+    assert sent[0] == sent[1]
+
+
+def test_rows_go_to_standard_output_where_no_file_is_named(gymsdk: Command) -> None:
+    ended = gymsdk("tasks", "sums", "-n", 2, "--set", "digits=1")
+    assert [json.loads(line)["number"] < 10 for line in ended.out.splitlines()] == [True, True]
+    assert ended.err == ""
+
+
+def test_environments_come_in_turn_until_each_has_given_its_rows(
+    gymsdk: Command, installed: Callable[..., Path]
+) -> None:
+    short = """
+from typing import Literal
+from gymsdk import Task, Verdict, hookimpl
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    print("mind the rows")
+    yield Task.ask("only one")
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.0)
+"""
+    installed("short", short)
+    ended = gymsdk("tasks", "sums", "short", "-n", 3, "--set", "sums.digits=2")
+    names = [json.loads(line)["agent_ref"]["name"].removesuffix("_simple_agent") for line in ended.out.splitlines()]
+    assert names == ["sums", "short", "sums", "sums"]
+    assert ended.err == "mind the rows\n"
+
+
+def test_a_file_that_is_there_is_replaced_only_when_asked(gymsdk: Command, there: Path) -> None:
+    (there / "rows.jsonl").write_text("mine")
+    ended = gymsdk("tasks", "sums", "-n", 1, "-o", "rows.jsonl")
+    assert (ended.code, (there / "rows.jsonl").read_text()) == (2, "mine")
+    assert ended.err == "Error: rows.jsonl is there; replace it with --overwrite, or choose another --output\n"
+    assert gymsdk("tasks", "sums", "-n", 1, "-o", "rows.jsonl", "--overwrite").code == 0
+    assert len((there / "rows.jsonl").read_text().splitlines()) == 1
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_finished(
+    gymsdk: Command, installed: Callable[..., Path], there: Path
+) -> None:
+    breaking = """
+from typing import Literal
+from gymsdk import Task, Verdict, hookimpl
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    yield Task.ask("one")
+    raise KeyError("the second")
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.0)
+"""
+    installed("breaking", breaking)
+    ended = gymsdk("tasks", "breaking", "-o", "rows.jsonl")
+    assert (ended.code, list(there.iterdir())) == (1, [])
+    assert "hook 'tasks' raised KeyError: 'the second'" in ended.err
+    assert gymsdk("tasks", "sums", "-o", "no/rows.jsonl").code == 2
+
+
+def test_how_many_are_taken_of_an_endless_split_is_told(gymsdk: Command) -> None:
+    ended = gymsdk("tasks", "sums")
+    assert len(ended.out.splitlines()) == 100
+    assert ended.err == "at most 100 rows of each environment; -n N takes another number\n"
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(start: Start) -> None:
+    process = start("tasks", "sums", "-n", 100_000)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["answer"] > 0
+    process.stdout.close()
+    process.stdout = None
+    _, told = process.communicate(timeout=60)
+    assert told == ""
+
+
+def test_a_check_names_each_bad_line_with_its_reason(gymsdk: Command, there: Path) -> None:
+    bad = ['{"broken', '{"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sums_simple_agent"}}']
+    bad += ['{"agent_ref": {"name": "summs_simple_agent"}}', "[1]", '{"responses_create_params": {"input": "?"}}']
+    (there / "rows.jsonl").write_text(GOOD + "\n".join(bad) + "\n\n" + GOOD)
+    ended = gymsdk("tasks", "--validate", "rows.jsonl")
+    reasons = [line.partition(": ")[::2] for line in ended.out.splitlines()]
+    assert [place for place, _ in reasons[:-1]] == [f"rows.jsonl:{number}" for number in range(2, 7)]
+    for (_, reason), words in zip(
+        reasons,
+        [
+            "not valid JSON",
+            "answer: Field required",
+            "did you mean 'sums'?",
+            "a row is a JSON object",
+            "`agent_ref.name`",
+        ],
+        strict=False,
+    ):
+        assert words in reason
+    assert ended.out.splitlines()[-1] == "2 rows fit, 2 of sums; 5 do not"
+    assert ended.code == 1
+
+
+def test_a_row_that_names_no_agent_is_for_the_one_environment_named(gymsdk: Command, there: Path) -> None:
+    (there / "rows.jsonl").write_text('{"responses_create_params": {"input": "?"}, "answer": 4}\n')
+    assert gymsdk("tasks", "sums", "--validate", "rows.jsonl").out == "1 rows fit, 1 of sums; 0 do not\n"
+
+
+def test_a_finished_runs_lines_are_rows_that_fit(gymsdk: Command) -> None:
+    gymsdk("rollout", "sums", "--limit", 3, "-o", "out")
+    assert gymsdk("tasks", "--validate", "out/rollouts.jsonl").code == 0
+
+
+def test_programs_get_a_check_as_json(gymsdk: Command, there: Path) -> None:
+    (there / "rows.jsonl").write_text(f"{GOOD}null\n")
+    told = json.loads(gymsdk("tasks", "--validate", "rows.jsonl", "--json").out)
+    assert (told["good"], told["environments"], told["bad"][0]["line"]) == (1, {"sums": 1}, 2)
+    told = json.loads(gymsdk("tasks", "sums", "-n", 2, "-o", "new.jsonl", "--json").out)
+    assert told == {"output": "new.jsonl", "rows": 2, "environments": ["sums"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "Missing argument 'NAME'"),
+        (["summs"], "no environment named 'summs'"),
+        (["sums", "--split", "trian"], "no split 'trian'"),
+        (["--validate", "none.jsonl"], "none.jsonl: No such file"),
+        (["--validate", "none.jsonl", "--set", "digits=1"], "name the environment it is a setting of"),
+        (["sums", "-n", "0"], "Invalid value for '--limit'"),
+        (["sums", "-o", "."], "is a folder"),
+    ],
+)
+def test_wrong_input_is_told_in_one_sentence(gymsdk: Command, words: list[str], told: str) -> None:
+    ended = gymsdk("tasks", *words)
+    assert ended.code == 2
+    assert told in ended.err.splitlines()[-1]

@@ -1,0 +1,162 @@
+"""What the tests of the servers share: an environment that counts, and clients of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from gymsdk import Environment
+from gymsdk.servers import resources
+
+COUNTER = """
+class Start(Task):
+    initial_count: int = 0
+    expected_count: int = 0
+    nested: dict[str, int] = {}
+
+class Count(State):
+    count: int = 0
+    replies: int = 0
+    closes: list[str] = []
+
+class Counted(Verdict):
+    final: int = 0
+    replies: int = 0
+    said: str = ""
+    opening: int = 0
+
+class Settings(Config):
+    judge: str = "up"
+    closing: str = "well"
+
+async def increment_counter(count: int, state: State) -> dict[str, bool]:
+    "Add to the counter."
+    state.count += count
+    await asyncio.sleep(0)
+    return {"success": True}
+
+async def get_counter_value(state: State) -> dict[str, int]:
+    "Read the counter."
+    return {"count": state.count}
+
+async def spell(state: State) -> str:
+    "Spell the counter."
+    return f"it is {state.count}"
+
+async def stumble(state: State) -> None:
+    "Fail."
+    state.count += 100
+    raise RuntimeError("stumbled")
+
+async def verify_it(state: State) -> str:
+    return "a tool"
+
+verify_it.__name__ = "verify"
+
+CLOSED = []
+
+@hookimpl
+def tools(config: Settings):
+    return [increment_counter, get_counter_value, spell, stumble, verify_it]
+
+@hookimpl
+def tasks(split: Literal["train"], seed):
+    number = 0
+    while True:
+        number += 1
+        yield Start.ask(f"add {number}", initial_count=number, expected_count=2 * number)
+
+@hookimpl
+async def reset(task: Start, seed):
+    return Reset(state=Count(count=task.initial_count), messages=[f"seed {seed}"])
+
+@hookimpl
+async def step(action: Action, state: Count):
+    if isinstance(action, ToolCall):
+        return None
+    state.replies += 1
+    return Step(reward=0.5, done=True)
+
+@hookimpl
+async def verify(task: Start, state: Count, transcript: Transcript, config: Settings):
+    if config.judge != "up":
+        raise Unscorable(f"the judge is {config.judge}", kind="judge_failed", retryable=config.judge == "down")
+    right = float(state.count == task.expected_count)
+    opening = len(transcript.opening)
+    return Counted(reward=right, final=state.count, replies=state.replies, said=transcript.text(), opening=opening)
+
+@hookimpl
+async def close(state: Count, task: Start):
+    CLOSED.append(task.initial_count)
+    if task.initial_count == 13:
+        raise RuntimeError("it sticks")
+"""
+"""An environment whose state is a counter: a row opens it, tools move it, the reply pays, the verdict reads it."""
+
+Serving = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+@asynccontextmanager
+async def asked(made: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of *made* in this process, within the app's lifespan."""
+    transport = httpx.ASGITransport(made)
+    async with (
+        made.router.lifespan_context(made),
+        httpx.AsyncClient(transport=transport, base_url="http://gym.test") as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def _listening(made: FastAPI) -> AsyncIterator[str]:
+    """The address of *made*, served on a loopback port."""
+    bound = socket.create_server(("127.0.0.1", 0))
+    # What it accepts inherits it; without, each answer waits 40 ms for the acknowledgement of its first half.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    server = uvicorn.Server(uvicorn.Config(made, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve([bound]))
+        while not server.started:  # noqa: ASYNC110  # uvicorn tells of its start in no other way
+            await asyncio.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+@pytest.fixture
+def counter(made: Callable[..., ModuleType]) -> Iterator[Callable[..., Environment]]:
+    """The environment that counts, with its settings."""
+
+    def make(**settings: Any) -> Environment:
+        return Environment("counter", made(COUNTER, "counter_env"), settings)
+
+    return make
+
+
+@pytest.fixture
+def listening() -> Callable[[FastAPI], AbstractAsyncContextManager[str]]:
+    """Serves an app on a loopback port; gives its address."""
+    return _listening
+
+
+@pytest.fixture
+def serving(counter: Callable[..., Environment]) -> Serving:
+    """A client of a resources server of the environment that counts."""
+
+    @asynccontextmanager
+    async def serve(environment: Environment | None = None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+        async with asked(resources.app(environment or counter(), **options)) as client:
+            yield client
+
+    return serve

@@ -1,0 +1,42 @@
+"""Ways to a server: an app asked in this process, and one served on a loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from gymsdk import http
+
+
+@asynccontextmanager
+async def asked(made: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of *made*, within the app's lifespan."""
+    transport = httpx.ASGITransport(made)
+    async with (
+        made.router.lifespan_context(made),
+        httpx.AsyncClient(transport=transport, base_url="http://gym.test") as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def listening(made: FastAPI) -> AsyncIterator[str]:
+    """The address of *made*, served on a loopback port."""
+    bound = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(made, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve([bound]))
+        while not server.started:  # noqa: ASYNC110  # uvicorn tells of its start in no other way
+            await asyncio.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            await http.aclose()
+            server.should_exit = True
+            await serving

@@ -1,0 +1,375 @@
+"""The agent server, asked as trainers ask it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+
+from gymsdk import Environment, Failed, Model, Task, wire
+from gymsdk.http import Retry
+from gymsdk.models.scripted import Scripted
+from gymsdk.servers import agent, jars, resources
+from gymsdk.servers.remote import Remote
+from gymsdk.sitting import Budget
+from gymsdk.transcript import Item
+from gymsdk.types import Episode
+
+from .reached import asked, listening
+
+ROW = Task.ask("add", initial_count=1, expected_count=3).row()
+TOOLS = [{"type": "function", "name": name, "parameters": {}} for name in ("increment_counter", "verify", "stumble")]
+ADD = [("increment_counter", {"count": 2})]
+
+
+class Slow:
+    """Answers when it is let go; counts who asked, and whom it was taken from."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.begun = self.given_up = 0
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.begun += 1
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        return wire.response([wire.message("done")], model="slow")
+
+
+class Broken:
+    """A model that has no answer."""
+
+    def __init__(self, *, retryable: bool) -> None:
+        self.retryable = retryable
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        raise Failed(
+            "no answer", kind="model_error", retryable=self.retryable, retry_after=7 if self.retryable else None
+        )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  # any condition, of any object
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def counting(counter: Callable[..., Environment]) -> Environment:
+    return counter()
+
+
+async def test_a_row_comes_back_as_its_rollouts_line(counting: Environment, policy: Callable[..., Scripted]) -> None:
+    row = ROW | {"_ng_task_index": 4, "_ng_rollout_index": 1, "agent_ref": {"name": "counter_simple_agent"}}
+    async with asked(agent.app(counting, policy(ADD, "done"))) as client:
+        line = (await client.post("/run", json=row)).json()
+    own = {key: value for key, value in row.items() if key != "responses_create_params"}
+    assert own.items() <= line.items()
+    assert (line["reward"], line["reward_components"], line["final"]) == (1.5, {"verdict": 1.0, "steps": 0.5}, 3)
+    assert (line["mask_sample"], line["failure_kind"], line["gymsdk"]["id"]) == (False, None, "4:1")
+    assert [item["type"] for item in line["response"]["output"]] == ["function_call", "function_call_output", "message"]
+
+
+async def test_a_row_that_is_not_numbered_is_not_given_a_number(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    async with asked(agent.app(counting, policy("done"))) as client:
+        line = (await client.post("/run", json=ROW)).json()
+    assert not [key for key in line if key.startswith("_ng_")]
+
+
+async def test_a_row_says_its_own_seed_repeat_and_budget(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    row = ROW | {"gymsdk": {"seed": 11, "repeat": 2, "budget": {"turns": 1}}}
+    async with asked(agent.app(counting, policy(ADD, "done"))) as client:
+        line = (await client.post("/run", json=row)).json()
+    assert (line["gymsdk"]["seed"], line["gymsdk"]["turns"], line["gymsdk"]["ended"]) == (11, 1, "turns")
+    assert line["responses_create_params"]["input"][-1]["content"] == "seed 11"
+
+
+@pytest.mark.parametrize("row", [{}, {"responses_create_params": {}}, ROW | {"initial_count": "many"}])
+async def test_a_row_that_does_not_fit_is_answered_422_with_a_sentence(
+    counting: Environment, policy: Callable[..., Scripted], row: Item
+) -> None:
+    async with asked(agent.app(counting, policy("done"))) as client:
+        answer = await client.post("/run", json=row)
+    assert answer.status_code == 422
+    assert "does not fit environment 'counter'" in answer.json()["detail"]
+    assert "reward" not in answer.json()
+
+
+@pytest.mark.parametrize(("retryable", "status", "pause"), [(True, 503, "7"), (False, 422, None)])
+async def test_a_failure_says_where_it_broke_and_has_no_reward(
+    counting: Environment, retryable: bool, status: int, pause: str | None
+) -> None:
+    async with asked(agent.app(counting, Broken(retryable=retryable))) as client:
+        answer = await client.post("/run", json=ROW)
+    told = answer.json()
+    assert (answer.status_code, answer.headers.get("retry-after")) == (status, pause)
+    assert (told["stage"], told["kind"], told["outcome"]) == ("model", "model_error", "failed")
+    assert "reward" not in told
+
+
+async def test_a_judge_that_is_down_is_no_reward(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    async with asked(agent.app(counter(judge="down"), policy("done"))) as client:
+        answer = await client.post("/run", json=ROW)
+    assert (answer.status_code, answer.json()["outcome"], answer.json()["kind"]) == (503, "unscorable", "judge_failed")
+
+
+@pytest.mark.parametrize(
+    ("path", "extra"),
+    [("/run", {"_ng_rollout_id": "r1"}), ("/ng-rollout/r1/run", {}), ("/run", {"capture_rollout_id": "r1"})],
+)
+async def test_a_rollout_delivered_twice_is_played_once(counting: Environment, path: str, extra: Item) -> None:
+    model = Slow()
+    async with asked(agent.app(counting, model)) as client:
+        both = [asyncio.ensure_future(client.post(path, json=ROW | extra)) for _ in range(2)]
+        await until(lambda: model.begun == 1)
+        model.go.set()
+        answers = [*await asyncio.gather(*both), await client.post(path, json=ROW | extra)]
+    assert model.begun == 1
+    assert len({answer.content for answer in answers}) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {}),
+        ({"_ng_task_index": 0, "_ng_rollout_index": 0}, {"_ng_task_index": 0, "_ng_rollout_index": 0}),
+        ({"_ng_rollout_id": "3-0"}, {"_ng_rollout_id": "3-0"}),
+        ({"_ng_rollout_id": "r1"}, {"_ng_rollout_id": "r2"}),
+        ({"_ng_rollout_id": "r1"}, {"_ng_rollout_id": "r1", "_ng_attempt_index": 1}),
+        ({"_ng_rollout_id": "r1"}, {"_ng_rollout_id": "r1", "expected_count": 5}),
+    ],
+)
+async def test_rows_that_are_not_the_same_delivery_are_played_each(
+    counting: Environment, one: Item, other: Item
+) -> None:
+    model = Slow()
+    model.go.set()
+    async with asked(agent.app(counting, model)) as client:
+        for extra in (one, other):
+            assert (await client.post("/run", json=ROW | extra)).status_code == 200
+    assert model.begun == 2
+
+
+async def test_a_client_that_goes_away_ends_its_episode(counting: Environment) -> None:
+    model = Slow()
+    async with listening(agent.app(counting, model)) as url, aiohttp.ClientSession() as client:
+        asking = asyncio.ensure_future(client.post(f"{url}/run", json=ROW))
+        await until(lambda: model.begun == 1)
+        asking.cancel()
+        await until(lambda: model.given_up == 1)
+
+
+async def test_a_client_that_goes_away_leaves_its_rollout_to_another_that_waits(counting: Environment) -> None:
+    model, row = Slow(), ROW | {"_ng_rollout_id": "r1"}
+    async with listening(agent.app(counting, model)) as url, aiohttp.ClientSession() as client:
+        first = asyncio.ensure_future(client.post(f"{url}/run", json=row))
+        await until(lambda: model.begun == 1)
+        second = asyncio.ensure_future(client.post(f"{url}/run", json=row))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        await asyncio.sleep(0.05)
+        model.go.set()
+        assert (await second).status == 200
+    assert (model.begun, model.given_up) == (1, 0)
+
+
+async def test_more_episodes_than_there_are_places_for_are_asked_to_come_back(counting: Environment) -> None:
+    model = Slow()
+    async with asked(agent.app(counting, model, at_once=1)) as client:
+        first = asyncio.ensure_future(client.post("/run", json=ROW))
+        await until(lambda: model.begun == 1)
+        turned_away = await client.post("/run", json=ROW)
+        model.go.set()
+        assert (await first).status_code == 200
+        assert (await client.post("/run", json=ROW)).status_code == 200
+    assert (turned_away.status_code, turned_away.headers["retry-after"]) == (503, "5")
+
+
+async def test_figures_over_rows_are_answered(counting: Environment, policy: Callable[..., Scripted]) -> None:
+    async with asked(agent.app(counting, policy(ADD, "done"))) as client:
+        line = (await client.post("/run", json=ROW)).json()
+        told = (await client.post("/aggregate_metrics", json={"verify_responses": [line]})).json()
+    assert told["agent_metrics"]["mean/reward"] == 1.5
+
+
+@asynccontextmanager
+async def seeded(
+    environment: Environment, model: Model, **options: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
+    """A client of an agent that has a resources server, with the cookies of a session there, and its address."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(listening(resources.app(environment)))
+        client = await stack.enter_async_context(
+            asked(agent.app(environment, model, resources=Remote(url, "counter"), **options))
+        )
+        plain = await stack.enter_async_context(httpx.AsyncClient(base_url=url))
+        await plain.post("/seed_session", json=ROW)
+        client.cookies = dict(plain.cookies)
+        yield client, url
+
+
+async def test_a_request_is_answered_with_the_tools_of_the_callers_session(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    async with seeded(counting, policy(ADD, "done")) as (client, _):
+        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
+    output = answer.json()["output"]
+    assert [item["type"] for item in output] == ["function_call", "function_call_output", "message"]
+    assert output[1]["output"] == '{"success":true}'
+    assert any(cookie.startswith("ResourcesServer___counter=") for cookie in answer.headers.get_list("set-cookie"))
+
+
+async def test_the_cookies_of_an_answer_lead_to_the_session_to_be_verified(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    async with seeded(counting, policy(ADD, "done")) as (client, url):
+        answer = await client.post("/ng-rollout/r1/v1/responses", json={"input": "add", "tools": TOOLS})
+        async with httpx.AsyncClient(cookies=answer.cookies) as judge:
+            verdict = (await judge.post(f"{url}/verify", json=ROW | {"response": answer.json()})).json()
+    assert (verdict["final"], verdict["reward"]) == (3, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (("verify", {}), "There is no tool named 'verify'"),
+        (("get_counter_value", {}), "There is no tool named 'get_counter_value'"),
+        (("increment_counter", "{torn"), "Invalid tool call arguments: "),
+    ],
+)
+async def test_what_is_no_call_of_a_listed_tool_is_answered_and_never_sent(
+    counting: Environment, policy: Callable[..., Scripted], call: tuple[str, Any], told: str
+) -> None:
+    async with seeded(counting, policy([call], "done")) as (client, _):
+        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
+    assert told in answer.json()["output"][1]["output"]
+
+
+async def test_an_environment_that_breaks_in_a_tool_is_no_tool_output(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    async with seeded(counting, policy([("stumble", {})], "done")) as (client, _):
+        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
+    assert (answer.status_code, answer.json()["stage"], answer.json()["kind"]) == (503, "step", "tool_raised")
+
+
+async def test_a_session_that_is_lost_is_no_tool_output(counting: Environment, policy: Callable[..., Scripted]) -> None:
+    async with seeded(counting, policy(ADD, "done")) as (client, _):
+        client.cookies.clear()
+        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
+    assert (answer.status_code, answer.json()["kind"]) == (503, "session_lost")
+
+
+async def test_a_resources_server_that_is_gone_is_no_tool_output(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    gone = Remote("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
+    async with asked(agent.app(counting, policy(ADD, "done"), resources=gone)) as client:
+        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
+    assert (answer.status_code, answer.json()["kind"]) == (503, "server_unreachable")
+
+
+async def test_usage_is_summed_over_the_turns_and_the_budget_is_the_servers(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    async with seeded(counting, policy(ADD), budget=Budget(turns=3)) as (client, _):
+        response = (await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})).json()
+    assert sum(item["type"] == "function_call" for item in response["output"]) == 3
+    assert response["usage"]["total_tokens"] == response["usage"]["input_tokens"] + response["usage"]["output_tokens"]
+
+
+@pytest.mark.parametrize("request_body", [{}, {"input": 7}, {"input": [3]}, {"input": "x", "tools": [4]}])
+async def test_a_request_that_is_none_is_answered_422(
+    counting: Environment, policy: Callable[..., Scripted], request_body: Item
+) -> None:
+    async with seeded(counting, policy("done")) as (client, _):
+        assert (await client.post("/v1/responses", json=request_body)).status_code == 422
+
+
+def opening(url: str, jar: dict[str, str], **changed: Any) -> Item:
+    access = {"kind": "direct_http", "name": "counter.direct_http", "required": True, "base_url": url, "cookies": jar}
+    body = {
+        "agent_session_id": "agent-session-1",
+        "episode_id": {"rollout_id": "r1", "attempt": 0},
+        "task_id": {"taskset": "counter", "task_id": "1"},
+        "tool_accesses": [access | {"headers": {}}],
+        "sandbox_access": None,
+    }
+    return body | changed
+
+
+CLOSING = {"agent_session_id": "agent-session-1", "episode_id": {"rollout_id": "r1", "attempt": 0}}
+
+
+async def test_an_agent_session_calls_tools_where_it_was_told_to(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    async with (
+        listening(resources.app(counting)) as url,
+        httpx.AsyncClient(base_url=url) as plain,
+        asked(agent.app(counting, policy(ADD, "done"))) as client,
+    ):
+        jar = jars.read(
+            "; ".join(f"{key}={value}" for key, value in (await plain.post("/seed_session", json=ROW)).cookies.items())
+        )
+        opened = await client.post("/v1/agent_sessions", json=opening(url, jar))
+        response = await client.post("/ng-rollout/r1/v1/responses", json={"input": "add", "tools": TOOLS})
+        closed = (await client.post("/v1/agent_sessions/close", json=CLOSING)).json()
+        verdict = (await plain.post("/verify", json=ROW | {"response": response.json()})).json()
+        again = (await client.post("/v1/agent_sessions/close", json=CLOSING)).json()
+    assert opened.json() == {"agent_session_id": "agent-session-1"}
+    assert response.json()["output"][1]["output"] == '{"success":true}'
+    assert closed["resources_cookies"] == jar
+    assert (verdict["reward"], again) == (1.5, closed)
+
+
+async def test_an_agent_session_is_opened_once_and_never_after_its_close(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    body = opening("http://127.0.0.1:9", {})
+    other = body | {"episode_id": {"rollout_id": "r2", "attempt": 0}}
+    async with asked(agent.app(counting, policy("done"))) as client:
+        first, same = [await client.post("/v1/agent_sessions", json=body) for _ in range(2)]
+        strange = await client.post("/v1/agent_sessions", json=other)
+        theirs = await client.post("/v1/agent_sessions/close", json=CLOSING | {"episode_id": other["episode_id"]})
+        await client.post("/v1/agent_sessions/close", json=CLOSING)
+        late = await client.post("/v1/agent_sessions", json=body)
+    assert first.headers["set-cookie"] == same.headers["set-cookie"]
+    assert [each.status_code for each in (first, same, strange, theirs, late)] == [200, 200, 409, 409, 409]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tool_accesses": [{"kind": "mcp", "name": "m", "required": True, "connection": {"url": "http://x/mcp"}}]},
+        {"sandbox_access": {"kind": "any"}},
+        {"agent_session_id": ""},
+        {"strange": 1},
+    ],
+)
+async def test_an_agent_session_that_cannot_be_had_is_refused_in_a_sentence(
+    counting: Environment, policy: Callable[..., Scripted], changed: Item
+) -> None:
+    async with asked(agent.app(counting, policy("done"))) as client:
+        answer = await client.post("/v1/agent_sessions", json=opening("http://127.0.0.1:9", {}, **changed))
+    assert answer.status_code == 422
+    assert answer.json()["detail"]
+
+
+async def test_cookies_that_would_split_a_header_are_not_carried() -> None:
+    assert jars.read("good=1; b ad=2; worse=\xe9; =3; x=a\x01") == {"good": "1"}
+    assert jars.sound({"good": "1", "bad": "1; Path=/", "worse": 3}) == {"good": "1"}

@@ -1,0 +1,150 @@
+"""What every server is made of: bodies, answers, errors as statuses, the rollout's prefix, figures."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+from fastapi import Request
+
+from gymsdk import BrokenEnvironment, Failed, Unscorable, UsageError
+from gymsdk.servers.app import Refused, answer, app, body, parsed, written
+from gymsdk.servers.figures import Figures
+from gymsdk.servers.listener import bound
+
+ERRORS = {
+    "refused": (Refused(409, "no", retry_after=0.2, more=1), 409, {"detail": "no", "more": 1}),
+    "usage": (UsageError("wrong"), 422, {"detail": "wrong", "kind": "UsageError"}),
+    "broken": (BrokenEnvironment("gone"), 503, {"detail": "gone", "kind": "BrokenEnvironment"}),
+    "failed": (
+        Failed("f", kind="k", stage="step"),
+        422,
+        {"detail": "f", "stage": "step", "kind": "k", "retryable": False},
+    ),
+    "again": (Failed("f", kind="k", retryable=True, retry_after=7.4), 503, {"kind": "k", "retryable": True}),
+    "open": (Unscorable("u", kind="judge_failed", retryable=True), 503, {"kind": "judge_failed"}),
+}
+
+
+@pytest.fixture
+def figures():
+    return Figures("made")
+
+
+@pytest.fixture
+async def client(figures):
+    made = app("made", "A server.", figures=figures)
+
+    async def echo(request: Request):
+        return answer(await body(request))
+
+    async def fails(kind: str):
+        raise ERRORS[kind][0]
+
+    async def whose(request: Request):
+        return answer(request.scope.get("state", {}).get("rollout_id"))
+
+    made.add_api_route("/echo", echo, methods=["POST"])
+    made.add_api_route("/fails/{kind}", fails)
+    made.add_api_route("/whose", whose)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://gym.test") as client:
+        yield client
+
+
+async def test_a_body_is_read_and_written(client):
+    assert (await client.post("/echo", content=b'{"a": [1, null]}')).text == '{"a":[1,null]}'
+    assert (await client.post("/echo")).json() == {}
+    assert (await client.post("/echo", content=b'{"a": "\\ud800"}')).text == '{"a": "\\ud800"}'
+
+
+@pytest.mark.parametrize("text", [b"{", b"\xff", b"NaN", b'{"a": NaN}', b'{"\\ud800": Infinity}'])
+async def test_what_is_no_json_is_refused(client, text):
+    refused = await client.post("/echo", content=text)
+    assert (refused.status_code, refused.json()["detail"][0]["type"]) == (422, "json_invalid")
+    with pytest.raises(ValueError):
+        parsed(text)
+
+
+async def test_what_is_no_object_is_refused(client):
+    refused = await client.post("/echo", content=b"[]")
+    assert (refused.status_code, refused.json()["detail"][0]["msg"]) == (422, "the body must be a JSON object")
+
+
+async def test_a_body_that_is_too_large_is_refused(client, monkeypatch):
+    monkeypatch.setattr("gymsdk.servers.app.LARGEST", 10)
+    assert (await client.post("/echo", content=b'{"a": "' + b"x" * 20)).status_code == 413
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+async def test_an_error_is_a_status_and_a_sentence(client, kind):
+    _, status, told = ERRORS[kind]
+    found = await client.get(f"/fails/{kind}")
+    assert found.status_code == status
+    assert told.items() <= found.json().items()
+
+
+async def test_a_pause_is_at_least_a_second(client):
+    assert (await client.get("/fails/refused")).headers["retry-after"] == "1"
+    assert (await client.get("/fails/again")).headers["retry-after"] == "7"
+
+
+async def test_another_method_is_told_which_there_is(client):
+    found = await client.get("/echo")
+    assert (found.status_code, found.headers["allow"]) == (405, "POST")
+
+
+async def test_a_server_that_is_not_ready_says_so():
+    made = app("made", "A server.", figures=Figures("made"), ready=lambda: False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://gym.test") as client:
+        assert [(await client.get(path)).status_code for path in ("/livez", "/readyz")] == [200, 503]
+
+
+@pytest.mark.parametrize(
+    ("path", "rollout"),
+    [
+        ("/whose", None),
+        ("/ng-rollout/r-1.a/whose", "r-1.a"),
+        ("/ng-rollout/r-1/training-token-capture/whose", "r-1"),
+    ],
+)
+async def test_a_path_says_whose_it_is(client, path, rollout):
+    assert (await client.get(path)).json() == rollout
+
+
+@pytest.mark.parametrize("path", ["/ng-rollout/-r/whose", "/ng-rollout/whose", "/ng-rollout//whose"])
+async def test_a_prefix_that_is_none_is_a_path_like_any_other(client, path):
+    assert (await client.get(path)).status_code == 404
+
+
+async def test_requests_are_counted_by_route_and_status(client, figures):
+    figures.gauges["places"] = lambda: 3
+    await client.post("/echo", content=b"{}")
+    await client.post("/echo", content=b"{")
+    await client.get("/nowhere")
+    text = (await client.get("/metrics")).text.splitlines()
+    assert 'gymsdk_places{server="made"} 3' in text
+    assert 'gymsdk_requests_total{server="made",route="/echo",status="200"} 1' in text
+    assert 'gymsdk_requests_total{server="made",route="/echo",status="422"} 1' in text
+    assert 'gymsdk_requests_total{server="made",route="other",status="404"} 1' in text
+    assert 'gymsdk_request_seconds_bucket{server="made",route="/echo",le="+Inf"} 2' in text
+    assert 'gymsdk_request_seconds_count{server="made",route="/echo"} 2' in text
+
+
+def test_buckets_hold_all_that_is_below_their_edge(figures):
+    for seconds in (0.0005, 0.003, 0.003, 1000):
+        figures.answered("/x", 200, seconds)
+    buckets = [line.rsplit(" ", 1)[1] for line in figures.text().splitlines() if "_bucket" in line]
+    assert buckets == ["1", "3", "3", "3", "3", "3", "3", "3", "3", "4"]
+
+
+def test_what_orjson_does_not_write_is_written_all_the_same():
+    assert written({"a": "\ud800", "b": 2**70}) == b'{"a": "\\ud800", "b": 1180591620717411303424}'
+    assert written({1: "a"}) == b'{"1":"a"}'
+
+
+def test_an_answer_of_two_writes_does_not_wait_for_an_acknowledgement():
+    with bound("127.0.0.1") as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -1,0 +1,170 @@
+"""The environment server of NeMo Gym 0.7, asked as its command line asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gymsdk import Environment, Episode, Task
+from gymsdk.models.scripted import Scripted
+from gymsdk.servers import environment as server
+from gymsdk.transcript import Item
+
+from .reached import asked
+
+ROW = Task.ask("add", initial_count=1, expected_count=3).row()
+ADD = [("increment_counter", {"count": 2})]
+PARAMS = {"input": [{"role": "user", "content": "add"}]}
+DATA = {"initial_count": 1, "expected_count": 3}
+IDS = {"episode_id": {"rollout_id": "r1", "attempt": 2}, "task_id": {"taskset": "counter:train", "task_id": "7"}}
+
+
+def episode(task_input: Item | None = None, **changed: object) -> Item:
+    given = {"responses_create_params": PARAMS, "task_data": DATA} if task_input is None else task_input
+    return {"episode_id": IDS["episode_id"], "task": {"task_id": IDS["task_id"], "task_input": given}} | changed
+
+
+async def test_a_flat_row_comes_back_as_its_line(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    async with asked(server.app(counter(), policy(ADD, "done"))) as client:
+        line = (await client.post("/run", json=ROW | {"_ng_task_index": 3})).json()
+    assert (line["reward"], line["_ng_task_index"], line["mask_sample"]) == (1.5, 3, False)
+
+
+@pytest.mark.parametrize(
+    "task_input",
+    [{"responses_create_params": PARAMS, "task_data": DATA}, {"responses_create_params": PARAMS, **DATA}],
+)
+async def test_an_episode_comes_back_as_its_result_under_its_ids(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted], task_input: Item
+) -> None:
+    async with asked(server.app(counter(), policy(ADD, "done"))) as client:
+        response = (await client.post("/run", json=episode(task_input))).json()
+    assert response.keys() == {"episode_id", "task_id", "result"}
+    assert {key: response[key] for key in IDS} == IDS
+    assert (response["result"]["reward"], response["result"]["final"]) == (1.5, 3)
+    assert not [key for key in response["result"] if key.startswith("_ng_")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "turns", "stage", "kind", "terminal"),
+    [
+        ({"judge": "down"}, ["done"], "verification", "judge_failed", False),
+        ({"judge": "lost"}, ["done"], "verification", "judge_failed", True),
+        ({}, [[("stumble", {})]], "agent", "gymsdk:tool_raised", False),
+    ],
+)
+async def test_what_has_no_reward_is_a_failure_with_status_200(
+    counter: Callable[..., Environment],
+    policy: Callable[..., Scripted],
+    settings: Item,
+    turns: list[object],
+    stage: str,
+    kind: str,
+    terminal: bool,
+) -> None:
+    async with asked(server.app(counter(**settings), policy(*turns))) as client:
+        answer = await client.post("/run", json=episode())
+    failure = answer.json()["failure"]
+    assert answer.status_code == 200
+    assert answer.json().keys() == {"episode_id", "task_id", "failure"}
+    assert (failure["stage"], failure["failure_kind"], failure["terminal"]) == (stage, kind, terminal)
+    assert failure["failure_reason"]
+    assert failure["partial_response"]["object"] == "response"
+
+
+@pytest.mark.parametrize(
+    "task_input",
+    [
+        {},
+        {"responses_create_params": PARAMS, "task_data": {"initial_count": "many"}},
+        {"responses_create_params": PARAMS, "task_data": DATA, "initial_count": 5},
+        {"responses_create_params": PARAMS, "task_data": DATA, "gymsdk": {"budget": {"turns": -1}}},
+    ],
+)
+async def test_a_task_that_does_not_fit_is_a_failure_for_good(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted], task_input: Item
+) -> None:
+    async with asked(server.app(counter(), policy("done"))) as client:
+        answer = await client.post("/run", json=episode(task_input))
+    failure = answer.json()["failure"]
+    assert answer.status_code == 200
+    assert (failure["stage"], failure["terminal"]) == ("seed", True)
+
+
+async def test_a_reason_is_at_most_2000_characters(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    async with asked(server.app(counter(judge="x" * 5000), policy("done"))) as client:
+        answer = await client.post("/run", json=episode())
+    assert len(answer.json()["failure"]["failure_reason"]) == 2000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        episode(episode_id={"rollout_id": "r 1"}),
+        episode(episode_id={"rollout_id": "r1", "attempt": -1}),
+        episode(strange=1),
+        {"episode_id": 3},
+        {"task": {}},
+    ],
+)
+async def test_a_request_whose_ids_cannot_be_echoed_is_answered_422(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted], body: Item
+) -> None:
+    async with asked(server.app(counter(), policy("done"))) as client:
+        answer = await client.post("/run", json=body)
+    assert answer.status_code == 422
+
+
+async def test_an_id_that_looks_like_an_attempts_is_refused(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    async with asked(server.app(counter(), policy("done"))) as client:
+        answer = await client.post("/run", json=episode(episode_id={"rollout_id": "r1-a2"}))
+    assert "must not end like that of an attempt" in answer.json()["failure"]["failure_reason"]
+
+
+async def test_an_episode_delivered_twice_is_played_once_but_a_failed_one_again(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    async with asked(server.app(counter(), policy([("stumble", {})], "done"))) as client:
+        failed, played, again = [(await client.post("/run", json=episode())).json() for _ in range(3)]
+    assert "failure" in failed
+    assert "result" in played
+    assert played == again
+
+
+async def test_no_place_left_is_a_failure_another_time_may_mend(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    async with asked(server.app(counter(), policy("done"), at_once=0)) as client:
+        failure = (await client.post("/run", json=episode())).json()["failure"]
+    assert (failure["stage"], failure["terminal"]) == ("admission", False)
+
+
+class Asleep:
+    """A model that takes longer than anybody waits."""
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        await asyncio.sleep(60)
+        return {}
+
+
+async def test_an_agents_seconds_are_the_episodes(counter: Callable[..., Environment]) -> None:
+    given = {"responses_create_params": PARAMS, "task_data": DATA, "agent_timeout_seconds": 0.2}
+    async with asked(server.app(counter(), Asleep())) as client:
+        result = (await client.post("/run", json=episode(given))).json()["result"]
+    assert (result["gymsdk"]["ended"], result["reward"]) == ("deadline", 0.0)
+
+
+async def test_figures_over_rows_are_answered(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    async with asked(server.app(counter(), policy("done"))) as client:
+        told = (await client.post("/aggregate_metrics", json={"verify_responses": [{"reward": 1.0}]})).json()
+    assert told["agent_metrics"]["mean/reward"] == 1.0

@@ -1,0 +1,113 @@
+"""A rollout over HTTP is the rollout in process, field for field, on every installed environment."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from gymsdk import Environment, Model, load, model, play
+from gymsdk.rollouts import lines
+from gymsdk.rollouts.jobs import Job, seed_of, stamped
+from gymsdk.servers import agent, environment, resources
+from gymsdk.servers.remote import Remote
+from gymsdk.types import Playable, Row
+
+from .reached import asked, listening
+
+NAMES = ("math", "multineedle", "tool_call")
+POLICIES = ("scripted/oracle", "scripted/random")
+TASKS = 4
+Played = Callable[[Row], Awaitable[Row]]
+
+
+def rows(found: Environment) -> list[Row]:
+    """Rows as they are sent, numbered."""
+    tasks = islice(found.tasks(found.splits[0]), TASKS)
+    return [
+        stamped(task.row(), environment=found.name, task=number, sampling={}) | {"_ng_rollout_index": 0}
+        for number, task in enumerate(tasks)
+    ]
+
+
+def compared(line: Row) -> Row:
+    """A line without its ids and timings, and without what only the wire has."""
+    ours = {key: value for key, value in line["gymsdk"].items() if key not in {"id", "timing"}}
+    response = {key: value for key, value in line["response"].items() if key not in {"id", "created_at"}}
+    wire_only = {"mask_sample", "failure_kind", "failure_reason"}
+    kept = {key: value for key, value in line.items() if key not in wire_only}
+    return orjson.loads(orjson.dumps(kept | {"gymsdk": ours, "response": response}))
+
+
+def directly(against: Playable, policy: Model) -> Played:
+    """Plays rows with the loop itself, as a run does."""
+
+    async def played(row: Row) -> Row:
+        job = Job(against.name, row["_ng_task_index"], 0, {k: v for k, v in row.items() if not k.startswith("_ng_")})
+        rollout = await play(against, policy, job.row, seed=seed_of(0, job), id=job.id)
+        assert rollout.failure is None, rollout.failure
+        return lines.scored(rollout, job.key)
+
+    return played
+
+
+@asynccontextmanager
+async def by_agent(found: Environment, policy: Model, _: Path) -> AsyncIterator[Played]:
+    async with asked(agent.app(found, policy)) as client:
+        yield lambda row: _posted(client, row)
+
+
+@asynccontextmanager
+async def by_environment_server(found: Environment, policy: Model, _: Path) -> AsyncIterator[Played]:
+    async with asked(environment.app(found, policy)) as client:
+        yield lambda row: _posted(client, row)
+
+
+@asynccontextmanager
+async def by_remote(found: Environment, policy: Model, recorded: Path) -> AsyncIterator[Played]:
+    async with listening(resources.app(found)) as url:
+        yield directly(Remote(url, found.name), _elsewhere(policy, recorded))
+
+
+@asynccontextmanager
+async def by_an_agent_elsewhere(found: Environment, policy: Model, recorded: Path) -> AsyncIterator[Played]:
+    async with listening(resources.app(found)) as url:
+        remote = Remote(url, found.name)
+        async with asked(agent.app(remote, _elsewhere(policy, recorded))) as client:
+            yield lambda row: _posted(client, row)
+
+
+def _elsewhere(policy: Model, recorded: Path) -> Model:
+    """The oracle knows episodes of this process alone: elsewhere, what it did here is played again."""
+    return model(f"scripted/replay:{recorded}") if "oracle" in repr(policy) else policy
+
+
+async def _posted(client: httpx.AsyncClient, row: Row) -> Row:
+    answer = await client.post("/run", json=row)
+    assert answer.status_code == 200, answer.text
+    told: Row = answer.json()
+    return told
+
+
+@pytest.mark.parametrize("way", [by_agent, by_environment_server, by_remote, by_an_agent_elsewhere])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_rollout_over_http_is_the_one_in_process(name: str, policy: str, way: Any, tmp_path: Path) -> None:
+    found, chosen, recorded = load(name), model(policy), tmp_path / "rollouts.jsonl"
+    async with found:
+        here = [await directly(found, chosen)(row) for row in rows(found)]
+        recorded.write_bytes(b"\n".join(map(orjson.dumps, here)))
+        async with way(load(name), chosen, recorded) as played:
+            there = [await played(row) for row in rows(found)]
+    for one, other in zip(here, there, strict=True):
+        assert _without_model(compared(one)) == _without_model(compared(other))
+
+
+def _without_model(line: Row) -> Row:
+    return line | {"response": {key: value for key, value in line["response"].items() if key != "model"}}

@@ -1,0 +1,55 @@
+"""A fleet of other servers than ours: what is wrong with one of them is said with its name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from fastapi import FastAPI
+
+from gymsdk import GymsdkError
+from gymsdk.servers.app import app as bare
+from gymsdk.servers.figures import Figures
+from gymsdk.servers.fleet import Fleet, Part, Times
+from gymsdk.servers.head import Service
+
+LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp")
+
+
+def fleet(app: FastAPI) -> Fleet:
+    return Fleet([Part(LAMP, lambda _: app)], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1))
+
+
+async def ended(running: asyncio.Task[None]) -> None:
+    running.cancel()
+    await asyncio.wait({running})
+
+
+async def test_an_app_that_fails_as_it_begins_is_named() -> None:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        raise RuntimeError("no oil")
+        yield
+
+    made = fleet(bare("lamp", "A lamp.", figures=Figures("lamp"), lifespan=lifespan))
+    running = asyncio.ensure_future(made.run())
+    with pytest.raises(GymsdkError, match="the server 'lamp' ended by itself: its app failed as it began"):
+        await made.up(running)
+
+
+async def test_a_server_that_is_not_ready_though_it_listens_is_named() -> None:
+    made = fleet(bare("lamp", "A lamp.", figures=Figures("lamp"), ready=lambda: False))
+    running = asyncio.ensure_future(made.run())
+    with pytest.raises(GymsdkError, match=r"the server 'lamp' at http://127\.0\.0\.1:\d+ does not answer"):
+        await made.up(running)
+
+
+async def test_its_servers_are_known_once_it_is_up() -> None:
+    made = fleet(bare("lamp", "A lamp.", figures=Figures("lamp")))
+    running = asyncio.ensure_future(made.run())
+    await made.up(running)
+    assert [(each.name, each.port > 0) for each in made.services] == [("lamp", True)]
+    await ended(running)
+    assert running.cancelled()

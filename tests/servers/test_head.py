@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from gymsdk.servers import head
+from gymsdk.servers.head import Service
+
+SERVICES = (
+    Service(
+        name="math",
+        kind="resources_servers",
+        implementation="math",
+        host="127.0.0.1",
+        port=1234,
+        fields={"domain": "math"},
+    ),
+    Service(
+        name="math_simple_agent",
+        kind="responses_api_agents",
+        implementation="simple_agent",
+        host="127.0.0.1",
+        port=1235,
+        fields={
+            "resources_server": {"type": "resources_servers", "name": "math"},
+            "model_server": {"type": "responses_api_models", "name": "policy_model"},
+        },
+    ),
+    Service(name="policy_model", kind="responses_api_models", implementation="gymsdk_model", port=1236),
+)
+ABOUT = {"policy_model_name": "scripted/oracle", "environment_server_routes": {"math": "math_environment_server"}}
+
+
+def client(
+    *services: Service, host: str = "127.0.0.1", called: str = "127.0.0.1:11000", **options
+) -> httpx.AsyncClient:
+    app = head.app(services or SERVICES, host=host, port=11000, about=ABOUT, **options)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{called}")
+
+
+@pytest.fixture
+async def listening() -> AsyncIterator[int]:
+    """The port of a server that answers."""
+
+    async def answered(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answered, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_the_configuration_is_a_json_string_of_yaml() -> None:
+    answer = await client().get("/global_config_dict_yaml")
+    assert answer.headers["content-type"] == "application/json"
+    assert yaml.safe_load(answer.json())["math"]["resources_servers"]["math"] == {
+        "entrypoint": "app.py",
+        "host": "127.0.0.1",
+        "port": 1234,
+        "domain": "math",
+    }
+
+
+async def test_who_parses_the_answer_as_yaml_twice_finds_the_same() -> None:
+    answer = await client().get("/global_config_dict_yaml")
+    assert yaml.safe_load(yaml.safe_load(answer.text)) == yaml.safe_load(answer.json())
+
+
+async def test_resources_are_found_where_instance_and_implementation_have_one_name() -> None:
+    text = (await client().get("/global_config_dict_yaml")).text
+    config = OmegaConf.create(yaml.safe_load(text))
+    found = {}
+    for name in config:
+        try:
+            found[name] = config[name].resources_servers[name].port
+        except (KeyError, AttributeError):
+            continue
+    assert found == {"math": 1234}
+
+
+async def test_a_server_is_found_by_the_only_value_of_each_of_its_levels() -> None:
+    config = OmegaConf.create((await client().get("/global_config_dict_yaml")).json())
+    places = [next(iter(next(iter(config[each.name].values())).values())) for each in SERVICES]
+    assert [(each.host, each.port) for each in places] == [(each.host, each.port) for each in SERVICES]
+
+
+async def test_every_reference_of_a_block_leads_to_a_server() -> None:
+    config = yaml.safe_load((await client().get("/global_config_dict_yaml")).json())
+    block = config["math_simple_agent"]["responses_api_agents"]["simple_agent"]
+    for reference in (block["resources_server"], block["model_server"]):
+        assert reference["type"] in config[reference["name"]]
+
+
+async def test_the_head_tells_where_it_is() -> None:
+    config = yaml.safe_load((await client().get("/global_config_dict_yaml")).json())
+    assert config["head_server"] == {"host": "127.0.0.1", "port": 11000}
+    assert config["policy_model_name"] == "scripted/oracle"
+
+
+@pytest.mark.parametrize(
+    ("called", "seen"), [("10.1.2.3:11000", "10.1.2.3"), ("node-7:80", "node-7"), ("[fe80::1]:11000", "fe80::1")]
+)
+async def test_a_host_that_stands_for_all_is_told_as_the_client_called_it(called: str, seen: str) -> None:
+    anywhere = SERVICES[0].model_copy(update={"host": "0.0.0.0"})
+    asking = client(anywhere, host="0.0.0.0", called=called)
+    config = yaml.safe_load((await asking.get("/global_config_dict_yaml")).json())
+    assert config["math"]["resources_servers"]["math"]["host"] == seen
+    assert config["head_server"]["host"] == seen
+
+
+async def test_a_host_that_is_none_is_not_told_on() -> None:
+    anywhere = SERVICES[0].model_copy(update={"host": "0.0.0.0"})
+    told = await client(anywhere, host="0.0.0.0").get("/global_config_dict_yaml", headers={"host": "a b: ${c}[::"})
+    assert yaml.safe_load(told.json())["head_server"]["host"] == "127.0.0.1"
+
+
+async def test_an_instance_has_every_field_and_says_how_it_answers(listening: int) -> None:
+    answers = SERVICES[0].model_copy(update={"port": listening, "started": 5.0})
+    (instance,) = (await client(answers).get("/server_instances")).json()
+    assert instance.pop("uptime_seconds") > 1e9
+    assert instance.pop("pid") > 0
+    assert instance == {
+        "config_path": "math",
+        "dir_path": "resources_servers/math",
+        "entrypoint": "app.py",
+        "host": "127.0.0.1",
+        "name": "math",
+        "port": listening,
+        "process_name": "math",
+        "server_type": "resources_servers",
+        "start_time": 5.0,
+        "status": "success",
+        "url": f"http://127.0.0.1:{listening}",
+    }
+
+
+async def test_a_server_that_is_gone_is_told_of_as_such() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    assert await head.status("127.0.0.1", port) == "connection_error"
+
+
+async def test_a_server_that_says_nothing_is_told_of_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "PATIENCE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        assert await head.status("127.0.0.1", mute.getsockname()[1]) == "timeout"
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/healthz", "/health"])
+async def test_it_is_starting_until_every_server_answers(path: str) -> None:
+    ready = False
+    asking = client(ready=lambda: ready)
+    before = await asking.get(path)
+    ready = True
+    after = await asking.get(path)
+    assert (before.status_code, before.json()) == (503, {"status": "starting"})
+    assert (after.status_code, after.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("path", ["/", "/livez"])
+async def test_it_is_there_from_the_first(path: str) -> None:
+    assert (await client(ready=lambda: False).get(path)).json() == {"status": "ok"}

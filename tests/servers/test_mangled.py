@@ -1,0 +1,114 @@
+"""Bodies that are nearly right: whatever is put into any place of them, a server answers, and never breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+import orjson
+import pytest
+from fastapi import FastAPI
+
+from gymsdk import Environment, Task, wire
+from gymsdk.models.scripted import Scripted
+from gymsdk.servers import agent, environment, model
+from gymsdk.servers.remote import Remote
+from gymsdk.transcript import Item
+
+from .reached import asked
+
+ODD = (None, True, -1, 2**70, 1e308, "", "\ud800", "x y", [], [None], {}, {"": None}, [[{}]], {"type": 3, "name": []})
+TOOLS = [{"type": "function", "name": "increment_counter", "parameters": {"type": "object", "properties": {}}}]
+PARAMS = {
+    "input": [
+        {"role": "system", "content": "be brief"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "add"}]},
+        wire.function_call("increment_counter", {"count": 1}, "c1"),
+        wire.function_call_output("c1", "ok"),
+    ],
+    "tools": TOOLS,
+    "temperature": 0.5,
+    "metadata": {"extra_body": "{}"},
+}
+OURS = {"seed": 1, "repeat": 0, "budget": {"turns": 2, "tools": 3, "seconds": 5.0}, "verdict": ["final"]}
+NUMBERS = {"_ng_task_index": 1, "_ng_rollout_index": 0, "_ng_attempt_index": 0, "_ng_rollout_id": "r1"}
+ROW = Task.ask("add", initial_count=1, expected_count=3, nested={"a": 1}).row() | NUMBERS
+ROW |= {"gymsdk": OURS, "agent_ref": {"name": "a"}, "responses_create_params": PARAMS}
+IDS = {"rollout_id": "r1", "attempt": 0}
+TASK_ID = {"taskset": "t", "task_id": "1"}
+DATA = {"initial_count": 1, "agent_timeout_seconds": 5.0}
+EPISODE = {"episode_id": IDS, "task": {"task_id": TASK_ID, "task_input": {"responses_create_params": PARAMS, **DATA}}}
+ACCESS = {"kind": "direct_http", "name": "n", "base_url": "http://127.0.0.1:9", "cookies": {"a": "b"}, "headers": {}}
+OPENING = {"agent_session_id": "s", "episode_id": IDS, "task_id": TASK_ID, "tool_accesses": [ACCESS]}
+CHAT = {
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "ok"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "n"}},
+    "max_tokens": 5,
+}
+ROWS = {"verify_responses": [ROW | {"reward": 1.0, "response": {"usage": {"total_tokens": 3}}}, {"reward": 0.5}]}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from places(each, (*path, key))
+
+
+def mangled(body: Item, path: tuple[Any, ...], odd: object) -> object:
+    if not path:
+        return odd
+    found: Any = deepcopy(body)
+    at = found
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = odd
+    return found
+
+
+def text(body: object) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:
+        import json
+
+        return json.dumps(body).encode()
+
+
+APPS: dict[str, Callable[[Environment, Scripted], FastAPI]] = {
+    "agent": lambda found, policy: agent.app(found, policy, resources=Remote("http://127.0.0.1:9", "counter")),
+    "environment": environment.app,
+    "model": lambda _, policy: model.app(policy),
+}
+
+
+@pytest.mark.parametrize(
+    ("server", "path", "body"),
+    [
+        ("agent", "/run", ROW),
+        ("agent", "/v1/responses", PARAMS),
+        ("agent", "/v1/agent_sessions", OPENING),
+        ("agent", "/v1/agent_sessions/close", {"agent_session_id": "s", "episode_id": IDS}),
+        ("agent", "/aggregate_metrics", ROWS),
+        ("environment", "/run", ROW),
+        ("environment", "/run", EPISODE),
+        ("model", "/v1/responses", PARAMS),
+        ("model", "/v1/chat/completions", CHAT),
+    ],
+)
+async def test_a_body_with_something_odd_in_it_is_answered(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted], server: str, path: str, body: Item
+) -> None:
+    async with asked(APPS[server](counter(), policy("done"))) as client:
+        assert (await client.post(path, json=body)).status_code == 200
+        for place in places(body):
+            for each in ODD:
+                answer = await client.post(path, content=text(mangled(body, place, each)))
+                assert answer.status_code in {200, 400, 409, 422, 503}, (place, each, answer.text)
+                assert answer.status_code == 200 or answer.json().keys() & {"detail", "error"}

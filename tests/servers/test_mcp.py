@@ -1,0 +1,174 @@
+"""The tools of an episode by the Model Context Protocol."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymsdk import wire
+
+TOKEN = "X-NeMo-Gym-Session-Token"
+ROW = {"responses_create_params": {"input": "add 3"}, "initial_count": 3, "expected_count": 6}
+
+
+def message(method, number=1, **params):
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+
+
+async def call(client, name, arguments, key):
+    headers = {TOKEN: key} if key else {}
+    answer = await client.post("/mcp", json=message("tools/call", name=name, arguments=arguments), headers=headers)
+    return answer.json()
+
+
+async def key_of(client, row=ROW):
+    return (await client.post("/seed_session", json=row)).json()["mcp"]["headers"][TOKEN]
+
+
+async def test_there_is_no_mcp_unless_asked_for(serving):
+    async with serving() as client:
+        assert (await client.post("/seed_session", json=ROW)).json() == {}
+        assert (await client.post("/mcp", json=message("ping"))).status_code == 404
+
+
+async def test_who_opens_a_session_is_told_how_to_reach_its_tools(serving):
+    async with serving(with_mcp=True) as client:
+        access = (await client.post("/seed_session", json=ROW)).json()["mcp"]
+        typed = {
+            "resources_session_id": "s",
+            "episode_id": {"rollout_id": "r", "attempt": 0},
+            "task_id": {"taskset": "t", "task_id": "1"},
+            "task_data": {"initial_count": 3},
+        }
+        other = (await client.post("/seed_session", json=typed)).json()["resources_tools"]
+    assert (access["server_name"], access["url_path"], access["transport"]) == ("counter", "/mcp", "http")
+    assert access["headers"].keys() == other["headers"].keys() == {TOKEN}
+    assert access["headers"] != other["headers"]
+
+
+async def test_the_key_is_not_the_cookie(serving):
+    async with serving(with_mcp=True) as client:
+        key = await key_of(client)
+        client.cookies.clear()
+        answer = await client.post("/spell", json={}, headers={"cookie": f"ResourcesServer___counter={key}"})
+    assert answer.status_code == 409
+
+
+async def test_a_client_shakes_hands(serving):
+    async with serving(with_mcp=True) as client:
+        opened = await client.post("/mcp", json=message("initialize", protocolVersion="2025-06-18", capabilities={}))
+        noted = await client.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"})
+        newest = await client.post("/mcp", json=message("initialize", protocolVersion="1999"))
+        ping = await client.post("/mcp", json=message("ping", "a"))
+        streams = [(await client.request(method, "/mcp")).status_code for method in ("GET", "DELETE")]
+    assert opened.json()["result"]["protocolVersion"] == "2025-06-18"
+    assert opened.json()["result"]["capabilities"] == {"tools": {"listChanged": False}}
+    assert (noted.status_code, noted.content) == (202, b"")
+    assert newest.json()["result"]["protocolVersion"] == "2025-11-25"
+    assert ping.json() == {"jsonrpc": "2.0", "id": "a", "result": {}}
+    assert streams == [405, 405]
+
+
+async def test_the_tools_on_offer_are_listed(serving):
+    offered = [{"type": "function", "name": "spell"}]
+    row = {**ROW, "responses_create_params": {"input": "x", "tools": offered}}
+    async with serving(with_mcp=True) as client:
+        headers = {TOKEN: await key_of(client, row)}
+        mine = (await client.post("/mcp", json=message("tools/list"), headers=headers)).json()["result"]["tools"]
+        every = (await client.post("/mcp", json=message("tools/list"))).json()["result"]["tools"]
+    assert mine == [{"name": "spell", "description": "", "inputSchema": {"type": "object"}}]
+    assert every[0]["inputSchema"]["required"] == ["count"]
+    assert "verify" in {tool["name"] for tool in every}
+
+
+async def test_a_tool_is_called_in_the_sessions_episode(serving):
+    async with serving(with_mcp=True) as client:
+        key = await key_of(client)
+        added = await call(client, "increment_counter", {"count": 3}, key)
+        spelt = await call(client, "spell", None, key)
+        output = [
+            wire.function_call("mcp__counter__increment_counter", {"count": 3}, "c"),
+            wire.function_call_output("c", "x"),
+        ]
+        judged = (await client.post("/verify", json={**ROW, "response": {"output": output}})).json()
+    assert added["result"] == {
+        "content": [{"type": "text", "text": '{"success":true}'}],
+        "structuredContent": {"success": True},
+        "isError": False,
+    }
+    assert spelt["result"] == {"content": [{"type": "text", "text": "it is 6"}], "isError": False}
+    assert (judged["final"], judged["reward"]) == (6, 1.0)
+    assert judged["response"]["output"][0]["name"] == "mcp__counter__increment_counter"
+
+
+async def test_a_name_with_the_servers_before_it_is_replayed_as_the_tools_own(serving):
+    output = [
+        wire.function_call("mcp__counter__increment_counter", {"count": 3}, "c"),
+        wire.function_call_output("c", "x"),
+    ]
+    async with serving(with_mcp=True) as client:
+        judged = (await client.post("/verify", json={**ROW, "response": {"output": output}})).json()
+    assert judged["final"] == 6
+
+
+async def test_a_tool_named_like_an_endpoint_is_the_tool_here(serving):
+    async with serving(with_mcp=True) as client:
+        answer = await call(client, "verify", {}, await key_of(client))
+    assert answer["result"]["content"] == [{"type": "text", "text": "a tool"}]
+
+
+@pytest.mark.parametrize("key", ["", "forged"])
+async def test_a_call_without_a_session_is_an_error_the_model_can_read(serving, key):
+    async with serving(with_mcp=True) as client:
+        answer = await call(client, "spell", {}, key)
+    told = f"Missing {TOKEN} for Gym MCP tool call."
+    assert answer["result"] == {"content": [{"type": "text", "text": told}], "isError": True}
+
+
+async def test_a_tool_that_breaks_is_an_error_the_model_can_read(serving):
+    async with serving(with_mcp=True) as client:
+        result = (await call(client, "stumble", {}, await key_of(client)))["result"]
+    assert result["isError"] is True
+    assert result["content"][0]["text"].startswith("HTTP 503 from POST /stumble: tool 'stumble'")
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (message("seed_session"), -32601),
+        ({"jsonrpc": "2.0", "id": 1}, -32601),
+        ({**message("tools/list"), "params": [1]}, -32602),
+        (message("tools/call"), -32602),
+    ],
+)
+async def test_a_message_that_means_nothing_is_answered_with_its_code(serving, sent, code):
+    async with serving(with_mcp=True) as client:
+        answer = await client.post("/mcp", json=sent)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (200, code)
+
+
+async def test_an_unknown_tool_is_answered_with_its_code(serving):
+    async with serving(with_mcp=True) as client:
+        answer = await call(client, "seed_session", {}, await key_of(client))
+    assert answer["error"]["code"] == -32602
+
+
+@pytest.mark.parametrize("arguments", [[1], 1, "x", {"count": "many"}])
+async def test_wrong_arguments_are_answered_by_the_tool(serving, arguments):
+    async with serving(with_mcp=True) as client:
+        answer = await call(client, "increment_counter", arguments, await key_of(client))
+    assert "Invalid tool call arguments" in answer["result"]["structuredContent"]["error"]
+
+
+async def test_a_page_from_elsewhere_is_refused(serving):
+    async with serving(with_mcp=True) as client:
+        elsewhere = await client.post("/mcp", json=message("ping"), headers={"origin": "http://evil.test"})
+        here = await client.post("/mcp", json=message("ping"), headers={"origin": "http://gym.test"})
+    assert (elsewhere.status_code, here.status_code) == (403, 200)
+
+
+async def test_half_a_surrogate_pair_in_the_arguments_is_answered(serving):
+    async with serving(with_mcp=True) as client:
+        headers = {TOKEN: await key_of(client)}
+        sent = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"spell","arguments":{"a":"\\ud800"}}}'
+        answer = await client.post("/mcp", content=sent, headers=headers)
+    assert "Invalid tool call arguments" in answer.json()["result"]["structuredContent"]["error"]

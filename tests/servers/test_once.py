@@ -1,0 +1,100 @@
+"""What is asked for twice under one key is done once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gymsdk.servers.once import Once
+
+
+class Work:
+    """Counts how often it is done; done when it is let go."""
+
+    def __init__(self, answer: bytes = b"done", *, breaks: int = 0) -> None:
+        self.done = 0
+        self.given_up = 0
+        self.go = asyncio.Event()
+        self._answer = answer
+        self._breaks = breaks
+
+    async def __call__(self) -> bytes:
+        self.done += 1
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        if self.done <= self._breaks:
+            raise ValueError("broken")
+        return self._answer
+
+
+async def test_two_who_ask_at_once_are_answered_by_one_run() -> None:
+    once, work = Once(), Work()
+    both = [asyncio.ensure_future(once("a", work)) for _ in range(2)]
+    await asyncio.sleep(0)
+    work.go.set()
+    assert await asyncio.gather(*both) == [b"done", b"done"]
+    assert work.done == 1
+
+
+async def test_who_asks_afterwards_is_given_the_same_answer() -> None:
+    once, work = Once(), Work()
+    work.go.set()
+    assert await once("a", work) == await once("a", work)
+    assert (work.done, len(once)) == (1, 1)
+
+
+async def test_another_key_is_another_run() -> None:
+    once, work = Once(), Work()
+    work.go.set()
+    await once("a", work)
+    await once("b", work)
+    assert work.done == 2
+
+
+async def test_what_failed_is_told_to_all_and_done_again_for_the_next() -> None:
+    once, work = Once(), Work(breaks=1)
+    both = [asyncio.ensure_future(once("a", work)) for _ in range(2)]
+    await asyncio.sleep(0)
+    work.go.set()
+    told = await asyncio.gather(*both, return_exceptions=True)
+    assert [type(each) for each in told] == [ValueError, ValueError]
+    assert await once("a", work) == b"done"
+
+
+async def test_one_who_goes_away_leaves_the_run_to_the_other() -> None:
+    once, work = Once(), Work()
+    first, second = (asyncio.ensure_future(once("a", work)) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    work.go.set()
+    assert await second == b"done"
+    assert work.given_up == 0
+
+
+async def test_a_run_nobody_waits_for_is_given_up_and_begun_anew_for_the_next() -> None:
+    once, work = Once(), Work()
+    only = asyncio.ensure_future(once("a", work))
+    await asyncio.sleep(0)
+    only.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await only
+    work.go.set()
+    assert await once("a", work) == b"done"
+    assert (work.done, work.given_up) == (2, 1)
+
+
+async def test_answers_are_forgotten_by_age_and_by_bytes() -> None:
+    now = 0.0
+    once, work = Once(seconds=10, largest=10, clock=lambda: now), Work(b"12345")
+    work.go.set()
+    for key in "abc":
+        await once(key, work)
+    assert len(once) == 2
+    now = 11.0
+    await once("d", work)
+    assert len(once) == 1

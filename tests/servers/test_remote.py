@@ -1,0 +1,179 @@
+"""A remote environment: played over HTTP as in process, against our resources server and one like NeMo Gym's."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+from gymsdk import Environment, Task, play
+from gymsdk.errors import BadRow
+from gymsdk.http import Retry
+from gymsdk.models.scripted import Scripted
+from gymsdk.servers import resources
+from gymsdk.servers.remote import Remote
+from gymsdk.transcript import Item
+
+from .reached import listening
+
+ROW = Task.ask("add", initial_count=1, expected_count=3).row()
+ADD = [("increment_counter", {"count": 2})]
+TOOLS = [{"type": "function", "name": name, "parameters": {}} for name in ("add", "verify", "break")]
+
+
+async def test_it_is_played_as_in_process(counter: Callable[..., Environment], policy: Callable[..., Scripted]) -> None:
+    here = await play(counter(), policy(ADD, "done"), ROW, seed=5)
+    async with listening(resources.app(counter())) as url:
+        there = await play(Remote(url, "counter"), policy(ADD, "done"), ROW, seed=5)
+    assert (there.reward, there.components) == (here.reward, here.components) == (1.5, {"verdict": 1.0, "steps": 0.5})
+    assert (there.opening, there.tools) == (here.opening, here.tools)
+    assert there.response is not None
+    assert here.response is not None
+    assert there.response["output"] == here.response["output"]
+
+
+async def test_a_finished_episode_leaves_no_session(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    async with listening(resources.app(counter())) as url:
+        await play(Remote(url, "counter"), policy(ADD, "done"), ROW)
+        async with httpx.AsyncClient() as client:
+            figures = (await client.get(f"{url}/metrics")).text
+    assert 'gymsdk_sessions_open{server="counter"} 0' in figures
+
+
+@pytest.mark.parametrize("call", [("increment_counter", {"count": "x"}), ("increment_counter", "{torn")])
+async def test_a_wrong_call_is_answered_as_in_process(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted], call: tuple[str, Any]
+) -> None:
+    here = await play(counter(), policy([call], "done"), ROW)
+    async with listening(resources.app(counter())) as url:
+        there = await play(Remote(url, "counter"), policy([call], "done"), ROW)
+    assert here.response is not None
+    assert there.response is not None
+    assert there.response["output"] == here.response["output"]
+
+
+@pytest.mark.parametrize("settings", [{"judge": "down"}, {"judge": "lost"}])
+async def test_what_fails_there_fails_here_alike(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted], settings: dict[str, Any]
+) -> None:
+    here = await play(counter(**settings), policy("done"), ROW)
+    async with listening(resources.app(counter(**settings))) as url:
+        there = await play(Remote(url, "counter"), policy("done"), ROW)
+    assert (there.outcome, there.reward) == ("unscorable", None)
+    assert here.failure is not None
+    assert there.failure is not None
+    assert (there.failure.kind, there.failure.stage) == (here.failure.kind, here.failure.stage)
+
+
+async def test_a_tool_that_breaks_there_fails_the_episode_here(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    async with listening(resources.app(counter())) as url:
+        rollout = await play(Remote(url, "counter"), policy([("stumble", {})]), ROW)
+    assert rollout.failure is not None
+    assert (rollout.outcome, rollout.failure.kind, rollout.failure.stage) == ("failed", "tool_raised", "step")
+
+
+async def test_a_row_that_does_not_fit_there_is_a_bad_row(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    async with listening(resources.app(counter())) as url:
+        with pytest.raises(BadRow, match="does not fit environment 'counter'"):
+            await play(Remote(url, "counter"), policy("done"), ROW | {"initial_count": "many"})
+
+
+async def test_a_server_that_is_not_there_fails_the_episode(policy: Callable[..., Scripted]) -> None:
+    gone = Remote("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
+    rollout = await play(gone, policy("done"), ROW)
+    assert rollout.failure is not None
+    assert (rollout.failure.stage, rollout.failure.kind) == ("reset", "server_unreachable")
+    assert rollout.failure.retryable
+
+
+class Strange:
+    """A resources server as NeMo Gym's are: a cookie on every answer, errors as tool outputs, no end to a session."""
+
+    def __init__(self, verdict: Item | None = None) -> None:
+        self.seen: list[tuple[str, str, Any]] = []
+        self.verdict = {"reward": 0.25, "extra": "yes"} if verdict is None else verdict
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.seen.append((request.path, request.headers.get("Cookie", ""), body))
+        row = body if isinstance(body, dict) else {}
+        told: Any = {"/seed_session": {}, "/add": {"sum": 3}, "/verify": {**row, **self.verdict}}.get(request.path)
+        status = 200 if told is not None else 500
+        answer = web.json_response("RuntimeError('broke')" if told is None else told, status=status)
+        answer.set_cookie("StrangeServer___s", f"session-{len(self.seen)}", path="/", httponly=True)
+        return answer
+
+
+@asynccontextmanager
+async def strange(server: Strange) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", server.answer)
+    bound = socket.create_server(("127.0.0.1", 0))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.SockSite(runner, bound).start()
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    await runner.cleanup()
+
+
+DOWN = {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "x"}
+ASKED = {"responses_create_params": {"input": "add", "tools": TOOLS}, "own": 1}
+
+
+async def test_a_server_of_nemo_gym_is_played_by_its_own_rules(policy: Callable[..., Scripted]) -> None:
+    server = Strange()
+    calls = [("add", {"a": 1}), ("add", "{torn"), ("verify", {}), ("break", [1])]
+    async with strange(server) as url:
+        rollout = await play(Remote(url, "sums"), policy(calls, "done"), ASKED)
+    assert rollout.response is not None
+    outputs = [item["output"] for item in rollout.response["output"] if item["type"] == "function_call_output"]
+    assert [path for path, _, _ in server.seen] == ["/seed_session", "/add", "/break", "/verify"]
+    assert outputs[0] == '{"sum": 3}'
+    assert outputs[1].startswith('{"error": "Invalid tool call arguments: ')
+    assert "There is no tool named 'verify'" in outputs[2]
+    assert outputs[3] == "\"RuntimeError('broke')\""
+    assert (rollout.reward, rollout.verdict and rollout.verdict.model_dump()["extra"]) == (0.25, "yes")
+
+
+async def test_the_cookies_of_the_last_answer_go_with_the_next_request(policy: Callable[..., Scripted]) -> None:
+    server = Strange()
+    async with strange(server) as url:
+        await play(Remote(url, "sums"), policy([("add", {})], "done"), ASKED)
+    assert [cookie for _, cookie, _ in server.seen] == [
+        "",
+        "StrangeServer___s=session-1",
+        "StrangeServer___s=session-2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outcome", "kind"),
+    [
+        (
+            {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_failure_judge_error": "x"},
+            "unscorable",
+            "judge_failed",
+        ),
+        ({"reward": 0.0, "mask_sample": True, "failure_kind": "odd"}, "unscorable", "odd"),
+        ({"reward": None}, "failed", "bad_answer"),
+        ({"reward": "much"}, "failed", "bad_answer"),
+        ({"reward": float("inf")}, "failed", "bad_answer"),
+    ],
+)
+async def test_what_is_no_reward_there_is_none_here(
+    policy: Callable[..., Scripted], verdict: Item, outcome: str, kind: str
+) -> None:
+    async with strange(Strange(verdict)) as url:
+        rollout = await play(Remote(url, "sums"), policy("done"), ASKED)
+    assert (rollout.outcome, rollout.failure and rollout.failure.kind) == (outcome, kind)

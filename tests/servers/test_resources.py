@@ -1,0 +1,537 @@
+"""A resources server: rows seeded, tools called, responses verified, bad requests refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+import httpx
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gymsdk import wire
+from gymsdk.servers import resources
+from gymsdk.sitting import Budget
+
+INPUT = [{"role": "user", "content": "add 3"}]
+ROW = {"responses_create_params": {"input": INPUT}, "initial_count": 3, "expected_count": 6}
+DONE = wire.message("done", id="m")
+ADDED = [
+    wire.function_call("increment_counter", {"count": 3}, "c1", id="f"),
+    wire.function_call_output("c1", '{"success":true}'),
+]
+MINIMAL = {
+    "id": "resp",
+    "created_at": 0,
+    "model": "m",
+    "object": "response",
+    "output": [DONE],
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+}
+EPISODE = {"rollout_id": "r1", "attempt": 0}
+TYPED = {
+    "resources_session_id": "s1",
+    "episode_id": EPISODE,
+    "task_id": {"taskset": "t", "task_id": "1"},
+    "task_data": {"initial_count": 3, "expected_count": 6},
+}
+
+
+def verified(*items, row=ROW):
+    return {**row, "response": {**MINIMAL, "output": [*items, DONE]}}
+
+
+async def test_a_row_is_seeded_called_and_verified(serving):
+    async with serving() as client:
+        assert (await client.post("/seed_session", json=ROW)).json() == {}
+        called = await client.post("/increment_counter", json={"count": 3})
+        assert (called.status_code, called.text) == (200, '{"success":true}')
+        answer = (await client.post("/verify", json=verified(*ADDED))).json()
+    assert (answer["reward"], answer["final"], answer["replies"]) == (1.5, 6, 1)
+    assert answer["reward_components"] == {"verdict": 1.0, "steps": 0.5}
+    assert (answer["mask_sample"], answer["failure_kind"], answer["failure_reason"]) == (False, None, None)
+
+
+async def test_verify_echoes_what_it_was_sent(serving):
+    async with serving() as client:
+        body = verified() | {"more": [1], "_ng_task_index": 4, "_ng_rollout_id": "a-1", "gymsdk": {"seed": 5}}
+        answer = (await client.post("/verify", json=body)).json()
+    assert answer["response"] == body["response"]
+    assert answer["responses_create_params"] == ROW["responses_create_params"]
+    assert (answer["more"], answer["_ng_task_index"], answer["initial_count"]) == ([1], 4, 3)
+    assert "_ng_rollout_id" not in answer
+    assert answer["gymsdk"]["seed"] == 5
+    assert answer["gymsdk"]["verdict"] == ["grader_timeout", "final", "replies", "said", "opening"]
+
+
+async def test_a_response_is_verified_without_a_session(serving):
+    async with serving() as client:
+        answer = (await client.post("/verify", json=verified(*ADDED))).json()
+    assert (answer["reward"], answer["final"], answer["replies"]) == (1.5, 6, 1)
+
+
+async def test_nulls_that_a_table_filled_in_do_not_matter(serving):
+    nulls = {"nested": {"a": None, "b": 1}, "initial_count": 3, "expected_count": None, "other": None}
+    message = {"role": "user", "content": "add 3", "type": None}
+    row = {"responses_create_params": {"input": [message], "tools": None}, **nulls}
+    item = {"role": "assistant", "type": None, "status": None, "content": [{"type": "output_text", "text": "done"}]}
+    async with serving() as client:
+        answer = await client.post("/verify", json={**row, "response": {**MINIMAL, "output": [item]}})
+        seeded = await client.post("/seed_session", json=row)
+    assert (answer.status_code, answer.json()["said"]) == (200, "done")
+    assert seeded.status_code == 200
+
+
+async def test_a_verdict_given_twice_is_the_same(serving):
+    async with serving() as client:
+        await client.post("/seed_session", json=ROW)
+        await client.post("/increment_counter", json={"count": 3})
+        first = await client.post("/verify", json=verified(*ADDED))
+        again = await client.post("/verify", json=verified(*ADDED))
+        other = await client.post("/get_counter_value")
+    assert first.json() == again.json()
+    assert other.json() == {"count": 6}
+
+
+async def test_a_session_of_another_row_is_left_out_of_the_verdict(serving):
+    async with serving() as client:
+        await client.post("/seed_session", json=ROW)
+        await client.post("/increment_counter", json={"count": 3})
+        answer = await client.post("/verify", json=verified(row={**ROW, "initial_count": 6}))
+    assert answer.json()["final"] == 6
+
+
+async def test_a_session_that_has_seen_none_of_the_calls_does_not_count(serving):
+    async with serving() as client:
+        await client.post("/seed_session", json=ROW)
+        answer = await client.post("/verify", json=verified(*ADDED))
+    assert answer.json()["final"] == 6
+
+
+async def test_a_turn_that_was_cut_short_is_not_played(serving):
+    cut = verified(*ADDED)
+    cut["response"]["incomplete_details"] = {"reason": "max_output_tokens"}
+    async with serving() as client:
+        alone = (await client.post("/verify", json=cut)).json()
+        await client.post("/seed_session", json=ROW)
+        await client.post("/increment_counter", json={"count": 3})
+        held = (await client.post("/verify", json=cut)).json()
+    assert (alone["reward"], alone["replies"], alone["said"], alone["gymsdk"]["ended"]) == (1.0, 0, "done", "tokens")
+    assert {**held, "opening": 0} == {**alone, "opening": 0}
+
+
+async def test_calls_after_the_end_are_answered_not_run(serving):
+    async with serving(budget=Budget(tools=1)) as client:
+        await client.post("/seed_session", json=ROW)
+        await client.post("/increment_counter", json={"count": 3})
+        answers = [await client.post("/increment_counter", json={"count": 3}) for _ in range(2)]
+    assert [answer.json() for answer in answers] == [{"error": "not run: the episode is over"}] * 2
+    assert answers[0].headers["x-gymsdk-step"] == '{"reward":0.0,"done":true}'
+
+
+async def test_only_the_episodes_tools_can_be_called(serving):
+    offered = [{"type": "function", "name": "spell", "parameters": {"type": "object", "properties": {}}}]
+    row = {**ROW, "responses_create_params": {"input": INPUT, "tools": offered}}
+    async with serving() as client:
+        await client.post("/seed_session", json=row)
+        assert (await client.post("/spell", json={})).text == "it is 3"
+        refused = await client.post("/get_counter_value", json={})
+        unknown = await client.post("/no_such_tool", json={})
+    assert refused.json()["error"].startswith("There is no tool named 'get_counter_value'.")
+    assert (unknown.status_code, unknown.json()) == (404, {"detail": "Not Found"})
+
+
+async def test_a_tool_of_the_rows_own_is_answered(serving):
+    offered = [{"type": "function", "name": "rows_own", "parameters": {"type": "object", "properties": {}}}]
+    row = {**ROW, "responses_create_params": {"input": INPUT, "tools": offered}}
+    async with serving() as client:
+        await client.post("/seed_session", json=row)
+        answer = await client.post("/rows_own", json={})
+    assert (answer.status_code, "cannot be run here" in answer.text) == (200, True)
+
+
+async def test_a_tool_without_a_session_is_told_to_open_one(serving):
+    async with serving() as client:
+        answer = await client.post("/spell", json={})
+    assert answer.status_code == 409
+    assert answer.json()["detail"].startswith("there is no session: POST a row to /seed_session first")
+
+
+@pytest.mark.parametrize("name", ["verify", "seed_session", "aggregate_metrics", "reset", "step"])
+async def test_an_endpoint_is_no_tool(serving, name):
+    async with serving() as client:
+        await client.post("/seed_session", json=ROW)
+        answer = await client.post(f"/{name}", json={"count": 1})
+    assert answer.status_code == 422
+
+
+async def test_reserved_names_are_refused_as_tools(serving):
+    async with serving() as client:
+        await client.post("/seed_session", json=ROW)
+        assert [(await client.post(f"/{name}")).status_code for name in ("mcp", "docs", "livez")] == [404, 405, 405]
+
+
+async def test_a_tool_named_like_an_endpoint_is_warned_of_at_the_start(serving, caplog):
+    with caplog.at_level(logging.WARNING, "gymsdk"):
+        async with serving() as client:
+            await client.post("/seed_session", json=ROW)
+            answer = await client.post("/verify", json={})
+    assert "tools named like an endpoint cannot be called over HTTP: verify" in caplog.text
+    assert answer.status_code == 422
+
+
+async def test_a_tool_that_breaks_leaves_the_session_usable(serving):
+    async with serving() as client:
+        await client.post("/seed_session", json=ROW)
+        broken = await client.post("/stumble", json={})
+        after = await client.post("/get_counter_value", json={})
+    assert broken.status_code == 503
+    assert (broken.json()["stage"], broken.json()["kind"]) == ("step", "tool_raised")
+    assert after.json() == {"count": 103}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "Invalid tool call arguments"),
+        ("[1]", "takes a JSON object"),
+        ('{"count": "\\ud800"}', "Invalid tool call arguments"),
+        ('{"count": NaN}', "Invalid tool call arguments"),
+        ('{"count": null}', "count"),
+        ("", "count"),
+    ],
+)
+async def test_wrong_arguments_are_answered_as_they_are_in_process(serving, text, said):
+    async with serving() as client:
+        await client.post("/seed_session", json=ROW)
+        answer = await client.post("/increment_counter", content=text)
+    assert (answer.status_code, said in answer.json()["error"]) == (200, True)
+
+
+async def test_arguments_that_are_no_text_are_refused(serving):
+    async with serving() as client:
+        await client.post("/seed_session", json=ROW)
+        assert (await client.post("/increment_counter", content=b"\xff")).status_code == 422
+
+
+async def test_a_megabyte_goes_through(serving):
+    async with serving() as client:
+        answer = await client.post("/verify", json=verified(row={**ROW, "long": "x" * 2**20}))
+    assert (answer.status_code, len(answer.json()["long"])) == (200, 2**20)
+
+
+async def test_half_a_surrogate_pair_goes_through(serving):
+    body = orjson.dumps(verified()).replace(b'"done"', b'"\\ud83d"')
+    async with serving() as client:
+        answer = await client.post("/verify", content=body)
+    assert (answer.status_code, answer.json()["said"]) == (200, "\ud83d")
+
+
+@pytest.mark.parametrize(
+    "path", ["/seed_session", "/verify", "/close_session", "/aggregate_metrics", "/reset", "/step"]
+)
+@pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"NaN", b'{"a": NaN}', b"\xff"])
+async def test_a_body_that_is_no_object_is_refused(serving, path, body):
+    async with serving() as client:
+        answer = await client.post(path, content=body)
+    assert (answer.status_code, "detail" in answer.json()) == (422, True)
+
+
+@pytest.mark.parametrize(
+    "path", ["/seed_session", "/verify", "/close_session", "/aggregate_metrics", "/reset", "/step"]
+)
+@pytest.mark.parametrize("depth", [300, 1000, 100_000])
+async def test_a_body_that_is_nested_too_deeply_is_no_bug(serving, path, depth):
+    deep = b'{"a":' * depth + b"1" + b"}" * depth
+    body = orjson.dumps({**verified(), "deep": 1, "verify_responses": []})
+    async with serving() as client:
+        answer = await client.post(path, content=body.replace(b'"deep":1', b'"deep":' + deep))
+    assert answer.status_code in {200, 409, 422}
+
+
+@pytest.mark.parametrize(
+    "response",
+    [None, [], {}, {"output": None}, {"output": [1]}, {"output": [{"content": [1]}]}, {"output": [{"call_id": []}]}],
+)
+async def test_a_response_that_cannot_be_read_is_refused(serving, response):
+    async with serving() as client:
+        answer = await client.post("/verify", json={**ROW, "response": response})
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("`response` must be a Response object")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"responses_create_params": None}, "the row does not fit environment 'counter'"),
+        ({"initial_count": "many"}, "initial_count"),
+        ({"_ng_rollout_id": "no spaces"}, "`_ng_rollout_id` must be"),
+        ({"gymsdk": {"budget": {"turns": 0}}}, "the budget of the row does not fit: turns"),
+    ],
+)
+async def test_a_row_that_does_not_fit_is_refused_in_a_sentence(serving, change, said):
+    async with serving() as client:
+        answers = [await client.post(path, json={**verified(), **change}) for path in ("/seed_session", "/verify")]
+    assert [answer.status_code for answer in answers] == [422, 422]
+    assert said in answers[0].json()["detail"]
+    assert said in answers[1].json()["detail"]
+
+
+async def test_a_judge_that_is_down_gives_no_reward(serving, counter):
+    async with serving(counter(judge="down")) as client:
+        answer = await client.post("/verify", json=verified())
+    assert (answer.status_code, answer.json()["kind"]) == (503, "judge_failed")
+    assert "reward" not in answer.json()
+
+
+async def test_a_judge_that_cannot_be_helped_gives_503_too(serving, counter):
+    async with serving(counter(judge="odd")) as client:
+        await client.post("/seed_session", json=ROW)
+        assert (await client.post("/verify", json=verified())).status_code == 503
+
+
+async def test_the_seed_comes_from_the_client_the_task_or_the_row(serving):
+    async def seed(client, **more):
+        shown = await client.post("/seed_session", json={**ROW, **more, "gymsdk": more.get("gymsdk", {})})
+        return shown.json()["gymsdk"]["seed"]
+
+    async with serving() as client:
+        assert await seed(client, gymsdk={"seed": 7}) == 7
+        assert await seed(client, _ng_task_index=1) == await seed(client, _ng_task_index=1, expected_count=9)
+        assert await seed(client) == await seed(client, agent_ref={"name": "a"}, other=None)
+        assert await seed(client) != await seed(client, other=1)
+
+
+async def test_our_own_clients_are_shown_how_the_episode_opens(serving):
+    async with serving() as client:
+        shown = (await client.post("/seed_session", json={**ROW, "gymsdk": {"seed": 7}})).json()["gymsdk"]
+    assert shown["opening"] == [*INPUT, {"type": "message", "role": "user", "content": "seed 7"}]
+    assert [tool["name"] for tool in shown["tools"]][:2] == ["increment_counter", "get_counter_value"]
+
+
+async def test_a_path_may_be_prefixed_with_its_rollout(serving):
+    async with serving() as client:
+        for prefix in ("/ng-rollout/r-1", "/ng-rollout/r-1/training-token-capture"):
+            assert (await client.post(f"{prefix}/seed_session", json=ROW)).status_code == 200
+            assert (await client.post(f"{prefix}/spell", json={})).text == "it is 3"
+            assert (await client.get(f"{prefix}/reverify_mode")).json() == "stateless"
+
+
+async def test_the_typed_body_opens_a_session_that_verify_finds_by_the_flat_row(serving):
+    async with serving() as client:
+        seeded = await client.post("/seed_session", json=TYPED)
+        assert seeded.json() == {"resources_session_id": "s1"}
+        await client.post("/increment_counter", json={"count": 3})
+        answer = (await client.post("/verify", json=verified(*ADDED))).json()
+    assert (answer["reward"], answer["final"], answer["opening"]) == (1.5, 6, 2)
+
+
+async def test_a_judge_that_is_down_masks_the_sample_of_a_typed_session(serving, counter):
+    async with serving(counter(judge="down")) as client:
+        await client.post("/seed_session", json=TYPED)
+        answer = await client.post("/verify", json=verified())
+    assert answer.status_code == 200
+    told = {"reward": 0.0, "mask_sample": True, "failure_kind": "judge_failed", "_ng_failure_class": "judge_failed"}
+    assert told.items() <= answer.json().items()
+    assert answer.json()["failure_reason"] == "the judge is down"
+
+
+@pytest.mark.parametrize(
+    "change", [{"episode_id": None}, {"task_data": 1}, {"extra": 1}, {"task_id": {"taskset": "t"}}]
+)
+async def test_a_typed_body_that_does_not_fit_is_refused_where_it_does_not(serving, change):
+    async with serving() as client:
+        answer = await client.post("/seed_session", json={**TYPED, **change})
+    assert (answer.status_code, answer.json()["detail"][0]["loc"][:2]) == (422, ["body", *change])
+
+
+async def test_figures_over_verified_rows(serving):
+    rows = [
+        {**ROW, "_ng_task_index": task, "_ng_rollout_index": repeat, "reward": float(task), "final": repeat}
+        for task in (0, 1)
+        for repeat in (0, 1)
+    ]
+    masked = {**ROW, "_ng_task_index": 0, "reward": 0.0, "mask_sample": True}
+    async with serving() as client:
+        answer = await client.post(
+            "/aggregate_metrics", json={"verify_responses": [*rows, masked, {"_ng_failure_class": "x"}]}
+        )
+    found = answer.json()
+    assert found["agent_metrics"]["mean/reward"] == 0.5
+    assert found["agent_metrics"]["pass@1/accuracy"] == 50.0
+    assert found["key_metrics"]["mean/final"] == 0.5
+    assert [
+        (group["_ng_task_index"], group["mean/reward"], group["num_rollouts"]) for group in found["group_level_metrics"]
+    ] == [(0, 0.0, 2), (1, 1.0, 2)]
+    assert [
+        (each["_ng_rollout_index"], each["sample_count"], each["mean/reward"]) for each in found["repeat_level_metrics"]
+    ] == [(0, 2, 0.5), (1, 2, 0.5)]
+
+
+@pytest.mark.parametrize(
+    "rows", [None, 1, [1], [{"reward": 1.0, "_ng_task_index": "x"}], [{"reward": 1, "_ng_rollout_index": []}]]
+)
+async def test_figures_over_what_is_no_row_are_refused(serving, rows):
+    async with serving() as client:
+        assert (await client.post("/aggregate_metrics", json={"verify_responses": rows})).status_code == 422
+
+
+async def test_figures_over_no_row_are_empty(serving):
+    async with serving() as client:
+        answer = await client.post("/aggregate_metrics", json={"verify_responses": []})
+    assert answer.json() == {
+        "agent_metrics": {},
+        "key_metrics": {},
+        "group_level_metrics": [],
+        "repeat_level_metrics": [],
+    }
+
+
+async def test_what_is_verified_can_be_aggregated(serving):
+    async with serving() as client:
+        rows = [(await client.post("/verify", json=verified(*ADDED))).json() for _ in range(2)]
+        found = (await client.post("/aggregate_metrics", json={"verify_responses": rows})).json()
+    assert found["key_metrics"]["mean/reward"] == 1.5
+    assert "mean/initial_count" not in found["agent_metrics"], "a row's own number is no figure"
+    assert "mean/mask_sample" not in found["agent_metrics"]
+
+
+async def test_what_was_verified_can_be_verified_again(serving):
+    async with serving() as client:
+        first = (await client.post("/verify", json={**verified(*ADDED), "gymsdk": {"seed": 3}})).json()
+        again = (await client.post("/verify", json=first)).json()
+    assert again == first
+
+
+async def test_a_call_and_a_verdict_of_one_session_do_not_overlap(serving):
+    async with serving() as client:
+        await client.post("/seed_session", json=ROW)
+        calls = [client.post("/increment_counter", json={"count": 1}) for _ in range(20)]
+        verdicts = [client.post("/verify", json=verified()) for _ in range(5)]
+        answers = await asyncio.gather(
+            *(each for pair in zip(calls, verdicts * 4, strict=False) for each in pair[:1]), *verdicts
+        )
+        count = (await client.post("/get_counter_value")).json()
+    assert {answer.status_code for answer in answers} == {200}
+    assert count == {"count": 23}
+    assert {answer.json()["replies"] for answer in answers[20:]} == {1}
+
+
+async def test_only_a_post_calls_a_tool(serving):
+    async with serving() as client:
+        got, missing = await client.get("/spell"), await client.get("/no_such_tool")
+        others = [
+            (await client.get("/verify")).headers["allow"],
+            (await client.post("/reverify_mode")).headers["allow"],
+        ]
+    assert (got.status_code, got.headers["allow"]) == (405, "POST")
+    assert (missing.status_code, missing.json()) == (404, {"detail": "Not Found"})
+    assert others == ["POST", "GET"]
+
+
+async def test_every_server_tells_how_it_is(serving):
+    async with serving() as client:
+        await client.post("/seed_session", json=ROW)
+        assert [(await client.get(path)).json() for path in ("/", "/livez", "/readyz", "/healthz")] == [
+            {"status": "ok"}
+        ] * 4
+        figures = (await client.get("/metrics")).text
+        assert (await client.get("/docs")).status_code == 200
+        described = (await client.get("/openapi.json")).json()
+    assert 'gymsdk_sessions_open{server="counter"} 1' in figures
+    assert 'gymsdk_requests_total{server="counter",route="/seed_session",status="200"} 1' in figures
+    assert {"/seed_session", "/verify", "/increment_counter", "/step"} <= described["paths"].keys()
+    schema = described["paths"]["/increment_counter"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["required"] == ["count"]
+
+
+async def test_a_bug_is_a_500_in_json_with_the_cookie(counter, made):
+    app = resources.app(counter())
+
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    app.router.routes.insert(0, type(app.router.routes[-1])("/broken", broken, methods=["GET"]))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gym.test") as client:
+        answer = await client.get("/broken")
+    assert (answer.status_code, "log" in answer.json()["detail"]) == (500, True)
+    assert "set-cookie" in answer.headers
+
+
+class Held:
+    """One client's episode over HTTP: seeded, some calls, verified; without a cookie jar."""
+
+    def __init__(self, client, number, calls):
+        self.client, self.calls = client, list(calls)
+        self.row = {**ROW, "initial_count": number, "expected_count": number + sum(calls)}
+        self.steps = [self.seed, *([self.call] * len(calls)), self.verify]
+        self.cookie, self.items, self.answers = {}, [], []
+
+    async def post(self, path, body):
+        request = self.client.build_request("POST", path, json=body, headers=self.cookie)
+        answer = await self.client.send(request)
+        self.client.cookies.clear()
+        self.cookie = {"cookie": answer.headers["set-cookie"].split(";")[0]}
+        self.answers.append((answer.status_code, answer.json()))
+        return answer
+
+    async def seed(self):
+        await self.post("/seed_session", self.row)
+
+    async def call(self):
+        count, call_id = self.calls.pop(0), f"c{len(self.calls)}"
+        answer = await self.post("/increment_counter", {"count": count})
+        self.items += [
+            wire.function_call("increment_counter", {"count": count}, call_id, id=call_id),
+            wire.function_call_output(call_id, answer.text),
+        ]
+
+    async def verify(self):
+        await self.post("/verify", verified(*self.items, row=self.row))
+
+
+async def played(client, plans, order):
+    sessions = [Held(client, number, calls) for number, calls in enumerate(plans)]
+    for index in order:
+        await sessions[index].steps.pop(0)()
+    return [session.answers for session in sessions]
+
+
+def turns(plans):
+    return [index for index, calls in enumerate(plans) for _ in range(len(calls) + 2)]
+
+
+async def interleaved(serving, plans, order):
+    async with serving() as client:
+        one_by_one = await played(client, plans, turns(plans))
+        assert await played(client, plans, order) == one_by_one
+    assert {answers[-1][1]["reward"] for answers in one_by_one} == {1.5}
+
+
+PLANS = st.lists(st.lists(st.integers(-5, 5), max_size=3), min_size=50, max_size=50)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plans=PLANS, random=st.randoms(use_true_random=False))
+def test_sessions_interleaved_at_random_give_what_they_give_one_by_one(serving, plans, random):
+    asyncio.run(interleaved(serving, plans, random.sample(order := turns(plans), len(order))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_thousand_sessions_over_http_give_what_they_give_one_by_one(counter, listening, seed):
+    rng, environment = random.Random(seed), counter()
+    plans = [[rng.randint(-5, 5) for _ in range(rng.randint(0, 3))] for _ in range(1000)]
+    order = turns(plans)
+    async with listening(resources.app(environment)) as url, httpx.AsyncClient(base_url=url) as client:
+        one_by_one = await played(client, plans, order)
+        rng.shuffle(order)
+        assert await played(client, plans, order) == one_by_one
+    assert {answers[-1][1]["reward"] for answers in one_by_one} == {1.5}
+    assert len(environment.plugin.CLOSED) == 2 * len(plans), "nothing is left open"

@@ -1,0 +1,114 @@
+"""The client of a whole topology: servers by name, through a head."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gymsdk import Environment, Failed, ServerClient, Task, UsageError, wire
+from gymsdk.http import Retry
+from gymsdk.servers import resources
+
+from .reached import listening
+
+ROW = Task.ask("add", initial_count=3, expected_count=3).row()
+RESPONSE = wire.response([wire.message("done")], model="m")
+QUICK = Retry(times=1, first=0.001)
+
+
+@asynccontextmanager
+async def head(text: str) -> AsyncIterator[str]:
+    """A head whose configuration is answered as *text*."""
+    app = web.Application()
+
+    async def config(_: web.Request) -> web.Response:
+        return web.Response(text=text, content_type="application/json")
+
+    app.router.add_get("/global_config_dict_yaml", config)
+    bound = socket.create_server(("127.0.0.1", 0))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.SockSite(runner, bound).start()
+    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    await runner.cleanup()
+
+
+def config(url: str, *, host: str | None = None) -> str:
+    at, port = url.removeprefix("http://").split(":")
+    return f"""
+head_server: {{host: 127.0.0.1, port: 11000}}
+policy_model_name: null
+my_resources:
+  resources_servers:
+    counter: {{entrypoint: app.py, host: {host or at}, port: {port}}}
+my_agent:
+  responses_api_agents:
+    simple_agent: {{entrypoint: app.py, host: {at}, port: 9}}
+"""
+
+
+@dataclass
+class Server:
+    """Somebody else's server, which asks another by its name."""
+
+    server_client: ServerClient
+
+    async def ask(self, payload: object) -> Any:
+        answer = await self.server_client.post(
+            server_name="my_resources",
+            url_path="/verify",
+            json=payload
+        )  # fmt: skip
+        return answer.json()
+
+
+@pytest.mark.parametrize("host", [None, "0.0.0.0"])  # what a server may announce
+@pytest.mark.parametrize("quoted", [True, False])
+async def test_a_server_is_asked_by_its_name(
+    counter: Callable[..., Environment], host: str | None, quoted: bool
+) -> None:
+    import orjson
+
+    async with listening(resources.app(counter())) as url:
+        text = config(url, host=host)
+        async with head(orjson.dumps(text).decode() if quoted else text) as address:
+            verdict = await Server(ServerClient.load_from_global_config(address)).ask(ROW | {"response": RESPONSE})
+            client = ServerClient(address)
+            assert (await client.get("my_resources", "/reverify_mode")).json() == "stateless"
+    assert verdict["reward"] == 1.5
+
+
+async def test_cookies_lead_to_a_session(counter: Callable[..., Environment]) -> None:
+    async with listening(resources.app(counter())) as url, head(config(url)) as address:
+        client = ServerClient(address)
+        seeded = await client.post("my_resources", "/seed_session", json=ROW)
+        called = await client.post("my_resources", "/spell", json={}, cookies=seeded.cookies)
+    assert called.text == "it is 3"
+
+
+async def test_a_name_nobody_has_is_an_error_with_the_nearest() -> None:
+    async with head(config("http://127.0.0.1:9")) as address:
+        with pytest.raises(UsageError, match="did you mean 'my_resources'"):
+            await ServerClient(address).post("my_resource", "/verify", json={})
+
+
+@pytest.mark.parametrize("text", ['"[1]"', "{torn: [", "null", "3"])
+async def test_what_is_no_head_is_said_to_be_none(text: str) -> None:
+    async with head(text) as address:
+        with pytest.raises(Failed, match="is it a head"):
+            await ServerClient(address).get("my_resources", "/")
+
+
+async def test_a_head_that_is_not_there_is_said_so_in_time() -> None:
+    with pytest.raises(Failed, match="is the server running"):
+        await ServerClient("http://127.0.0.1:9", seconds=5, retry=QUICK).get("my_resources", "/")
+
+
+def test_the_head_is_where_nemo_gyms_is() -> None:
+    assert ServerClient().head == "http://127.0.0.1:11000"

@@ -1,0 +1,208 @@
+"""Sessions: closed once and for all, forgotten in time, never more than there is place for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gymsdk.servers.app import Refused
+from gymsdk.servers.sessions import Sessions
+from gymsdk.sitting import Sitting
+
+ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3}
+EPISODE = {"rollout_id": "r1", "attempt": 0}
+TYPED = {
+    "resources_session_id": "s1",
+    "episode_id": EPISODE,
+    "task_id": {"taskset": "t", "task_id": "1"},
+    "task_data": {"initial_count": 3},
+}
+CLOSE = {"resources_session_id": "s1", "episode_id": EPISODE}
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def opened(counter):
+    """A sitting that is open, and the environment's list of what was closed."""
+    environment = counter()
+
+    async def make(number=3):
+        sitting = Sitting(environment)
+        await sitting.open({**ROW, "initial_count": number})
+        return sitting
+
+    make.closed = environment.plugin.CLOSED
+    return make
+
+
+async def test_a_session_is_found_by_its_token_until_it_is_closed(opened):
+    sessions = Sessions()
+    session = await sessions.open(await opened())
+    assert sessions.found(session.token) is session
+    await sessions.close(session)
+    await sessions.close(session)
+    assert (sessions.found(session.token), len(sessions), opened.closed) == (None, 0, [3])
+
+
+@pytest.mark.parametrize("token", [None, "", "x"])
+async def test_what_is_no_token_finds_nothing(token):
+    assert Sessions().found(token) is None
+    assert Sessions().keyed(token) is None
+
+
+async def test_a_session_lasts_for_the_time_to_live_after_its_last_use(opened, clock):
+    sessions = Sessions(ttl=10, clock=clock)
+    used, unused = await sessions.open(await opened(1)), await sessions.open(await opened(2))
+    clock.now = 6
+    sessions.found(used.token)
+    clock.now = 11
+    await sessions.sweep()
+    assert (len(sessions), sessions.found(unused.token), opened.closed) == (1, None, [2])
+
+
+async def test_there_are_never_more_than_the_cap(opened, clock):
+    sessions = Sessions(cap=1, ttl=10, clock=clock)
+    await sessions.open(await opened(1))
+    with pytest.raises(Refused, match="all 1 sessions are in use") as refused:
+        await sessions.open(await opened(2))
+    assert (refused.value.status, refused.value.retry_after) == (503, 5.0)
+    clock.now = 11
+    await sessions.open(await opened(2))
+    assert opened.closed == [1]
+
+
+async def test_a_name_that_was_closed_is_never_opened_again(opened):
+    sessions = Sessions()
+    session = await sessions.open(await opened(), name="s")
+    with pytest.raises(Refused, match="'s' has been opened or closed before"):
+        await sessions.check("s")
+    await sessions.close(session)
+    assert sessions.named("s") is None
+    with pytest.raises(Refused, match="choose another id"):
+        await sessions.check("s")
+
+
+async def test_a_key_finds_a_session_as_long_as_it_is_open(opened):
+    sessions = Sessions()
+    session = await sessions.open(await opened())
+    key = sessions.key(session)
+    assert (sessions.key(session), sessions.keyed(key), key != session.token) == (key, session, True)
+    await sessions.close(session)
+    assert sessions.keyed(key) is None
+
+
+async def test_all_are_closed_in_the_end_however_one_of_them_fails(opened):
+    sessions = Sessions()
+    for number in (1, 13, 2):
+        await sessions.open(await opened(number))
+    await sessions.aclose()
+    assert (len(sessions), sorted(opened.closed)) == (0, [1, 2, 13])
+
+
+async def test_a_session_is_closed_after_the_call_it_is_in(opened):
+    sessions = Sessions()
+    session = await sessions.open(await opened())
+    async with session.lock:
+        closing = asyncio.ensure_future(sessions.close(session))
+        await asyncio.sleep(0)
+        assert opened.closed == []
+    await closing
+    assert opened.closed == [3]
+
+
+async def test_the_typed_close_is_idempotent_and_unknown_ids_are_fine(serving):
+    async with serving() as client:
+        await client.post("/seed_session", json=TYPED)
+        answers = [await client.post("/close_session", json=CLOSE) for _ in range(3)]
+        unknown = await client.post("/close_session", json={**CLOSE, "resources_session_id": "s2"})
+        called = await client.post("/spell", json={})
+    assert [(answer.status_code, answer.json()) for answer in answers] == [(200, {"resources_session_id": "s1"})] * 3
+    assert (unknown.status_code, unknown.json()) == (200, {"resources_session_id": "s2"})
+    assert called.status_code == 409
+
+
+async def test_a_close_fences_later_seeds_of_that_id(serving):
+    async with serving() as client:
+        await client.post("/close_session", json=CLOSE)
+        late = await client.post("/seed_session", json=TYPED)
+        figures = await client.get("/metrics")
+    assert (late.status_code, "choose another id" in late.json()["detail"]) == (409, True)
+    assert "gymsdk_sessions_open" in figures.text
+    assert 'gymsdk_sessions_open{server="counter"} 0' in figures.text
+
+
+async def test_a_seed_sent_again_finds_the_session_it_opened_unless_that_was_used(serving):
+    async with serving() as client:
+        first, again = [await client.post("/seed_session", json=TYPED) for _ in range(2)]
+        other = await client.post("/seed_session", json={**TYPED, "task_data": {"initial_count": 4}})
+        await client.post("/spell", json={})
+        late = await client.post("/seed_session", json=TYPED)
+    assert (first.status_code, first.headers["set-cookie"]) == (200, again.headers["set-cookie"])
+    assert (other.status_code, late.status_code) == (409, 409)
+
+
+async def test_a_close_that_does_not_release_says_so(serving):
+    stuck = {**TYPED, "task_data": {"initial_count": 13}}
+    async with serving() as client:
+        await client.post("/seed_session", json=stuck)
+        answer = await client.post("/close_session", json=CLOSE)
+    assert (answer.status_code, answer.json()["stage"], "it sticks" in answer.json()["detail"]) == (503, "close", True)
+
+
+async def test_a_close_without_an_id_closes_the_cookies_session(serving, counter):
+    environment = counter()
+    async with serving(environment) as client:
+        await client.post("/seed_session", json=ROW)
+        assert [(await client.post("/close_session", json={})).json() for _ in range(2)] == [{}, {}]
+        assert (await client.post("/spell", json={})).status_code == 409
+        assert environment.plugin.CLOSED == [3]
+
+
+async def test_a_server_that_is_full_says_when_to_come_back(serving, counter):
+    environment = counter()
+    async with serving(environment, cap=2) as client:
+        statuses = [(await client.post("/seed_session", json=ROW)).status_code for _ in range(2)]
+        full = await client.post("/seed_session", json=ROW)
+        await client.post("/close_session", json={})
+        freed = await client.post("/seed_session", json=ROW)
+    assert (statuses, full.status_code, full.headers["retry-after"], freed.status_code) == ([200, 200], 503, "5", 200)
+
+
+async def test_what_nobody_uses_is_closed_by_itself(serving, counter):
+    environment = counter()
+    async with serving(environment, ttl=0.05) as client:
+        await client.post("/seed_session", json=ROW)
+        async with asyncio.timeout(10):
+            while not environment.plugin.CLOSED:  # noqa: ASYNC110  # the sweep tells nobody
+                await asyncio.sleep(0.02)
+        assert (await client.post("/spell", json={})).status_code == 409
+
+
+async def test_what_is_open_at_the_end_is_closed(serving, counter):
+    environment = counter()
+    async with serving(environment) as client:
+        for number in (1, 13, 2):
+            await client.post("/seed_session", json={**ROW, "initial_count": number})
+    assert sorted(environment.plugin.CLOSED) == [1, 2, 13]
+
+
+async def test_a_verdict_without_a_session_leaves_nothing_open(serving, counter):
+    environment = counter()
+    async with serving(environment) as client:
+        await client.post("/verify", json={**ROW, "response": {"output": [{"role": "assistant", "content": "x"}]}})
+        assert environment.plugin.CLOSED == [3]
+        await client.post("/verify", json={**ROW, "initial_count": 13, "response": {"output": []}})
+        assert environment.plugin.CLOSED == [3, 13]

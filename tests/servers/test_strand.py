@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gymsdk import GymsdkError, UsageError
+from gymsdk.servers.strand import Strand
+
+
+async def _lasting(up: asyncio.Event, over: asyncio.Event) -> None:
+    up.set()
+    await over.wait()
+
+
+async def test_it_runs_until_it_is_told_to_end() -> None:
+    strand = Strand("a pump", _lasting)
+    await strand.up(5)
+    assert not strand.task.done()
+    await strand.end(5)
+    assert strand.task.done()
+
+
+async def test_one_that_ends_by_itself_says_so() -> None:
+    async def work(up: asyncio.Event, over: asyncio.Event) -> None:
+        up.set()
+
+    strand = Strand("a pump", work)
+    await strand.task
+    assert str(strand.broken()) == "a pump ended by itself"
+
+
+async def test_one_that_breaks_before_it_is_up_says_why() -> None:
+    async def work(up: asyncio.Event, over: asyncio.Event) -> None:
+        raise RuntimeError("no water")
+
+    with pytest.raises(GymsdkError, match="a pump ended by itself: no water"):
+        await Strand("a pump", work).up(5)
+
+
+async def test_an_error_in_the_users_words_is_kept() -> None:
+    async def work(up: asyncio.Event, over: asyncio.Event) -> None:
+        raise UsageError("open the tap")
+
+    with pytest.raises(UsageError, match=r"^open the tap$"):
+        await Strand("a pump", work).up(5)
+
+
+async def test_one_that_does_not_end_is_named_and_left(caplog: pytest.LogCaptureFixture) -> None:
+    freed = asyncio.Event()
+
+    async def work(up: asyncio.Event, over: asyncio.Event) -> None:
+        up.set()
+        while not freed.is_set():
+            try:
+                await freed.wait()
+            except asyncio.CancelledError:
+                continue
+
+    strand = Strand("a pump", work)
+    await strand.up(5)
+    await strand.end(0.05)
+    assert "a pump did not end within 0.05 seconds, and is left behind" in caplog.text
+    assert not strand.task.done()
+    freed.set()
+    await strand.task

@@ -1,0 +1,337 @@
+"""The servers of a launch: begun together, told of by the head, ended within a bound whatever an environment does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from types import ModuleType
+
+import httpx
+import pytest
+import yaml
+
+from gymsdk import BrokenEnvironment, Environment, GymsdkError, ServerClient, UsageError, http
+from gymsdk.launch import Options, serving
+from gymsdk.servers.fleet import Times
+
+QUICK = Times(grace=0.2, ending=0.3)
+
+ASKED = """
+@hookimpl
+def tasks(split: Literal["train"], seed):
+    yield Task.ask("What is 40 + 2?")
+
+@hookimpl
+async def verify(transcript):
+    return Verdict(reward=float(transcript.reply == "42"))
+
+@hookimpl
+def solve():
+    return Message(content="42")
+"""
+
+LASTING = (
+    """
+from contextlib import asynccontextmanager
+
+told = []
+
+@hookimpl
+@asynccontextmanager
+async def lifespan():
+    {begins}
+    told.append(asyncio.current_task())
+    yield 1
+    told.append(asyncio.current_task())
+    {ends}
+
+"""
+    + ASKED
+)
+
+ROW = {"responses_create_params": {"input": [{"role": "user", "content": "What is 40 + 2?"}]}}
+
+
+def lasting(begins: str = "pass", ends: str = "pass") -> str:
+    return LASTING.format(begins=begins, ends=ends)
+
+
+@pytest.fixture(autouse=True)
+async def _let_go() -> AsyncIterator[None]:
+    yield
+    await http.aclose()
+
+
+@pytest.fixture
+async def asking() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=10) as client:
+        yield client
+
+
+def free() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+def is_free(port: int) -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    while not is_so():  # noqa: ASYNC110  # what it waits for tells of itself in no event
+        await asyncio.sleep(0.01)
+
+
+async def test_every_server_answers_once_they_are_announced(
+    environment: Callable[..., Environment], asking: httpx.AsyncClient
+) -> None:
+    async with serving([environment(ASKED)]) as running:
+        answers = {name: (await asking.get(f"{url}/readyz")).status_code for name, url in running.urls.items()}
+        head = await asking.get(f"{running.head_url}/readyz")
+    assert answers == dict.fromkeys(["made", "made_simple_agent", "made_environment_server", "policy_model"], 200)
+    assert head.status_code == 200
+
+
+async def test_the_head_tells_of_every_server_where_it_listens(
+    environment: Callable[..., Environment], asking: httpx.AsyncClient
+) -> None:
+    async with serving([environment(ASKED)]) as running:
+        told = yaml.safe_load((await asking.get(f"{running.head_url}/global_config_dict_yaml")).json())
+        instances = (await asking.get(f"{running.head_url}/server_instances")).json()
+    blocks = {each.name: told[each.name][each.kind][each.implementation] for each in running.services}
+    assert {name: f"http://{block['host']}:{block['port']}" for name, block in blocks.items()} == running.urls
+    assert {each["process_name"]: each["status"] for each in instances} == dict.fromkeys(running.urls, "success")
+    assert told["environment_server_routes"] == {"made": "made_environment_server"}
+
+
+async def test_servers_are_called_by_name(environment: Callable[..., Environment]) -> None:
+    async with serving([environment(ASKED)]) as running:
+        client = ServerClient(running.head_url)
+        answer = await client.post(server_name="made", url_path="/verify", json={**ROW, "response": {"output": []}})
+    assert answer.json()["reward"] == 0.0
+
+
+async def test_the_model_server_has_the_model_that_plays(
+    environment: Callable[..., Environment], asking: httpx.AsyncClient
+) -> None:
+    async with serving([environment(ASKED)], model="scripted/echo") as running:
+        answer = await asking.post(f"{running.urls['policy_model']}/v1/responses", json={"input": "so it is"})
+    assert "so it is" in answer.json()["output"][0]["content"][0]["text"]
+
+
+async def test_what_the_agent_plays_is_what_the_resources_grade(
+    environment: Callable[..., Environment], asking: httpx.AsyncClient
+) -> None:
+    async with serving([environment(ASKED)], model="scripted/oracle") as running:
+        played = (await asking.post(f"{running.urls['made_simple_agent']}/run", json=ROW)).json()
+        body = {**ROW, "response": played["response"]}
+        judged = (await asking.post(f"{running.urls['made']}/verify", json=body)).json()
+    assert (played["reward"], judged["reward"]) == (1.0, 1.0)
+
+
+async def test_an_environment_is_served_by_its_name_with_its_settings(asking: httpx.AsyncClient) -> None:
+    async with serving(["multineedle"], settings={"multineedle": {"distractors": 17}}) as running:
+        assert running.environments[0].config.distractors == 17
+        assert set(running.urls) > {"multineedle", "multineedle_simple_agent"}
+
+
+async def test_each_server_can_have_a_port_of_ones_choice(environment: Callable[..., Environment]) -> None:
+    head, own = free(), free()
+    async with serving([environment(ASKED)], options=Options(port=head, ports={"made": own})) as running:
+        assert running.head_url == f"http://127.0.0.1:{head}"
+        assert running.urls["made"] == f"http://127.0.0.1:{own}"
+
+
+async def test_the_ports_are_free_again_after(
+    environment: Callable[..., Environment], asking: httpx.AsyncClient
+) -> None:
+    options = Options(port=free(), ports={"made": free()})
+    for _ in range(2):
+        async with serving([environment(ASKED)], options=options) as running:
+            assert (await asking.get(running.urls["made"])).status_code == 200
+    assert is_free(options.port)
+
+
+@pytest.mark.parametrize("which", ["the head", "made"])
+async def test_where_a_port_is_in_use_nothing_is_started(environment: Callable[..., Environment], which: str) -> None:
+    free_one, made = free(), environment(lasting())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = (
+            Options(port=port, ports={"made": free_one})
+            if which == "the head"
+            else Options(port=free_one, ports={"made": port})
+        )
+        with pytest.raises(UsageError, match=rf"{which} cannot listen: port {port} of 127.0.0.1 is in use; stop"):
+            async with serving([made], options=options):
+                pass
+    assert made.plugin.told == []  # type: ignore[attr-defined]  # of the environment made here
+    assert is_free(free_one)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+async def test_a_host_others_reach_is_refused(environment: Callable[..., Environment], host: str) -> None:
+    with pytest.raises(UsageError, match="add --insecure"):
+        async with serving([environment(ASKED)], options=Options(host=host)):
+            pass
+
+
+async def test_a_host_others_reach_is_served_where_that_is_said(
+    environment: Callable[..., Environment], asking: httpx.AsyncClient
+) -> None:
+    async with serving([environment(ASKED)], options=Options(host="0.0.0.0", insecure=True)) as running:
+        seen = running.head_url.replace("127.0.0.1", "localhost")
+        told = yaml.safe_load((await asking.get(f"{seen}/global_config_dict_yaml")).json())
+        instances = (await asking.get(f"{seen}/server_instances")).json()
+    assert told["made"]["resources_servers"]["made"]["host"] == "localhost"
+    assert {each["status"] for each in instances} == {"success"}
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1"])
+async def test_loopback_has_other_names(
+    environment: Callable[..., Environment], asking: httpx.AsyncClient, host: str
+) -> None:
+    async with serving([environment(ASKED)], options=Options(host=host)) as running:
+        told = yaml.safe_load((await asking.get(f"{running.head_url}/global_config_dict_yaml")).json())
+        assert (await asking.get(running.urls["made"])).status_code == 200
+    assert told["made"]["resources_servers"]["made"]["host"] == host
+
+
+async def test_an_address_of_no_machine_here_is_told_of(environment: Callable[..., Environment]) -> None:
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1 is no address of this machine"):
+        async with serving([environment(ASKED)], options=Options(host="192.0.2.1", insecure=True)):
+            pass
+
+
+@pytest.mark.parametrize("name", ["policy_model", "head_server"])
+async def test_a_name_that_the_configuration_needs_is_refused(made: Callable[..., ModuleType], name: str) -> None:
+    with pytest.raises(UsageError, match=f"two things would be called '{name}'"):
+        async with serving([Environment(name, made(ASKED))]):
+            pass
+
+
+async def test_two_environments_of_one_name_are_refused(environment: Callable[..., Environment]) -> None:
+    with pytest.raises(UsageError, match="two things would be called 'made'; leave out one"):
+        async with serving([environment(ASKED), environment(ASKED)]):
+            pass
+
+
+async def test_a_port_for_no_server_is_refused(environment: Callable[..., Environment]) -> None:
+    with pytest.raises(UsageError, match="no server 'maed' to give a port; did you mean 'made'"):
+        async with serving([environment(ASKED)], options=Options(ports={"maed": 1})):
+            pass
+
+
+async def test_a_lifespan_begins_and_ends_in_one_task(environment: Callable[..., Environment]) -> None:
+    made = environment(lasting())
+    async with serving([made]):
+        pass
+    began, ended = made.plugin.told  # type: ignore[attr-defined]  # of the environment made here
+    assert began is ended
+
+
+async def test_the_context_may_be_left_in_another_task(environment: Callable[..., Environment]) -> None:
+    context = serving([environment(lasting("await asyncio.timeout(60).__aenter__()"))])
+    running = await asyncio.create_task(context.__aenter__())
+    await asyncio.create_task(context.__aexit__(None, None, None))
+    assert is_free(running.services[0].port)
+
+
+async def test_an_environment_that_hangs_as_it_begins_is_named(environment: Callable[..., Environment]) -> None:
+    options = Options(port=free(), times=QUICK.model_copy(update={"starting": 0.2}))
+    with pytest.raises(GymsdkError, match=r"the lifespan of environment 'made' did not begin within 0\.2 seconds"):
+        async with serving([environment(lasting("await asyncio.sleep(60)"))], options=options):
+            pass
+    assert is_free(options.port)
+
+
+async def test_the_head_says_that_they_are_starting(
+    environment: Callable[..., Environment], asking: httpx.AsyncClient
+) -> None:
+    options = Options(port=free(), times=QUICK)
+    context = serving([environment(lasting("await asyncio.sleep(60)"))], options=options)
+    opening = asyncio.create_task(context.__aenter__())
+    await until(lambda: not is_free(options.port))
+    answer = await asking.get(f"http://127.0.0.1:{options.port}/readyz")
+    opening.cancel()
+    await asyncio.wait({opening})
+    assert (answer.status_code, answer.json()) == (503, {"status": "starting"})
+    assert is_free(options.port)
+
+
+async def test_an_environment_that_breaks_as_it_begins_ends_all(environment: Callable[..., Environment]) -> None:
+    options = Options(port=free(), times=QUICK)
+    with pytest.raises(BrokenEnvironment, match="environment 'made': hook 'lifespan' raised RuntimeError: no engine"):
+        async with serving([environment(lasting("raise RuntimeError('no engine')"))], options=options):
+            pass
+    assert is_free(options.port)
+
+
+async def test_an_environment_that_hangs_as_it_ends_is_left_behind_and_named(
+    environment: Callable[..., Environment], caplog: pytest.LogCaptureFixture
+) -> None:
+    options = Options(port=free(), times=QUICK)
+    async with serving([environment(lasting(ends="await asyncio.sleep(60)"))], options=options):
+        pass
+    assert "the lifespan of environment 'made' did not end within 0.3 seconds, and is left behind" in caplog.text
+    assert is_free(options.port)
+
+
+SLOW = """
+closed, grading = [], []
+
+@hookimpl
+async def reset():
+    return Reset()
+
+@hookimpl
+async def close():
+    closed.append(1)
+
+""" + ASKED.replace("    return Verdict", "    grading.append(1)\n    await asyncio.sleep({pause})\n    return Verdict")
+
+
+async def cut_short(made: Environment, asking: httpx.AsyncClient) -> httpx.Response:
+    """Give the answer of an episode under way when the servers end."""
+    async with serving([made], options=Options(times=QUICK)) as running:
+        agent = running.urls["made_simple_agent"]
+        playing = asyncio.create_task(asking.post(f"{agent}/run", json=ROW))
+        await until(lambda: made.plugin.grading)
+    return await playing
+
+
+async def test_an_episode_under_way_is_played_to_its_end(
+    environment: Callable[..., Environment], asking: httpx.AsyncClient
+) -> None:
+    answer = await cut_short(environment(SLOW.format(pause=0.1)), asking)
+    assert (answer.status_code, answer.json()["reward"]) == (200, 1.0)
+
+
+async def test_an_episode_that_takes_too_long_is_cancelled_and_closed(
+    environment: Callable[..., Environment], asking: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = environment(SLOW.format(pause=60))
+    answer = await cut_short(made, asking)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+    assert made.plugin.closed == [1]  # type: ignore[attr-defined]  # of the environment made here
+    assert "Traceback" not in caplog.text
+
+
+async def test_sessions_that_are_open_are_closed(
+    environment: Callable[..., Environment], asking: httpx.AsyncClient
+) -> None:
+    made = environment(SLOW.format(pause=0))
+    async with serving([made]) as running:
+        for _ in range(3):
+            asking.cookies.clear()
+            await asking.post(f"{running.urls['made']}/seed_session", json=ROW)
+        told = (await asking.get(f"{running.urls['made']}/metrics")).text
+    assert 'gymsdk_sessions_open{server="made"} 3' in told
+    assert made.plugin.closed == [1, 1, 1]  # type: ignore[attr-defined]  # of the environment made here
