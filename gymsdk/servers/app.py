@@ -99,7 +99,8 @@ async def body(request: Request) -> Item:
 
 async def arrived(request: Request) -> bytes:
     """Give a request's body; raises `Refused` where it is too large, or does not come."""
-    if int(request.headers.get("content-length", 0)) > LARGEST:
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and int(told) > LARGEST:
         raise Refused(413, f"the body has more than {LARGEST} bytes")
     read = bytearray()
     try:

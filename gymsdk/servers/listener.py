@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from h11 import LocalProtocolError
 
 from gymsdk.bounds import GRACE
 from gymsdk.errors import UsageError
@@ -117,6 +118,9 @@ class Listener:
             if begun or not self._ending:
                 raise
             await _stopped(scope, receive, send)
+        except LocalProtocolError:
+            # What followed the request was no HTTP, and has been answered 400 meanwhile: nobody waits for another.
+            await _left(receive)
         finally:
             self._answering.discard(task)
 
@@ -125,6 +129,12 @@ async def _stopped(scope: Scope, receive: Receive, send: Send) -> None:
     told = answer({"detail": "the server has been stopped; ask again when it is back"}, status=503)
     told.headers["retry-after"] = "5"
     await told(scope, receive, send)
+
+
+async def _left(receive: Receive) -> None:
+    async with asyncio.timeout(GRACE):
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 async def _served(server: _Server, at: socket.socket) -> None:

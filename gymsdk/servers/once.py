@@ -68,7 +68,8 @@ class Once:
             self._keep(key, task.result())
 
     def _keep(self, key: str, answer: bytes) -> None:
-        self._kept[key] = (answer, self._clock())
+        # A copy: orjson's bytes keep the whole buffer they were written into, many times what they say.
+        self._kept[key] = (bytes(memoryview(answer)), self._clock())
         self._size += len(answer)
         self._forget()
 

@@ -1,0 +1,1 @@
+"""Benches: what served environments cost and bear, asked in a closed loop."""

@@ -1,0 +1,63 @@
+"""A child of a bench: the servers, or the endpoint of a scripted policy, in a process that ends with the bench's.
+
+usage: python -m gymsdk.bench.child serve|policy ...
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+import orjson
+
+from gymsdk.errors import GymsdkError, UsageError
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be the child that *arguments* ask for, until standard input ends or a signal comes."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    what, *rest = arguments
+    if what == "serve":
+        from gymsdk import cli
+
+        cli.main([what, *rest])
+    try:
+        _policy(rest[0])
+    except GymsdkError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def _end_with_parent() -> None:
+    # Past `sys.stdin`, whose lock would be held when the interpreter ends.
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _policy(model: str) -> None:
+    from gymsdk.cli.stopping import Stopped, until_stopped
+
+    try:
+        until_stopped(_answering(model))
+    except Stopped:
+        return
+
+
+async def _answering(name: str) -> None:
+    import asyncio
+
+    from gymsdk.models.registry import model
+    from gymsdk.servers import policy
+
+    async with policy.serve(policy.app(model(name), name=policy.NAME)) as url:
+        sys.stdout.buffer.write(orjson.dumps({"url": url, "pid": os.getpid()}) + b"\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

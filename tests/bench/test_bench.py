@@ -1,0 +1,137 @@
+"""A bench with servers of its own, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from gymsdk.bench import processes
+from gymsdk.bench.bench import Bench, measured
+from gymsdk.bench.figures import Served
+from gymsdk.bench.stage import POLICY, SERVERS, policy, started
+from gymsdk.errors import UsageError
+
+OFFLOADED = """
+from typing import Literal
+from gymsdk import Message, Task, Verdict, hookimpl, offload
+
+@offload(timeout=10.0, cpu=5.0)
+def same(one, other):
+    return one == other
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    for number in range(1000):
+        yield Task.ask(f"What is {number} + 1?", answer=str(number + 1), filler="x" * 20_000)
+
+@hookimpl
+async def verify(task, transcript):
+    return Verdict(reward=float(await same(transcript.reply, task.row()["answer"])))
+
+@hookimpl
+def solve(task):
+    return Message(content=task.row()["answer"])
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(installed: Callable[..., Path]) -> None:
+    installed()
+    installed("offloaded", OFFLOADED)
+
+
+async def all_of(found: AsyncIterator[Served]) -> list[Served]:
+    return [each async for each in found]
+
+
+async def test_an_endpoint_replays_the_oracle_where_no_model_is_named() -> None:
+    [served] = await all_of(measured(Bench(environments={"tool_call": {}}, at_once=(1, 4), rollouts=12)))
+    assert [load.at_once for load in served.loads] == [1, 4]
+    assert served.ready is not None
+    assert served.ready > 0
+    for load in served.loads:
+        assert load.sound
+        assert load.expected == 1.0
+        assert load.requests == {"tool_call_simple_agent": 1.0, "policy": load.calls}
+        assert {SERVERS, POLICY} == load.memory.keys()
+
+
+async def test_a_scripted_model_plays_in_the_servers_process() -> None:
+    bench = Bench(environments={"sums": {"digits": "2"}}, at_once=(2,), rollouts=20, model="scripted/oracle:0.5")
+    [served] = await all_of(measured(bench))
+    [load] = served.loads
+    assert 0 < (load.expected or 0) < 1
+    assert (load.reward, load.wrong) == (load.expected, 0)
+    assert load.requests == {"sums_simple_agent": 1.0}
+    assert load.memory.keys() == {SERVERS}
+
+
+async def test_a_model_whose_rewards_nobody_knows_is_refused() -> None:
+    with pytest.raises(UsageError, match="rewards are known beforehand of scripted policies alone"):
+        await all_of(measured(Bench(environments={"sums": {}}, model="endpoint/x")))
+
+
+async def test_what_keeps_the_servers_from_starting_is_told_in_their_words() -> None:
+    with pytest.raises(UsageError, match="no environment named 'nosuch'"):
+        async with started(["nosuch"], model="scripted/oracle"):
+            pass
+    with pytest.raises(UsageError, match="scripted/replay"):
+        async with policy(Path("nosuch.jsonl")):
+            pass
+
+
+async def test_the_servers_end_with_the_context() -> None:
+    async with started(["sums"], model="scripted/oracle") as stage:
+        assert processes.is_here(stage.pids[SERVERS])
+    assert not processes.is_here(stage.pids[SERVERS])
+
+
+def test_a_child_ends_when_its_parent_is_gone() -> None:
+    command = [sys.executable, "-m", "gymsdk.bench.child", "serve", "sums", "--port", "0", "--json"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout.readline()
+    child.communicate(timeout=20)
+    assert child.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_minute_of_load_and_killed_workers_leave_nothing_behind() -> None:
+    over, killed = threading.Event(), []
+
+    def kill() -> None:
+        while not over.wait(7.0):
+            for worker in filter(_is_worker, processes.leaves(os.getpid())):
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    bench = Bench(environments={"offloaded": {}}, at_once=(16,), minutes=1.0)
+    try:
+        [served] = await all_of(measured(bench))
+    finally:
+        over.set()
+        killer.join()
+    [load] = served.loads
+    assert len(killed) > 3
+    assert (load.failures, load.wrong, load.open, load.reward) == ({}, 0, 0, 1.0)
+    # By halfway the answers that are kept for those who ask twice have long filled their place.
+    for name, memory in load.memory.items():
+        assert memory.after - memory.half < 8.0, name
+    assert not [each for each in killed if processes.is_here(each)]
+
+
+def _is_worker(pid: int) -> bool:
+    """Give whether a process was forked by a nursery: what it runs says so."""
+    try:
+        return b"gymsdk.workers.nursery" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

@@ -1,0 +1,149 @@
+"""Loads on running servers: what is counted, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gymsdk
+from gymsdk import Model, http, launch
+from gymsdk.bench.load import Order, loaded
+from gymsdk.bench.meters import between, reading
+from gymsdk.bench.recording import Recording, recorded
+from gymsdk.bench.stage import SERVERS, Stage, joined
+from gymsdk.errors import Failed, GymsdkError
+from gymsdk.servers import policy
+from gymsdk.transcript import Item
+from gymsdk.types import Episode
+
+
+@pytest.fixture(autouse=True)
+def _sums(installed: Callable[..., Path]) -> None:
+    installed()
+
+
+@asynccontextmanager
+async def staged(model: str | Model = "scripted/oracle", **settings: Any) -> AsyncIterator[Stage]:
+    async with launch.serving(["sums"], model=model, settings={"sums": settings}) as running:
+        yield await joined(running.head_url)
+
+
+async def right(tasks: int = 6) -> Recording:
+    return await recorded(gymsdk.load("sums"), gymsdk.model("scripted/oracle"), split="train", limit=tasks)
+
+
+class Slow:
+    """Answers after a moment, and remembers how many it was asked for at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.01)
+        self.now -= 1
+        return await gymsdk.model("scripted/oracle").respond(request, episode=episode)
+
+
+class Broken:
+    """Fails where the question has an odd first digit."""
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        assert episode is not None
+        if episode.row["number"] % 2:
+            raise Failed("it is odd", kind="odd")
+        return await gymsdk.model("scripted/oracle").respond(request, episode=episode)
+
+
+async def test_every_rollout_is_counted_and_right() -> None:
+    async with staged() as stage:
+        load = await loaded(stage, await right(), Order(at_once=3, rollouts=20))
+    assert (load.rollouts, load.reward, load.expected, load.wrong, load.failures) == (20, 1.0, 1.0, 0, {})
+    assert (load.calls, load.requests, load.open) == (1.0, {"sums_simple_agent": 1.0}, 0)
+    assert load.latency is not None
+    assert 0 < load.latency.p50 <= load.latency.p90 <= load.latency.p99
+    assert load.sound
+
+
+async def test_no_more_are_in_flight_than_asked_for() -> None:
+    model = Slow()
+    async with staged(model) as stage:
+        await loaded(stage, await right(), Order(at_once=5, rollouts=25))
+    assert model.most == 5
+
+
+async def test_a_reward_that_is_not_the_recordings_is_wrong() -> None:
+    recording = await right(4)
+    other = replace(recording, rewards=(1.0, 0.0, 1.0, 1.0))
+    async with staged() as stage:
+        load = await loaded(stage, other, Order(at_once=2, rollouts=8))
+    assert (load.wrong, load.reward, load.expected) == (2, 1.0, 0.75)
+    assert not load.sound
+
+
+async def test_rewards_nobody_knows_are_not_judged() -> None:
+    async with staged("scripted/null") as stage:
+        load = await loaded(stage, replace(await right(4), rewards=None), Order(at_once=2, rollouts=4))
+    assert (load.wrong, load.expected, load.reward) == (None, None, 0.0)
+
+
+async def test_failures_are_counted_by_their_kind() -> None:
+    recording = await right(10)
+    odd = sum(job.row["number"] % 2 for job in recording.jobs)
+    async with staged(Broken()) as stage:
+        load = await loaded(stage, recording, Order(at_once=4, rollouts=10))
+    assert load.failures == {"odd": odd}
+    assert load.messages == {"odd": "it is odd"}
+    assert (load.rollouts, load.wrong) == (10, 0)
+    assert not load.sound
+
+
+async def test_a_load_by_time_ends_in_time_and_plays_tasks_again() -> None:
+    async with staged() as stage:
+        load = await loaded(stage, await right(2), Order(at_once=2, seconds=0.7))
+    assert load.seconds >= 0.7
+    assert load.rollouts > 2
+    assert load.sound
+
+
+async def test_servers_in_one_process_are_measured_as_one() -> None:
+    async with staged() as stage:
+        assert stage.pids == {SERVERS: os.getpid()}
+        load = await loaded(stage, await right(2), Order(at_once=2, rollouts=30))
+    assert load.cpu[SERVERS] > 0
+    assert load.memory[SERVERS].most >= load.memory[SERVERS].before > 20.0
+
+
+async def test_a_process_that_ended_is_told() -> None:
+    gone = await asyncio.create_subprocess_exec("true")
+    await gone.wait()
+    async with staged() as stage:
+        with pytest.raises(GymsdkError, match="the process of the servers ended"):
+            await loaded(replace(stage, pids={SERVERS: gone.pid}), await right(1), Order(at_once=1, rollouts=1))
+
+
+async def test_a_policy_endpoint_tells_what_it_was_asked_for() -> None:
+    async with policy.serve(policy.app(gymsdk.model("scripted/null"))) as url:
+        before = await reading([url.removesuffix("/v1")])
+        for body in ({"input": "hi"}, {"input": "ho"}, {}):
+            await http.post(f"{url}/responses", body)
+        after = await reading([url.removesuffix("/v1")])
+    assert between(before, after) == {"policy": 3}
+
+
+async def test_what_is_open_is_read_too() -> None:
+    async with staged() as stage:
+        row = (await right(1)).jobs[0].row
+        answer = await stage.served.client.post("sums", "/seed_session", json=row)
+        assert answer.ok
+        assert (await reading(stage.metered)).open == 1
+        await stage.served.client.post("sums", "/close_session", cookies=answer.cookies)
+        assert (await reading(stage.metered)).open == 0

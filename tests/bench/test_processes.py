@@ -1,0 +1,85 @@
+"""What processes have used, as the system tells of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gymsdk.bench import processes
+
+BUSY = """
+import time
+ends = time.process_time() + 0.3
+while time.process_time() < ends:
+    pass
+"""
+
+KEEPS = "import sys; held = bytearray(30_000_000); print('there', flush=True); sys.stdin.read()"
+
+PARENT = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {BUSY!r}], check=True)
+child = subprocess.Popen([sys.executable, "-c", {KEEPS!r}])
+child.wait()
+"""
+
+
+@pytest.fixture
+def begun() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Start code as a process, until it says something; it ends with the test."""
+    started = []
+
+    def begin(code: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "there\n"
+        return process
+
+    yield begin
+    for process in started:
+        process.communicate()
+
+
+def test_a_process_has_used_its_cpu_and_its_memory(begun: Callable[[str], subprocess.Popen[str]]) -> None:
+    used = processes.used(begun(BUSY + KEEPS).pid)
+    assert 0.28 <= used.cpu < 2.0
+    assert used.memory > 30.0
+    assert (used.workers_cpu, used.workers_memory) == (0.0, 0.0)
+
+
+def test_what_it_started_counts_apart_also_once_that_has_ended(begun: Callable[[str], subprocess.Popen[str]]) -> None:
+    used = processes.used(begun(PARENT).pid)
+    assert used.cpu < 0.28 <= used.workers_cpu
+    assert used.memory < 30.0 < used.workers_memory
+
+
+def test_the_leaves_have_started_nothing_themselves(begun: Callable[[str], subprocess.Popen[str]]) -> None:
+    parent = begun(PARENT)
+    [leaf] = processes.leaves(parent.pid)
+    assert leaf != parent.pid
+    assert leaf in processes.leaves(os.getpid())
+    assert parent.pid not in processes.leaves(os.getpid())
+
+
+def test_a_process_that_is_not_there_is_told() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert not processes.is_here(process.pid)
+    with pytest.raises(ProcessLookupError, match=f"no process {process.pid}"):
+        processes.used(process.pid)
+
+
+def test_a_process_that_has_ended_is_not_here_though_nobody_has_asked_how(
+    begun: Callable[[str], subprocess.Popen[str]],
+) -> None:
+    process = begun(KEEPS)
+    process.stdin.close()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not processes.is_here(process.pid)
+    process.wait()
+    process.stdin = None
