@@ -13,6 +13,7 @@ else:
     gymsdk_startup.install()
 
 if TYPE_CHECKING:
+    from gymsdk.client import ServerClient
     from gymsdk.environment import Environment
     from gymsdk.episode import play
     from gymsdk.errors import BrokenEnvironment, BudgetSpent, Failed, GymsdkError, Unscorable, UsageError, WorkerLost
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from gymsdk.outcome import Rollout
     from gymsdk.plugins.hookspecs import hookimpl
     from gymsdk.plugins.registry import installed, load
-    from gymsdk.servers.client import ServerClient
     from gymsdk.transcript import Action, Message, ToolCall, Transcript
     from gymsdk.types import Claims, Config, Episode, Model, Reset, State, Step, Task, Verdict
     from gymsdk.workers.offload import offload
@@ -66,7 +66,7 @@ _HOMES = {
     "Transcript": "transcript",
     "Environment": "environment",
     "Rollout": "outcome",
-    "ServerClient": "servers.client",
+    "ServerClient": "client",
     "hookimpl": "plugins.hookspecs",
     "installed": "plugins.registry",
     "load": "plugins.registry",

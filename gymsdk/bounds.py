@@ -23,7 +23,11 @@ log = logging.getLogger("gymsdk")
 
 @types.coroutine
 def watched(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, Any, T]:
-    """Run *coroutine*, naming it in a warning each time it holds the loop for more than `LONG` seconds."""
+    """Run *coroutine*, naming it in a warning each time it holds the loop for more than `LONG` seconds.
+
+    Measured is the wall clock, so that whatever else stops the thread meanwhile counts too: a garbage collection, which
+    with a thousand episodes in memory may last longer than `LONG`, or a machine that is busy otherwise.
+    """
     send: Callable[[Any], Any] = coroutine.send
     given: Any = None
     while True:

@@ -107,8 +107,8 @@ class Environment:
         """Yield the tasks of *split*, lazily and perhaps without end; raises `UnknownSplit`."""
         if split not in self.splits:
             known = ", ".join(self.splits) or "none"
-            near = suggestion(split, self.splits)
-            raise UnknownSplit(f"environment {self.name!r} has no split {split!r}{near}; its splits: {known}")
+            near = suggestion(str(split), self.splits, f"its splits: {known}")
+            raise UnknownSplit(f"environment {self.name!r} has no split {split!r}{near}")
         for each in self._stack.answerers["tasks"]:
             rows = self._at_once(each, split=split, seed=seed)
             if rows is not None:

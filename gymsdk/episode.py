@@ -30,7 +30,7 @@ async def play(
     *sampling* goes over the row's own `responses_create_params`. Raises `UsageError` where the row does not fit the
     environment; anything else that goes wrong is in the rollout's `failure`.
     """
-    _not_names(environment, model)
+    _check(environment, model)
     sitting = Sitting(environment, budget, sampling)
     try:
         episode = await sitting.open(row, seed=seed, id=id, repeat=repeat)
@@ -71,11 +71,12 @@ async def _asked(sitting: Sitting, episode: Episode, model: Model) -> Item | Non
             raise
 
 
-def _not_names(environment: object, model: object) -> None:
+def _check(environment: object, model: object) -> None:
     if isinstance(environment, str):
         raise UsageError(f"play takes an environment, not its name; write gymsdk.load({environment!r})")
     if isinstance(model, str):
         raise UsageError(f"play takes a model, not its name; write gymsdk.model({model!r})")
+    responses.check(model)
 
 
 def request_of(episode: Episode, sampling: Mapping[str, Any]) -> Item:

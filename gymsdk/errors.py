@@ -140,10 +140,12 @@ class WorkerLost(Unscorable):
     """An offloaded call lost its worker, or its wall clock, to something other than its own work."""
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` when a known name is near *name*, else nothing."""
+def suggestion(name: str, known: Iterable[str], then: str = "") -> str:
+    """`; did you mean 'x'?` when a known name is near *name*, else nothing; *then* follows, joined to either."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+    if nearest:
+        return " ".join(filter(None, [f"; did you mean {nearest[0]!r}?", then[:1].upper() + then[1:]]))
+    return f"; {then}" if then else ""
 
 
 def _remade(kind: type[EpisodeError], args: tuple[object, ...], state: dict[str, object]) -> EpisodeError:

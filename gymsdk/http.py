@@ -21,6 +21,8 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from gymsdk import rows
+from gymsdk.addresses import public
 from gymsdk.errors import Failed
 
 Held = TypeVar("Held", bound=AbstractAsyncContextManager[Any])
@@ -30,6 +32,10 @@ LONGEST = 500
 
 IDLE = 4.0
 """Seconds an idle connection is kept: below the 5 after which many servers close theirs, perhaps under a call."""
+
+
+class Unsent(Failed):
+    """Nobody was there to be sent anything."""
 
 
 class Retry(BaseModel):
@@ -154,12 +160,8 @@ def refusal(host: str, status: int, text: str, *, retry_after: float | None = No
     return Failed(message, kind=kind, retryable=retryable, retry_after=retry_after if retryable else None)
 
 
-def unreachable(host: str, why: object) -> Failed:
+def unreachable(host: str, why: object, kind: type[Failed] = Failed) -> Failed:
     """The failure to connect to *host*, or to stay connected."""
-    return _apart(Failed, host, why)
-
-
-def _apart(kind: type[Failed], host: str, why: object) -> Failed:
     return kind(f"cannot reach {host}: {why}; is the server running?", kind="model_unreachable", retryable=True)
 
 
@@ -231,7 +233,7 @@ async def _insist(attempt: Callable[[], Awaitable[Answer]], retry: Retry, deadli
         try:
             answer = await attempt()
         except Failed as error:
-            if not error.retryable or loop.time() + wait >= deadline or (once and not isinstance(error, _Unsent)):
+            if not error.retryable or loop.time() + wait >= deadline or (once and not isinstance(error, Unsent)):
                 raise
         else:
             wait += answer.retry_after or 0.0
@@ -239,10 +241,6 @@ async def _insist(attempt: Callable[[], Awaitable[Answer]], retry: Retry, deadli
                 return answer
         await asyncio.sleep(wait)
     return await attempt()
-
-
-class _Unsent(Failed):
-    """Nobody was there to be sent anything."""
 
 
 async def _send(method: str, url: str, data: bytes | None, headers: Mapping[str, str], key: SecretStr | None) -> Answer:
@@ -259,10 +257,10 @@ async def _send(method: str, url: str, data: bytes | None, headers: Mapping[str,
                 {name: morsel.coded_value for name, morsel in answer.cookies.items()},
                 answer.headers,
             )
-    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-        raise Failed(f"{url!r} is no URL of a server", kind="model_refused") from error
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError) as error:
+        raise Failed(f"{public(url)[:EXCERPT]!r} is no URL of a server", kind="model_refused") from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise _apart(_Unsent, host(url), str(error) or type(error).__name__) from error
+        raise unreachable(host(url), str(error) or type(error).__name__, Unsent) from error
     except (aiohttp.ClientError, OSError) as error:
         raise unreachable(host(url), str(error) or type(error).__name__) from error
 
@@ -281,8 +279,8 @@ def _written(body: object) -> bytes:
     if isinstance(body, bytes):
         return body
     try:
-        return orjson.dumps(body)
-    except orjson.JSONEncodeError as error:
+        return rows.written(body)
+    except (TypeError, ValueError, RecursionError) as error:
         raise Failed(f"the request cannot be written as JSON: {error}", kind="model_bad_request") from error
 
 

@@ -9,10 +9,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gymsdk.addresses import public
+from gymsdk.client import VERSION
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError, suggestion
 from gymsdk.models import registry as models
@@ -40,7 +43,7 @@ POLICY = model_server.NAMED
 ROUTES = "environment_server_routes"
 """The key under which the configuration says whom a task of which environment is sent to."""
 
-TAKEN = frozenset({"head_server", "default_host", "policy_model_name", ROUTES})
+TAKEN = frozenset({"head_server", "default_host", "policy_model_name", VERSION, ROUTES})
 """Keys of the configuration that are no server's."""
 
 DOMAINS = frozenset(
@@ -153,14 +156,14 @@ def _fleet(environments: Sequence[Environment], parts: Sequence[Part], model: Mo
         host=options.host,
         port=options.port,
         lasting={f"the lifespan of environment {each.name!r}": each for each in environments},
-        about={"policy_model_name": model_name, ROUTES: routes},
+        about={"policy_model_name": model_name, VERSION: version("gymsdk"), ROUTES: routes},
         times=options.times,
     )
 
 
 def named(model: Model) -> str:
     """Give what *model* is called: the name it was asked for by, or its type's."""
-    return str(getattr(model, "name", type(model).__name__))
+    return public(str(getattr(model, "name", type(model).__name__)))
 
 
 def _parts(environments: Sequence[Environment], model: Model, options: Options) -> list[Part]:
@@ -174,9 +177,8 @@ def _parts(environments: Sequence[Environment], model: Model, options: Options) 
             raise UsageError(f"two things would be called {name!r}; leave out one of the environments named like that")
     for name in options.ports:
         if name not in names:
-            raise UsageError(
-                f"no server {name!r} to give a port{suggestion(name, names)}; there are {', '.join(names)}"
-            )
+            near = suggestion(name, names, f"there are {', '.join(names)}")
+            raise UsageError(f"no server {name!r} to give a port{near}")
     return [_at(each, options.ports.get(each.service.name, 0)) for each in made]
 
 
@@ -199,7 +201,7 @@ def _of(environment: Environment, model: Model, options: Options) -> Iterator[Pa
     def servers_app(_: Urls) -> App:
         return environment_server.app(environment, model, name=server_of(name), budget=options.budget)
 
-    yield Part(_service(name, "resources_servers", name, domain=domain), its_app)
+    yield Part(_service(name, "resources_servers", name, domain=domain, version=environment.version), its_app)
     yield Part(
         _service(agent_of(name), "responses_api_agents", "simple_agent", **its_resources, **its_model), agents_app
     )

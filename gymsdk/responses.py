@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
-from gymsdk.errors import EpisodeError, Failed
+from gymsdk.errors import EpisodeError, Failed, UsageError
 from gymsdk.transcript import Item
 from gymsdk.types import Episode, Model
 
@@ -27,7 +28,28 @@ async def asked(model: Model, request: Item, *, episode: Episode | None, who: st
         raise Failed(f"{who}'s answer is no Response object", kind="model_bad_answer", retryable=True)
     if response.get("status") == "failed" or response.get("error"):
         raise Failed(f"{who} failed: {response.get('error')}", kind="model_error", retryable=True)
+    if (response.get("incomplete_details") or {}).get("reason") == "content_filter":
+        # What was held back is neither an answer nor a budget that ran out: there is nothing to grade.
+        raise Failed(f"{who}'s answer was held back by a content filter", kind="model_withheld")
     return response
+
+
+def check(model: object) -> None:
+    """Refuse a *model* that cannot be asked; raises `UsageError`."""
+    kind, respond = type(model).__name__, getattr(model, "respond", None)
+    advice = "write `async def respond(self, request, *, episode=None)`"
+    if not callable(respond):
+        made = "take one of gymsdk.model(name)"
+        raise UsageError(f"a model is an object with a `respond`, which {kind} has not; {advice}, or {made}")
+    try:
+        taken = inspect.signature(respond)
+    except ValueError:
+        # What is written in C need not say what it takes.
+        return
+    try:
+        taken.bind({}, episode=None)
+    except TypeError as error:
+        raise UsageError(f"the `respond` of model {kind} cannot be asked: {error}; {advice}") from None
 
 
 def asked_to_stop() -> bool:

@@ -45,32 +45,36 @@ class Taken:
     ended: Ended | None = None
 
 
-async def take(environment: Playable, episode: Episode, output: Sequence[Item], *, calls_left: int = 128) -> Taken:
-    """Answer the actions in *output*, one `step` each, in order; the episode's transcript gains both sides.
+async def take(
+    environment: Playable, episode: Episode, output: Sequence[Item], taken: Taken, *, calls_left: int = 128
+) -> None:
+    """Answer the actions in *output*, one `step` each, in order; what comes of it is *taken*, and on the transcript.
 
-    After the episode is done, or the tool budget spent, a turn's remaining calls are answered `not run`.
+    After the episode is done, or the tool budget spent, a turn's remaining calls are answered `not run`. Where a step
+    raises, what came before it stays.
     """
-    taken, messages = Taken(), []
+    messages: list[Item] = []
     episode.transcript.items.extend(output)
     acts = turns.actions(output)
-    for action in acts:
-        if taken.ended or (isinstance(action, ToolCall) and taken.calls >= calls_left):
-            taken.ended = taken.ended or "tools"
-            taken.items.append(_unrun(action))
-            continue
-        step = await environment.step(episode, action)
-        taken.reward += step.reward
-        taken.items.extend(_output(action, step))
-        taken.calls += isinstance(action, ToolCall)
-        messages += [message.item() for message in step.messages]
-        taken.ended = "done" if step.done else None
-    taken.items += messages
+    try:
+        for action in acts:
+            if taken.ended or (isinstance(action, ToolCall) and taken.calls >= calls_left):
+                taken.ended = taken.ended or "tools"
+                taken.items.append(_unrun(action))
+                continue
+            step = await environment.step(episode, action)
+            taken.reward += step.reward
+            taken.items.extend(_output(action, step))
+            taken.calls += isinstance(action, ToolCall)
+            messages += [message.item() for message in step.messages]
+            taken.ended = "done" if step.done else None
+    finally:
+        taken.items += messages
+        episode.transcript.items.extend(taken.items)
     if not acts:
         # Nothing to answer: asking again on the same history loops for hours with reasoning models.
         taken.ended = "done"
-    episode.transcript.items.extend(taken.items)
     episode.done = taken.ended is not None
-    return taken
 
 
 def _output(action: Action, step: Step) -> list[Item]:
@@ -212,15 +216,16 @@ class Sitting:
         if responses.is_incomplete(response):
             episode.transcript.items.extend(output)
             return Taken(ended="tokens")
-        started = time.perf_counter()
+        taken, started = Taken(), time.perf_counter()
         try:
-            return await take(self.environment, episode, output, calls_left=self.budget.tools - self._calls)
+            await take(self.environment, episode, output, taken, calls_left=self.budget.tools - self._calls)
         except Failed as error:
             # The model spent the episode's time; the code that was asked last is not to blame.
             late = time.perf_counter() - started < SHORT * self.budget.seconds
-            if error.kind in {"hook_timeout", "tool_timeout"} and late:
-                return Taken(ended="deadline")
-            raise
+            if error.kind not in {"hook_timeout", "tool_timeout"} or not late:
+                raise
+            taken.ended = "deadline"
+        return taken
 
     def _whole_response(self, transcript: Transcript) -> Item | None:
         if self._response is None and transcript.ended is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -108,6 +109,9 @@ class Step(BaseModel):
 
 LINE = frozenset({"responses_create_params", "response", "reward_components", "agent_ref", "gymsdk"})
 """What a rollout's line holds beside the row's fields and the verdict's."""
+
+UNMASKED: Mapping[str, Any] = {"mask_sample": False, "failure_kind": None, "failure_reason": None}
+"""What NeMo Gym 0.7 writes beside a reward that counts; a verdict's field of that name wins."""
 
 
 class Verdict(BaseModel):

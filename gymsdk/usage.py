@@ -100,3 +100,18 @@ def note(role: str, response: Item) -> None:
     ledger = _ledger.get()
     if ledger is not None:
         ledger[role] = add(ledger.get(role, Usage()), of(response))
+
+
+def whole(response: Item) -> Item:
+    """Give *response* with 0 where a detail of its usage is not known: OpenAI's types have no null there."""
+    usage = response.get("usage")
+    if not isinstance(usage, dict):
+        return response
+    details = {key: _without_nulls(value) if key.endswith("_details") else value for key, value in usage.items()}
+    return response | {"usage": details}
+
+
+def _without_nulls(details: object) -> object:
+    if not isinstance(details, dict):
+        return details
+    return {key: 0 if value is None else value for key, value in details.items()}

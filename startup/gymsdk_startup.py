@@ -22,7 +22,7 @@ REGISTRY = "gymnasium.envs.registration"
 
 
 def start() -> None:
-    """Wait for Gymnasium, unless `GYMSDK_NO_AUTOREGISTER=1` says not to."""
+    """Wait for Gymnasium, unless `GYMSDK_NO_AUTOREGISTER` says not to: any value does but `0` and none at all."""
     if os.environ.get("GYMSDK_NO_AUTOREGISTER", "") in {"", "0"}:
         install()
 
@@ -45,7 +45,7 @@ class Finder:
 
     def __init__(self) -> None:
         self.at_work = False
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
 
     def find_spec(
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -77,7 +77,10 @@ class Finder:
 
             register()
             self.failure = None
-        except Exception as error:  # noqa: BLE001 - whatever is broken here, `import gymnasium` is not ours to break
+        except KeyboardInterrupt:
+            raise
+        # The panic of a Rust extension is no `Exception`, and no more is `sys.exit` in a torn package.
+        except BaseException as error:  # noqa: BLE001 - whatever is broken here, `import gymnasium` is not ours to break
             self.failure = error
 
 

@@ -243,8 +243,22 @@ async def test_cookies_are_not_kept() -> None:
 
 async def test_a_body_that_is_no_json_is_a_failure_of_its_own_call() -> None:
     with pytest.raises(Failed, match="cannot be written as JSON") as caught:
-        await http.post("http://127.0.0.1:1", {"text": "\ud800"})
+        await http.post("http://127.0.0.1:1", {"text": object()})
     assert caught.value.kind == "model_bad_request"
+
+
+async def test_half_a_surrogate_pair_is_sent_as_a_question_mark() -> None:
+    scene = Scene(OK)
+    async with serving(scene.answer) as url:
+        await http.post(url, {"text": "half \ud83d pair"})
+    assert scene.bodies == [b'{"text": "half ? pair"}']
+
+
+@pytest.mark.parametrize("url", [f"http://{'a' * 300}.x/", "http://user:hush@[/", "http://a:99999999/?key=hush"])
+async def test_an_address_that_is_none_is_a_sentence_without_its_secrets(url: str) -> None:
+    with pytest.raises(Failed, match=r"is no URL of a server|cannot reach") as caught:
+        await http.post(url, {}, retry=http.Retry(times=0))
+    assert "hush" not in str(caught.value)
 
 
 async def test_two_hundred_calls_at_once_are_all_answered() -> None:

@@ -140,6 +140,8 @@ def test_whatever_responds_is_a_model():
 def test_a_near_name_is_suggested_and_a_far_one_is_not():
     assert suggestion("mathh", ["math", "tool_call"]) == "; did you mean 'math'?"
     assert suggestion("zzz", ["math", "tool_call"]) == ""
+    assert suggestion("mathh", ["math"], "its splits: a") == "; did you mean 'math'? Its splits: a"
+    assert suggestion("zzz", ["math"], "its splits: a") == "; its splits: a"
 
 
 @pytest.mark.parametrize("name", ["response", "responses_create_params", "agent_ref"])

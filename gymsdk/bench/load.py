@@ -96,7 +96,8 @@ def _by_task(recording: Recording) -> dict[int, float]:
 
 async def _played(stage: Stage, recording: Recording, order: Order, tally: Tally) -> None:
     # A rollout's id is its own: under one that has been, a server would give the answer that it has.
-    delivery, run, numbers = Delivery(stage.served.client, attempts=order.attempts), uuid4().hex[:12], count()
+    delivery = Delivery(stage.served.client, attempts=order.attempts, once=stage.served.plays_once)
+    run, numbers = uuid4().hex[:12], count()
 
     async def play(job: Job) -> Played:
         began = time.perf_counter()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
-from gymsdk import turns, wire
-from gymsdk.checks.subject import Subject
+from gymsdk import wire
+from gymsdk.checks.subject import Play, Subject
+from gymsdk.checks.tasks import sample, shown
 from gymsdk.environment import Environment
 from gymsdk.models.scripted import Choose, null
 from gymsdk.outcome import Rollout
 from gymsdk.transcript import Item, text_of
 from gymsdk.types import Claims, Episode, Task
 
-AT_ONCE = 4
+AT_ONCE = 8
 """How many episodes a check plays at a time."""
 
 T = TypeVar("T")
@@ -26,13 +27,18 @@ Turns: TypeAlias = list[list[Item]]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a policy is shown of *task* when it opens; *other* is how the oracle plays another task."""
+    """What a policy is shown of *task* when it opens; *own* is how the oracle plays it, *other* another task.
+
+    *replies* are those of the oracle to all tasks that take one reply and no more.
+    """
 
     task: Task
     claims: Claims
     opening: list[Item]
     tools: list[Item]
     other: Turns = field(default_factory=list)
+    own: Turns = field(default_factory=list)
+    replies: tuple[str, ...] = ()
 
     @property
     def prompt(self) -> str:
@@ -43,6 +49,13 @@ class Seen:
         """Give what one of *roles* said last."""
         said = [text_of(item.get("content")) for item in self.opening if item.get("role") in roles]
         return said[-1] if said else ""
+
+    @property
+    def reply(self) -> str:
+        """What the oracle replies, where one reply is all it does, else nothing."""
+        items = [item for turn in self.own for item in turn if item.get("type") != "reasoning"]
+        only = len(self.own) == 1 and len(items) == 1 and items[0].get("role") == "assistant"
+        return text_of(items[0].get("content")).strip() if only else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +112,12 @@ def calls(*asked: tuple[str, str]) -> list[Item]:
 
 
 def played(script: Turns) -> Choose:
-    """Give the policy that says *script*, then its last turn again."""
+    """Give the policy that says *script* in one episode, then its last turn again."""
+    asked = 0
 
-    async def choose(_request: Item, episode: Episode | None) -> list[Item]:
-        turn = sum(1 for _ in turns.turns(episode.transcript.items)) if episode else 0
+    async def choose(_request: Item, _episode: Episode | None) -> list[Item]:
+        nonlocal asked
+        turn, asked = asked, asked + 1
         return script[turn] if turn < len(script) else _renamed(script[-1], turn)
 
     return choose
@@ -111,12 +126,6 @@ def played(script: Turns) -> Choose:
 def _renamed(items: list[Item], turn: int) -> list[Item]:
     """Give *items* with call ids of the turn's own: a script says its last turn again and again."""
     return [item | {"call_id": f"{item['call_id']}_{turn}"} if item.get("call_id") else item for item in items]
-
-
-def sample(tasks: Sequence[T], most: int) -> list[T]:
-    """Give *most* of *tasks*, spread evenly over them."""
-    count = min(most, len(tasks))
-    return [tasks[number * len(tasks) // count] for number in range(count)]
 
 
 async def gathered(jobs: Iterable[Awaitable[T]]) -> list[T]:
@@ -135,29 +144,34 @@ async def gathered(jobs: Iterable[Awaitable[T]]) -> list[T]:
 async def looked_at(subject: Subject, environment: Environment, tasks: Sequence[Task]) -> list[Seen]:
     """Give what a policy sees of each of *tasks*, left out where it does not open."""
     shown_first = await gathered(subject.told(environment, null, task) for task in tasks)
-    solved = await gathered(subject.oracle(environment, task) for task in tasks)
-    ways = [script(rollout) for rollout in solved]
+    ways = [script(play) for play in await gathered(subject.oracle(environment, task) for task in tasks)]
+    claims = [await environment.claims(task) for task in tasks]
+    seen = [
+        Seen(task, claimed, first.opening, first.tools, own=way)
+        for task, claimed, first, way in zip(tasks, claims, shown_first, ways, strict=True)
+    ]
+    replied = tuple(dict.fromkeys(each.reply for each in seen if each.reply))
     return [
-        Seen(task, await environment.claims(task), first.opening, first.tools, _other(ways, number))
-        for number, (task, first) in enumerate(zip(tasks, shown_first, strict=True))
-        if first.opening
+        replace(each, other=_other([*seen[number + 1 :], *seen[:number]], each), replies=replied)
+        for number, each in enumerate(seen)
+        if each.opening
     ]
 
 
-def script(rollout: Rollout) -> Turns:
-    """Give what the policy of *rollout* said, turn by turn, nothing where it was not scored."""
-    if rollout.outcome != "scored" or rollout.response is None:
-        return []
-    return list(turns.turns(rollout.response["output"]))
+def script(play: Play) -> Turns:
+    """Give what was said in *play*, turn by turn, nothing where it was not scored."""
+    return list(play.turns) if play.rollout.outcome == "scored" else []
 
 
-def _other(ways: list[Turns], number: int) -> Turns:
-    own = _said(ways[number])
-    after = [*ways[number + 1 :], *ways[:number]]
-    return next((way for way in after if way and own and _said(way) != own), [])
+def _other(others: Sequence[Seen], seen: Seen) -> Turns:
+    """Give how another task is played; where nothing is left to chance, otherwise than this one."""
+    mine = said(seen.own)
+    ways = (each.own for each in others if each.prompt != seen.prompt)
+    return next((way for way in ways if way and mine and (seen.claims.chance > 0 or said(way) != mine)), [])
 
 
-def _said(way: Turns) -> list[str]:
+def said(way: Turns) -> list[str]:
+    """Give the words and calls of *way*."""
     return [_words(item) for turn in way for item in turn]
 
 
@@ -165,36 +179,27 @@ async def attempted(
     subject: Subject, environment: Environment, attacks: Sequence[Attack], seen: Sequence[Seen]
 ) -> list[Attempt]:
     """Give every attempt of *attacks* on what was *seen*; what two attacks say alike is played once."""
-    planned = [(attack, each, attack.script(each)) for attack in attacks for each in sample(seen, attack.tasks)]
-    kept = list(_unlike((attack, each, said) for attack, each, said in planned if said))
-    rollouts = await gathered(subject.told(environment, played(said), each.task) for _, each, said in kept)
+    most = await subject.afforded(environment, len(seen), each=len(attacks) / AT_ONCE)
+    planned = [
+        (attack, each, attack.script(each)) for attack in attacks for each in sample(seen, min(attack.tasks, most))
+    ]
+    kept = list(_unlike((attack, each, way) for attack, each, way in planned if way))
+    rollouts = await gathered(
+        subject.told(environment, played(way), each.task, turns=len(way)) for _, each, way in kept
+    )
     return [Attempt(*plan, rollout) for plan, rollout in zip(kept, rollouts, strict=True)]
 
 
 def _unlike(planned: Iterable[tuple[Attack, Seen, Turns]]) -> Iterator[tuple[Attack, Seen, Turns]]:
     had: set[tuple[int, str]] = set()
-    for attack, seen, said in planned:
-        key = (id(seen), repr(said))
+    for attack, seen, way in planned:
+        key = (id(seen), repr(way))
         if key not in had:
             had.add(key)
-            yield attack, seen, said
+            yield attack, seen, way
 
 
 def _words(item: Item) -> str:
     if item.get("type") == "function_call":
         return f"{item['name']}({item['arguments']})"
     return text_of(item.get("content"))
-
-
-def shown(text: str, longest: int = 80) -> str:
-    """Give the beginning of *text* as a person can read it."""
-    cut = text if len(text) <= longest else f"{text[:longest]}…"
-    return ascii(cut) if any(not sign.isprintable() and sign != "\n" for sign in cut) else repr(cut)
-
-
-def named(task: Task) -> str:
-    """Give *task* as a person would find it: its id, or how its prompt begins."""
-    row = task.row()
-    known = row.get("id", row.get("task_id"))
-    begins = shown(text_of(task.input[-1].get("content")) if task.input else repr(row), 60)
-    return begins if known is None else f"{known}: {begins}"

@@ -33,11 +33,11 @@ class _Held(logging.Handler):
 async def _look(subject: Subject) -> list[Finding]:
     held, log = _Held(), logging.getLogger("gymsdk")
     async with subject.fresh() as environment:
-        played = await scripts(subject, environment, tasks=TASKS)
+        played = await scripts(subject, environment, tasks=await subject.afforded(environment, TASKS, each=6))
         log.addHandler(held)
         try:
             for script in played * ROUNDS:
-                await Performance(script, environment, subject.budget).whole()
+                await Performance(script, environment).whole()
         finally:
             log.removeHandler(held)
     episodes = len(played) * ROUNDS

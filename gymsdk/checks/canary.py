@@ -29,6 +29,8 @@ ODD: dict[str, str] = {
     "infinity": "inf",
     "a number beyond all floats": "1e999",
     "a division by zero": "1/0",
+    "code that imports": "__import__('os')",
+    "code that calls": "(lambda: 1)()",
     "a superscript digit": "²",
     "digits of another script": "١٢٣",
     "null": "null",

@@ -45,13 +45,17 @@ CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in fami
 """Every check."""
 
 
-def chosen(only: Iterable[str] = (), skip: Iterable[str] = ()) -> tuple[Check, ...]:
+def chosen(only: str | Iterable[str] = (), skip: str | Iterable[str] = ()) -> tuple[Check, ...]:
     """Give the checks named by *only*, all where it is empty, without those named by *skip*.
 
-    A name is an id or the beginning of one before a dot, as in `packaging`; raises `UsageError` for one that is none.
+    A name is an id or the beginning of one before a dot, as in `packaging`. Raises `UsageError` for one that
+    is none, and where nothing is left.
     """
     taken, left = _named(only), _named(skip)
-    return tuple(check for check in CHECKS if (check.id in taken or not taken) and check.id not in left)
+    found = tuple(check for check in CHECKS if (check.id in taken or not taken) and check.id not in left)
+    if not found:
+        raise UsageError("nothing is left to check: what is skipped is all there is to run; skip less, or name more")
+    return found
 
 
 def ready(checks: Iterable[Check]) -> None:
@@ -65,12 +69,12 @@ def ready(checks: Iterable[Check]) -> None:
                 )
 
 
-def _named(names: Iterable[str]) -> set[str]:
+def _named(names: str | Iterable[str]) -> set[str]:
     ids = [check.id for check in CHECKS]
     found: set[str] = set()
-    for name in names:
+    for name in [names] if isinstance(names, str) else names:
         meant = {each for each in ids if each == name or each.startswith(f"{name}.")}
         if not meant:
-            raise UsageError(f"no check has the id {name!r}{suggestion(name, ids)}; `gymsdk check --list` shows them")
+            raise UsageError(f"no check has the id {name!r}{suggestion(name, ids, '`gymsdk check --list` shows them')}")
         found |= meant
     return found

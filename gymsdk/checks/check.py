@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from gymsdk.checks.subject import Subject
 
@@ -18,14 +18,22 @@ class NotApplicable(Exception):
     """The environment has nothing this check could look at; the message says what is missing."""
 
 
+def _writable(text: str) -> str:
+    """Give *text* with what no file can hold escaped: half a surrogate pair, which a policy may have written."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+Words: TypeAlias = Annotated[str, BeforeValidator(_writable)]
+
+
 class Finding(BaseModel):
     """One thing that is wrong: what was *seen*, in which *task*, how to *mend* it where the check is too wide."""
 
     model_config = ConfigDict(frozen=True)
 
-    seen: str
-    task: str = ""
-    mend: str = ""
+    seen: Words
+    task: Words = ""
+    mend: Words = ""
 
 
 Look: TypeAlias = Callable[[Subject], Awaitable[list[Finding]]]
@@ -65,8 +73,8 @@ class Result(BaseModel):
     why: str = ""
     mend: str = ""
     findings: list[Finding] = []
-    reason: str = ""
-    warnings: list[str] = []
+    reason: Words = ""
+    warnings: list[Words] = []
     seconds: float = 0.0
 
 

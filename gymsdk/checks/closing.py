@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from gymsdk.checks.check import Check, Finding
-from gymsdk.checks.performance import GARBAGE, spread
+from gymsdk.checks.performance import GARBAGE
 from gymsdk.checks.subject import Subject
+from gymsdk.checks.tasks import sample
 from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import EpisodeError
@@ -116,7 +117,8 @@ ENDINGS: dict[str, Ending] = {
 async def _look(subject: Subject) -> list[Finding]:
     findings = []
     async with subject.fresh() as environment:
-        for task in spread(subject.tasks, TASKS):
+        tasks = await subject.afforded(environment, TASKS, each=len(ENDINGS))
+        for task in sample(subject.tasks, tasks):
             for how, ending in ENDINGS.items():
                 watched = _Watched(environment)
                 await ending(watched, task, subject.budget)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 from gymsdk.checks import elsewhere
 from gymsdk.checks.check import Check, Finding, NotApplicable
 from gymsdk.checks.loading import numbers
-from gymsdk.checks.performance import Performance, difference, plain, scripts
+from gymsdk.checks.performance import Performance, Script, scripts
+from gymsdk.checks.plain import Plain, difference, plain
 from gymsdk.checks.subject import Subject
+from gymsdk.checks.tasks import first
 from gymsdk.environment import Environment
 from gymsdk.types import Row
 
@@ -17,6 +17,9 @@ ROWS = 6
 
 TASKS = 3
 """Tasks that are played."""
+
+OPENED = 2
+"""Tasks of a split that another interpreter opens."""
 
 SEEDS = 24
 """Seeds whose first tasks are compared with the first so many tasks of one seed."""
@@ -32,31 +35,31 @@ def _splits(subject: Subject) -> tuple[str, ...]:
 
 
 async def _rows(subject: Subject, split: str) -> list[Finding]:
-    first = _drawn(subject.make(), split, subject.seed)
+    drawn = _drawn(subject.make(), split, subject.seed)
     about = f"split {split!r} with seed {subject.seed}, drawn"
     for where, again in (("a second time", subject.make()), ("after another seed", _stirred(subject, split))):
-        if found := difference(first, _drawn(again, split, subject.seed), "row"):
+        if found := difference(drawn, _drawn(again, split, subject.seed), "row"):
             return [Finding(seen=f"{about} {where}: {found}")]
-    found = await _elsewhere(subject, split, first)
-    mend = "sort sets before drawing from them, and seed with a string or a number, never with hash()"
+    found = await _elsewhere(subject, split, drawn)
+    mend = "sort sets before drawing from them or showing them, and seed with a string or a number, never with hash()"
     return [Finding(seen=f"{about} in another interpreter: {found}", mend=mend)] if found else []
 
 
 def _alike(subject: Subject, split: str) -> list[Finding]:
     """Find what never varies in the first task of a seed, though it varies from task to task."""
     environment = subject.make()
-    row = [task.row() for task in islice(environment.tasks(split, seed=subject.seed), SEEDS)]
-    first = [task.row() for seed in range(SEEDS) for task in islice(environment.tasks(split, seed=seed), 1)]
-    if len(first) < SEEDS or all(each == first[0] for each in first):
+    row = [task.row() for task in first(environment, split, subject.seed, SEEDS)]
+    opening = [task.row() for seed in range(SEEDS) for task in first(environment, split, seed, 1)]
+    if len(opening) < SEEDS or all(each == opening[0] for each in opening):
         # There are not so many, or the split does not depend on the seed.
         return []
     mend = "where kinds of tasks follow each other in turn, let the seed choose which comes first"
     return [
         Finding(
-            seen=f"split {split!r}: {key!r} is {_values(first, key)[0]!r} in the first task of every seed", mend=mend
+            seen=f"split {split!r}: {key!r} is {_values(opening, key)[0]!r} in the first task of every seed", mend=mend
         )
         for key in row[0]
-        if not numbers(key) and 1 < len(_values(row, key)) <= SEEDS // 2 and len(_values(first, key)) == 1
+        if not numbers(key) and 1 < len(_values(row, key)) <= SEEDS // 2 and len(_values(opening, key)) == 1
     ]
 
 
@@ -65,16 +68,22 @@ def _values(rows: list[Row], key: str) -> list[str | int | bool]:
     return list(dict.fromkeys(row[key] for row in rows if isinstance(row.get(key), (str, int, bool))))
 
 
-async def _elsewhere(subject: Subject, split: str, first: list[object]) -> str | None:
+async def _elsewhere(subject: Subject, split: str, drawn: list[Plain]) -> str | None:
+    """Give where another interpreter draws *split* otherwise, or opens its first tasks with something else."""
     try:
-        rows = await elsewhere.rows(subject, split, seed=subject.seed, count=ROWS)
+        there = await elsewhere.asked(subject, split, seed=subject.seed, count=len(drawn), opened=OPENED)
     except NotApplicable:
         return None
-    return difference(first, rows, "row")
+    if found := difference(drawn, plain(there.rows), "row"):
+        return found
+    async with subject.fresh() as environment:
+        tasks = first(environment, split, subject.seed, OPENED)
+        here = [await elsewhere.opening(environment, task, subject.seed) for task in tasks]
+    return difference(here, plain(there.openings), "opening")
 
 
-def _drawn(environment: Environment, split: str, seed: int) -> list[object]:
-    return [plain(task.row()) for task in islice(environment.tasks(split, seed=seed), ROWS)]
+def _drawn(environment: Environment, split: str, seed: int) -> list[Plain]:
+    return [plain(task.row()) for task in first(environment, split, seed, ROWS)]
 
 
 def _stirred(subject: Subject, split: str) -> Environment:
@@ -85,18 +94,20 @@ def _stirred(subject: Subject, split: str) -> Environment:
 
 
 async def _plays(subject: Subject) -> list[Finding]:
-    findings = []
     async with subject.fresh() as environment:
-        for script in await scripts(subject, environment, tasks=TASKS):
-            first = await Performance(script, environment, subject.budget).whole()
-            again = await Performance(script, environment, subject.budget).whole()
-            async with subject.fresh() as other:
-                anew = await Performance(script, other, subject.budget).whole()
-            for where, second in (("again", again), ("in a new environment", anew)):
-                if found := difference(first, second):
-                    findings.append(Finding(seen=f"{script.title}, played {where}: {found}"))
-                    break
-    return findings
+        tasks = await subject.afforded(environment, TASKS, each=8)
+        found = [await _again(subject, environment, each) for each in await scripts(subject, environment, tasks=tasks)]
+    return [finding for finding in found if finding]
+
+
+async def _again(subject: Subject, environment: Environment, script: Script) -> Finding | None:
+    once, again = [await Performance(script, environment).whole() for _ in range(2)]
+    async with subject.fresh() as other:
+        anew = await Performance(script, other).whole()
+    for where, second in (("again", again), ("in a new environment", anew)):
+        if found := difference(once, second):
+            return Finding(seen=f"{script.title}, played {where}: {found}")
+    return None
 
 
 CHECKS = (
@@ -105,7 +116,7 @@ CHECKS = (
         asks="the same seed gives the same tasks, openings, answers and verdicts",
         why="a run that cannot be repeated cannot be debugged, resumed or compared",
         mend="draw everything from random.Random of the hook's `split` and `seed`, nothing from the global generators, "
-        "the clock or the order of a set",
+        "the clock or the order of a set, and keep nothing in the module between episodes",
         look=_look,
     ),
 )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gymsdk.checks.attack import Attack, Attempt, Seen, Turns, played, script
+from gymsdk.checks.attack import Attack, Attempt, Seen, Turns, played
+from gymsdk.checks.performance import Performance, Script
 from gymsdk.checks.subject import Subject
 from gymsdk.environment import Environment
-from gymsdk.episode import play
-from gymsdk.errors import EpisodeError
 from gymsdk.models.scripted import Scripted
 from gymsdk.outcome import Rollout
-from gymsdk.sitting import Budget, Sitting
 
 TASKS = 4
 """Tasks that are judged early."""
@@ -31,15 +29,9 @@ async def unplayed(subject: Subject, environment: Environment, seen: Sequence[Se
 
 
 async def _judged(subject: Subject, environment: Environment, seen: Seen) -> Rollout:
-    sitting = Sitting(environment, subject.budget)
-    try:
-        await sitting.open(seen.task, seed=subject.seed)
-        await sitting.judge()
-    except EpisodeError as error:
-        sitting.ending = error
-    finally:
-        await sitting.close()
-    return sitting.rollout()
+    performance = Performance(Script("nobody", seen.task, subject.seed, (), subject.brief), environment)
+    await performance.whole()
+    return performance.rollout
 
 
 async def cut(subject: Subject, environment: Environment, seen: Sequence[Seen]) -> list[Attempt]:
@@ -47,11 +39,10 @@ async def cut(subject: Subject, environment: Environment, seen: Sequence[Seen]) 
 
     Where only the closing words are missing the whole reward is right, so nothing is asked of these but a verdict.
     """
-    ways = [(each, script(await subject.oracle(environment, each.task))) for each in seen[:TASKS]]
-    begun = [(each, way[:length]) for each, way in ways for length in range(1, len(way))[:PREFIXES]]
+    begun = [(each, each.own[:length]) for each in seen[:TASKS] for length in range(1, len(each.own))[:PREFIXES]]
     return [Attempt(CUT, each, way, await _stopped(subject, environment, each, way)) for each, way in begun]
 
 
 async def _stopped(subject: Subject, environment: Environment, seen: Seen, way: Turns) -> Rollout:
-    budget = Budget(turns=len(way), tools=subject.budget.tools, seconds=subject.budget.seconds)
-    return await play(environment, Scripted("cut", played(way)), seen.task, seed=subject.seed, budget=budget)
+    budget = subject.budget.model_copy(update={"turns": len(way)})
+    return await subject.play(environment, Scripted("cut", played(way)), seen.task, budget=budget)

@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from gymsdk.checks import early
-from gymsdk.checks.attack import Attack, Attempt, Seen, attempted, looked_at, named, sample
+from gymsdk.checks.attack import Attack, Attempt, Seen, attempted, looked_at
 from gymsdk.checks.canary import CANARIES
 from gymsdk.checks.check import Check, Finding, NotApplicable
 from gymsdk.checks.luck import GRAIN, beyond
 from gymsdk.checks.panel import PANEL
 from gymsdk.checks.subject import Subject
+from gymsdk.checks.tasks import named, sample
 from gymsdk.environment import Environment
 
 TASKS = 12

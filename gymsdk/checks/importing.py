@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-
 from pydantic import BaseModel
+
+from gymsdk.checks import interpreter
 
 SECONDS = 45.0
 """Seconds an import may take."""
 
 PROGRAM = """
-import json, sys, threading, time
+import json, os, sys, threading, time
+os.dup2(1, 2)
 import gymsdk
 for name in gymsdk.__all__:
     getattr(gymsdk, name)
 import importlib
-known, began = set(sys.modules), time.process_time()
-importlib.import_module(sys.argv[1])
+known, began, entered = set(sys.modules), time.process_time(), time.monotonic()
+try:
+    importlib.import_module(sys.argv[1])
+except SyntaxError as error:
+    sys.exit(f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})")
 told = {
     "cpu": time.process_time() - began,
+    "wall": time.monotonic() - entered,
     "modules": sorted({name.split(".")[0] for name in set(sys.modules) - known}),
     "threads": [each.name for each in threading.enumerate() if each is not threading.main_thread()],
 }
@@ -29,9 +33,10 @@ print("\\n" + json.dumps(told), flush=True)
 
 
 class Seen(BaseModel):
-    """What an import did: seconds of *cpu*, the top *modules* and *threads* it left behind, what it *printed*."""
+    """What an import did: seconds of *cpu* and on the *wall*, *modules* and *threads* it left, what it *printed*."""
 
     cpu: float = 0.0
+    wall: float = 0.0
     modules: list[str] = []
     threads: list[str] = []
     printed: str = ""
@@ -39,20 +44,8 @@ class Seen(BaseModel):
 
 async def watched(module: str) -> Seen:
     """Give what importing *module* did beyond importing gymsdk; raises `ImportError` where it cannot be imported."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM, module),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        async with asyncio.timeout(SECONDS):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    printed, _, told = output.decode(errors="replace").strip().rpartition("\n")
-    if process.returncode:
+    ended = await interpreter.run(PROGRAM, module, seconds=SECONDS)
+    printed, _, told = ended.output.decode(errors="replace").strip().rpartition("\n")
+    if ended.code:
         raise ImportError(told)
     return Seen.model_validate_json(told).model_copy(update={"printed": printed.strip()})

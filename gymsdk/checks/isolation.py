@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gymsdk.checks.check import Check, Finding
-from gymsdk.checks.performance import Performance, Script, difference, scripts
-from gymsdk.checks.subject import Subject
+from gymsdk.checks.performance import Performance, Script, Seen, scripts
+from gymsdk.checks.plain import difference
+from gymsdk.checks.subject import SHARE, Subject
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 EXAMPLES = 15
 """Interleavings that are tried."""
@@ -26,77 +34,89 @@ class _Drift(AssertionError):
     """An interleaved episode went otherwise than alone; the message says where, and after what."""
 
 
+@dataclass(slots=True)
+class _Stage:
+    """The episodes that are interleaved: what each of *played* gave *alone*, until when they may be played."""
+
+    environment: Environment
+    played: Sequence[Script]
+    alone: Sequence[Seen]
+    ends: float
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is to be played."""
+        return self.over.is_set() or time.monotonic() >= self.ends
+
+
 async def _look(subject: Subject) -> list[Finding]:
     async with subject.fresh() as environment:
-        played = await scripts(subject, environment, tasks=TASKS)
+        tasks = await subject.afforded(environment, TASKS, each=8)
+        played = await scripts(subject, environment, tasks=tasks)
         played = [*played, *played[:1]]
-        alone = [await Performance(script, environment, subject.budget).whole() for script in played]
-        return await _side_by_side(subject, environment, played, alone) or await _interleaved(
-            subject, environment, played, alone
-        )
+        examples = await subject.afforded(environment, EXAMPLES, each=len(played), least=2)
+        alone = [await Performance(script, environment).whole() for script in played]
+        stage = _Stage(environment, played, alone, time.monotonic() + SHARE * subject.left)
+        return await _side_by_side(stage) or await _interleaved(stage, examples)
 
 
-async def _side_by_side(
-    subject: Subject, environment: Environment, played: Sequence[Script], alone: Sequence[Any]
-) -> list[Finding]:
-    plays = [Performance(script, environment, subject.budget) for script in (*played, *played)]
+async def _side_by_side(stage: _Stage) -> list[Finding]:
+    plays = [Performance(script, stage.environment) for script in (*stage.played, *stage.played)]
     await asyncio.gather(*(each.whole() for each in plays))
-    for each, expected in zip(plays, [*alone, *alone], strict=True):
+    for each, expected in zip(plays, [*stage.alone, *stage.alone], strict=True):
         if found := difference(expected, each.seen):
             return [Finding(seen=f"{each.script.title}, played beside {len(plays) - 1} others: {found}")]
     return []
 
 
-async def _interleaved(
-    subject: Subject, environment: Environment, played: Sequence[Script], alone: Sequence[Any]
-) -> list[Finding]:
+async def _interleaved(stage: _Stage, examples: int) -> list[Finding]:
     loop = asyncio.get_running_loop()
 
     def run(picks: list[int]) -> None:
-        asyncio.run_coroutine_threadsafe(_one(subject, environment, played, alone, picks), loop).result()
+        """Play one interleaving, and none any more where the time is over: nobody could stop this thread."""
+        if stage.closed:
+            return
+        playing = asyncio.run_coroutine_threadsafe(_one(stage, picks), loop)
+        try:
+            playing.result(max(0.0, stage.ends - time.monotonic()))
+        except (TimeoutError, CancelledError):
+            stage.over.set()
+            playing.cancel()
 
-    found = await asyncio.to_thread(_shrunk, run, len(played))
+    try:
+        found = await asyncio.to_thread(_shrunk, run, len(stage.played), examples)
+    finally:
+        stage.over.set()
     return [Finding(seen=found)] if found else []
 
 
-async def _one(
-    subject: Subject,
-    environment: Environment,
-    played: Sequence[Script],
-    alone: Sequence[Any],
-    picks: Sequence[int],
-) -> None:
+async def _one(stage: _Stage, picks: Sequence[int]) -> None:
     """Play all, the next phase of a picked one at a time, then the rest one by one; raises `_Drift`."""
-    plays = [Performance(script, environment, subject.budget) for script in played]
-    steps = [f"{chr(ord('A') + pick)} {await plays[pick].advance()}" for pick in picks if not plays[pick].over]
-    seen = [await each.whole() for each in plays]
-    for each, expected, got in zip(plays, alone, seen, strict=True):
+    plays = [Performance(script, stage.environment) for script in stage.played]
+    try:
+        steps = [f"{chr(ord('A') + pick)} {await plays[pick].advance()}" for pick in picks if not plays[pick].over]
+        seen = [await each.whole() for each in plays]
+    finally:
+        for each in plays:
+            await each.close()
+    for each, expected, got in zip(plays, stage.alone, seen, strict=True):
         if found := difference(expected, got):
             order = ", ".join(steps[:MOST]) + (", …" if len(steps) > MOST else "")
             raise _Drift(f"{each.script.title}, after the interleaved steps [{order}] of several episodes: {found}")
 
 
-def _shrunk(run: Any, count: int) -> str | None:
+def _shrunk(run: Callable[[list[int]], None], count: int, examples: int) -> str | None:
     """Give what the smallest interleaving that goes wrong shows, `None` where none does."""
     try:
-        from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+        from hypothesis import given
         from hypothesis import strategies as st
         from hypothesis.errors import Flaky
     except ImportError:
         raise UsageError('this check draws with hypothesis; run: pip install "gymsdk[author]"') from None
-
-    calm = settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-    )
     wrong: list[str] = []
 
-    @calm
+    @_calm(examples)
     @given(st.lists(st.integers(0, count - 1), min_size=4, max_size=6 * count))
     def interleaved(picks: list[int]) -> None:
         try:
@@ -111,6 +131,21 @@ def _shrunk(run: Any, count: int) -> str | None:
         # Where the environment remembers across episodes not even the same interleaving goes the same way twice.
         return wrong[-1]
     return None
+
+
+def _calm(examples: int) -> settings:
+    """Give hypothesis' settings for so many *examples*: nothing kept, nothing left to chance, nothing said."""
+    from hypothesis import HealthCheck, Phase, Verbosity, settings
+
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+    )
 
 
 CHECKS = (

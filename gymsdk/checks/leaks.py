@@ -2,8 +2,9 @@
 
 Two ways of looking, both made to be wrong seldom. Policies that answer with what a simple rule finds in the visible
 text must not earn more than chance: a retrieval task has parts of its answer in the prompt, and still pays nothing
-to them. And in what should not depend on the answer (schemas, replies to wrong calls and wrong answers) a task's own
-answer must not stand markedly more often than it stands in the same place of other tasks.
+to them. That the answer stands in the prompt is no leak by itself, since tasks ask for what is to be read there. And
+in what should not depend on the answer (schemas, replies to wrong calls and wrong answers) a task's own answer must
+not stand markedly more often than it stands in the same place of other tasks.
 """
 
 from __future__ import annotations
@@ -21,20 +22,18 @@ from gymsdk.checks.attack import (
     attempted,
     gathered,
     looked_at,
-    named,
     played,
     replies,
-    sample,
     says,
-    script,
 )
 from gymsdk.checks.check import Check, Finding, NotApplicable
-from gymsdk.checks.clues import RULES
-from gymsdk.checks.luck import beyond
+from gymsdk.checks.clues import RULES, Rule
+from gymsdk.checks.luck import GRAIN, beyond
 from gymsdk.checks.options import plain_value
 from gymsdk.checks.panel import one_form
-from gymsdk.checks.secrets import distinct, secrets, stands_in
+from gymsdk.checks.secrets import distinct, one_of_many, secrets, stands_in
 from gymsdk.checks.subject import Subject
+from gymsdk.checks.tasks import named, sample
 from gymsdk.environment import Environment
 from gymsdk.outcome import Rollout
 from gymsdk.transcript import Item, text_of
@@ -64,9 +63,8 @@ async def _look(subject: Subject) -> list[Finding]:
         if not seen:
             raise NotApplicable("the environment has no task that could be opened; give it a `tasks` hook")
         told = await gathered(_told(subject, environment, each) for each in seen)
-        ways = await gathered(subject.oracle(environment, each.task) for each in seen)
         attempts = await attempted(subject, environment, [*CONTROLS, *_attacks(seen, told)], seen)
-    return [*_earned(attempts)[:MOST], *_placed(seen, told, ways)]
+    return [*_earned(attempts)[:MOST], *_placed(seen, told)]
 
 
 def _earned(attempts: Sequence[Attempt]) -> list[Finding]:
@@ -76,7 +74,18 @@ def _earned(attempts: Sequence[Attempt]) -> list[Finding]:
         by_attack[attempt.attack].append(attempt)
     plain = max(fmean(attempt.paid for attempt in by_attack[control]) for control in CONTROLS)
     looked = [tried for attack, tried in by_attack.items() if attack not in CONTROLS]
-    return [found for tried in looked if fmean(each.paid for each in tried) > plain for found in beyond(tried)]
+    return [
+        found
+        for tried in looked
+        if fmean(each.paid for each in tried) > max(plain, _least(tried))
+        for found in beyond(tried)
+    ]
+
+
+def _least(tried: Sequence[Attempt]) -> float:
+    """Give what a policy has to earn on average whose rule also finds what is there to be found."""
+    share = next((rule.share for rule in RULES if rule.name == tried[0].attack.name), 0.0)
+    return share * fmean(each.seen.claims.maximum for each in tried) - GRAIN
 
 
 def _schemas(seen: Seen) -> str:
@@ -114,27 +123,22 @@ def _attacks(seen: Sequence[Seen], told: Sequence[list[Item]]) -> list[Attack]:
         id(each): [each.prompt, _schemas(each), _texts(said, calls=True), _texts(said, calls=False)]
         for each, said in zip(seen, told, strict=True)
     }
-    return [
-        _attack(name, rule, shown, place, form)
-        for name, rule in RULES.items()
-        for place in (0, -1)
-        for form in (str, one_form)
-    ]
+    return [_attack(rule, shown, place, form) for rule in RULES for place in (0, -1) for form in (str, one_form)]
 
 
-def _attack(
-    name: str, rule: Callable[[str], list[str]], shown: dict[int, list[str]], place: int, form: Callable[[str], str]
-) -> Attack:
+def _attack(rule: Rule, shown: dict[int, list[str]], place: int, form: Callable[[str], str]) -> Attack:
     def reply(seen: Seen) -> str | None:
-        found = [each for text in shown[id(seen)] for each in rule(text)]
+        if rule.asked_for(seen.prompt):
+            return None
+        found = [each for text in shown[id(seen)] for each in rule.finds(text)]
         return form(found[place]) if found else None
 
-    return replies(name, reply, mend=MEND, tasks=TASKS)
+    return replies(rule.name, reply, mend=MEND, tasks=rule.tasks)
 
 
-def _placed(seen: Sequence[Seen], told: Sequence[list[Item]], ways: Sequence[Rollout]) -> list[Finding]:
+def _placed(seen: Sequence[Seen], told: Sequence[list[Item]]) -> list[Finding]:
     """Give the places in which tasks' own answers stand."""
-    own = distinct([secrets(each.task, script(way), each.prompt) for each, way in zip(seen, ways, strict=True)])
+    own = distinct([secrets(each.task, each.own, each.prompt) for each in seen])
     places = {
         "the schema of a tool": [_schemas(each) for each in seen],
         "the answer to a wrong call": [_texts(said, calls=True) for said in told],
@@ -148,7 +152,9 @@ def _betrayed(seen: Sequence[Seen], place: str, texts: list[str], own: list[set[
         (each, secret)
         for number, (each, known) in enumerate(zip(seen, own, strict=True))
         for secret in sorted(known)
-        if stands_in(secret, texts[number]) and not _common(secret, texts, number)
+        if stands_in(secret, texts[number])
+        and not _common(secret, texts, number)
+        and not one_of_many(secret, texts[number], known)
     ]
     tasks = {id(each) for each, _ in hits}
     if len(tasks) < max(2, SHARE * len(seen)):
@@ -167,7 +173,7 @@ def _common(secret: str, texts: list[str], number: int) -> bool:
 CHECKS = (
     Check(
         id="semantic.no_solution_leakage",
-        asks="nothing that a policy can see holds the answer",
+        asks="a simple look at what a policy can see does not find the answer",
         why="a policy learns to copy an answer that it is shown, and scores that say so look like skill",
         mend=MEND,
         look=_look,

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations
 
 from gymsdk import rows
 from gymsdk.checks.check import Check, Finding, NotApplicable
+from gymsdk.checks.filed import unread
+from gymsdk.checks.plain import plain
 from gymsdk.checks.subject import Subject
+from gymsdk.checks.tasks import first, named
 from gymsdk.errors import BadConfig, BadRow
 from gymsdk.models.scripted import build
 from gymsdk.transcript import text_of
@@ -26,25 +30,41 @@ FIRST = 5.0
 COMPARED = 100
 """Rows of each split that are compared with those of the others."""
 
+VARIED = 0.9
+"""The share of a split's prompts that differ where prompts tell tasks apart."""
+
+MANY = 0.2
+"""The share of prompts that two splits must have in common; a few may be alike by chance, and ask for other things."""
+
+GIVE = "give what it asks for with --set (in pytest with --gymsdk-set NAME.KEY=VALUE)"
+
 EXAMPLE = "example"
 """The split whose rows are shown to people; they may be some of another split's."""
 
 
-async def _loads(subject: Subject) -> list[Finding]:
+async def loads(subject: Subject, *, seconds: float = LOADING) -> list[Finding]:
+    """Give why the environment, or the tasks that are looked at, are not there within *seconds* each."""
     threads = Threads()
     try:
-        environment = await threads.run(lambda: subject.environment, timeout=LOADING)
+        environment = await threads.run(lambda: subject.environment, timeout=seconds)
     except TimeoutError:
-        return [Finding(seen=f"it was not loaded after {LOADING:g} seconds")]
+        return [Finding(seen=f"it was not loaded after {seconds:g} seconds")]
     except BadConfig as error:
         if subject.settings:
             raise
-        return [Finding(seen=f"it does not load with its defaults: {error}", mend="give what it asks for with --set")]
+        return [
+            Finding(
+                seen=f"it does not load with its defaults: {error}",
+                mend=GIVE,
+            )
+        ]
     try:
-        tasks = await threads.run(lambda: subject.tasks, timeout=LOADING)
+        tasks = await threads.run(lambda: subject.tasks, timeout=seconds)
     except TimeoutError:
-        seen = f"{subject.count} tasks of each split were not there after {LOADING:g} seconds"
+        seen = f"{subject.count} tasks of each split were not there after {seconds:g} seconds"
         return [Finding(seen=seen, mend="yield tasks one by one as they are made")]
+    except BadRow as error:
+        return unread(subject) or [Finding(seen=str(error))]
     if tasks:
         return []
     seen = (
@@ -53,14 +73,15 @@ async def _loads(subject: Subject) -> list[Finding]:
     return [Finding(seen=seen, mend="write a `tasks` hook, put rows into `data/<split>.jsonl`, or name a file of rows")]
 
 
-async def _splits(subject: Subject) -> list[Finding]:
+async def splits(subject: Subject, *, seconds: float = FIRST) -> list[Finding]:
+    """Give which splits have no name or no task, or keep one waiting for the first more than *seconds*."""
     if not subject.environment.splits:
         raise NotApplicable("it has no splits; it is played with files of rows")
-    found = [await _first(subject, split) for split in subject.splits]
+    found = [await _first(subject, split, seconds) for split in subject.splits]
     return [finding for finding in found if finding]
 
 
-async def _first(subject: Subject, split: str) -> Finding | None:
+async def _first(subject: Subject, split: str, seconds: float) -> Finding | None:
     """Draw the first task of *split* from a new environment, and tell what is wrong with that."""
     if not split.strip():
         return Finding(seen=f"a split is named {split!r}", mend="name each split by a word")
@@ -73,8 +94,8 @@ async def _first(subject: Subject, split: str) -> Finding | None:
     if task is None:
         return Finding(seen=f"the split {split!r} has no task")
     spent = time.perf_counter() - started
-    if spent > FIRST:
-        return Finding(seen=f"the first task of {split!r} took {spent:.1f} seconds; {FIRST:g} are enough for one")
+    if spent > seconds:
+        return Finding(seen=f"the first task of {split!r} took {spent:.1f} seconds; {seconds:g} are enough for one")
     return None
 
 
@@ -85,19 +106,37 @@ async def _overlap(subject: Subject) -> list[Finding]:
     drawn = {split: _prints(subject, split) for split in splits}
     found = []
     for one, other in combinations(splits, 2):
-        if shared := drawn[one].keys() & drawn[other].keys():
-            seen = f"{len(shared)} of the first {len(drawn[other])} rows of {other!r} are in {one!r} too"
-            found.append(Finding(seen=seen, task=drawn[one][next(iter(shared))]))
+        if shared := drawn[one].rows.keys() & drawn[other].rows.keys():
+            what, shown = "rows", drawn[one].rows[min(shared)]
+        elif len(shared := drawn[one].prompts.keys() & drawn[other].prompts.keys()) > MANY * drawn[other].count:
+            what, shown = "prompts", drawn[one].prompts[min(shared)]
+        else:
+            continue
+        seen = f"{len(shared)} of the first {drawn[other].count} {what} of {other!r} are in {one!r} too"
+        found.append(Finding(seen=seen, task=shown))
     return found
 
 
-def _prints(subject: Subject, split: str) -> dict[str, str]:
-    """Give the first rows of *split* without what only numbers them, each with its opening words."""
-    tasks = islice(subject.environment.tasks(split, seed=subject.seed), COMPARED)
-    return {
-        json.dumps({key: value for key, value in task.row().items() if not numbers(key)}, sort_keys=True): opening(task)
-        for task in tasks
-    }
+@dataclass(frozen=True, slots=True)
+class _Prints:
+    """What tells the first *count* tasks of a split apart: *rows*, and *prompts* where they vary, each with a name."""
+
+    count: int
+    rows: dict[str, str]
+    prompts: dict[str, str]
+
+
+def _prints(subject: Subject, split: str) -> _Prints:
+    """Give the first rows of *split* without what only numbers them, and their prompts unless they are much alike."""
+    tasks = first(subject.environment, split, subject.seed, COMPARED)
+    rows = {_print({key: each for key, each in task.row().items() if not numbers(key)}): named(task) for task in tasks}
+    prompts = {_print(task.responses_create_params): named(task) for task in tasks if task.input}
+    varied = len(prompts) > max(1, VARIED * len(tasks))
+    return _Prints(len(tasks), rows, prompts if varied else {})
+
+
+def _print(value: Row) -> str:
+    return json.dumps(plain(value), sort_keys=True)
 
 
 def numbers(key: str) -> bool:
@@ -107,7 +146,7 @@ def numbers(key: str) -> bool:
 
 async def _rows(subject: Subject) -> list[Finding]:
     found = [_round_trip(subject, task) for task in subject.tasks]
-    return [finding for finding in found if finding]
+    return [*unread(subject), *(finding for finding in found if finding)]
 
 
 def _round_trip(subject: Subject, task: Task) -> Finding | None:
@@ -117,13 +156,13 @@ def _round_trip(subject: Subject, task: Task) -> Finding | None:
         line = json.dumps(row, allow_nan=False, ensure_ascii=False).encode()
     except Exception as error:  # noqa: BLE001  # an author's field may raise anything where it is written
         reason = f"{type(error).__name__}: {error}"
-        return Finding(seen=f"a row cannot be written as JSON: {reason}", task=opening(task))
+        return Finding(seen=f"a row cannot be written as JSON: {reason}", task=named(task))
     try:
         again = subject.environment.read(rows.parsed(line, where="its own row"))
     except BadRow as error:
-        return Finding(seen=f"a row that was written cannot be read: {error}", task=opening(task))
+        return Finding(seen=f"a row that was written cannot be read: {error}", task=named(task))
     if changed := _changed(row, again.row()) or _other_values(task, again):
-        return Finding(seen=f"written and read again, {', '.join(changed)} of a row changed", task=opening(task))
+        return Finding(seen=f"written and read again, {', '.join(changed)} of a row changed", task=named(task))
     return None
 
 
@@ -172,14 +211,8 @@ async def _verdicts(subject: Subject) -> list[Finding]:
             json.dumps(rollout.verdict.model_dump(mode="json"), allow_nan=False)
         except Exception as error:  # noqa: BLE001  # an author's field may raise anything where it is written
             seen = f"a verdict cannot be written as JSON: {type(error).__name__}: {error}"
-            found.append(Finding(seen=seen, task=opening(subject.environment.read(rollout.row))))
+            found.append(Finding(seen=seen, task=named(subject.environment.read(rollout.row))))
     return found
-
-
-def opening(task: Task) -> str:
-    """Give the first words of *task*, to find it by."""
-    said = " ".join(" ".join(text_of(item.get("content")) for item in task.input).split())
-    return said if len(said) <= 80 else f"{said[:80]}…"  # noqa: PLR2004  # about a line
 
 
 LOAD = Check(
@@ -187,7 +220,7 @@ LOAD = Check(
     asks="it loads with the settings given, and its tasks are there soon",
     why="nobody can play what does not load, and nothing else can be checked",
     mend="do what the sentence says; `gymsdk info NAME` shows what there is",
-    look=_loads,
+    look=loads,
     seconds=70.0,
 )
 
@@ -198,7 +231,7 @@ CHECKS: tuple[Check, ...] = (
         asks="every split has a name and tasks, the first of which is there within seconds",
         why="a run stands still until the first task is there, and a split without one ends it",
         mend="yield tasks lazily, without making or reading all of them first; leave out splits that have none",
-        look=_splits,
+        look=splits,
     ),
     Check(
         id="runtime.rows",

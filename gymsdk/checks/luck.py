@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from gymsdk.checks.attack import Attempt, named
+from gymsdk.checks.attack import Attempt
 from gymsdk.checks.check import Finding
+from gymsdk.checks.tasks import named
 
 SURPRISE = 1e-3
 """The probability below which luck does not explain a mean any more."""

@@ -11,8 +11,8 @@ from gymsdk.transcript import Item
 MOST = 60
 """How many options are taken."""
 
-_LINES = re.compile(r"^\s*(?:\(?([A-Za-z]|\d{1,2})[).:]|[-*])\s+(\S.*)$", re.MULTILINE)
-_INLINE = re.compile(r"\(([A-Za-z]|\d{1,2})\)\s*([^()\n,;]*)")
+_LINES = re.compile(r"^\s*(?:\(?([^\W\d_]|\d{1,2})[).:]|[-*])\s+(\S.*)$", re.MULTILINE)
+_INLINE = re.compile(r"\(([^\W\d_]|\d{1,2})\)\s*([^()\n,;]*)")
 _LETTERS = re.compile(r"(?<![A-Za-z])([A-H])[).:]\s*([^\n]*?)(?=\s+[A-H][).:]|\n|$)")
 _QUOTED = re.compile(r"""['"`\N{LEFT DOUBLE QUOTATION MARK}]([^'"`\n]{1,40})['"`\N{RIGHT DOUBLE QUOTATION MARK}]""")
 _EITHER = re.compile(r"\b(\w+)(?:, (\w+))* or (\w+)\b")
@@ -53,7 +53,25 @@ def choices(schema: Any) -> list[Any]:
     if not isinstance(schema, dict):
         return []
     nested = [value for each in schema.get("anyOf") or [] for value in choices(each)]
-    return [*(schema.get("enum") or []), *nested]
+    return [*(schema.get("enum") or []), *_few(schema), *nested]
+
+
+def _few(schema: Item) -> list[Any]:
+    """Give both truth values, or the whole numbers of a small range."""
+    if schema.get("type") == "boolean":
+        return [True, False]
+    low, high = _bound(schema, "inimum", 1), _bound(schema, "aximum", -1)
+    if schema.get("type") != "integer" or low is None or high is None or not 0 <= high - low < MOST:
+        return []
+    return list(range(low, high + 1))
+
+
+def _bound(schema: Item, name: str, inward: int) -> int | None:
+    """Give the outermost whole number that a `minimum` or `maximum`, exclusive or not, allows."""
+    bound, beyond = schema.get(f"m{name}"), schema.get(f"exclusiveM{name}")
+    if isinstance(bound, int):
+        return bound
+    return beyond + inward if isinstance(beyond, int) else None
 
 
 def plain_value(schema: Any) -> Any:

@@ -6,21 +6,29 @@ import math
 from collections.abc import Iterator
 
 from gymsdk import wire
-from gymsdk.checks.attack import gathered, named, played, sample, script, shown
+from gymsdk.checks.attack import AT_ONCE, gathered, played, script
 from gymsdk.checks.check import Check, Finding, NotApplicable
-from gymsdk.checks.subject import Subject
+from gymsdk.checks.luck import GRAIN
+from gymsdk.checks.subject import Play, Subject
+from gymsdk.checks.tasks import named, sample, shown
 from gymsdk.environment import Environment
-from gymsdk.models.scripted import build
+from gymsdk.models.scripted import Scripted, build
 from gymsdk.outcome import Rollout
 from gymsdk.types import Claims, Task
 
 TASKS = 16
 """Tasks the oracle plays."""
 
-EPSILON = 1e-6
-
 MOST = 3
 """Findings that are told one by one."""
+
+BUDGETS = {
+    "turns": "its budget of turns",
+    "tools": "its budget of tool calls",
+    "deadline": "its deadline",
+    "tokens": "its budget of tokens",
+}
+"""What ends an episode from without."""
 
 NO_SOLVE = (
     "the environment does not say how a task is solved: add a hook `solve(task)` that answers a Message, or a"
@@ -29,14 +37,14 @@ NO_SOLVE = (
 """What is missing where there is no oracle."""
 
 
-async def solved(subject: Subject, environment: Environment, most: int = TASKS) -> list[tuple[Task, Claims, Rollout]]:
+async def solved(subject: Subject, environment: Environment, most: int = TASKS) -> list[tuple[Task, Claims, Play]]:
     """Give how the oracle plays the sampled tasks it can play; raises `NotApplicable` where there is none."""
-    tasks = sample(subject.tasks, most)
-    rollouts = await gathered(subject.oracle(environment, task) for task in tasks)
-    known = [(task, rollout) for task, rollout in zip(tasks, rollouts, strict=True) if not _unknown(rollout)]
+    tasks = sample(subject.tasks, await subject.afforded(environment, most, each=2 / AT_ONCE))
+    plays = await gathered(subject.oracle(environment, task) for task in tasks)
+    known = [(task, play) for task, play in zip(tasks, plays, strict=True) if not _unknown(play.rollout)]
     if not known:
         raise NotApplicable(NO_SOLVE if tasks else "the environment has no tasks to solve")
-    return [(task, await environment.claims(task), rollout) for task, rollout in known]
+    return [(task, await environment.claims(task), play) for task, play in known]
 
 
 def _unknown(rollout: Rollout) -> bool:
@@ -46,7 +54,7 @@ def _unknown(rollout: Rollout) -> bool:
 async def _maximum(subject: Subject) -> list[Finding]:
     async with subject.fresh() as environment:
         played_out = await solved(subject, environment)
-    return few([found for task, claims, rollout in played_out for found in _short_of(task, claims, rollout)])
+    return few([found for task, claims, play in played_out for found in _short_of(task, claims, play.rollout)])
 
 
 def few(findings: list[Finding]) -> list[Finding]:
@@ -64,11 +72,17 @@ def _short_of(task: Task, claims: Claims, rollout: Rollout) -> Iterator[Finding]
             seen=f"{said} is not scored: {failure.stage} {rollout.outcome} ({failure.kind}): {failure.message[:200]}",
             task=named(task),
         )
-    elif abs(rollout.reward - claims.maximum) > EPSILON:
-        ended = "" if rollout.ended == "done" else f"; the episode was ended by its budget of {rollout.ended}"
+    elif abs(rollout.reward - claims.maximum) > GRAIN and rollout.ended in BUDGETS:
         yield Finding(
-            seen=f"{said} earns {rollout.reward:g}, the claimed maximum is {claims.maximum:g}{ended}", task=named(task)
+            seen=f"{BUDGETS[rollout.ended]} ended the episode after {rollout.turns} turns, before what `solve`"
+            f" plays was over: it had earned {rollout.reward:g}, the claimed maximum is {claims.maximum:g}",
+            task=named(task),
+            mend="allow more with --turns, --tool-calls or --deadline, as a run of this environment has to, or let"
+            " `solve` come to an end",
         )
+    elif abs(rollout.reward - claims.maximum) > GRAIN:
+        seen = f"{said} earns {rollout.reward:g}, the claimed maximum is {claims.maximum:g}"
+        yield Finding(seen=seen, task=named(task))
 
 
 def _last(rollout: Rollout) -> str:
@@ -80,10 +94,10 @@ def _last(rollout: Rollout) -> str:
 async def _variants(subject: Subject) -> list[Finding]:
     async with subject.fresh() as environment:
         asked = [
-            (task, claims, variant, rollout)
-            for task, claims, rollout in await solved(subject, environment)
+            (task, claims, variant, play)
+            for task, claims, play in await solved(subject, environment)
             for variant in claims.variants
-            if rollout.outcome == "scored"
+            if play.rollout.outcome == "scored"
         ]
         if not asked:
             raise NotApplicable("no task claims another right reply; list some in `claims(task).variants`")
@@ -95,17 +109,18 @@ async def _variants(subject: Subject) -> list[Finding]:
 
 
 async def _instead(
-    subject: Subject, environment: Environment, task: Task, _claims: Claims, variant: str, rollout: Rollout
+    subject: Subject, environment: Environment, task: Task, _claims: Claims, variant: str, play: Play
 ) -> Rollout:
     """Play as the oracle did, *variant* in place of its last reply."""
-    way = script(rollout)
+    way = script(play)
     replied = any(item.get("type") == "message" for item in way[-1]) if way else False
     before = way[:-1] if replied else way
-    return await subject.told(environment, played([*before, [wire.message(variant, id="msg_0")]]), task)
+    policy = Scripted("variant", played([*before, [wire.message(variant, id="msg_0")]]))
+    return await subject.play(environment, policy, task)
 
 
 def _refused(task: Task, claims: Claims, variant: str, rollout: Rollout) -> Iterator[Finding]:
-    if rollout.reward is None or abs(rollout.reward - claims.maximum) > EPSILON:
+    if rollout.reward is None or abs(rollout.reward - claims.maximum) > GRAIN:
         got = "is not scored" if rollout.reward is None else f"earns {rollout.reward:g}"
         yield Finding(
             seen=f"the reply {shown(variant)}, claimed to be right, {got}; the maximum is {claims.maximum:g}",
@@ -114,11 +129,13 @@ def _refused(task: Task, claims: Claims, variant: str, rollout: Rollout) -> Iter
 
 
 async def _range(subject: Subject) -> list[Finding]:
-    tasks = sample(subject.tasks, TASKS // 2)
     async with subject.fresh() as environment:
+        tasks = sample(subject.tasks, await subject.afforded(environment, TASKS // 2, each=3 / AT_ONCE))
         findings = [found for task in tasks for found in _sensible(task, await environment.claims(task))]
         for name in ("oracle", "null", "random"):
-            rollouts = await gathered(subject.play(environment, build(name), task) for task in tasks)
+            budget = subject.budget if name == "oracle" else subject.brief
+            plays = (subject.play(environment, build(name), task, budget=budget) for task in tasks)
+            rollouts = await gathered(plays)
             for task, rollout in zip(tasks, rollouts, strict=True):
                 findings += _within(task, await environment.claims(task), rollout, f"the {name} policy")
     return few(findings)
@@ -127,7 +144,7 @@ async def _range(subject: Subject) -> list[Finding]:
 def _sensible(task: Task, claims: Claims) -> Iterator[Finding]:
     if not math.isfinite(claims.maximum) or not math.isfinite(claims.chance):
         yield Finding(seen=f"the claims are no finite numbers: {claims.maximum}, {claims.chance}", task=named(task))
-    elif claims.chance > claims.maximum + EPSILON:
+    elif claims.chance > claims.maximum + GRAIN:
         seen = f"the claimed chance {claims.chance:g} is above the claimed maximum {claims.maximum:g}"
         yield Finding(seen=seen, task=named(task))
 
@@ -137,11 +154,11 @@ def _within(task: Task, claims: Claims, rollout: Rollout, who: str) -> Iterator[
         if rollout.failure and rollout.failure.kind == "bad_answer":
             yield Finding(seen=f"{who} gets no reward: {rollout.failure.message[:200]}", task=named(task))
         return
-    if rollout.reward > claims.maximum + EPSILON:
+    if rollout.reward > claims.maximum + GRAIN:
         seen = f"{who} earns {rollout.reward:g}, more than the claimed maximum {claims.maximum:g}"
         yield Finding(seen=seen, task=named(task))
     total = sum(rollout.components.values())
-    if rollout.components and abs(total - rollout.reward) > EPSILON:
+    if rollout.components and abs(total - rollout.reward) > GRAIN:
         seen = f"{who} earns {rollout.reward:g}, the components sum to {total:g}"
         yield Finding(seen=seen, task=named(task))
 

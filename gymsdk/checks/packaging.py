@@ -16,6 +16,14 @@ from gymsdk.plugins.registry import Entry
 CPU = 2.0
 """Seconds of CPU an import may cost."""
 
+WALL = 3.0
+"""Seconds an import may wait for what is no computing of its own."""
+
+BUSY = 0.25
+"""The share of its time that an import computes which waits for nothing, be the machine as busy as it may."""
+
+WAITS = "wait for nothing at import: open connections and read files in `lifespan` or where they are needed"
+
 HEAVY = frozenset({"torch", "tensorflow", "jax", "transformers", "vllm", "ray"})
 """Packages that cost every command seconds where a module imports them at its top."""
 
@@ -126,21 +134,26 @@ def _strays(held: set[str]) -> Iterator[str]:
             yield name
 
 
-async def _import(subject: Subject) -> list[Finding]:
+async def imported(subject: Subject, *, cpu: float = CPU) -> list[Finding]:
+    """Give how importing the package is a burden: what it prints, starts and brings, or costs beyond *cpu* seconds."""
     module = _entry(subject).module.split(":")[0].split("[")[0].strip()
     try:
         seen = await importing.watched(module)
     except ImportError as error:
-        return [Finding(seen=f"it cannot be imported: {error}")]
-    return [Finding(seen=each) for each in _burdens(seen)]
+        return [Finding(seen=f"it cannot be imported: {error}", mend="mend that first")]
+    except TimeoutError:
+        return [Finding(seen=f"its import was not over after {importing.SECONDS:g} s", mend=WAITS)]
+    return [Finding(seen=each) for each in _burdens(seen, cpu)]
 
 
-def _burdens(seen: importing.Seen) -> Iterator[str]:
+def _burdens(seen: importing.Seen, cpu: float) -> Iterator[str]:
     heavy = sorted(HEAVY & set(seen.modules))
     if heavy:
         yield f"its import brings {', '.join(heavy)} along"
-    if seen.cpu > CPU:
-        yield f"its import costs {seen.cpu:.1f} s of CPU; {CPU:g} are enough"
+    if seen.cpu > cpu:
+        yield f"its import costs {seen.cpu:.1f} s of CPU; {cpu:g} are enough"
+    if seen.wall > WALL and seen.cpu < BUSY * seen.wall:
+        yield f"its import takes {seen.wall:.1f} s, and computes {seen.cpu:.1f} s of them: it waits for something"
     if seen.printed:
         yield f"its import prints {seen.printed[:120]!r}"
     if seen.threads:
@@ -166,7 +179,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         id="packaging.entry_point",
-        asks="its entry point has a name that can be used, a module that is there, and no rival",
+        asks="its entry point has a name that can be used and that no other has, and a module that is there",
         why="commands and `gymnasium.make` find an environment by that name alone",
         mend='mend `[project.entry-points."gymsdk.environments"]` in pyproject.toml and install it again',
         look=_point,
@@ -185,7 +198,7 @@ CHECKS: tuple[Check, ...] = (
         asks="importing it is cheap, prints nothing and starts nothing",
         why="every command, worker and server imports it, often many times over",
         mend="import what is heavy inside the function that needs it; open resources in `lifespan`",
-        look=_import,
+        look=imported,
         loads=False,
     ),
 )

@@ -1,22 +1,22 @@
-"""A performance: what one episode gave, action by action, while a script was played; two of them can be compared."""
+"""A performance: what one episode gave, phase by phase, while a script was played; two of them can be compared."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Any
-
-from pydantic_core import from_json, to_json
+from typing import TypeAlias
 
 from gymsdk import wire
-from gymsdk.checks.subject import Subject
+from gymsdk.checks.plain import Plain, plain
+from gymsdk.checks.subject import Recorded, Subject
+from gymsdk.checks.tasks import named, sample
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError
 from gymsdk.models.scripted import build
+from gymsdk.outcome import Rollout
 from gymsdk.sitting import Budget, Sitting
 from gymsdk.transcript import Item
-from gymsdk.turns import turns
-from gymsdk.types import State, Task, Verdict
+from gymsdk.types import Episode, Playable, Task, Verdict
 
 GARBAGE = (
     [wire.function_call("no_such_tool", "{}", "call_g0", id="fc_g0")],
@@ -25,33 +25,34 @@ GARBAGE = (
 )
 """Turns no policy should take, and some do."""
 
-SHORT = 120
-"""Characters of a value that a sentence quotes."""
+Seen: TypeAlias = dict[str, Plain]
+"""What a performance has given so far, by phase, as plain JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The turns to play on a *task*; *name* says whose they are."""
+    """The *turns* to play on a *task* within a *budget*; *name* says whose they are."""
 
     name: str
     task: Task
     seed: int
     turns: tuple[list[Item], ...]
+    budget: Budget = field(default_factory=Budget)
 
     @property
     def title(self) -> str:
         """Whose turns on which task, for a sentence."""
-        return f"{self.name} on {self.task.input[-1].get('content')!r:.60}"
+        return f"{self.name} on {named(self.task)}"
 
 
 @dataclass(slots=True)
 class Performance:
-    """One play of *script*, phase by phase; *seen* is what it has given so far, by phase, as plain JSON."""
+    """One play of *script*, phase by phase; *seen* is what it has given so far, *answers* what answered each turn."""
 
     script: Script
-    environment: Environment
-    budget: Budget
-    seen: dict[str, Any] = field(default_factory=dict)
+    environment: Playable
+    seen: Seen = field(default_factory=dict)
+    answers: list[list[Item] | None] = field(default_factory=list)
     over: bool = False
     _sitting: Sitting | None = None
     _turn: int = 0
@@ -59,108 +60,108 @@ class Performance:
     async def advance(self) -> str:
         """Play the next phase (`reset`, a turn, `verify`, `close`) and give its name."""
         if self._sitting is None:
-            self._sitting = Sitting(self.environment, self.budget)
+            self._sitting = Sitting(self.environment, self.script.budget)
             return await self._phase("reset", self._reset(self._sitting))
         sitting = self._sitting
-        if not sitting.over and self._turn < len(self.script.turns):
+        if self._goes_on(sitting):
             self._turn += 1
             return await self._phase(f"turn {self._turn}", self._step(sitting))
         if sitting.ending is None:
             return await self._phase("verify", self._verify(sitting))
-        self.over = True
-        await sitting.close()
+        await self.close()
         return "close"
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Seen:
         """Play what is left and give what was seen."""
-        while not self.over:
-            await self.advance()
+        try:
+            while not self.over:
+                await self.advance()
+        finally:
+            await self.close()
         return self.seen
 
-    async def _phase(self, name: str, coroutine: Any) -> str:
+    async def up_to_the_verdict(self) -> Episode | None:
+        """Play every turn; `None` where the episode broke before it could be judged."""
+        while self._sitting is None or self._goes_on(self._sitting):
+            await self.advance()
+        return None if self._sitting.ending else self._sitting.episode
+
+    async def close(self) -> None:
+        """Close the episode, once."""
+        if self._sitting is not None and not self.over:
+            self.over = True
+            await self._sitting.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the episode came to its end, by itself, by a budget or by a failure."""
+        return self._sitting is not None and self._sitting.over
+
+    @property
+    def broken(self) -> bool:
+        """Whether it failed on the way."""
+        return self._sitting is not None and isinstance(self._sitting.ending, EpisodeError)
+
+    @property
+    def episode(self) -> Episode | None:
+        """The episode, `None` where it could not be opened."""
+        return self._sitting.episode if self._sitting else None
+
+    @property
+    def rollout(self) -> Rollout:
+        """The rollout of what was played to its end."""
+        assert self._sitting is not None, "a performance has begun"
+        return self._sitting.rollout()
+
+    def _goes_on(self, sitting: Sitting) -> bool:
+        return not sitting.over and self._turn < len(self.script.turns)
+
+    async def _phase(self, name: str, phase: Awaitable[Plain]) -> str:
         try:
-            self.seen[name] = await coroutine
+            self.seen[name] = await phase
         except EpisodeError as error:
             assert self._sitting is not None, "a phase has a sitting"
+            error.stage = error.stage or name.partition(" ")[0].replace("turn", "step")
             self._sitting.ending = error
             self.seen[name] = {"failure": error.kind}
         return name
 
-    async def _reset(self, sitting: Sitting) -> Any:
+    async def _reset(self, sitting: Sitting) -> Plain:
         episode = await sitting.open(self.script.task, seed=self.script.seed)
-        return {
-            "opening": plain(episode.transcript.opening),
-            "tools": plain(episode.tools),
-            "state": state(episode.state),
-        }
+        shown = {"opening": episode.transcript.opening, "tools": episode.tools}
+        return plain({**shown, "state": episode.state})
 
-    async def _step(self, sitting: Sitting) -> Any:
+    async def _step(self, sitting: Sitting) -> Plain:
+        # A turn that fails is answered by nothing.
+        self.answers.append(None)
         taken = await sitting.answer(wire.response(list(self.script.turns[self._turn - 1]), model="script"))
-        after = state(sitting.episode.state) if sitting.episode else None
-        return {"answer": plain(taken.items), "reward": taken.reward, "ended": taken.ended, "state": after}
+        self.answers[-1] = taken.items
+        after = sitting.episode.state if sitting.episode else None
+        return plain({"answer": taken.items, "reward": taken.reward, "ended": taken.ended, "state": after})
 
-    async def _verify(self, sitting: Sitting) -> Any:
+    async def _verify(self, sitting: Sitting) -> Plain:
         await sitting.judge()
         return {"verdict": verdict(sitting.ending)}
 
 
 async def recorded(subject: Subject, environment: Environment, task: Task, policy: str) -> Script | None:
     """Give the turns the scripted *policy* takes on *task*, `None` where it cannot play it."""
-    rollout = await subject.play(environment, build(policy), task)
+    budget = subject.budget if policy == "oracle" else subject.brief
+    model = Recorded(build(policy))
+    rollout = await subject.play(environment, model, task, budget=budget)
     if rollout.failure and rollout.failure.stage == "model":
         return None
-    output = rollout.response["output"] if rollout.response else []
-    return Script(f"scripted/{policy}", task, subject.seed, tuple(turns(output)))
+    return Script(f"scripted/{policy}", task, subject.seed, tuple(model.turns), budget)
 
 
 async def scripts(subject: Subject, environment: Environment, *, tasks: int) -> list[Script]:
-    """Give the turns of the oracle and the random policy on the first *tasks*, and garbage on one."""
-    chosen = spread(subject.tasks, tasks)
+    """Give the turns of the oracle and the random policy on a sample of *tasks*, and garbage on one."""
+    chosen = sample(subject.tasks, tasks)
     found = [await recorded(subject, environment, task, policy) for task in chosen for policy in ("oracle", "random")]
-    garbage = [Script("garbage", task, subject.seed, GARBAGE) for task in chosen[:1]]
+    garbage = [Script("garbage", task, subject.seed, GARBAGE, subject.brief) for task in chosen[:1]]
     return [script for script in found if script is not None] + garbage
 
 
-def spread(tasks: Sequence[Task], count: int) -> list[Task]:
-    """Give *count* of the tasks, from the first to the last."""
-    step = max(1, len(tasks) // count)
-    return list(tasks[::step][:count])
-
-
-def plain(value: Any) -> Any:
-    """Give *value* as plain JSON; of what JSON cannot hold, only the type."""
-    # By way of text: what is no number must equal itself.
-    return from_json(to_json(value, fallback=lambda other: f"<{type(other).__name__}>", inf_nan_mode="strings"))
-
-
-def state(given: State) -> Any:
-    """Give a state as plain JSON."""
-    return plain(given.model_dump(mode="python"))
-
-
-def verdict(given: object) -> Any:
+def verdict(given: object) -> Plain:
     """Give a verdict as plain JSON."""
-    return plain(given.model_dump(mode="python")) if isinstance(given, Verdict) else None
-
-
-def difference(one: Any, other: Any, where: str = "") -> str | None:
-    """Give where *other* first differs from *one* and how, `None` where they are equal."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return _first(((key, one.get(key), other.get(key)) for key in [*one, *(other.keys() - one.keys())]), where)
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return _first(((str(n), a, b) for n, (a, b) in enumerate(zip(one, other, strict=True))), where)
-    if one == other:
-        return None
-    return f"{where or 'it'} was {_short(one)}, then {_short(other)}"
-
-
-def _first(pairs: Any, where: str) -> str | None:
-    for key, one, other in pairs:
-        if found := difference(one, other, f"{where}.{key}" if where else str(key)):
-            return found
-    return None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= SHORT else f"{text[:SHORT]}…"
+    return plain(given) if isinstance(given, Verdict) else None

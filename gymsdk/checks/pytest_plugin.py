@@ -11,6 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from gymsdk.checks.check import Check, Report
     from gymsdk.checks.run import Run
+    from gymsdk.sitting import Budget
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,17 +23,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="Check this installed environment, each check a test; may be given several times.",
     )
+    parser.getgroup("gymsdk").addoption(
+        "--gymsdk-set",
+        action="append",
+        default=[],
+        metavar="NAME.KEY=VALUE",
+        help="A setting of an environment named by --gymsdk (KEY=VALUE with one); may be given several times.",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Add a test for each check of each environment named, before `-k` and `-m` choose among the tests."""
-    for name in dict.fromkeys(session.config.getoption("--gymsdk")):
-        home = Checked.from_parent(session, name=f"gymsdk-{name}", run=_run(name))
+    names = list(dict.fromkeys(session.config.getoption("--gymsdk")))
+    for name, settings in _settings(names, session.config.getoption("--gymsdk-set")).items():
+        home = Checked.from_parent(session, name=f"gymsdk-{name}", run=_run(name, settings))
         items.extend(session.genitems(home))
 
 
-def _run(name: str) -> Run:
+def _settings(names: list[str], pairs: list[str]) -> dict[str, dict[str, Any]]:
+    """Give each environment's settings; raises `pytest.UsageError` where they are not written as they have to be."""
+    if not pairs:
+        return {name: {} for name in names}
+    from gymsdk.cli import options
+    from gymsdk.errors import UsageError
+
+    if not names:
+        raise pytest.UsageError(f"--gymsdk-set {pairs[0]}: name the environment with --gymsdk NAME")
+    try:
+        return options.settings(names, pairs)
+    except UsageError as error:
+        raise pytest.UsageError(str(error).replace("--set", "--gymsdk-set")) from None
+
+
+def _run(name: str, settings: dict[str, Any]) -> Run:
     """Give the run that the tests of environment *name* share; raises `pytest.UsageError` where there is none."""
     from gymsdk.checks import catalog
     from gymsdk.checks.run import Run
@@ -41,7 +65,7 @@ def _run(name: str) -> Run:
 
     try:
         catalog.ready(catalog.CHECKS)
-        return Run(named(name, {}))
+        return Run(named(name, settings))
     except GymsdkError as error:
         raise pytest.UsageError(f"--gymsdk {name}: {error}") from None
 
@@ -88,7 +112,9 @@ class Looked(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Give what was found without a traceback, which would be the kit's."""
-        if isinstance(excinfo.value, Broken):
+        from gymsdk.errors import UsageError
+
+        if isinstance(excinfo.value, (Broken, UsageError)):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
@@ -99,20 +125,32 @@ class Looked(pytest.Item):
 
 @pytest.fixture
 def gymsdk_check() -> Callable[..., Report]:
-    """Check an installed environment: `gymsdk_check("name", only=[...], skip=[...], **settings)`.
+    """Check an installed environment: `gymsdk_check("name", only=[...], skip=[...], budget=Budget(...), **settings)`.
 
-    The test fails with what was found; where nothing was, the report is returned.
+    *budget* is that of the best plays. The test fails with what was found; where nothing was, the report is returned.
     """
 
-    def check(name: str, /, *, only: Iterable[str] = (), skip: Iterable[str] = (), **settings: Any) -> Report:
+    def check(
+        name: str,
+        /,
+        *,
+        only: str | Iterable[str] = (),
+        skip: str | Iterable[str] = (),
+        budget: Budget | None = None,
+        **settings: Any,
+    ) -> Report:
         from gymsdk.checks import catalog
         from gymsdk.checks.report import text
         from gymsdk.checks.run import Run, waited_for
         from gymsdk.checks.subject import named
+        from gymsdk.errors import UsageError
 
-        chosen = catalog.chosen(only, skip)
-        catalog.ready(chosen)
-        report = waited_for(Run(named(name, settings)).report(chosen))
+        try:
+            chosen = catalog.chosen(only, skip)
+            catalog.ready(chosen)
+            report = waited_for(Run(named(name, settings, budget=budget)).report(chosen))
+        except UsageError as error:
+            pytest.fail(f"gymsdk_check({name!r}): {error}", pytrace=False)
         if not report.passed:
             pytest.fail(f"{name}\n{text(report, failed_only=True)}", pytrace=False)
         return report

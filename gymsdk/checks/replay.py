@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 
 from gymsdk.checks.check import Check, Finding
-from gymsdk.checks.performance import Script, difference, scripts, state, verdict
+from gymsdk.checks.performance import Performance, Script, scripts, verdict
+from gymsdk.checks.plain import Plain, difference, plain
 from gymsdk.checks.subject import Subject
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError
-from gymsdk.sitting import Sitting
-from gymsdk.wire import response
+from gymsdk.turns import spans
+from gymsdk.types import Episode
 
 TASKS = 3
 """Tasks that are played, by the oracle and at random."""
@@ -19,39 +20,41 @@ TASKS = 3
 async def _look(subject: Subject) -> list[Finding]:
     findings = []
     async with subject.fresh() as environment:
-        for script in await scripts(subject, environment, tasks=TASKS):
+        tasks = await subject.afforded(environment, TASKS, each=6)
+        for script in await scripts(subject, environment, tasks=tasks):
             async with subject.fresh() as other:
-                if seen := await _difference(subject, environment, other, script):
+                if seen := await _difference(environment, other, script):
                     findings.append(Finding(seen=f"{script.title}, replayed in a new environment: {seen}"))
     return findings
 
 
-async def _difference(subject: Subject, environment: Environment, other: Environment, script: Script) -> str | None:
-    sitting = Sitting(environment, subject.budget)
+async def _difference(environment: Environment, other: Environment, script: Script) -> str | None:
+    first = Performance(script, environment)
     try:
-        episode = await sitting.open(script.task, seed=script.seed)
-        for turn in script.turns:
-            if not sitting.over:
-                await sitting.answer(response(list(turn), model="script"))
-        left = state(episode.state)
-        await sitting.judge()
-    except EpisodeError:
+        episode = await first.up_to_the_verdict()
+        left = plain(episode.state) if episode else None
+        judged = await first.advance()
+    finally:
+        await first.close()
+    if episode is None or judged != "verify" or first.rollout.verdict is None:
         # What breaks an episode is for other checks; there is nothing to replay.
         return None
-    finally:
-        await sitting.close()
-    again = await other.replay(script.task, episode.transcript.items, seed=script.seed)
+    if len(list(spans(episode.transcript.items))) < len(first.answers):
+        # Where a step says nothing two replies stand side by side, and a transcript does not tell them apart.
+        return None
+    return difference({"state": left, "verdict": verdict(first.rollout.verdict)}, await _rebuilt(other, episode))
+
+
+async def _rebuilt(other: Environment, episode: Episode) -> Plain:
+    """Give the state and the verdict that *episode*'s transcript leads to in an *other* environment."""
+    again = await other.replay(episode.task, episode.transcript.items, seed=episode.seed)
     again.transcript.ended = episode.transcript.ended
     try:
-        rebuilt = state(again.state)
-        judged = await other.verify(again)
+        return {"state": plain(again.state), "verdict": verdict(await other.verify(again))}
     finally:
         # How closing goes is for another check.
         with suppress(EpisodeError):
             await other.close(again)
-    return difference(
-        {"state": left, "verdict": verdict(sitting.ending)}, {"state": rebuilt, "verdict": verdict(judged)}
-    )
 
 
 CHECKS = (

@@ -6,36 +6,36 @@ import asyncio
 import gc
 import io
 import os
-import random
-import signal
-import sys
+import re
 import tempfile
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gymsdk.checks.check import Check, Finding
-from gymsdk.checks.performance import Performance, Script, plain, scripts
+from gymsdk.checks.performance import Performance, Script, scripts
+from gymsdk.checks.process import pictured, put_back, stirred
 from gymsdk.checks.subject import Subject
 from gymsdk.environment import Environment
 
-WARM_UP = 24
-"""Episodes before anything is counted: pools fill, caches warm."""
-
 WINDOW = 24
-"""Episodes between two counts; what grows by a quarter of it in both windows grows with every few episodes."""
+"""Episodes between two counts, and before the first: pools fill, caches warm.
+
+What grows by a quarter of it in both windows grows with every few episodes.
+"""
+
+LEAST = 8
+"""Episodes of the smallest window: fewer would take for a leak what is none."""
 
 TASKS = 2
 """Tasks that are played, by the oracle, at random and with garbage."""
 
 
 def _threads() -> Iterator[str]:
-    return (f"thread {thread.name.rstrip('0123456789-_ ()')!r}" for thread in threading.enumerate())
+    # Threads of one kind are told apart by a number.
+    return (f"thread {re.sub(r'[-_ ]?[0-9]+', '', thread.name)!r}" for thread in threading.enumerate())
 
 
 def _files() -> Iterator[str]:
@@ -94,32 +94,33 @@ def _counted() -> Counter[str]:
 
 async def _grown(subject: Subject) -> list[Finding]:
     with _own_folder():
-        counts = await _counts(subject)
+        window, counts = await _counts(subject)
     return [
         Finding(
-            seen=f"{WINDOW} episodes left {more} {_plural(_kind(name))} behind, such as {name}, and so did the next"
+            seen=f"{window} episodes left {more} {_plural(_kind(name))} behind, such as {name}, and so did the next"
         )
-        for name, more in _families(counts)
+        for name, more in _families(counts, window)
     ]
 
 
-async def _counts(subject: Subject) -> list[Counter[str]]:
+async def _counts(subject: Subject) -> tuple[int, list[Counter[str]]]:
+    """Give how many episodes a window has, and what was counted at the ends of two."""
+    counts = []
     async with subject.fresh() as environment:
+        window = await subject.afforded(environment, WINDOW, each=3.5, least=LEAST)
         played = await scripts(subject, environment, tasks=TASKS)
-        await _played(subject, environment, played, WARM_UP)
-        counts = [_counted()]
-        for _ in range(2):
-            await _played(subject, environment, played, WINDOW)
+        for _ in range(3):
+            await _played(environment, played, window)
             counts.append(_counted())
-    return counts
+    return window, counts
 
 
-def _families(counts: list[Counter[str]]) -> Iterator[tuple[str, int]]:
+def _families(counts: list[Counter[str]], window: int) -> Iterator[tuple[str, int]]:
     """Yield what has grown twice, with one of its names: what leaks may be named by another number each time."""
     kinds = [_kinds(count) for count in counts]
     for kind in kinds[-1]:
         first, second, third = (each[kind] for each in kinds)
-        if min(second - first, third - second) >= WINDOW // 4:
+        if min(second - first, third - second) >= window // 4:
             new = counts[-1] - counts[0]
             yield next(name for name in new if _kind(name) == kind), third - second
 
@@ -139,53 +140,22 @@ def _plural(kind: str) -> str:
     return f"{kind}es" if kind.endswith("s") else f"{kind}s"
 
 
-async def _played(subject: Subject, environment: Environment, played: list[Script], episodes: int) -> None:
-    for number in range(episodes):
-        await Performance(played[number % len(played)], environment, subject.budget).whole()
-
-
-def _numpy() -> Any:
-    numpy = sys.modules.get("numpy")
-    return plain(numpy.random.get_state(legacy=False)) if numpy else None
-
-
-LEFT_ALONE: dict[str, Callable[[], Any]] = {
-    "os.environ": lambda: dict(os.environ),
-    "the current folder": os.getcwd,
-    "sys.path": lambda: list(sys.path),
-    "the state of the global `random`": random.getstate,
-    "the state of the global `numpy.random`": _numpy,
-    "the handler of SIGINT": partial(signal.getsignal, signal.SIGINT),
-    "the handler of SIGTERM": partial(signal.getsignal, signal.SIGTERM),
-    "the handler of SIGALRM": partial(signal.getsignal, signal.SIGALRM),
-    "warnings.filters": lambda: list(warnings.filters),
-}
-"""What belongs to the whole process: no episode may change it."""
-
-
-@contextmanager
-def _stirred() -> Iterator[None]:
-    """Put the global generators where no episode has left them: one that seeds them as before changes nothing else."""
-    generators = (random, numpy.random) if (numpy := sys.modules.get("numpy")) else (random,)
-    kept = [random.getstate(), *(each.get_state() for each in generators[1:])]
-    for each in generators:
-        each.seed(int.from_bytes(os.urandom(4), "big"))
-    try:
-        yield
-    finally:
-        random.setstate(kept[0])
-        for each, state in zip(generators[1:], kept[1:], strict=True):
-            each.set_state(state)
+async def _played(environment: Environment, played: list[Script], episodes: int) -> None:
+    for number in range(episodes if played else 0):
+        await Performance(played[number % len(played)], environment).whole()
 
 
 async def _changed(subject: Subject) -> list[Finding]:
     said = io.StringIO()
     async with subject.fresh() as environment:
-        played = await scripts(subject, environment, tasks=TASKS)
-        with _stirred(), redirect_stdout(said), redirect_stderr(said):
-            before = {name: look() for name, look in LEFT_ALONE.items()}
-            await _played(subject, environment, played, len(played))
-            changed = [name for name, look in LEFT_ALONE.items() if look() != before[name]]
+        # The first episodes import and warm what they need; what they change otherwise, the next change again.
+        with put_back():
+            played = await scripts(subject, environment, tasks=await subject.afforded(environment, TASKS, each=5))
+        with stirred(), redirect_stdout(said), redirect_stderr(said):
+            before = pictured()
+            await _played(environment, played, len(played))
+            after = pictured()
+    changed = [name for name in before if after[name] != before[name]]
     findings = [Finding(seen=f"playing {len(played)} episodes changed {name}") for name in changed]
     if text := said.getvalue():
         mend = "log with the `logging` module, or leave it out: standard output is the host's, for programs to read"

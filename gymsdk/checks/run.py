@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from gymsdk.checks.check import Check, Finding, NotApplicable, Report, Result
 from gymsdk.checks.loading import LOAD
-from gymsdk.checks.subject import Subject
+from gymsdk.checks.subject import Subject, TooSlow
 from gymsdk.complaints import raised
 from gymsdk.errors import BadConfig, EpisodeError, GymsdkError, UnknownSplit
 from gymsdk.workers.threads import Threads
@@ -28,6 +28,11 @@ MOST = 5
 
 SLOW = "look at fewer tasks with --limit; where that does not help, find the hook or tool that takes so long"
 
+OURS = "report it as a bug of gymsdk, with what you see here; until then leave the check out with --skip {id}"
+
+SLUGGISH = 0.25
+"""Seconds an episode takes whose checks may be late for that alone."""
+
 T = TypeVar("T")
 
 
@@ -35,20 +40,24 @@ class Run:
     """The checks of one *subject*, one after another.
 
     Where it does not load, the check that came upon that fails, and those that would need it are skipped. Each runs
-    in a thread, on an event loop of its own: code that holds the loop holds up no more than that check.
+    in a thread, on an event loop of its own: code that holds the loop holds up no more than that check, which has
+    *grace* to end when its time is over. *load* is the check that has to pass before any that needs it loaded.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, *, grace: float = GRACE, load: Check = LOAD) -> None:
         self.subject = subject
+        self._grace = grace
+        self._load = load
         self._threads = Threads()
         self._held: str | None = None
+        self._warned: set[str] = set()
 
     async def outcome(self, check: Check) -> Result:
         """Give what came of *check*."""
         if self._threads.hung:
             return _skipped(check, "an earlier check has never come back; mend what that one found first")
-        if check.loads and check.id != LOAD.id and self._held is None:
-            loaded = await self._looked(LOAD)
+        if check.loads and check.id != self._load.id and self._held is None:
+            loaded = await self._looked(self._load)
             if loaded.status == "failed":
                 return _of(check, loaded.findings, since=time.perf_counter())
         if check.loads and self._held:
@@ -67,14 +76,20 @@ class Run:
     async def _looked(self, check: Check) -> Result:
         look = partial(asyncio.run, outcome(check, self.subject))
         try:
-            result = await self._threads.run(look, timeout=check.seconds + GRACE)
+            result = await self._threads.run(look, timeout=check.seconds + self._grace)
         except TimeoutError:
             seen = f"after {check.seconds:g} seconds it was not over and could not be stopped"
             mend = "find the `async def` hook or tool that never awaits, and make it a plain `def`"
             result = _of(check, [Finding(seen=seen, mend=mend)], since=time.perf_counter() - check.seconds)
-        if check.id == LOAD.id:
+        if check.id == self._load.id:
             self._held = "it does not load" if result.status == "failed" else ""
-        return result
+        return self._once(result)
+
+    def _once(self, result: Result) -> Result:
+        """Give *result* without the warnings that an earlier check has told."""
+        new = [each for each in result.warnings if each not in self._warned]
+        self._warned.update(new)
+        return result.model_copy(update={"warnings": new})
 
 
 def report(subject: Subject, results: list[Result]) -> Report:
@@ -86,20 +101,34 @@ def report(subject: Subject, results: list[Result]) -> Report:
 async def outcome(check: Check, subject: Subject) -> Result:
     """Give what came of *check* alone.
 
-    Raises `UsageError` where the caller's own setting or split is wrong, and whatever is a bug of the check itself.
+    Raises `UsageError` where the caller's own setting or split is wrong; anything else that breaks is a finding.
     """
     started = time.perf_counter()
+    subject.ends = time.monotonic() + check.seconds
     with _warnings() as told:
         try:
             async with asyncio.timeout(check.seconds):
                 findings = await check.look(subject)
         except NotApplicable as error:
             return _skipped(check, str(error))
-        except TimeoutError:
-            findings = [Finding(seen=f"it was not over after {check.seconds:g} seconds", mend=SLOW)]
-        except Exception as error:  # noqa: BLE001  # told apart there, and raised again where it is ours
-            findings = [_finding(error, subject)]
+        except Exception as error:  # noqa: BLE001  # whatever broke, the other checks are still worth their results
+            first = _first(error)
+            if isinstance(first, TooSlow) or (isinstance(first, TimeoutError) and _slow(subject)):
+                return _skipped(check, str(first) or _late(check, subject))
+            findings = [_finding(first, check, subject)]
     return _of(check, findings, since=started, warnings=told)
+
+
+def _slow(subject: Subject) -> bool:
+    """Whether an episode by itself takes so long that a check may be late for that alone."""
+    return (subject.pace or 0.0) > SLUGGISH
+
+
+def _late(check: Check, subject: Subject) -> str:
+    return (
+        f"an episode takes {subject.pace or 0.0:.1f} s, so it was not over after {check.seconds:g} s; look at fewer"
+        " tasks with --limit"
+    )
 
 
 def waited_for(work: Coroutine[Any, Any, T]) -> T:
@@ -138,18 +167,19 @@ def _skipped(check: Check, reason: str) -> Result:
     return Result(id=check.id, asks=check.asks, status="skipped", why=check.why, mend=check.mend, reason=reason)
 
 
-def _finding(error: Exception, subject: Subject) -> Finding:
-    """Give what the environment raised as a finding; raises *error* again where it is not the environment's."""
-    first = _first(error)
-    if isinstance(first, UnknownSplit) or (isinstance(first, BadConfig) and subject.settings):
-        raise first
-    if isinstance(first, EpisodeError):
-        return Finding(seen=f"it broke in {first.stage or 'an episode'} ({first.kind}): {first}")
-    if isinstance(first, GymsdkError):
-        return Finding(seen=str(first))
-    if _is_of(subject, first):
-        return Finding(seen=f"the environment's code raised {raised(first)}")
-    raise error
+def _finding(error: BaseException, check: Check, subject: Subject) -> Finding:
+    """Give *error* as a finding; raises it again where it is the caller's own mistake."""
+    if isinstance(error, UnknownSplit) or (isinstance(error, BadConfig) and subject.settings):
+        raise error
+    if isinstance(error, TimeoutError) and subject.ends <= time.monotonic():
+        return Finding(seen=f"it was not over after {check.seconds:g} seconds", mend=SLOW)
+    if isinstance(error, EpisodeError):
+        return Finding(seen=f"it broke in {error.stage or 'an episode'} ({error.kind}): {error}")
+    if isinstance(error, GymsdkError):
+        return Finding(seen=str(error))
+    if _is_of(subject, error):
+        return Finding(seen=f"the environment's code raised {raised(error)}")
+    return Finding(seen=f"the check itself broke: {raised(error)}", mend=OURS.format(id=check.id))
 
 
 def _first(error: BaseException) -> BaseException:
@@ -161,7 +191,10 @@ def _first(error: BaseException) -> BaseException:
 
 def _is_of(subject: Subject, error: BaseException) -> bool:
     """Whether code of the environment's own package stood anywhere on the way to *error*."""
-    plugin = subject.environment.plugin
+    try:
+        plugin = subject.environment.plugin
+    except GymsdkError:
+        return False
     home = plugin.__name__ if inspect.ismodule(plugin) else type(plugin).__module__
     modules = (str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__))
     return any(name.split(".")[0] == home.split(".")[0] for name in modules)
@@ -185,6 +218,7 @@ class _Told(logging.Handler):
         self._told = told
 
     def emit(self, record: logging.LogRecord) -> None:
-        sentence = self.format(record)
+        # The episodes of a check have no id.
+        sentence = self.format(record).replace("episode : ", "an episode: ")
         if sentence not in self._told and len(self._told) < MOST:
             self._told.append(sentence)

@@ -20,6 +20,13 @@ LONGEST = 200
 SHARED = 0.34
 """The share of tasks that may have the same secret: what more of them have is a word of the trade."""
 
+PEERS = 6
+"""Entries of a list that are looked at on either side of one."""
+
+ALTERNATIVES = 2
+"""Other entries that make a list of one."""
+
+_PEER = re.compile(r"""['"\[({]*[\w.-]+(?: [\w.-]+){0,2}['"\])}.]*""")
 _NAMED = re.compile(WORDS, re.IGNORECASE)
 
 
@@ -50,6 +57,21 @@ def distinct(known: list[set[str]]) -> list[set[str]]:
     """Give the secrets of each task without those that many tasks share."""
     owners = Counter(secret for secrets in known for secret in secrets)
     return [{secret for secret in secrets if owners[secret] <= max(1, SHARED * len(known))} for secrets in known]
+
+
+def one_of_many(secret: str, text: str, known: set[str]) -> bool:
+    """Whether *secret* stands in a list in *text* beside others that are none of those *known*.
+
+    Who is told every city there is, is not told which one to go to.
+    """
+    parts = [part.strip() for part in re.split(r",| or | and |;", text)]
+    for number, part in enumerate(parts):
+        if re.fullmatch(rf"(?:.*[^\w])?{re.escape(secret)}(?:[^\w].*)?", part, re.IGNORECASE | re.DOTALL):
+            beside = [*parts[max(0, number - PEERS) : number], *parts[number + 1 : number + 1 + PEERS]]
+            peers = [each for each in beside if _PEER.fullmatch(each) and not any(stands_in(k, each) for k in known)]
+            if len(peers) >= ALTERNATIVES:
+                return True
+    return False
 
 
 def stands_in(secret: str, text: str) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
+import shlex
 import shutil
-import sys
 import tempfile
 import tomllib
 import zipfile
@@ -15,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from gymsdk.checks import interpreter
 from gymsdk.checks.check import NotApplicable
 
 SECONDS = 90.0
@@ -92,7 +91,9 @@ async def built(project: Path, version: str) -> set[str]:
     backend = system.get("build-backend", "setuptools.build_meta:__legacy__")
     top = backend.partition(":")[0].split(".")[0]
     if not system.get("backend-path") and find_spec(top) is None:
-        raise NotApplicable(f"its build backend {top!r} is not installed here, so no wheel can be built")
+        raise NotApplicable(
+            f"its build backend {top!r} is not installed here, so no wheel can be built; {_install(system, top)}"
+        )
     with tempfile.TemporaryDirectory(prefix="gymsdk-wheel-") as folder:
         source = project
         if not backend.startswith(TIDY):
@@ -104,8 +105,13 @@ async def built(project: Path, version: str) -> set[str]:
             "requires": system.get("requires", []),
             "target": str(target),
         }
-        await _build(source, asked, version)
+        await _build(source, asked, version, _install(system, top))
         return _held(target)
+
+
+def _install(system: dict[str, list[str]], top: str) -> str:
+    """Give the command that brings what a build requires."""
+    return f"`pip install {shlex.join(system.get('requires') or [top])}` brings it"
 
 
 def _held(folder: Path) -> set[str]:
@@ -114,25 +120,12 @@ def _held(folder: Path) -> set[str]:
         return set(archive.namelist())
 
 
-async def _build(source: Path, asked: dict[str, object], version: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM),
-        cwd=source,
-        # The copy has no history to read a version from.
-        env={**os.environ, "SETUPTOOLS_SCM_PRETEND_VERSION": version},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(SECONDS):
-            _, errors = await process.communicate(json.dumps(asked).encode())
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        said = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        if said.startswith(MISSING):
-            raise NotApplicable(f"something its build needs is not installed here: {said}")
-        raise NotBuilt(said)
+async def _build(source: Path, asked: dict[str, object], version: str, install: str) -> None:
+    # The copy has no history to read a version from.
+    version_of = {"SETUPTOOLS_SCM_PRETEND_VERSION": version}
+    question = json.dumps(asked).encode()
+    ended = await interpreter.run(PROGRAM, seconds=SECONDS, given=question, environment=version_of, folder=source)
+    if ended.code:
+        if ended.last.startswith(MISSING):
+            raise NotApplicable(f"something its build needs is not installed here: {ended.last}; {install}")
+        raise NotBuilt(ended.last)

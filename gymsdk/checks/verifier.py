@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
 
-from gymsdk import responses, wire
-from gymsdk.checks.attack import Turns, named, played, sample, script
+from gymsdk import wire
+from gymsdk.checks.attack import played
 from gymsdk.checks.check import Check, Finding, NotApplicable
 from gymsdk.checks.panel import one_form
-from gymsdk.checks.performance import difference, plain, verdict
-from gymsdk.checks.subject import Subject
+from gymsdk.checks.performance import Performance, Script, verdict
+from gymsdk.checks.plain import Plain, difference, plain
+from gymsdk.checks.subject import Play, Recorded, Subject
+from gymsdk.checks.tasks import named, sample
 from gymsdk.environment import Environment
-from gymsdk.episode import request_of
 from gymsdk.errors import EpisodeError
 from gymsdk.models.scripted import Scripted
-from gymsdk.outcome import Rollout
-from gymsdk.sitting import Sitting
+from gymsdk.sitting import Budget
 from gymsdk.types import Episode, Playable, Task
 
 TASKS = 4
@@ -35,10 +32,11 @@ WRONG = [[wire.message(one_form("17"), id="msg_0")]]
 
 async def _look(subject: Subject) -> list[Finding]:
     # Drawn anew: a verifier that changes its task may have done so in an earlier check.
-    tasks = sample(replace(subject).tasks, TASKS)
-    if not tasks:
-        raise NotApplicable("the environment has no tasks")
+    anew = replace(subject)
     async with subject.fresh() as environment, subject.fresh() as other:
+        tasks = sample(anew.tasks, await subject.afforded(environment, TASKS, each=4))
+        if not tasks:
+            raise NotApplicable("the environment has no tasks")
         plays = [each for task in tasks for each in await _plays(subject, environment, task)]
         if not plays:
             raise NotApplicable("no play of a task came to a verdict, so there is none to ask for again")
@@ -46,62 +44,53 @@ async def _look(subject: Subject) -> list[Finding]:
     return _each_once([finding for finding in found if finding])
 
 
-async def _plays(subject: Subject, environment: Environment, task: Task) -> list[tuple[Task, Turns, Rollout]]:
-    """Give a right and a wrong way to play *task* that come to a verdict, as far as they are known."""
+async def _plays(subject: Subject, environment: Environment, task: Task) -> list[tuple[Task, Play, Budget]]:
+    """Give a right and a wrong play of *task* that come to a verdict, as far as they are known."""
     right = await subject.oracle(environment, task.model_copy(deep=True))
-    wrong = await subject.told(environment, played(WRONG), task.model_copy(deep=True))
-    ways = ((script(right), right), (WRONG, wrong))
-    return [(task, way, rollout) for way, rollout in ways if way and rollout.outcome == "scored"]
+    model = Recorded(Scripted("wrong", played(WRONG)))
+    rollout = await subject.play(environment, model, task.model_copy(deep=True), budget=subject.brief)
+    plays = ((right, subject.budget), (Play(tuple(model.turns), rollout), subject.brief))
+    return [(task, play, budget) for play, budget in plays if play.rollout.outcome == "scored"]
 
 
 async def _judged_again(
-    subject: Subject, environment: Environment, other: Environment, task: Task, way: Turns, play: Rollout
+    subject: Subject, environment: Environment, other: Environment, task: Task, play: Play, budget: Budget
 ) -> Finding | None:
-    name = named(task)
-    async with _unjudged(subject, environment, task.model_copy(deep=True), way) as episode:
-        if episode is None:
-            return None
-        before, copies = _all(episode), [_copy(episode, each) for each in (environment, environment, other)]
-        first = await _asked(environment, episode)
-        if changed := difference(before, _all(episode)):
-            return Finding(seen=f"`verify` changes what it is given: {changed}", task=name, mend=PURE)
-        again, once_more, anew = [await _asked(copy.environment, copy) for copy in copies]
+    script = Script("again", task.model_copy(deep=True), subject.seed, play.turns, budget)
+    performance = Performance(script, environment)
+    try:
+        episode = await performance.up_to_the_verdict()
+        # What cannot be played is the affair of the checks that play it.
+        return await _changing(environment, other, episode, verdict(play.rollout.verdict)) if episode else None
+    finally:
+        await performance.close()
+
+
+async def _changing(environment: Environment, other: Environment, episode: Episode, played: Plain) -> Finding | None:
+    """Give what changes about *episode*, or about its verdict, while `verify` is asked again and again."""
+    name = named(episode.task)
+    before, copies = _all(episode), [_copy(episode, each) for each in (environment, environment, other)]
+    first = await _asked(environment, episode)
+    if changed := difference(before, _all(episode)):
+        return Finding(seen=f"`verify` changes what it is given: {changed}", task=name, mend=PURE)
+    again, once_more, anew = [await _asked(copy.environment, copy) for copy in copies]
     verdicts = {
         "when it is asked again about one transcript": (first, again, FIXED),
         "when it is asked a third time about one transcript": (again, once_more, FIXED),
-        "between two plays of the same turns": (verdict(play.verdict), first, APART),
+        "between two plays of the same turns": (played, first, APART),
         "between two environments that are asked about one transcript": (first, anew, APART),
     }
     return _first_difference(name, verdicts)
 
 
-def _first_difference(task: str, verdicts: dict[str, tuple[Any, Any, str]]) -> Finding | None:
+def _first_difference(task: str, verdicts: dict[str, tuple[Plain, Plain, str]]) -> Finding | None:
     for when, (one, another, mend) in verdicts.items():
         if differs := difference(one, another):
             return Finding(seen=f"the verdict changes {when}: {differs}", task=task, mend=mend)
     return None
 
 
-@asynccontextmanager
-async def _unjudged(
-    subject: Subject, environment: Environment, task: Task, way: Turns
-) -> AsyncIterator[Episode | None]:
-    """Play *way* and hold before the verdict; `None` where it does not come to one."""
-    sitting, model = Sitting(environment, subject.budget), Scripted("again", played(way))
-    try:
-        episode = await sitting.open(task, seed=subject.seed)
-        while not sitting.over:
-            await sitting.answer(await responses.asked(model, request_of(episode, {}), episode=episode))
-    except EpisodeError:
-        # What cannot be played is the affair of the checks that play it.
-        yield None
-    else:
-        yield episode
-    finally:
-        await sitting.close()
-
-
-async def _asked(environment: Playable, episode: Episode) -> Any:
+async def _asked(environment: Playable, episode: Episode) -> Plain:
     try:
         return verdict(await environment.verify(episode))
     except EpisodeError as error:
@@ -109,18 +98,21 @@ async def _asked(environment: Playable, episode: Episode) -> Any:
 
 
 def _copy(episode: Episode, environment: Environment) -> Episode:
-    state, transcript = deepcopy(episode.state), deepcopy(episode.transcript)
+    try:
+        state, transcript = deepcopy(episode.state), deepcopy(episode.transcript)
+    except Exception:  # noqa: BLE001  # an author's state may hold anything
+        raise NotApplicable("its state cannot be copied, so no verdict can be asked for twice") from None
     task = episode.task.model_copy(deep=True)
     return replace(episode, environment=environment, state=state, transcript=transcript, task=task)
 
 
-def _all(episode: Episode) -> Any:
+def _all(episode: Episode) -> Plain:
     """Give everything `verify` could change, as plain JSON."""
     transcript = episode.transcript
     return {
-        "state": plain(episode.state.model_dump() | (episode.state.__pydantic_private__ or {})),
+        "state": plain(dict(episode.state) | (episode.state.__pydantic_private__ or {})),
         "transcript": plain([transcript.opening, transcript.items, transcript.ended]),
-        "task": plain(episode.task.model_dump()),
+        "task": plain(episode.task),
         "row": plain(episode.row),
     }
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gymsdk.checks.check import Check, Result
     from gymsdk.checks.run import Run
     from gymsdk.checks.subject import Subject
+    from gymsdk.sitting import Budget
 
 COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
@@ -36,6 +37,9 @@ def check(  # noqa: PLR0913  # each is an option of the command
     split: Annotated[str | None, typer.Option(metavar="NAME", help="Look at the tasks of one split.")] = None,
     seed: options.Seed = 0,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Tasks of each split to look at.")] = 8,
+    turns: options.Turns = 32,
+    tool_calls: options.ToolCalls = 128,
+    deadline: options.Deadline = 600.0,
     list_: Annotated[bool, typer.Option("--list", help="Show the checks there are.")] = False,
     json: options.Json = False,
 ) -> None:
@@ -52,7 +56,13 @@ def check(  # noqa: PLR0913  # each is an option of the command
     if name is None:
         raise UsageError("name the environment to check, as in `gymsdk check math`; `gymsdk list` shows them")
     catalog.ready(chosen)
-    subject = _subject(name, options.settings([name], settings)[name], tasks, split=split, seed=seed, limit=limit)
+    from gymsdk.sitting import Budget
+
+    budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
+    given = options.settings([name], settings)[name]
+    # What an author's code prints must not mix with the results, which may be JSON for a program.
+    with redirect_stdout(sys.stderr):
+        subject = _subject(name, given, tasks, split=split, seed=seed, limit=limit, budget=budget)
     if not _checked(subject, chosen, json=json):
         raise typer.Exit(1)
 
@@ -69,13 +79,13 @@ def _list(checks: Sequence[Check], *, json: bool) -> None:
 
 
 def _subject(
-    name: str, settings: dict[str, Any], tasks: Path | None, *, split: str | None, seed: int, limit: int
+    name: str, settings: dict[str, Any], tasks: Path | None, *, split: str | None, seed: int, limit: int, budget: Budget
 ) -> Subject:
     from gymsdk.checks.subject import named
     from gymsdk.rollouts.sources import from_file, one_source
 
     one_source(tasks, split)
-    subject = named(name, settings, seed=seed, count=limit, split=split)
+    subject = named(name, settings, seed=seed, count=limit, split=split, budget=budget)
     if tasks is not None:
         environment = subject.environment
         found = from_file({name: environment}, tasks, limit=limit)
@@ -94,7 +104,6 @@ def _checked(subject: Subject, checks: Sequence[Check], *, json: bool) -> bool:
         entry = subject.entry
         typer.secho(f"{entry.name} ({entry.distribution} {entry.version}), seed {subject.seed}", bold=True, file=out)
     try:
-        # What an author's code prints must not mix with the results, which may be JSON for a program.
         with redirect_stdout(sys.stderr):
             results = until_stopped(_results(Run(subject), checks, None if json else out))
     except Stopped as stop:

@@ -43,6 +43,24 @@ Model = Annotated[
     str,
     typer.Option(metavar="PROVIDER/NAME", help="Who plays: scripted/oracle, vllm/NAME, endpoint/NAME, openai/NAME."),
 ]
+ModelIfAny = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PROVIDER/NAME",
+        help="Who plays: scripted/oracle, vllm/NAME, endpoint/NAME, openai/NAME.",
+        show_default="scripted/oracle",
+    ),
+]
+Names = Annotated[list[str], typer.Argument(metavar="NAME", help="One or more environments.", show_default=False)]
+NamesIfAny = Annotated[
+    list[str] | None, typer.Argument(metavar="NAME", help="One or more environments.", show_default=False)
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Take this many tasks of the file, or of each split (there 100 if not given)."
+    ),
+]
 Head = Annotated[
     str | None,
     typer.Option(metavar="URL", help="The head of running servers that do it, as in http://127.0.0.1:11000."),

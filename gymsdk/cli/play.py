@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SITTING = 86_400.0
 """Seconds a person may take."""
 
+SOUGHT = 100_000
+"""Among how many tasks of a split one is looked for: a split may have no end."""
+
 
 def play(  # noqa: PLR0913  # each is an option of the command
     name: Annotated[str, typer.Argument(help="The environment.")],
@@ -76,6 +79,9 @@ def _row(environment: Environment, tasks: Path | None, split: str | None, seed: 
     from gymsdk.errors import BadRow
     from gymsdk.rollouts.sources import default_split, from_file, from_splits
 
+    if tasks is None and task >= SOUGHT:
+        advice = "write the rows with `gymsdk tasks` and name them with --tasks"
+        raise BadRow(f"--task {task} is beyond the first {SOUGHT:,} tasks of a split; take a lower one, or {advice}")
     named = {environment.name: environment}
     if tasks is None:
         split = split or default_split(environment)

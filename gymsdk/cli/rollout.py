@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,33 +11,21 @@ from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
+    from gymsdk.rollouts.plan import Plan
+    from gymsdk.rollouts.run import Pace
     from gymsdk.types import Row
 
 
 def rollout(  # noqa: PLR0913  # each is an option of the command
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="One or more environments.", show_default=False)
-    ] = None,
+    names: options.NamesIfAny = None,
     *,
     head: options.Head = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROVIDER/NAME",
-            help="Who plays: scripted/oracle, vllm/NAME, endpoint/NAME, openai/NAME.",
-            show_default="scripted/oracle",
-        ),
-    ] = None,
+    model: options.ModelIfAny = None,
     base_url: options.BaseUrl = None,
     api: options.Api = None,
     tasks: options.Tasks = None,
     split: options.Split = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Take this many tasks of the file, or of each split (there 100 if not given)."
-        ),
-    ] = None,
+    limit: options.Limit = None,
     repeats: options.Repeats = 1,
     concurrency: options.Concurrency = 64,
     seed: options.Seed = 0,
@@ -61,17 +49,12 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
 
     Rollouts and figures go to a folder. With --head, running servers play.
     """
-    from gymsdk.cli.running import carried_out, folder_of
     from gymsdk.rollouts.plan import Plan
-    from gymsdk.rollouts.run import Pace, Run
+    from gymsdk.rollouts.run import Pace
     from gymsdk.sitting import Budget
 
     named = list(dict.fromkeys(names or []))
-    if head is None:
-        _named(named)
-    else:
-        _theirs(head, {"--model": model, "--base-url": base_url, "--api": api})
-        _rows_of(named, tasks, settings)
+    _played_by(head, named, {"--model": model, "--base-url": base_url, "--api": api}, tasks=tasks, settings=settings)
     sampled = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     plan = Plan(
         environments=options.settings(named, settings),
@@ -89,12 +72,29 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
-    folder = folder_of(output, list(plan.environments) or [Path(tasks or "").stem], resume=resume)
-    run = Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace)
-    figures = carried_out(run)
-    _print(run.output, figures, json=json)
+    _carry_out(plan, pace, output, resume=resume, overwrite=overwrite, json=json)
+
+
+def _carry_out(plan: Plan, pace: Pace, output: Path | None, *, resume: bool, overwrite: bool, json: bool) -> None:
+    from gymsdk.cli.running import carried_out, folder_of
+    from gymsdk.rollouts.run import Run
+
+    folder = folder_of(output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=resume)
+    figures = carried_out(Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace))
+    _print(folder, figures, json=json)
     if any(each["failures"] or each["complaint"] for each in figures):
         raise typer.Exit(1)
+
+
+def _played_by(
+    head: str | None, names: list[str], given: dict[str, str | None], *, tasks: Path | None, settings: list[str]
+) -> None:
+    """Refuse what does not go together with who plays: this process, or the servers of *head*."""
+    if head is None:
+        _named(names)
+        return
+    _theirs(head, given)
+    _rows_of(names, tasks, settings)
 
 
 def _named(names: list[str]) -> None:
@@ -105,8 +105,9 @@ def _named(names: list[str]) -> None:
 def _theirs(head: str, given: dict[str, str | None]) -> None:
     for option, value in given.items():
         if value is not None:
+            servers = f"the servers at {head.rpartition('@')[2]}"
             raise UsageError(
-                f"{option} {value}: the servers at {head} play with the model they were started with;"
+                f"{option} {value}: {servers} play with the model they were started with;"
                 f" leave out {option}, or play here without --head"
             )
 

@@ -29,7 +29,7 @@ KINDS = {
 
 
 def serve(  # noqa: PLR0913  # each is an option of the command
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="One or more environments.", show_default=False)],
+    names: options.Names,
     *,
     model: options.Model = "scripted/oracle",
     base_url: options.BaseUrl = None,
@@ -60,11 +60,6 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready.")] = False,
 ) -> None:
     """Serve environments over HTTP until Ctrl-C, as NeMo Gym's clients expect them."""
-    import sys
-    from contextlib import redirect_stdout
-
-    from gymsdk.cli.running import warnings
-    from gymsdk.cli.stopping import Stopped, until_stopped
     from gymsdk.launch import Options
     from gymsdk.models import registry as models
     from gymsdk.sitting import Budget
@@ -81,7 +76,20 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
     player = models.model(model, base_url=base_url, api=api, timeout=timeout)
-    shown = _Shown(model, out=sys.stdout, json=json, tries=tries)
+    _serve(configured, player, asked, model, json=json, tries=tries)
+
+
+def _serve(
+    configured: dict[str, dict[str, Any]], player: Model, asked: Options, model: str, *, json: bool, tries: bool
+) -> None:
+    import sys
+    from contextlib import redirect_stdout
+
+    from gymsdk.addresses import public
+    from gymsdk.cli.running import warnings
+    from gymsdk.cli.stopping import Stopped, until_stopped
+
+    shown = _Shown(public(model), out=sys.stdout, json=json, tries=tries)
     try:
         # What an author's code prints must not mix with what a program reads.
         with warnings(), redirect_stdout(sys.stderr):

@@ -12,8 +12,11 @@ from gymsdk.cli import options
 from gymsdk.errors import BrokenEnvironment, GymsdkError, UnknownEnvironment, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
     from gymsdk.environment import Environment
     from gymsdk.rollouts.dealt import Checked
+    from gymsdk.types import Row
 
 MOST = 100
 """How many rows are taken of an environment whose split may have no end, where nobody says how many."""
@@ -64,11 +67,12 @@ def _write(  # the command's own options
     overwrite: bool,
     json: bool,
 ) -> None:
+    import asyncio
     from contextlib import redirect_stdout
 
     from gymsdk import rows
     from gymsdk.plugins import registry
-    from gymsdk.rollouts.dealt import dealt
+    from gymsdk.rollouts.dealt import dealt, equipped
     from gymsdk.rollouts.sheet import Sheet
 
     given = options.settings(names, settings)
@@ -76,18 +80,22 @@ def _write(  # the command's own options
     out, silent = sys.stdout.buffer, redirect_stdout(sys.stderr)
     with silent:
         loaded = {name: registry.load(name, **each) for name, each in given.items()}
-        found = dealt(loaded, split, seed=seed, limit=limit or MOST)
+        found = equipped(loaded, dealt(loaded, split, seed=seed, limit=limit or MOST), seed=seed)
         if limit is None:
             typer.echo(f"at most {MOST} rows of each environment; -n N takes another number", err=True)
         if output is None:
-            out.writelines(map(rows.line, found))
+            asyncio.run(_each(found, lambda row: out.write(rows.line(row))))
             out.flush()
             return
         with Sheet(output, overwrite=overwrite) as sheet:
-            for row in found:
-                sheet.add(row)
+            asyncio.run(_each(found, sheet.add))
     told = {"output": str(output), "rows": sheet.count, "environments": names}
     typer.echo(rows.document(told) if json else f"{sheet.count:,} rows in {output}\n", nl=False)
+
+
+async def _each(found: AsyncIterator[Row], take: Callable[[Row], object]) -> None:
+    async for row in found:
+        take(row)
 
 
 def _validate(path: Path, names: list[str], settings: list[str], *, json: bool) -> None:

@@ -9,11 +9,19 @@ if TYPE_CHECKING:
     from gymsdk.gym.env import Env
     from gymsdk.gym.policy import Policy, rollout
     from gymsdk.gym.registration import register
+    from gymsdk.gym.turn import Turn
     from gymsdk.gym.vector import VectorEnv
 
-__all__ = ["Env", "Policy", "VectorEnv", "register", "rollout"]
+__all__ = ["Env", "Policy", "Turn", "VectorEnv", "register", "rollout"]
 
-_HOMES = {"Env": "env", "Policy": "policy", "VectorEnv": "vector", "register": "registration", "rollout": "policy"}
+_HOMES = {
+    "Env": "env",
+    "Policy": "policy",
+    "Turn": "turn",
+    "VectorEnv": "vector",
+    "register": "registration",
+    "rollout": "policy",
+}
 
 
 def __getattr__(name: str) -> Any:

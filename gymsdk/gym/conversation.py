@@ -53,19 +53,27 @@ def _items(observation: Any) -> list[Item]:
             f"a policy reads chat messages, and this observation is {_named(observation)}; "
             "make the environment with codec='chat'"
         )
-    try:
-        items: list[Item] = served.request({"messages": observation})["input"]
-    except UNREADABLE as error:
-        raise UsageError(f"the observation is no list of chat messages ({error!r}): {observation}") from error
     # The ids are not the environment's: they were made up in the translation.
-    return [{key: value for key, value in item.items() if key != "id"} for item in items]
+    return [
+        {key: value for key, value in item.items() if key != "id"} for message in observation for item in _read(message)
+    ]
+
+
+def _read(message: Mapping[str, Any]) -> list[Item]:
+    try:
+        items: list[Item] = served.request({"messages": [message]})["input"]
+    except UNREADABLE as error:
+        advice = "a chat message has a `role`, and a `content` that is text or a list of parts"
+        raise UsageError(f"the observation cannot be read; {advice}, unlike {message}") from error
+    return items
 
 
 def _tools(offered: Any) -> list[Item]:
     try:
         tools: list[Item] = served.request({"messages": [], "tools": offered}).get("tools", [])
     except UNREADABLE as error:
-        raise UsageError(f"info['tools'] is no list of chat tools ({error!r}): {offered}") from error
+        message = f"info['tools'] is a list of tools as in Chat Completions, not {offered!r}"
+        raise UsageError(f"{message}; pass the info of reset() as it is") from error
     return tools
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import partial
 from typing import Any, ClassVar
@@ -16,10 +13,12 @@ import gymsdk.gym.batch  # noqa: F401  # Gymnasium's own vectors learn there how
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError
 from gymsdk.gym import ending, loop
+from gymsdk.gym.claim import Claim
 from gymsdk.gym.render import Screen
 from gymsdk.gym.seat import Info, Seat, Stepped
 from gymsdk.gym.table import Dealt, Table, Tasks, budget, merged
 from gymsdk.outcome import Rollout
+from gymsdk.tokens.tokenizer import Tokenizer
 from gymsdk.types import Episode
 
 
@@ -41,7 +40,7 @@ class Env(gymnasium.Env[Any, Any]):
         split: str | None = None,
         tasks: Tasks | None = None,
         codec: str = "chat",
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | str | None = None,
         turns: int = 32,
         tools: int = 128,
         seconds: float = 600.0,
@@ -52,7 +51,7 @@ class Env(gymnasium.Env[Any, Any]):
         if render_mode not in {None, *self.metadata["render_modes"]}:
             raise UsageError(f"render_mode is 'ansi', 'human' or None, not {render_mode!r}")
         self.render_mode = render_mode
-        self._made = {
+        self._made: dict[str, Any] = {
             "environment": environment,
             "codec": codec,
             "tokenizer": tokenizer,
@@ -71,6 +70,7 @@ class Env(gymnasium.Env[Any, Any]):
             tokenizer=tokenizer,
             budget=budget(turns=turns, tools=tools, seconds=seconds),
         )
+        self._claim = Claim()
         self._sit(table)
         self.observation_space = self._seat.codec.observation_space
         self.action_space = self._seat.codec.action_space
@@ -82,7 +82,7 @@ class Env(gymnasium.Env[Any, Any]):
         *seed* decides the task and the episode, where it is given; *options* may name the `task` (a row, its number or
         its id) and another `split`. Raises `UsageError`.
         """
-        with self._mine():
+        with self._claim.held(self._sit_anew):
             super().reset(seed=seed)
             dealt = self._table.deal(self.np_random, seed=seed, options=options)
             seen, info = loop.run(_opened(self._seat, self._table, dealt))
@@ -96,7 +96,7 @@ class Env(gymnasium.Env[Any, Any]):
         scored, its reward is nan, it is truncated, and `info` has the `failure`. Raises `ResetNeeded` where no episode
         is in hand, and `UsageError` where *action* is none: the episode goes on.
         """
-        with self._mine():
+        with self._claim.held(self._sit_anew):
             items = self._seat.heard(action)
             stepped = loop.run(self._seat.answer(items))
             self._show()
@@ -108,7 +108,7 @@ class Env(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Close the episode in hand and leave the environment; `reset` enters it again."""
-        with self._mine():
+        with self._claim.held(self._sit_anew):
             loop.run(_cleared(self._seat, self._table))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -132,21 +132,12 @@ class Env(gymnasium.Env[Any, Any]):
         return self._seat.rollout
 
     def _sit(self, table: Table) -> None:
-        self._process, self._lock = os.getpid(), threading.Lock()
         self._table = table
         self._seat = Seat(table.environment, table.codec(), table.budget)
         ending.unclosed(self, _cleared, self._seat, table)
 
-    @contextmanager
-    def _mine(self) -> Iterator[None]:
-        if self._process != os.getpid():
-            self._sit(self._table.anew())
-        if not self._lock.acquire(blocking=False):
-            raise UsageError("another thread is using this environment; make one for each thread")
-        try:
-            yield
-        finally:
-            self._lock.release()
+    def _sit_anew(self) -> None:
+        self._sit(self._table.anew())
 
     def _show(self) -> None:
         if self.render_mode == "human":

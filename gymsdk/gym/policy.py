@@ -50,6 +50,7 @@ class Policy:
         if options and not isinstance(model, str):
             raise UsageError(f"{', '.join(options)}: options are for a model's name; this model is made already")
         self._model = models.model(model, timeout=timeout, **options) if isinstance(model, str) else model
+        responses.check(self._model)
         self._env = None if env is None else _spoken_with(env)
         self._sampling = dict(sampling or {})
         self._timeout = timeout
@@ -118,16 +119,18 @@ def rollout(
     options: dict[str, Any] | None = None,
     sampling: Mapping[str, Any] | None = None,
     timeout: float = 600.0,
+    **model_options: Any,
 ) -> Rollout:
     """Play one episode of *env* with *model* and give its rollout, through `reset` and `step`, wrappers included.
 
     *env* is a name, as in `math` or `nemo/math`, or what `gymnasium.make` gave; *seed* and *options* are those of its
-    `reset`. As with `gymsdk.play`, what goes wrong in the episode is in the rollout's `failure`, and not raised.
+    `reset`, *model_options*, as `base_url`, of `gymsdk.model`, as with `Policy`. As with `gymsdk.play`, what goes wrong
+    in the episode is in the rollout's `failure`, and not raised.
     """
     played = made(env) if isinstance(env, str) else env
     try:
         base = _base(played)
-        policy = Policy(model, played, sampling=sampling, timeout=timeout)
+        policy = Policy(model, played, sampling=sampling, timeout=timeout, **model_options)
         _play(played, policy, *played.reset(seed=seed, options=options))
     finally:
         if played is not env:

@@ -10,9 +10,10 @@ from gymsdk.types import Episode
 
 
 class Screen:
-    """Where episodes are shown one after another, each thing said once."""
+    """Where episodes are shown one after another, each thing said once, after the *mark* that says whose they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str = "") -> None:
+        self._mark = mark
         self._episode: Episode | None = None
         self._shown = 0
 
@@ -25,7 +26,7 @@ class Screen:
         seen = self._shown if episode is self._episode else 0
         lines = _lines(episode, rollout)
         if lines[seen:]:
-            print("\n".join(lines[seen:]), flush=True)  # noqa: T201  # this is what a screen is for
+            print("\n".join(self._mark + line for line in lines[seen:]), flush=True)  # noqa: T201  # this is what a screen is for
         self._episode, self._shown = episode, len(lines)
 
 

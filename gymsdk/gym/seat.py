@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from math import nan
 from typing import Any
@@ -10,9 +12,10 @@ from gymnasium.error import ResetNeeded
 
 from gymsdk.convert import chat
 from gymsdk.environment import Environment
-from gymsdk.errors import EpisodeError
+from gymsdk.errors import EpisodeError, Failed, UsageError
 from gymsdk.gym import turn
 from gymsdk.gym.codecs import Codec
+from gymsdk.gym.conversation import UNREADABLE
 from gymsdk.outcome import Rollout
 from gymsdk.sitting import Budget, Sitting
 from gymsdk.transcript import Item
@@ -23,13 +26,17 @@ Info = dict[str, Any]
 Stepped = tuple[Any, float, bool, bool, Info]
 """Observation, reward, terminated, truncated, info."""
 
+UNSPEAKABLE = "unspeakable"
+"""The kind of failure of an episode in which the environment said what its codec cannot put into words."""
+
 
 class Seat:
     """Where one policy sits: `reset` opens an episode, `step` takes its turns to the verdict.
 
     The budget's turns and tool calls bound an episode, its seconds each `reset` and each `step`: how long a policy
-    outside thinks is not the environment's affair. An episode that cannot be scored ends with a reward of nan,
-    truncated, and `info["failure"]`; one that could not be opened ends so at its first step.
+    outside thinks is not the environment's affair. An episode that cannot be scored, or whose words the codec has no
+    form for, ends with a reward of nan, truncated, and `info["failure"]`; one that could not be opened ends so at its
+    first step.
     """
 
     def __init__(self, environment: Environment, codec: Codec, budget: Budget) -> None:
@@ -62,7 +69,7 @@ class Seat:
         except EpisodeError as error:
             error.stage = error.stage or "reset"
             sitting.ending = error
-            return self.codec.opened([], []), info | {"failure": _failure(sitting.rollout())}
+            return self._nothing(), info | {"failure": _failure(sitting.rollout())}
         except BaseException:
             await self.close()
             raise
@@ -102,20 +109,30 @@ class Seat:
     async def _opened(self, sitting: Sitting, task: Task, seed: int, id: str) -> tuple[Any, list[Item]]:
         episode = await sitting.open(task, seed=seed, id=id)
         tools: list[Item] = chat.body({"input": [], "tools": episode.tools}).get("tools", [])
-        return self.codec.opened(episode.transcript.opening, episode.tools), deepcopy(tools)
+        with _shown():
+            return self.codec.opened(episode.transcript.opening, episode.tools), deepcopy(tools)
+
+    def _nothing(self) -> Any:
+        """Give what is seen of an episode that could not be opened: where a turn begins, if that can be written."""
+        try:
+            with _shown():
+                return self.codec.opened([], [])
+        except Failed:
+            return self.codec.answered([], over=True)
 
     async def _answered(self, sitting: Sitting, items: list[Item]) -> tuple[Any, float]:
         """Give what the policy sees next and what its turn paid; the sitting is over where anything failed."""
         if sitting.over:
-            return self.codec.answered([]), nan
+            return self.codec.answered([], over=True), nan
         sitting.extend()
         try:
             taken = await sitting.answer(turn.response(items))
-            return self.codec.answered(taken.items), taken.reward
+            with _shown():
+                return self.codec.answered(taken.items, over=sitting.over), taken.reward
         except EpisodeError as error:
             error.stage = error.stage or "step"
             sitting.ending = error
-            return self.codec.answered([]), nan
+            return self.codec.answered([], over=True), nan
 
     async def _judged(self, sitting: Sitting) -> Rollout:
         try:
@@ -139,6 +156,18 @@ class Seat:
         info |= {"verdict": _verdict(rollout.verdict), "reward_components": dict(rollout.components)}
         done = rollout.ended == "done"
         return seen, paid + rollout.verdict.reward, done, not done, info
+
+
+@contextmanager
+def _shown() -> Iterator[None]:
+    """Have what the codec cannot put into words fail the episode that said it, and nobody else's."""
+    try:
+        yield
+    except UsageError as error:
+        raise Failed(str(error), kind=UNSPEAKABLE) from error
+    except UNREADABLE as error:
+        advice = "a message has a `role`, and a `content` that is text or a list of parts"
+        raise Failed(f"what the environment said cannot be read; {advice}", kind=UNSPEAKABLE) from error
 
 
 def _failure(rollout: Rollout) -> Item | None:

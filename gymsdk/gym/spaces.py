@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
+from gymsdk.errors import UsageError
+from gymsdk.gym.speech import spoken
 from gymsdk.transcript import Item
-from gymsdk.turns import of_policy
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 """Who speaks in a chat."""
@@ -94,9 +96,11 @@ class Turns(_Own):
 
     def contains(self, x: Any) -> bool:
         """Whether *x* is one of the three."""
-        if isinstance(x, Mapping):
-            return _is_message({"role": "assistant", **x}) and x.get("role", "assistant") == "assistant"
-        return isinstance(x, str) or (isinstance(x, list) and all(map(_is_item, x)))
+        try:
+            spoken(x)
+        except UsageError:
+            return False
+        return True
 
     def sample(self, mask: None = None, probability: None = None) -> str | Item:  # noqa: ARG002  # Gymnasium's signature
         """Give a reply, as a string or as a message."""
@@ -112,10 +116,23 @@ class Tokens(_Own):
         super().__init__(seed)
 
     def contains(self, x: Any) -> bool:
-        """Whether *x* is a sequence of token ids: a list, a tuple or an integer array."""
-        if isinstance(x, np.ndarray):
-            x = x.tolist() if x.ndim == 1 and np.issubdtype(x.dtype, np.integer) else None
-        return isinstance(x, Sequence) and not isinstance(x, str) and all(map(self._is_token, x))
+        """Whether *x* is a sequence of token ids: a list, a tuple, an array or a tensor."""
+        try:
+            self.ids(x)
+        except UsageError:
+            return False
+        return True
+
+    def ids(self, x: Any) -> list[int]:
+        """Give the ids of *x* as plain numbers; raises `UsageError` where it is no sequence of them."""
+        listed = x.tolist() if hasattr(x, "tolist") else x
+        if not isinstance(listed, Sequence) or isinstance(listed, str):
+            raise UsageError(f"an action of codec='tokens' is a sequence of token ids, not {type(x).__name__}")
+        for token in listed:
+            if not self._is_token(token):
+                known = "the tokenizer's" if self.size is None else f"whole numbers from 0 to {self.size - 1}"
+                raise UsageError(f"{token!r} is no token id; they are {known}")
+        return [*map(int, listed)]
 
     def sample(self, mask: None = None, probability: None = None) -> list[int]:  # noqa: ARG002  # Gymnasium's signature
         """Give a few ids."""
@@ -123,20 +140,12 @@ class Tokens(_Own):
         return [int(token) for token in self.np_random.integers(self.size or 256, size=count)]
 
     def _is_token(self, token: object) -> bool:
-        if isinstance(token, bool) or not isinstance(token, (int, np.integer)):
+        if isinstance(token, bool) or not isinstance(token, Integral):
             return False
         return int(token) >= 0 and (self.size is None or int(token) < self.size)
 
     def _traits(self) -> tuple[Any, ...]:
         return (self.size,)
-
-
-def _is_item(item: object) -> bool:
-    if not isinstance(item, dict) or not of_policy(item):
-        return False
-    if item.get("type") == "function_call":
-        return isinstance(item.get("name"), str)
-    return item.get("content") is None or _is_content(item["content"])
 
 
 def _is_message(message: object) -> bool:

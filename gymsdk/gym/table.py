@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +16,10 @@ from gymsdk.environment import Environment
 from gymsdk.errors import BadConfig, UsageError, suggestion
 from gymsdk.gym.codecs import Codec, codec
 from gymsdk.gym.deck import SEEDS, Deck
+from gymsdk.gym.wishes import mapping
 from gymsdk.plugins import registry
 from gymsdk.sitting import Budget
+from gymsdk.tokens.tokenizer import Tokenizer
 from gymsdk.types import Row, Task
 
 OPTIONS = ("task", "split")
@@ -48,12 +52,12 @@ class Table:
         split: str | None = None,
         tasks: Tasks | None = None,
         codec: str = "chat",
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | str | None = None,
         budget: Budget | None = None,
     ) -> None:
         self.environment = _loaded(environment, settings or {})
-        self.deck = Deck(self.environment, split=split, given=tasks)
         self.budget = budget or Budget()
+        self.deck = Deck(self.environment, split=split, given=tasks, seconds=self.budget.seconds)
         self._speech = codec, tokenizer
         self._entered = False
 
@@ -63,7 +67,7 @@ class Table:
 
     def deal(self, rng: np.random.Generator, *, seed: int | None, options: Mapping[str, Any] | None) -> Dealt:
         """Give what the next episode is opened with: what *options* name, the rest drawn."""
-        wanted = _checked(options or {})
+        wanted = _checked(mapping(options))
         own = int(rng.integers(SEEDS)) if seed is None else int(seed)
         task, split = wanted.get("task"), wanted.get("split")
         if task is not None:
@@ -92,6 +96,9 @@ class Table:
 
 def budget(*, turns: int, tools: int, seconds: float) -> Budget:
     """Give the budget of an episode; raises `UsageError`."""
+    for name, value in {"turns": turns, "tools": tools, "seconds": seconds}.items():
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise UsageError(f"an episode's budget: {name} is a number, not {value!r}; write it without quotes")
     try:
         return Budget(turns=turns, tools=tools, seconds=seconds)
     except ValidationError as error:
@@ -100,9 +107,15 @@ def budget(*, turns: int, tools: int, seconds: float) -> Budget:
 
 def merged(settings: Mapping[str, Any] | None, config: Mapping[str, Any]) -> dict[str, Any]:
     """Give an environment's settings, stated in either way; raises `BadConfig` where one is stated twice."""
+    if settings is not None and not _is_by_name(settings):
+        raise BadConfig(f"`settings` is a dict of the environment's settings by name, not {settings!r}")
     if twice := sorted((settings or {}).keys() & config.keys()):
         raise BadConfig(f"the setting {twice[0]!r} is given twice; state it in `settings` or by itself")
     return {**(settings or {}), **config}
+
+
+def _is_by_name(settings: object) -> bool:
+    return isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings)
 
 
 def _loaded(environment: str | Environment, settings: Mapping[str, Any]) -> Environment:
@@ -119,6 +132,8 @@ def _loaded(environment: str | Environment, settings: Mapping[str, Any]) -> Envi
 def _checked(options: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in options:
         if key not in OPTIONS:
-            near = suggestion(str(key), OPTIONS)
-            raise UsageError(f"reset has no option {key!r}{near}; its options: {', '.join(OPTIONS)}")
+            near = suggestion(str(key), OPTIONS, f"its options: {', '.join(OPTIONS)}")
+            raise UsageError(f"reset has no option {key!r}{near}")
+    if not isinstance(options.get("split"), (str, NoneType)):
+        raise UsageError(f"options['split'] is the name of a split, not {options['split']!r}")
     return options

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
@@ -17,12 +14,14 @@ from gymsdk.environment import Environment
 from gymsdk.errors import UsageError, suggestion
 from gymsdk.gym import ending, infos, loop
 from gymsdk.gym.batch import Batch, Objects, objects, values_of
+from gymsdk.gym.claim import Claim
 from gymsdk.gym.render import Screen
 from gymsdk.gym.seat import Info, Stepped
 from gymsdk.gym.seats import NEW, Seats
 from gymsdk.gym.table import Table, Tasks, budget, merged
 from gymsdk.gym.wishes import Seeds, wishes
 from gymsdk.outcome import Rollout
+from gymsdk.tokens.tokenizer import Tokenizer
 from gymsdk.types import Episode
 
 MODES = {mode.name.lower(): mode for mode in AutoresetMode}
@@ -41,7 +40,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
     episode is in its seat's info instead.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"]}  # type: ignore[misc]  # Gymnasium does not say that it is the class's
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # type: ignore[misc]  # Gymnasium does not say that it is the class's
 
     def __init__(  # noqa: PLR0913  # each is an argument of `gymnasium.make_vec`
         self,
@@ -52,7 +51,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
         split: str | None = None,
         tasks: Tasks | None = None,
         codec: str = "chat",
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | str | None = None,
         turns: int = 32,
         tools: int = 128,
         seconds: float = 600.0,
@@ -75,7 +74,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
             budget=budget(turns=turns, tools=tools, seconds=seconds),
         )
         self._seen: list[Any] = [None] * self.num_envs
-        self._screens = [Screen() for _ in range(self.num_envs)]
+        self._screens = [Screen(f"seat {index}: ") for index in range(self.num_envs)]
+        self._claim = Claim()
         self._sit(table, [None] * self.num_envs)
         one = self._seats.seats[0].codec
         self.single_observation_space, self.single_action_space = one.observation_space, one.action_space
@@ -89,7 +89,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
         for all seats, or a list of tasks, one for each; a boolean array `reset_mask` says which seats are reset,
         the others' observations being those they gave last. Raises `UsageError`.
         """
-        with self._mine():
+        with self._claim.held(self._sit_anew):
             asked = wishes(self.num_envs, seed, options)
             if new := [str(index) for index, seen in enumerate(self._seen) if seen is None and index not in asked]:
                 raise UsageError(f"options['reset_mask'] leaves out seat {', '.join(new)}, which was never reset")
@@ -104,7 +104,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
         *actions* is any sequence with one for each seat. Raises `ResetNeeded` where a seat has no episode, and
         `UsageError` where an action is none: nothing is played then.
         """
-        with self._mine():
+        with self._claim.held(self._sit_anew):
             given = values_of(actions, self.num_envs)
             # Heard first, dealt then: who gives a wrong action may step again, and gets the same tasks.
             over = dict.fromkeys(self._seats.over() if self._mode is AutoresetMode.NEXT_STEP else ())
@@ -120,7 +120,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
 
     def close_extras(self, **_: Any) -> None:
         """Close every episode in hand and leave the environment; `reset` enters it again."""
-        with self._mine():
+        with self._claim.held(self._sit_anew):
             loop.run(self._seats.clear())
 
     @property
@@ -144,20 +144,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
         return tuple(self._seats.generator(index)[1] for index in range(self.num_envs))
 
     def _sit(self, table: Table, generators: list[tuple[np.random.Generator, int] | None]) -> None:
-        self._process, self._lock = os.getpid(), threading.Lock()
         self._seats = Seats(table, generators)
         ending.unclosed(self, Seats.clear, self._seats)
 
-    @contextmanager
-    def _mine(self) -> Iterator[None]:
-        if self._process != os.getpid():
-            self._sit(self._seats.table.anew(), self._seats.generators)
-        if not self._lock.acquire(blocking=False):
-            raise UsageError("another thread is using this environment; make one for each thread")
-        try:
-            yield
-        finally:
-            self._lock.release()
+    def _sit_anew(self) -> None:
+        self._sit(self._seats.table.anew(), self._seats.generators)
 
     def _renewed(self, stepped: dict[int, Stepped]) -> dict[int, Stepped]:
         """Give *stepped* with the next episode at the seats where one is over."""

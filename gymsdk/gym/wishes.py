@@ -26,7 +26,7 @@ def wishes(size: int, seed: Seeds, options: Mapping[str, Any] | None) -> dict[in
 
     A list under `task` has one for each seat. Raises `UsageError`.
     """
-    shared = dict(options or {})
+    shared = dict(mapping(options))
     chosen = _chosen(shared.pop("reset_mask"), size) if "reset_mask" in shared else range(size)
     seeds, tasks = _seeds(seed, size), shared.get("task")
     if not isinstance(tasks, (list, tuple, np.ndarray)):
@@ -34,6 +34,13 @@ def wishes(size: int, seed: Seeds, options: Mapping[str, Any] | None) -> dict[in
     if len(tasks) != size:
         raise UsageError(f"options['task'] is one task or one for each of {size} seats; this list has {len(tasks)}")
     return {index: Wish(seeds[index], shared | {"task": _task(tasks[index])}) for index in chosen}
+
+
+def mapping(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Give the *options* of a reset, an empty dict where there are none; raises `UsageError` where they are no dict."""
+    if options is not None and not isinstance(options, Mapping):
+        raise UsageError(f"the options of reset are a dict, as in options={{'task': 3}}, not {options!r}")
+    return {} if options is None else options
 
 
 def _chosen(mask: object, size: int) -> list[int]:

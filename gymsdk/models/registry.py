@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from gymsdk.errors import UnknownModel, suggestion
+from gymsdk.errors import BadModelOption, UnknownModel, suggestion
 from gymsdk.settings import options as checked
 from gymsdk.settings import variables
 from gymsdk.types import Model
@@ -37,6 +37,8 @@ def model(
     if provider not in PROVIDERS:
         known = ", ".join(f"{one}/NAME" for one in PROVIDERS)
         raise UnknownModel(f"no model named {name!r}{suggestion(provider, PROVIDERS)} (known: {known})")
+    if provider == "scripted" and (base_url or api):
+        raise BadModelOption(f"{name} plays here and has no address; name the model that is to play, as in vllm/NAME")
     own = {"base_url": base_url, "api_key": api_key}
     given = (own if address is None else _apart(address, own)) | {"api": api, "timeout": timeout}
     module = importlib.import_module(f"gymsdk.models.{provider}")

@@ -54,7 +54,8 @@ def build(name: str, _options: object = None) -> Scripted:
     if kind in plain and not argument:
         return Scripted(name, plain[kind])
     known = ["oracle", "oracle:SHARE", *plain, "replay:FILE"]
-    raise UnknownModel(f"no scripted policy named {name!r}{suggestion(name, known)}; there are {', '.join(known)}")
+    near = suggestion(name, known, f"there are {', '.join(known)}")
+    raise UnknownModel(f"no scripted policy named {name!r}{near}")
 
 
 def _share(text: str) -> float:
@@ -125,7 +126,8 @@ def oracle(share: float) -> Choose:
 
     async def choose(_request: Item, episode: Episode | None) -> list[Item]:
         if episode is None:
-            raise Failed("the oracle plays an episode in this process; it has none here", kind="no_episode")
+            message = "the oracle plays an episode in this process; it has none here"
+            raise Failed(f"{message}: as a policy in Gymnasium, write Policy(model, env)", kind="no_episode")
         if random.Random(f"oracle:{episode.seed}:{episode.repeat}").random() >= share:
             return [wire.message("I do not know.", id="msg_0")]
         return await _solution(episode)

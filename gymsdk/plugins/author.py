@@ -38,6 +38,8 @@ class Author:
             raise self._told(what, _first(error), late=not deadline.left()) from error
 
     async def _answer(self, what: str, function: Callable[..., Any], given: dict[str, Any], deadline: Deadline) -> Any:
+        if not deadline.left():
+            raise TimeoutError
         if inspect.iscoroutinefunction(function):
             answer = function(**given)
         else:
@@ -46,7 +48,11 @@ class Author:
                 answer = await self.threads.run(partial(_call, function, given))
         if not inspect.isawaitable(answer):
             return answer
-        return await bounded(watched(_awaited(answer), f"{what} of environment {self.name!r}"), deadline)
+        awaited = _awaited(answer)
+        try:
+            return await bounded(watched(awaited, f"{what} of environment {self.name!r}"), deadline)
+        finally:
+            _drop(awaited, answer)
 
     def _told(self, what: str, error: BaseException, *, late: bool) -> EpisodeError:
         if isinstance(error, EpisodeError):
@@ -66,6 +72,13 @@ def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
+
+
+def _drop(*coroutines: object) -> None:
+    """End those of *coroutines* that never began, as where the deadline had passed before: Python warns of them."""
+    for each in coroutines:
+        if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
+            each.close()
 
 
 def _first(error: BaseException) -> BaseException:

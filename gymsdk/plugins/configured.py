@@ -21,8 +21,8 @@ def configured(name: str, kind: type[Config], given: Mapping[str, Any]) -> Confi
     for key in given:
         if key not in kind.model_fields:
             known = ", ".join(kind.model_fields) or "none"
-            near = suggestion(key, kind.model_fields)
-            raise BadConfig(f"environment {name!r} has no setting {key!r}{near}; its settings: {known}")
+            near = suggestion(key, kind.model_fields, f"its settings: {known}")
+            raise BadConfig(f"environment {name!r} has no setting {key!r}{near}")
     models = {
         key: _metered(key, given.get(key, field.get_default(call_default_factory=True)))
         for key, field in kind.model_fields.items()

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass
 from email import message_from_string
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 GROUP = "gymsdk.environments"
 """The entry-point group; an entry point's name is the environment's."""
+
+PREFIX = "gym-env-"
+"""What the names of distributions begin with that are an environment's; its own name follows."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _VERSIONED = re.compile(r".*-v\d+")
@@ -36,11 +39,51 @@ class Entry:
 
 def installed() -> dict[str, Entry]:
     """Give every installed environment by name; `GYMSDK_DISABLE=a,b` hides names."""
+    points, torn = _offered()
     found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=GROUP):
+    for point in points:
         found.setdefault(point.name, []).append(point)
+    entries = {entry.name: entry for entry in torn} | {name: _entry(points) for name, points in found.items()}
     hidden = _hidden()
-    return {name: _entry(points) for name, points in sorted(found.items()) if name not in hidden}
+    return {name: entries[name] for name in sorted(entries) if name not in hidden}
+
+
+def _offered() -> tuple[list[EntryPoint], list[Entry]]:
+    """Give all entry points, and of distributions whose own cannot be read those that tell their name."""
+    try:
+        return list(entry_points(group=GROUP)), []
+    except Exception:  # noqa: BLE001  # one torn file breaks the listing of all: it shall harm its own distribution alone
+        return _offered_one_by_one()
+
+
+def _offered_one_by_one() -> tuple[list[EntryPoint], list[Entry]]:
+    points: list[EntryPoint] = []
+    torn: list[Entry] = []
+    known: set[str] = set()
+    for home in distributions():
+        told = _metadata(home)
+        name = _normalized(told.get("Name", ""))
+        if name and name in known:
+            continue  # hidden by one earlier on the path
+        known.add(name)
+        try:
+            points += home.entry_points.select(group=GROUP)
+        except Exception as error:  # noqa: BLE001  # whatever a torn file raises
+            torn += _torn(told, error)
+    return points, torn
+
+
+def _torn(told: dict[str, str], error: Exception) -> list[Entry]:
+    """Give the environment of a distribution that has the name of one, though no entry point tells."""
+    name = _normalized(told.get("Name", ""))
+    if not name.startswith(PREFIX):
+        return []
+    why = f"its entry_points.txt cannot be read ({error}); reinstall the package"
+    return [Entry(name.removeprefix(PREFIX), "", told["Name"], told.get("Version", ""), told.get("Summary", ""), why)]
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _hidden() -> set[str]:
@@ -62,7 +105,10 @@ def _entry(points: list[EntryPoint]) -> Entry:
 
 def _metadata(home: Distribution | None) -> dict[str, str]:
     """Give what a distribution says of itself, nothing where that is missing or torn."""
-    told = home and (home.read_text("METADATA") or home.read_text("PKG-INFO"))
+    try:
+        told = home and (home.read_text("METADATA") or home.read_text("PKG-INFO"))
+    except (OSError, ValueError):
+        return {}
     return dict(message_from_string(told or ""))
 
 

@@ -79,7 +79,8 @@ def _marked(plugin: object) -> dict[str, tuple[str, Callable[..., Any]]]:
 def _check(name: str, attribute: str, hook: str, function: Callable[..., Any]) -> None:
     where = f"environment {name!r}: hook {attribute!r}"
     if hook not in HOOKS:
-        raise BrokenEnvironment(f"{where} does not exist{suggestion(hook, HOOKS)}; the hooks are {', '.join(HOOKS)}")
+        near = suggestion(hook, HOOKS, f"the hooks are {', '.join(HOOKS)}")
+        raise BrokenEnvironment(f"{where} does not exist{near}")
     if not inspect.isroutine(function):
         raise BrokenEnvironment(f"{where} is a {type(function).__name__}; write it as a function")
     options = getattr(function, "gymsdk_impl", {})
@@ -89,8 +90,8 @@ def _check(name: str, attribute: str, hook: str, function: Callable[..., Any]) -
     for parameter in parameters(function).values():
         if parameter.name not in HOOKS[hook]:
             allowed = ", ".join(HOOKS[hook])
-            near = suggestion(parameter.name, HOOKS[hook])
-            raise BrokenEnvironment(f"{where} asks for {parameter.name!r}{near}; it may ask for {allowed}")
+            near = suggestion(parameter.name, HOOKS[hook], f"it may ask for {allowed}")
+            raise BrokenEnvironment(f"{where} asks for {parameter.name!r}{near}")
         if parameter.default is not parameter.empty:
             raise BrokenEnvironment(f"{where} gives {parameter.name!r} a default; the host fills it, leave that out")
 

@@ -15,6 +15,7 @@ from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts.folder import FILES
 from gymsdk.rollouts.jobs import Job, route, seed_of
 from gymsdk.rollouts.lines import unplayed
+from gymsdk.told import is_ours
 from gymsdk.transcript import Ended, Item
 from gymsdk.types import Row
 
@@ -63,7 +64,8 @@ class Case:
     def reward(self) -> float | None:
         """What it earned when it was played, `None` where nothing."""
         reward = self.line.get("reward")
-        return reward if isinstance(reward, (int, float)) and self.line.get("mask_sample") is not True else None
+        masked = self.line.get("mask_sample") is True and not is_ours(self.line)
+        return reward if isinstance(reward, (int, float)) and not masked else None
 
     @property
     def response(self) -> Item:

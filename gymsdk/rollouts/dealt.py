@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -30,6 +31,27 @@ def dealt(environments: Environments, split: str | None, *, seed: int, limit: in
                 left.remove(source)
             else:
                 yield row
+
+
+async def equipped(environments: Environments, found: Iterable[Row], *, seed: int) -> AsyncIterator[Row]:
+    """Yield the rows *found*, each with the tools its episode offers: agents elsewhere know no others.
+
+    Raises `EpisodeError` where an episode cannot be opened.
+    """
+    async with AsyncExitStack() as entered:
+        for environment in environments.values():
+            await entered.enter_async_context(environment)
+        for row in found:
+            yield await _equipped(environments[route(row) or ""], row, seed)
+
+
+async def _equipped(environment: Environment, row: Row, seed: int) -> Row:
+    params = row["responses_create_params"]
+    if params.get("tools") or not environment.tools:
+        return row
+    episode = await environment.reset(row, seed=seed)
+    await environment.close(episode)
+    return {**row, "responses_create_params": {**params, "tools": episode.tools}} if episode.tools else row
 
 
 def _next(source: Sourced) -> Row | None:

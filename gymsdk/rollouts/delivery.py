@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from gymsdk import http, rows
-from gymsdk.errors import Failed, recast
+from gymsdk.client import ServerClient
+from gymsdk.errors import Failed, UsageError, recast
 from gymsdk.http import Answer
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.outcome import Rollout
@@ -22,9 +22,6 @@ from gymsdk.rollouts.tries import Played, guarded, settled
 from gymsdk.sitting import Budget
 from gymsdk.types import Row
 
-if TYPE_CHECKING:
-    from gymsdk.servers.client import ServerClient
-
 AGAIN = 2
 """How often a row is sent once more whose answer was lost: under one id a server of ours plays it once."""
 
@@ -33,7 +30,8 @@ AGAIN = 2
 class Delivery:
     """How jobs are played elsewhere: by whom *client* knows, each within *budget* and answered within *seconds*.
 
-    *name* begins the ids of its rollouts, which nobody else uses.
+    *name* begins the ids of its rollouts, which nobody else uses; the servers play a row *once* that comes twice
+    under one of them, or are not known to. *retry* is how often one that is not there is looked for.
     """
 
     client: ServerClient
@@ -42,6 +40,8 @@ class Delivery:
     attempts: int = 3
     seconds: float = 900.0
     name: str = field(default_factory=lambda: f"r{uuid4().hex[:16]}")
+    once: bool = False
+    retry: http.Retry = http.RETRY
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -50,16 +50,15 @@ class Delivery:
 
     async def __call__(self, job: Job) -> Played:
         """Have *job* played until it has been judged, cannot be, or has been tried often enough."""
-        return await settled(job, self.once, attempts=self.attempts)
+        return await settled(job, self.tried, attempts=self.attempts)
 
-    async def once(self, job: Job, attempt: int) -> Rollout:
-        """Have *job* played one time; raises `GymsdkError` where the head no longer says by whom."""
-        url = await self.client.url(agent(job.row) or "") + "/run"
-        return await guarded(job, seed_of(self.seed, job), self._played(url, job, attempt))
+    async def tried(self, job: Job, attempt: int) -> Rollout:
+        """Have *job* played one time, and give what came of it."""
+        return await guarded(job, seed_of(self.seed, job), self._played(job, attempt))
 
-    async def _played(self, url: str, job: Job, attempt: int) -> Rollout:
+    async def _played(self, job: Job, attempt: int) -> Rollout:
         began = time.perf_counter()
-        body = answered.object_of(await self._delivered(url, self._body(job, attempt)), "host")
+        body = answered.object_of(await self._delivered(agent(job.row) or "", self._body(job, attempt)), "host")
         spent = (time.perf_counter() - began) * 1e3
         return answered.rollout(body, job, seed_of(self.seed, job), milliseconds=spent)
 
@@ -73,18 +72,32 @@ class Delivery:
             "gymsdk": ours,
         }
 
-    async def _delivered(self, url: str, row: Row) -> Answer:
-        """Give what answers *row*, sent once more where the connection was lost; raises `Failed`."""
+    async def _delivered(self, name: str, row: Row) -> Answer:
+        """Give what the agent *name* answers to *row*; sent once more where it is not played twice. Raises `Failed`."""
         loop, body = asyncio.get_running_loop(), rows.written(row)
         deadline = loop.time() + self.seconds
         for number in range(AGAIN + 1):
+            url = await self._url(name)
             try:
-                return await http.post(url, body, timeout=max(0.001, deadline - loop.time()), once=True)
+                left = max(0.001, deadline - loop.time())
+                return await http.post(url + "/run", body, timeout=left, retry=self.retry, once=True)
             except Failed as error:
-                if number == AGAIN or error.kind != "model_unreachable" or loop.time() >= deadline:
+                if error.kind == "model_unreachable":
+                    self.client.forget(name, url)
+                again = error.kind == "model_unreachable" and (self.once or isinstance(error, http.Unsent))
+                if number == AGAIN or not again or loop.time() >= deadline:
                     raise of_server(error) from error
-            await asyncio.sleep(min(http.RETRY.wait(number), max(0.0, deadline - loop.time())) * random.random())
+            await asyncio.sleep(min(self.retry.wait(number), max(0.0, deadline - loop.time())) * random.random())
         raise AssertionError("the last time either answers or raises")
+
+    async def _url(self, name: str) -> str:
+        """Give where the agent *name* is now; raises `Failed`."""
+        try:
+            return await self.client.url(name)
+        except UsageError as error:
+            raise Failed(str(error), kind="head_error", stage="host", retryable=True) from None
+        except Failed as error:
+            raise of_server(error) from error
 
 
 def of_server(error: Failed) -> Failed:

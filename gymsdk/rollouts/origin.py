@@ -58,5 +58,5 @@ def _secrets(environments: Iterable[Environment]) -> list[str]:
 def _without(secrets: Iterable[str], text: str) -> str:
     for secret in filter(None, secrets):
         text = text.replace(secret, "***")
-    # Who asks, in an address: http://USER:PASSWORD@HOST.
-    return re.sub(r"(?<=://)[^/@\s]+@", "***@", text)
+    # Who asks, in an address: http://USER:PASSWORD@HOST, and whatever key its query may have.
+    return re.sub(r"(?<=://)([^?\s]*)\?\S*", r"\1?***", re.sub(r"(?<=://)[^/@\s]+@", "***@", text))

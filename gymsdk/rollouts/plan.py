@@ -47,14 +47,15 @@ class Plan(BaseModel):
     budget: Budget = Budget()
 
 
-def settings(plan: Plan, environments: Mapping[str, Environment]) -> Row:
+def settings(plan: Plan, environments: Mapping[str, Environment], servers: Row | None = None) -> Row:
     """Give *plan* as a resume is held to it, the code and the rows it depends on as fingerprints.
 
-    *environments* are those that are loaded here: of others nothing is known.
+    *environments* are those that are loaded here: of others nothing is known but what their *servers* tell.
     """
     return plan.model_dump(mode="json", exclude=set(ELSEWHERE)) | {
         "model": plan.model and plan.model.partition("@http")[0],
         "head": True if plan.head else None,
+        "servers": servers,
         "gymsdk": version("gymsdk"),
         "split": None if plan.tasks else {name: _split(plan, each) for name, each in environments.items()},
         "environments": {
@@ -138,6 +139,8 @@ OPTIONS = {
     ("budget", "tools"): "--tool-calls",
     ("budget", "seconds"): "--deadline",
     ("gymsdk",): "the version of gymsdk",
+    ("servers", "model"): "the model of the servers",
+    ("servers", "gymsdk"): "the servers' version of gymsdk",
 }
 """How the settings are called that are not simply named like their option."""
 
@@ -153,6 +156,8 @@ def _phrase(path: tuple[str, ...], before: object, now: object) -> str:
             )
         case ("environments", name, "fingerprint") if before is not None and now is not None:
             return f"the code of environment {name!r} has changed"
+        case ("servers", "versions", name):
+            option = f"the version of environment {name!r} at the servers"
         case ("split", name):
             option = f"--split of {name}"
         case ("environments", name, "settings", *keys):

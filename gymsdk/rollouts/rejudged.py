@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -11,18 +10,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gymsdk import sitting
+from gymsdk import judging, told
 from gymsdk.environment import Environment
 from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, UsageError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.plugins import registry
 from gymsdk.rollouts import answered
-from gymsdk.rollouts.answered import Judgement
 from gymsdk.rollouts.cases import Case, Run
 from gymsdk.rollouts.delivery import of_server
 from gymsdk.rollouts.lines import WRITTEN
 from gymsdk.rollouts.served import Served
 from gymsdk.sitting import Budget
+from gymsdk.told import Judgement
 from gymsdk.types import Row
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ STATELESS = "stateless"
 
 Judge: TypeAlias = Callable[[Case], Awaitable[Judgement]]
 """Judges a case; raises `EpisodeError`, and `BadRow` where the row does not fit."""
-
-log = logging.getLogger("gymsdk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +121,17 @@ def _loaded(name: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> E
 
 
 async def _verdict(environment: Environment, case: Case) -> Judgement:
-    """Judge *case*, its state rebuilt where the verdict takes one."""
-    items, deadline = case.response["output"], asyncio.get_running_loop().time() + Budget().seconds
-    episode = await environment.reset(case.row, seed=case.seed, repeat=case.repeat, deadline=deadline)
-    try:
-        if case.opening is not None:
-            episode.transcript.opening = case.opening
-        if environment.remembers:
-            await environment.follow(episode, items)
-        episode.transcript.items = list(items)
-        episode.transcript.ended = case.ended
-        verdict = await environment.verify(episode)
-    finally:
-        try:
-            await environment.close(episode)
-        except EpisodeError as error:
-            # The verdict stands: what was graded does not change because the cleaning up failed.
-            log.warning("rollout %s:%s: %s", case.task, case.repeat, error)
-    fields = verdict.model_dump(mode="json", exclude={"reward", "components"})
-    return Judgement(verdict.reward + episode.paid, sitting.components(verdict, episode.paid), fields)
+    found = await judging.judged(
+        environment,
+        case.row,
+        case.response["output"],
+        seed=case.seed,
+        repeat=case.repeat,
+        ended=case.ended,
+        opening=case.opening,
+        seconds=Budget().seconds,
+    )
+    return Judgement(found.reward, found.components, found.fields)
 
 
 def elsewhere(found: Served) -> Judge:
@@ -157,7 +146,7 @@ def elsewhere(found: Served) -> Judge:
             answer = await found.client.post(name, "/verify", json=body)
         except Failed as error:
             raise of_server(error) from error
-        return answered.judgement(answered.object_of(answer, "verify"), case.row)
+        return told.judgement(answered.object_of(answer, "verify"), case.row)
 
     return judge
 
@@ -179,9 +168,4 @@ async def sessionless(found: Served, run: Run, *, force: bool) -> list[str]:
 
 
 def _mode(answer: Answer) -> object:
-    from gymsdk.servers.app import parsed
-
-    try:
-        return parsed(answer.body) if answer.ok else None
-    except ValueError:
-        return None
+    return told.value_of(answer) if answer.ok else None

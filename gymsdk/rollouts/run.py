@@ -103,7 +103,8 @@ async def _cast(run: Run) -> Cast:
     loaded = {} if plan.tasks else _loaded(plan)
     found.checked(list(loaded))
     seconds = plan.budget.seconds + pace.timeout
-    return Cast(loaded, Delivery(found.client, plan.seed, plan.budget, pace.attempts, seconds), found)
+    delivery = Delivery(found.client, plan.seed, plan.budget, pace.attempts, seconds, once=found.plays_once)
+    return Cast(loaded, delivery, found)
 
 
 def _loaded(plan: Plan) -> dict[str, Environment]:
@@ -136,7 +137,8 @@ async def _complete(folder: RunFolder, run: Run, watch: Watch, player: Player) -
 
 
 def _prepare(folder: RunFolder, run: Run, watch: Watch, cast: Cast) -> None:
-    asked, now = settings(run.plan, cast.environments), occasion(run.plan, cast.environments.values())
+    servers = cast.served.identity() if cast.served else None
+    asked, now = settings(run.plan, cast.environments, servers), occasion(run.plan, cast.environments.values())
     if not run.overwrite and (strangers := folder.strangers()):
         found = ", ".join(strangers)
         raise BadOutput(f"{run.output} holds {found} of no run; replace with --overwrite, or choose another --output")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from gymsdk import http
+from gymsdk.client import VERSION, ServerClient
 from gymsdk.errors import BadRow, UsageError, suggestion
 from gymsdk.outcome import Rollout
 from gymsdk.rollouts import answered, lines
 from gymsdk.rollouts.jobs import AGENT, agent
 from gymsdk.types import Row
-
-if TYPE_CHECKING:
-    from gymsdk.servers.client import ServerClient
 
 NO_SUCH = frozenset({404, 405})
 """The statuses of an endpoint that is not there."""
@@ -22,11 +20,26 @@ NO_SUCH = frozenset({404, 405})
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What *client*'s head knows: the agents, each with its resources server where that is named, and all of those."""
+    """What *client*'s head knows: the agents, each with its resources server where that is named, and all of those.
+
+    The *model* that plays, the *version* of gymsdk and those of the environments are there where the head tells them.
+    """
 
     client: ServerClient
     agents: Mapping[str, str | None]
     resources: frozenset[str]
+    model: str | None = None
+    version: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def plays_once(self) -> bool:
+        """Whether a row that comes twice under one id is played once: what gymsdk's servers do."""
+        return self.version is not None
+
+    def identity(self) -> Row:
+        """Give what decides what is played there, as far as the head tells."""
+        return {"model": self.model, "gymsdk": self.version, "versions": dict(self.versions)}
 
     def agent_of(self, row: Row, environment: str) -> str:
         """Give the agent that plays *row* of *environment*: the one it names, or the one called as ours are.
@@ -52,23 +65,37 @@ class Served:
         for name in (named, environment):
             if name is not None and name in self.resources:
                 return name
-        near, known = suggestion(environment, self.resources), ", ".join(sorted(self.resources)) or "none"
-        raise BadRow(f"{self.client.head} knows no resources server of {environment!r}{near}; its: {known}")
+        near = suggestion(environment, self.resources, f"its: {', '.join(sorted(self.resources)) or 'none'}")
+        raise BadRow(f"{http.host(self.client.head)} knows no resources server of {environment!r}{near}")
 
     def _unknown(self, name: str) -> str:
-        near, known = suggestion(name, self.agents), ", ".join(self.agents) or "none"
-        return f"{self.client.head} knows no agent {name!r}{near}; its agents: {known}"
+        near = suggestion(name, self.agents, f"its agents: {', '.join(self.agents) or 'none'}")
+        return f"{http.host(self.client.head)} knows no agent {name!r}{near}"
 
 
 async def served(head: str) -> Served:
     """Give what the head at a URL knows; raises `UsageError` where it is none, `Failed` where it does not answer."""
-    from gymsdk.servers.client import ServerClient
-
     if not head.startswith(("http://", "https://")):
-        raise UsageError(f"--head {head}: write it as a URL, as in http://127.0.0.1:11000")
+        raise UsageError(f"--head {head.rpartition('@')[2]}: write it as a URL, as in http://127.0.0.1:11000")
     config = await ServerClient(head, seconds=30.0, retry=http.Retry(times=1)).config()
     agents = {name: _resources(block) for name, block in _blocks(config, "responses_api_agents")}
-    return Served(ServerClient(head), agents, frozenset(name for name, _ in _blocks(config, "resources_servers")))
+    judges = dict(_blocks(config, "resources_servers"))
+    return Served(
+        ServerClient(head),
+        agents,
+        frozenset(judges),
+        model=_word(config.get("policy_model_name")),
+        version=_word(config.get(VERSION)),
+        versions={name: told for name, each in judges.items() if (told := _word(_field(each, "version")))},
+    )
+
+
+def _field(block: object, name: str) -> object:
+    return block.get(name) if isinstance(block, dict) else None
+
+
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _blocks(config: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
@@ -79,9 +106,7 @@ def _blocks(config: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
 
 
 def _resources(block: object) -> str | None:
-    reference = block.get("resources_server") if isinstance(block, dict) else None
-    name = reference.get("name") if isinstance(reference, dict) else None
-    return name if isinstance(name, str) else None
+    return _word(_field(_field(block, "resources_server"), "name"))
 
 
 @dataclass(frozen=True, slots=True)

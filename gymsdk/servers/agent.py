@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 
-from gymsdk.environment import Environment
+from gymsdk import jars, usage
+from gymsdk.rollouts import jobs
 from gymsdk.rollouts.jobs import AGENT
-from gymsdk.servers import engagements, jars, visits
-from gymsdk.servers.aggregates import aggregated
-from gymsdk.servers.app import Refused, answer, body, written
+from gymsdk.servers import engagements, visits
+from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.bodies import read
 from gymsdk.servers.calling import Line
@@ -24,10 +24,11 @@ from gymsdk.servers.figures import Figures
 from gymsdk.servers.intake import given
 from gymsdk.servers.presence import while_there
 from gymsdk.servers.remote import Remote
+from gymsdk.servers.routing import rollout_of
 from gymsdk.servers.runs import AT_ONCE, Lost, Runs
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
-from gymsdk.types import Model, Playable
+from gymsdk.types import Model, Playable, Row
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ def app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with runs.open():
+        async with runs.open(), agent.engagements.swept():
             ready.set()
             yield
         ready.clear()
@@ -80,7 +81,8 @@ class Agent:
     async def run(self, request: Request) -> Response:
         """Play a row and give its rollout's line; one that names its rollout is played once, however often it comes."""
         row = await body(request)
-        order = given(row, self._runs.environment.name, rollout=_rollout(request))
+        self._own(row)
+        order = given(row, self._runs.environment, rollout=rollout_of(request.scope))
         return Response(await _played(request, self._runs.once(order, row)), media_type="application/json")
 
     async def respond(self, request: Request) -> Response:
@@ -89,11 +91,11 @@ class Agent:
         jar = jars.read(request.headers.get("cookie"))
         engagement = self.engagements.found(jar.get(self._cookie))
         line = engagement.line if engagement else self._line(asked, jar)
-        told = await _played(request, visits.answered(self._runs, asked, line, id=_rollout(request) or ""))
-        response = Response(written(told), media_type="application/json")
+        told = await _played(request, visits.answered(self._runs, asked, line, id=rollout_of(request.scope) or ""))
+        response = answer(usage.whole(told))
         if engagement is not None:
             return self._with_token(response, engagement)
-        return jars.put(response, line.jar if line else {})
+        return _with_cookies(response, line.jar if line else {})
 
     async def open(self, request: Request) -> Response:
         """Open an agent session; the same asked for again is the same session."""
@@ -111,9 +113,14 @@ class Agent:
 
     async def aggregate(self, request: Request) -> Response:
         """Give the figures over verified rows."""
-        if not isinstance(self._runs.environment, Environment):
-            raise Refused(422, "the environment is served elsewhere: POST this to its resources server")
-        return answer(await aggregated(self._runs.environment, await body(request)))
+        return answer(await self._runs.aggregated(await body(request)))
+
+    def _own(self, row: Row) -> None:
+        """Refuse a *row* that names another agent than this one."""
+        name = jobs.agent(row)
+        if name not in {None, self._name} and jobs.route(row) != self._runs.environment.name:
+            told = f"the row is for the agent {name!r}, and this is {self._name!r}"
+            raise Refused(422, f"{told}; send it there, or mend its `agent_ref`")
 
     def _line(self, asked: Item, jar: jars.Jar) -> Line | None:
         if self._resources is None and asked.get("tools"):
@@ -121,7 +128,13 @@ class Agent:
         return self._resources.line(jar) if self._resources else None
 
     def _with_token(self, response: Response, engagement: Engagement) -> Response:
-        return jars.put(response, {self._cookie: engagement.token})
+        return _with_cookies(response, {self._cookie: engagement.token})
+
+
+def _with_cookies(response: Response, jar: Mapping[str, str]) -> Response:
+    for name, value in jar.items():
+        response.headers.append("set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=lax")
+    return response
 
 
 async def _played(request: Request, playing: Coroutine[Any, Any, T]) -> T:
@@ -130,11 +143,6 @@ async def _played(request: Request, playing: Coroutine[Any, Any, T]) -> T:
         return await while_there(request, playing)
     except Lost as lost:
         raise lost.error() from None
-
-
-def _rollout(request: Request) -> str | None:
-    found = request.scope.get("state", {}).get("rollout_id")
-    return found if isinstance(found, str) else None
 
 
 def _route(made: FastAPI, agent: Agent) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import quantiles
+from typing import TypeVar
 
 from gymsdk import metrics
 from gymsdk.environment import Environment
@@ -18,6 +20,11 @@ from gymsdk.rollouts.summary import ANSWER, FIGURED
 from gymsdk.servers.app import Refused
 from gymsdk.transcript import Item
 from gymsdk.types import Row
+
+T = TypeVar("T")
+
+MANY = 1000
+"""Rows whose figures take longer than other requests should wait: those are made in a thread."""
 
 
 async def aggregated(environment: Environment, body: Row) -> Item:
@@ -32,20 +39,31 @@ async def aggregated(environment: Environment, body: Row) -> Item:
 
 
 async def _aggregated(environment: Environment, body: Row) -> Item:
-    rows = list(_numbered(_rows(body)))
-    scored = [_scored(row) for row in rows]
+    given = _rows(body)
+    rows = await _apart(given, lambda: list(_numbered(given)))
     own, complaint = await _own(environment, rows)
-    figures = metrics.aggregate(scored, answers=any(ANSWER in row for row in rows)) | own
+    figured = await _apart(rows, lambda: _figured(environment.name, rows, own))
+    return figured | ({} if complaint is None else {"complaint": complaint})
+
+
+async def _apart(rows: Sequence[Row], work: Callable[[], T]) -> T:
+    """Give what *work* on *rows* gives; of many, in a thread."""
+    return work() if len(rows) <= MANY else await asyncio.to_thread(work)
+
+
+def _figured(environment: str, rows: Sequence[Row], own: Mapping[str, float]) -> Item:
+    scored = [_scored(row) for row in rows]
+    figures = metrics.aggregate(scored, answers=any(ANSWER in row for row in rows)) | dict(own)
     means = {name: value for name, value in figures.items() if name.startswith("mean/")}
     most = max(Counter(each.task for each in scored).values(), default=None)
     return {
         "agent_metrics": figures,
-        "key_metrics": means | own,
+        "key_metrics": means | dict(own),
         "group_level_metrics": metrics.groups(
             scored, expected=most, samples={row[TASK_INDEX]: _sample(row) for row in rows}
         ),
-        "repeat_level_metrics": _repeats(scored, environment.name + AGENT),
-    } | ({} if complaint is None else {"complaint": complaint})
+        "repeat_level_metrics": _repeats(scored, environment + AGENT),
+    }
 
 
 def _rows(body: Row) -> list[Row]:
@@ -106,7 +124,8 @@ async def _own(environment: Environment, rows: Sequence[Row]) -> tuple[dict[str,
     if not rows:
         return {}, None
     try:
-        return await environment.metrics([_rollout(row, environment.name) for row in rows]), None
+        rollouts = await _apart(rows, lambda: [_rollout(row, environment.name) for row in rows])
+        return await environment.metrics(rollouts), None
     except EpisodeError as error:
         return {}, str(error)
 

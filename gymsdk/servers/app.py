@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
-import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
@@ -19,12 +18,17 @@ from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
 from gymsdk.servers.figures import Figures
 from gymsdk.servers.routing import Routing
 from gymsdk.transcript import Item
+from gymsdk.values import parsed, written
 
 LARGEST = 256 * 2**20
 """Bytes a request's body may have."""
 
 ARRIVING = 60.0
 """Seconds until all of a body must have come: a client that stops half way does not keep its connection for ever."""
+
+UNAVAILABLE = 503
+PAUSE = 1.0
+"""Seconds after which what is unavailable may be asked for again where nobody knows better."""
 
 GONE = 499
 """The status that is counted of an answer nobody waits for."""
@@ -70,7 +74,7 @@ def app(
             made.add_api_route(path, _alive, include_in_schema=False)
 
     async def readiness() -> Response:
-        return answer({"status": "ok"}) if ready() else answer({"status": "starting"}, status=503)
+        return answer({"status": "ok"}) if ready() else _with_pause({"status": "starting"}, 503, None)
 
     async def counted() -> Response:
         return PlainTextResponse(figures.text(), media_type="text/plain; version=0.0.4")
@@ -114,23 +118,6 @@ async def arrived(request: Request) -> bytes:
     return bytes(read)
 
 
-def parsed(text: bytes) -> object:
-    """Give the JSON value in *text*; raises `ValueError`."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        if b"\\ud" not in text.lower():
-            raise
-    # Half a surrogate pair: a policy may write one, and orjson does not read it.
-    import json
-
-    return json.loads(text, parse_constant=_no_number)
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
-
-
 def _unfit(kind: str, sentence: str) -> Refused:
     return Refused(422, sentence, shape=[{"type": kind, "loc": ["body"], "msg": sentence}])
 
@@ -138,17 +125,6 @@ def _unfit(kind: str, sentence: str) -> Refused:
 def answer(value: object, *, status: int = 200) -> Response:
     """Give *value* as a JSON answer."""
     return Response(written(value), status_code=status, media_type="application/json")
-
-
-def written(value: object) -> bytes:
-    """Give *value* as JSON."""
-    try:
-        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError:
-        # Half a surrogate pair, an integer beyond 64 bits: the standard library writes what orjson will not.
-        import json
-
-        return json.dumps(value, allow_nan=False).encode()
 
 
 async def _alive() -> Response:
@@ -168,7 +144,7 @@ async def _failed(_: Request, error: Exception) -> Response:
         told = {"detail": str(error), "stage": error.stage, "kind": error.kind, "retryable": error.retryable}
         told["outcome"] = "unscorable" if isinstance(error, Unscorable) else "failed"
         return _with_pause(told, 503 if error.retryable else 422, error.retry_after)
-    return answer({"detail": str(error), "kind": _kind(error)}, status=503)
+    return _with_pause({"detail": str(error), "kind": _kind(error)}, 503, None)
 
 
 async def _http(_: Request, error: Exception) -> Response:
@@ -188,8 +164,8 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 def _with_pause(told: Item, status: int, seconds: float | None) -> Response:
     found = answer(told, status=status)
-    if seconds is not None:
-        found.headers["retry-after"] = str(max(1, round(seconds)))
+    if seconds is not None or status == UNAVAILABLE:
+        found.headers["retry-after"] = str(max(1, round(seconds or PAUSE)))
     return found
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gymsdk.servers.app import Refused
+from gymsdk.servers.routing import ID
 from gymsdk.types import Row
 
 T = TypeVar("T", bound=BaseModel)
@@ -17,8 +18,13 @@ class EpisodeId(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rollout_id: str
-    attempt: int = 0
+    rollout_id: str = Field(pattern=f"^{ID}$")
+    attempt: int = Field(default=0, ge=0)
+
+    @property
+    def key(self) -> str:
+        """Its name where there is room for one word."""
+        return f"{self.rollout_id}-a{self.attempt}" if self.attempt else self.rollout_id
 
 
 class TaskId(BaseModel):
@@ -26,8 +32,8 @@ class TaskId(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    taskset: str
-    task_id: str | int
+    taskset: str = Field(min_length=1)
+    task_id: Annotated[str, Field(min_length=1)] | int
 
 
 class TypedSeed(BaseModel):

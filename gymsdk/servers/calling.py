@@ -6,17 +6,16 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import quote
 
 import orjson
 
-from gymsdk import http, tools
-from gymsdk.errors import EpisodeError, Failed, Unscorable, recast
+from gymsdk import http, jars, tools
+from gymsdk.errors import Failed, recast
 from gymsdk.http import Answer
-from gymsdk.servers import jars
-from gymsdk.servers.jars import Jar
+from gymsdk.jars import Jar
 from gymsdk.servers.tools import RESERVED, STEP
+from gymsdk.told import broken, value_of
 from gymsdk.tools import PARTS
 from gymsdk.transcript import Content, Item, ToolCall
 from gymsdk.types import Step
@@ -66,7 +65,7 @@ class Line:
             )
         except Failed as error:
             raise _of_server(error, stage) from error
-        self.jar |= answer.cookies
+        self.jar |= jars.sound(answer.cookies)
         return answer
 
 
@@ -81,37 +80,10 @@ async def call(line: Line, action: ToolCall, offered: list[Item], *, deadline: f
         except (ValueError, RecursionError) as error:
             return Step(output=tools.refusal(f"Invalid tool call arguments: {error}"))
     path = "/" + quote(action.name, safe="")
-    answer = await line.post(path, action.arguments.encode(), stage="step", deadline=deadline)
+    answer = await line.post(path, action.arguments.encode("utf-8", "replace"), stage="step", deadline=deadline)
     if (failure := broken(answer)) is not None:
         raise failure
     return Step(output=_output(answer, ours=line.ours), done=_done(answer))
-
-
-def broken(answer: Answer) -> EpisodeError | None:
-    """Give what *answer* says is broken beneath the environment, `None` where it is the environment's own answer."""
-    said = _object(answer)
-    kind, where = said.get("kind"), said.get("stage")
-    if answer.ok or not (isinstance(kind, str) and isinstance(where, str)):
-        return None
-    into = Unscorable if said.get("outcome") == "unscorable" else Failed
-    retryable = said.get("retryable")
-    return into(
-        str(said.get("detail")),
-        kind=kind,
-        stage=where,
-        retryable=retryable if isinstance(retryable, bool) else answer.status >= 500,  # noqa: PLR2004 - its own errors
-        retry_after=answer.retry_after,
-    )
-
-
-def refused(answer: Answer, stage: str) -> EpisodeError:
-    """Give the failure that an *answer* which is no success means at *stage*."""
-    found = broken(answer)
-    if found is not None:
-        return found
-    message = f"{answer.host} answered {answer.status}: {answer.text[: http.EXCERPT]}"
-    again = http.worth_retrying(answer.status)
-    return Failed(message, kind="server_error", stage=stage, retryable=again, retry_after=answer.retry_after)
 
 
 def _of_server(error: Failed, stage: str) -> Failed:
@@ -130,7 +102,7 @@ def _done(answer: Answer) -> bool:
 def _output(answer: Answer, *, ours: bool) -> Content:
     """Give the body as the policy reads it: text, or from one of our own servers a list of content parts."""
     if ours and answer.body.startswith(b"["):
-        value = _parsed(answer)
+        value = value_of(answer)
         if isinstance(value, list) and value and all(_is_part(each) for each in value):
             return value
     return answer.text
@@ -138,24 +110,3 @@ def _output(answer: Answer, *, ours: bool) -> Content:
 
 def _is_part(value: object) -> bool:
     return isinstance(value, dict) and str(value.get("type")) in PARTS
-
-
-def told(answer: Answer, stage: str) -> Item:
-    """Give the object that *answer* holds; raises `Failed` where there is none."""
-    value = _parsed(answer)
-    if isinstance(value, dict):
-        return value
-    message = f"{answer.host} answered {answer.status} without an object: {answer.text[: http.EXCERPT]!r}"
-    raise Failed(message, kind="bad_answer", stage=stage)
-
-
-def _object(answer: Answer) -> Item:
-    value = _parsed(answer)
-    return value if isinstance(value, dict) else {}
-
-
-def _parsed(answer: Answer) -> Any:
-    try:
-        return orjson.loads(answer.body)
-    except orjson.JSONDecodeError:
-        return None

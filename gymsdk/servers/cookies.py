@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
-from gymsdk.servers.app import written
 from gymsdk.servers.routing import App, Receive, Scope, Send
+from gymsdk.values import written
 
 BROKE = "the server broke on this request; its log says how"
 
@@ -21,11 +21,16 @@ def named(kind: str, name: str) -> str:
     return f"{kind}___{ODD.sub('_', name)}"
 
 
+OURS = re.compile(r"[A-Za-z0-9_-]{32}|lost\.[A-Za-z0-9_-]{32}")
+"""What the token of a session is like, or of one that was lost; what is sent to those who have none is not."""
+
+
 class Cookies:
     """Gives a request the token in its cookie *name*, if it is *known*, and every answer the token to go on with.
 
     Some clients keep only the cookies of the last answer, so errors have it too. A handler sets a new token in
-    `scope["state"]["token"]`. Who has no session is given a token that nobody has had before, and none is adopted.
+    `scope["state"]["token"]`. Who has no session is given a token that nobody has had before, and none is adopted;
+    `scope["state"]["lost"]` says that there was one, which its client believes in until it opens another.
     """
 
     def __init__(self, app: App, name: str, known: Callable[[str], bool], lasts: float) -> None:
@@ -40,14 +45,16 @@ class Cookies:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state["token"] = next(filter(self._known, self._brought(scope)), None)
+        brought = list(self._brought(scope))
+        state["token"] = next(filter(self._known, brought), None)
+        state["lost"] = state["token"] is None and any(map(OURS.fullmatch, brought))
         begun = False
 
         async def setting(message: MutableMapping[str, Any]) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                message["headers"] = [*message["headers"], (b"set-cookie", self._cookie(state["token"]))]
+                message["headers"] = [*message["headers"], (b"set-cookie", self._cookie(state))]
             await send(message)
 
         try:
@@ -66,9 +73,11 @@ class Cookies:
                     if name == self._name:
                         yield token.strip('"')
 
-    def _cookie(self, token: str | None) -> bytes:
-        known = token is not None and self._known(token)
-        return f"{self._name}={token if known else secrets.token_urlsafe(24)}; {self._attributes}".encode()
+    def _cookie(self, state: MutableMapping[str, Any]) -> bytes:
+        token = state["token"]
+        if token is None or not self._known(token):
+            token = f"{'lost' if state['lost'] and token is None else 'none'}.{secrets.token_urlsafe(24)}"
+        return f"{self._name}={token}; {self._attributes}".encode()
 
 
 async def _break(send: Send) -> None:

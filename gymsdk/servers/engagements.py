@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk.servers import jars
+from gymsdk import jars
+from gymsdk.jars import Jar
 from gymsdk.servers.app import Refused
 from gymsdk.servers.bodies import EpisodeId, TaskId
 from gymsdk.servers.calling import Line
-from gymsdk.servers.jars import Jar
 
 PAUSE = 5.0
 """Seconds a client is asked to wait where there is no place for another session."""
+
+SWEEP = 60.0
+"""Seconds between two looks for sessions that nobody uses any more."""
 
 CLOSED = 10_000
 """How many closed sessions are remembered, with what their closing answered."""
@@ -96,7 +101,7 @@ class Engagements:
 
     def open(self, opening: Opening, line: Line | None) -> Engagement:
         """Give the session of *opening*: the one there is where the same has been asked for; raises `Refused`."""
-        self._sweep()
+        self.sweep()
         known = self._open.get(self._ids.get(opening.agent_session_id, ""))
         if known is not None and known.opening == opening:
             return known
@@ -111,6 +116,7 @@ class Engagements:
 
     def found(self, token: str | None) -> Engagement | None:
         """Give the session with this *token*, which stays a while longer for it."""
+        self.sweep()
         engagement = self._open.get(token or "")
         if engagement is not None:
             engagement.used = self._clock()
@@ -134,7 +140,22 @@ class Engagements:
             self._closed.popitem(last=False)
         return self._closed[name]
 
-    def _sweep(self) -> None:
+    @asynccontextmanager
+    async def swept(self) -> AsyncIterator[None]:
+        """Forget, inside the block, what nobody uses, whether anybody asks or not."""
+        sweeping = asyncio.ensure_future(self._sweeping())
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+
+    async def _sweeping(self) -> None:
+        while True:
+            await asyncio.sleep(min(SWEEP, self._ttl))
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Forget what nobody has used for too long."""
         limit = self._clock() - self._ttl
         while self._open and (oldest := next(iter(self._open.values()))).used <= limit:
             self._drop(oldest)

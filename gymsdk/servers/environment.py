@@ -9,11 +9,9 @@ from dataclasses import replace
 
 from fastapi import FastAPI, Request, Response
 
-from gymsdk.environment import Environment
 from gymsdk.errors import UsageError
 from gymsdk.outcome import Failure
 from gymsdk.servers import protocol
-from gymsdk.servers.aggregates import aggregated
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.bodies import read
@@ -22,6 +20,7 @@ from gymsdk.servers.figures import Figures
 from gymsdk.servers.intake import Given, given
 from gymsdk.servers.presence import while_there
 from gymsdk.servers.protocol import EpisodeRequest
+from gymsdk.servers.routing import rollout_of
 from gymsdk.servers.runs import AT_ONCE, Lost, Runs
 from gymsdk.sitting import Budget
 from gymsdk.types import Model, Playable, Row
@@ -76,7 +75,7 @@ class Episodic:
         asked = await body(request)
         if protocol.is_episode(asked):
             return await self._episode(request, read(EpisodeRequest, asked), asked)
-        order = self._given(asked, _rollout(request))
+        order = self._given(asked, rollout_of(request.scope))
         try:
             return _json(await while_there(request, self._runs.once(order, asked)))
         except Lost as lost:
@@ -84,9 +83,7 @@ class Episodic:
 
     async def aggregate(self, request: Request) -> Response:
         """Give the figures over verified rows."""
-        if not isinstance(self._runs.environment, Environment):
-            raise Refused(422, "the environment is served elsewhere: POST this to its resources server")
-        return answer(await aggregated(self._runs.environment, await body(request)))
+        return answer(await self._runs.aggregated(await body(request)))
 
     async def _episode(self, request: Request, episode: EpisodeRequest, asked: Row) -> Response:
         try:
@@ -101,7 +98,7 @@ class Episodic:
             return answer(protocol.failed(episode, _failure(error)))
 
     def _given(self, row: Row, rollout: str | None) -> Given:
-        return given(row, self._runs.environment.name, rollout=rollout)
+        return given(row, self._runs.environment, rollout=rollout)
 
     def _allowed(self, episode: EpisodeRequest, order: Given) -> Given:
         seconds = protocol.seconds(episode)
@@ -118,8 +115,3 @@ def _failure(error: Refused) -> Failure:
 
 def _json(text: bytes) -> Response:
     return Response(text, media_type="application/json")
-
-
-def _rollout(request: Request) -> str | None:
-    found = request.scope.get("state", {}).get("rollout_id")
-    return found if isinstance(found, str) else None

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import hashlib
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
-from gymsdk import sitting, wire
+from gymsdk import judging, wire
 from gymsdk.environment import Environment
-from gymsdk.errors import BadRow, EpisodeError
+from gymsdk.judging import Judged
 from gymsdk.plugins import answers
 from gymsdk.servers.app import Refused
-from gymsdk.servers.intake import Given, own, without_nulls
+from gymsdk.servers.intake import Given, tolerant, within
+from gymsdk.servers.matching import ABANDONED, OTHER, UNSEEN, Brought, fits, over, saw, saw_all
 from gymsdk.servers.sessions import Session, Sessions
 from gymsdk.sitting import Budget, Sitting, Taken
 from gymsdk.transcript import Ended, Item, Transcript
-from gymsdk.turns import NOT_RUN, of_policy, spans
-from gymsdk.types import Episode, Row, Verdict
+from gymsdk.turns import NOT_RUN
+from gymsdk.types import Episode, Row
+from gymsdk.values import written
 
 MOST = Budget(turns=10_000, tools=10_000)
 """What an episode may use whose client has named no budget: it keeps one of its own."""
@@ -30,28 +32,12 @@ Face: TypeAlias = Literal["tools", "typed", "turns"]
 LOST: dict[str, Any] = {"stage": "step", "kind": "session_lost", "retryable": True}
 """What tells an agent that a refusal is no tool's answer: its rollout is lost, not bad."""
 
+BEFORE = 8
+"""How many sessions that a client left for another are remembered with that one."""
+
+OVER: dict[str, Any] = {"stage": "step", "kind": "session_judged", "retryable": False}
+
 SEEDS = {"tools": "/seed_session", "typed": "/seed_session", "turns": "/reset"}
-
-log = logging.getLogger("gymsdk")
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A verdict, what the steps *paid* beside it, and how the episode that was judged *ended*."""
-
-    verdict: Verdict
-    paid: float
-    ended: Ended
-
-    @property
-    def reward(self) -> float:
-        """The whole reward."""
-        return self.verdict.reward + self.paid
-
-    @property
-    def components(self) -> dict[str, float]:
-        """What adds up to it."""
-        return sitting.components(self.verdict, self.paid)
 
 
 class Episodes:
@@ -62,17 +48,25 @@ class Episodes:
         self.sessions = sessions
         self._budget = budget or MOST
 
-    async def seed(self, given: Given, face: Face, *, name: str | None = None) -> Session:
-        """Give a new session of an episode of the *given* row; a client may *name* it. Raises `Refused`."""
+    async def seed(
+        self, given: Given, face: Face, *, name: str | None = None, left: Session | None = None, prompted: bool = True
+    ) -> Session:
+        """Give a new session of an episode of the *given* row; a client may *name* it. Raises `Refused`.
+
+        One that its client *left* for it is still there for the verdict: who asked for another may have been a policy.
+        """
         await self.sessions.check(name)
         played = Sitting(self.environment, self._allowed(given, face))
-        await _tolerant(given.row, lambda row: played.open(row, seed=given.seed, id=given.id, repeat=given.repeat))
+        await tolerant(given.row, lambda row: played.open(row, seed=given.seed, id=given.id, repeat=given.repeat))
         try:
             session = await self.sessions.open(played, name=name)
         except BaseException:
             await played.close()
             raise
-        session.kept |= {"face": face, "own": own(given.row), "prompted": True}
+        brought = Brought.by(given, typed=face == "typed", prompted=prompted)
+        session.kept |= {"face": face, "brought": brought, "prompted": prompted}
+        if left is not None and not over(left):
+            session.kept["before"] = [*self._before(left), left][:BEFORE]
         return session
 
     @asynccontextmanager
@@ -87,7 +81,28 @@ class Episodes:
             if self.sessions.found(session.token) is None:
                 raise Refused(409, "the session has been closed meanwhile; open another", **LOST)
             session.sitting.extend()
-            yield session
+            try:
+                yield session
+            finally:
+                # In use until now.
+                self.sessions.found(session.token)
+
+    @asynccontextmanager
+    async def playing(self, session: Session | None, *faces: Face) -> AsyncIterator[Session]:
+        """Have *session* to oneself as `held` does, to go on in it: one that was left or judged is over."""
+        async with self.held(session, *faces) as mine:
+            if mine.left:
+                raise Refused(409, "the session has been closed; open another", **LOST)
+            if "judged" in mine.kept:
+                raise Refused(409, "the session has been judged: nothing happens in it any more; open another", **OVER)
+            yield mine
+
+    async def leave(self, session: Session, *, trusted: bool) -> None:
+        """Close *session*; unless *trusted*, it may be a policy that wants it so, and a verdict is waited for."""
+        if trusted or over(session):
+            await self.sessions.close(session)
+        else:
+            self.sessions.leave(session)
 
     async def call(self, session: Session, name: str, arguments: str) -> tuple[Item, Taken]:
         """Give what answers a tool call in this session's episode, which its caller holds, and what came of it."""
@@ -99,74 +114,75 @@ class Episodes:
             raise Refused(503, f"the tool {name!r} had no time left", retry_after=1)
         return taken.items[0], taken
 
-    async def judge(self, given: Given, items: Sequence[Item], ended: Ended, session: Session | None) -> Judged:
-        """Give the verdict on *items* as the episode of the *given* row.
+    async def judge(
+        self, given: Given, items: Sequence[Item], ended: Ended, session: Session | None
+    ) -> tuple[Judged, Session | None, str | None]:
+        """Give the verdict on *items* as the episode of the *given* row, whose session was judged, and why no other.
 
-        A session of the same row, held by the caller, brings its state; what that session keeps does not change by
-        it. Without one the state is rebuilt where the verdict takes one.
+        A session of the same row brings its state; what that session keeps does not change by it, but it is over.
+        Without one the state is rebuilt where the verdict takes one. Raises `Refused` where another response was
+        judged in it before.
         """
-        episode = session.sitting.episode if session is not None and _fits(session, given, items) else None
-        if session is None or episode is None:
-            return await self._alone(given, items, ended)
+        if session is None:
+            return await self._alone(given, items, ended), None, None
+        async with self.held(session, "tools", "typed", "turns"):
+            found, why = self._rightful(session, given, items)
+            if found is session:
+                return await self._within(session, given, items, ended), session, why
+        if found is None:
+            return await self._alone(given, items, ended), None, why
+        async with self.held(found, "tools", "typed", "turns"):
+            return await self._within(found, given, items, ended), found, why
+
+    def _rightful(self, session: Session, given: Given, items: Sequence[Item]) -> tuple[Session | None, str | None]:
+        """Give the session in which *items* were played: *session*, or the first of those it was opened instead of.
+
+        An agent that calls whatever the policy names has `seed_session` called too. What tells: the session has not
+        seen every call.
+        """
+        fitting = [each for each in (*self._before(session), session) if fits(each, given, self.environment)]
+        seen = [each for each in fitting if saw(each, items)]
+        if session in seen and saw_all(session, items):
+            return session, None
+        if not seen:
+            return None, UNSEEN if session in fitting else OTHER
+        return seen[0], None if seen[0] is session else ABANDONED
+
+    def _before(self, session: Session) -> list[Session]:
+        before: list[Session] = session.kept.get("before", [])
+        return [each for each in before if self.sessions.holds(each) and not over(each)]
+
+    async def _within(self, session: Session, given: Given, items: Sequence[Item], ended: Ended) -> Judged:
+        _fence(session, items, ended)
+        episode = session.sitting.episode
+        assert episode is not None, "it has been opened"
         copy = _copy(episode, self.environment, given, prompted=session.kept["prompted"])
-        if session.kept["face"] == "turns":
-            copy.transcript.items = list(items)
-        else:
+        if session.kept["face"] != "turns":
             # No endpoint brings a reply: those of an author who answers them are played now.
-            await self.environment.follow(copy, _played(items, ended), calls=False)
-            copy.transcript.items = list(items)
-        return await self._judged(copy, ended)
+            await self.environment.follow(copy, judging.played(items, ended), calls=False)
+        return await judging.told(self.environment, copy, items, ended)
 
     async def _alone(self, given: Given, items: Sequence[Item], ended: Ended) -> Judged:
-        episode = await self._rebuilt(given, items, ended)
-        try:
-            return await self._judged(episode, ended)
-        finally:
-            await _close(self.environment, episode)
+        seconds = within(given.budget, self._budget).seconds
 
-    async def _rebuilt(self, given: Given, items: Sequence[Item], ended: Ended) -> Episode:
-        deadline = asyncio.get_running_loop().time() + (given.budget or self._budget).seconds
-        again = _played(items, ended) if self.environment.remembers else []
-        replay = self.environment.replay
-        episode = await _tolerant(given.row, lambda row: replay(row, again, seed=given.seed, deadline=deadline))
-        episode.transcript.items = list(items)
-        return episode
+        async def judge(row: Row) -> Judged:
+            return await judging.judged(
+                self.environment, row, items, seed=given.seed, repeat=given.repeat, ended=ended, seconds=seconds
+            )
+
+        return await tolerant(given.row, judge)
 
     def _allowed(self, given: Given, face: Face) -> Budget:
-        budget = given.budget or self._budget
+        budget = within(given.budget, self._budget)
         # Each call comes by itself: how many turns they were is known to the client alone.
         return budget if face == "turns" else budget.model_copy(update={"turns": MOST.turns})
 
-    async def _judged(self, episode: Episode, ended: Ended) -> Judged:
-        episode.transcript.ended = ended
-        return Judged(await self.environment.verify(episode), episode.paid, ended)
 
-
-async def _tolerant(row: Row, play: Callable[[Row], Awaitable[Episode]]) -> Episode:
-    """Give the episode that *play* makes of *row*: as it is, or where that does not fit, without its nulls."""
-    try:
-        return await play(row)
-    except BadRow:
-        bare = without_nulls(row)
-        if bare == row:
-            raise
-        return await play(bare)
-
-
-def _fits(session: Session, given: Given, items: Sequence[Item]) -> bool:
-    """Whether *session* is one of the *given* row that has seen what was called in *items*, if anything was."""
-    same: bool = session.kept["own"] == own(given.row)
-    episode = session.sitting.episode
-    called = any(item.get("type") == "function_call_output" for item in items)
-    return same and episode is not None and (bool(episode.transcript.items) or not called)
-
-
-def _played(items: Sequence[Item], ended: Ended) -> Sequence[Item]:
-    """Give *items* as far as they were played: a turn that the model did not finish is shown to nobody."""
-    if ended != "tokens" or not items or not of_policy(items[-1]):
-        return items
-    *_, last = spans(items)
-    return items[: last.start]
+def _fence(session: Session, items: Sequence[Item], ended: Ended) -> None:
+    """Have *session* be judged for these *items* alone, however often it is asked for; raises `Refused`."""
+    mark = hashlib.sha256(written([ended, *items])).digest()
+    if session.kept.setdefault("judged", mark) != mark:
+        raise Refused(409, "the session was judged with another response: open another session for this one", **OVER)
 
 
 def _copy(episode: Episode, environment: Environment, given: Given, *, prompted: bool) -> Episode:
@@ -180,11 +196,3 @@ def _copy(episode: Episode, environment: Environment, given: Given, *, prompted:
         transcript=Transcript(opening=opening if prompted else [*task.input, *opening]),
         deadline=asyncio.get_running_loop().time() + MOST.seconds,
     )
-
-
-async def _close(environment: Environment, episode: Episode) -> None:
-    try:
-        await environment.close(episode)
-    except EpisodeError as error:
-        # The verdict stands: what was graded does not change because the cleaning up failed.
-        log.warning("an episode judged without a session: %s", error)

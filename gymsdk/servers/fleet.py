@@ -16,7 +16,7 @@ from gymsdk.bounds import GRACE
 from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
 from gymsdk.servers.head import Service
-from gymsdk.servers.listener import Listener, bound
+from gymsdk.servers.listener import Listener, bound, roomy
 from gymsdk.servers.routing import App
 from gymsdk.servers.strand import Strand
 from gymsdk.transcript import Item
@@ -77,6 +77,7 @@ class Fleet:
 
     async def run(self) -> None:
         """Run until cancelled; raises `UsageError` where a port is not to be had, `GymsdkError` where a part ends."""
+        roomy()
         with ExitStack() as sockets:
             # All are bound before any is told of.
             at = sockets.enter_context(self._bound("the head", self._port))
@@ -112,7 +113,7 @@ class Fleet:
         await self._asked()
 
     def _listening(self, what: str, app: App, at: socket.socket) -> Strand:
-        return Strand(what, Listener(app, at, grace=self._times.grace).run)
+        return Strand(what, Listener(app, at, grace=self._times.grace, host=self._host).run)
 
     async def _started(self, strands: list[Strand]) -> None:
         self._strands.append(strands)
@@ -120,7 +121,11 @@ class Fleet:
 
     async def _asked(self) -> None:
         """Have each server say over its socket that it can be used."""
-        answers = await asyncio.gather(*(head.status(each.host, each.port, path="/readyz") for each in self.services))
+        # No shorter than a start may take: while an environment warms up, a loop may have no time for an answer.
+        asked = (
+            head.status(each.host, each.port, path="/readyz", seconds=self._times.starting) for each in self.services
+        )
+        answers = await asyncio.gather(*asked)
         for service, status in zip(self.services, answers, strict=True):
             if status != "success":
                 raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({status})")

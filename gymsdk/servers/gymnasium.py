@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request, Response
 
-from gymsdk.errors import EpisodeError
+from gymsdk.errors import EpisodeError, Failed, Unscorable, recast
+from gymsdk.servers import tools
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.documents import RESPONSE, documented, row_of
 from gymsdk.servers.episodes import Episodes
@@ -56,10 +57,8 @@ class Turns:
 
     async def reset(self, request: Request) -> Response:
         """Open an episode of a row; its cookie is in the answer."""
-        row = given(
-            await body(request), self._episodes.environment.name, rollout=request.scope["state"].get("rollout_id")
-        )
-        session = await self._episodes.seed(row, "turns")
+        row = given(await body(request), self._episodes.environment, rollout=request.scope["state"].get("rollout_id"))
+        session = await self._episodes.seed(row, "turns", left=self._found(request))
         request.scope["state"]["token"] = session.token
         episode = session.sitting.episode
         assert episode is not None, "it has been opened"
@@ -72,7 +71,7 @@ class Turns:
         response, name = response_of(turn), turn.get(REQUEST)
         if name is not None and not isinstance(name, str):
             raise Refused(422, f"`{REQUEST}` must be a string")
-        async with self._episodes.held(self._found(request), "turns") as session:
+        async with self._episodes.playing(self._found(request), "turns") as session:
             return answer(await _stepped(session, response, name))
 
     async def close(self, request: Request) -> Response:
@@ -80,7 +79,8 @@ class Turns:
         await body(request)
         session = self._found(request)
         if session is not None:
-            await self._episodes.sessions.close(session)
+            trusted = session.kept["face"] == "turns" or tools.CLIENT in request.headers
+            await self._episodes.leave(session, trusted=trusted)
             if session.sitting.unreleased is not None:
                 raise session.sitting.unreleased
         return answer({})
@@ -96,7 +96,9 @@ async def _stepped(session: Session, response: Item, name: str | None) -> Item:
         if turn is None or not again:
             turn = await _begun(session, response, name)
     if turn.failure is not None:
-        raise turn.failure
+        # Another each time: one that is raised again gathers the traces of all the requests.
+        failure = turn.failure
+        raise recast(failure, Unscorable) if isinstance(failure, Unscorable) else recast(failure, Failed)
     if turn.answer is None:
         turn.answer = await _answered(session, turn.taken)
     return turn.answer

@@ -151,11 +151,11 @@ def _instance(service: Service, status: Status) -> Item:
     }
 
 
-async def status(host: str, port: int, *, path: str = "/") -> Status:
-    """Give how the server at *host* and *port* answers when it is asked for *path*."""
+async def status(host: str, port: int, *, path: str = "/", seconds: float = PATIENCE) -> Status:
+    """Give how the server at *host* and *port* answers, within *seconds*, when it is asked for *path*."""
     near = url(host, port).removeprefix("http://").rpartition(":")[0].strip("[]")
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(seconds):
             first = await _first_line(near, port, path)
     except TimeoutError:
         return "timeout"

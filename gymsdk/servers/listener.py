@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import socket
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
@@ -14,7 +15,10 @@ from h11 import LocalProtocolError
 
 from gymsdk.bounds import GRACE
 from gymsdk.errors import UsageError
+from gymsdk.servers import guard
 from gymsdk.servers.app import answer
+from gymsdk.servers.connection import Connection
+from gymsdk.servers.guard import Guard
 from gymsdk.servers.routing import App, Receive, Scope, Send
 
 BACKLOG = 4096
@@ -22,6 +26,9 @@ BACKLOG = 4096
 
 KEEP_ALIVE = 30
 """Seconds a connection is kept that nobody asks anything on."""
+
+FILES = 65535
+"""Files, and connections with them, that a process has at most."""
 
 TICK = 1.0
 """Seconds between two looks at the clock for the `Date` of the answers."""
@@ -48,11 +55,24 @@ def _unbound(host: str, port: int, error: OSError) -> str:
     return f"{host} is no address of this machine ({error.strerror or error}); listen on 127.0.0.1"
 
 
-class Listener:
-    """Answers what comes to the socket *at* by *app*; requests under way get *grace* seconds to end when it does."""
+def roomy() -> None:
+    """Have as many connections as the system lets this process: mostly it is told of fewer than it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
-    def __init__(self, app: App, at: socket.socket, *, grace: float) -> None:
-        self._app = app
+
+class Listener:
+    """Answers what comes to the socket *at* by *app*; requests under way get *grace* seconds to end when it does.
+
+    *host* is what it was told to listen at, where that is a name.
+    """
+
+    def __init__(self, app: App, at: socket.socket, *, grace: float, host: str | None = None) -> None:
+        bound_at: str = at.getsockname()[0]
+        allowed = guard.names(bound_at, *([host] if host else []))
+        self._app = app if allowed is None else Guard(app, allowed)
         self._at = at
         self._grace = grace
         self._answering: set[asyncio.Task[Any]] = set()
@@ -87,6 +107,7 @@ class Listener:
             self._answered,
             interface="asgi3",
             lifespan="on",
+            http=Connection,
             ws="none",
             log_config=None,
             access_log=False,

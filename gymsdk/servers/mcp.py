@@ -14,11 +14,12 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from gymsdk.errors import EpisodeError
-from gymsdk.servers.app import Refused, answer, body, written
+from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.documents import documented
 from gymsdk.servers.episodes import Episodes
 from gymsdk.servers.sessions import Session
 from gymsdk.transcript import Content, Item
+from gymsdk.values import written
 
 TOKEN = "X-NeMo-Gym-Session-Token"  # noqa: S105  # the name of a header
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -123,11 +124,12 @@ class Protocol:
             raise Unknown(WRONG, "`name` must be the name of a tool")
         if session is None:
             return _told(f"Missing {TOKEN} for Gym MCP tool call.", failed=True)
+        session.kept["asked"] = session.kept.get("asked", 0) + 1
         if not any(tool["name"] == name for tool in self._offered(session)):
             raise Unknown(WRONG, f"there is no tool {name[:80]!r}; `tools/list` has those there are")
         text = written({} if arguments is None else arguments).decode()
         try:
-            async with self._episodes.held(session, "tools", "typed"):
+            async with self._episodes.playing(session, "tools", "typed"):
                 output, _ = await self._episodes.call(session, name, text)
         except (Refused, EpisodeError) as error:
             status = error.status if isinstance(error, Refused) else 503 if error.retryable else 422

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from fastapi import FastAPI, Request, Response
 
-from gymsdk import responses
+from gymsdk import responses, usage
 from gymsdk.convert import served
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.servers.app import Refused, answer, body
@@ -51,7 +51,7 @@ class Served:
 
     async def respond(self, request: Request) -> Response:
         """Answer a Responses request."""
-        return await _told(request, self._response)
+        return await _told(request, self._whole)
 
     async def complete(self, request: Request) -> Response:
         """Answer a Chat Completions request."""
@@ -68,7 +68,16 @@ class Served:
         if not (asked.get("tools") is None or _are_objects(asked["tools"])):
             raise Refused(BAD, "'tools' must be a list of tools", param="tools")
         given = {key: value for key, value in asked.items() if key not in {"stream", "stream_options"}}
-        return await responses.asked(self._model, given, episode=None)
+        try:
+            return await responses.asked(self._model, given, episode=None)
+        except EpisodeError as error:
+            if error.kind != "no_episode":
+                raise
+            sentence = f"{self._name} plays whole episodes, and a request is none: POST the row to /run of an agent"
+            raise Failed(f"{sentence}, or serve another model with --model", kind=error.kind) from None
+
+    async def _whole(self, asked: Item) -> Item:
+        return usage.whole(await self._response(asked))
 
     async def _completion(self, asked: Item) -> Item:
         messages = asked.get("messages")

@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from gymsdk.outcome import Failure
 from gymsdk.servers.app import Refused
+from gymsdk.servers.bodies import EpisodeId, TaskId
 from gymsdk.transcript import Item
 from gymsdk.types import Row
 
@@ -35,31 +36,7 @@ REGISTERED = frozenset({"judge_failed", "judge_unparseable"})
 OBSERVED = frozenset({"ng_trajectory", "ng_model_call_capture", "ng_perf", "ng_agent_observations"})
 """What a result may not hold, beside whatever begins with `_ng_`: who collects it writes that."""
 
-PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 TRIED = re.compile(r"-a[1-9][0-9]*$")
-
-
-class RolloutId(BaseModel):
-    """Which rollout, and which attempt at it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    rollout_id: str = Field(pattern=PATTERN)
-    attempt: int = Field(default=0, ge=0)
-
-    @property
-    def key(self) -> str:
-        """Its name where there is room for one word."""
-        return f"{self.rollout_id}-a{self.attempt}" if self.attempt else self.rollout_id
-
-
-class TaskId(BaseModel):
-    """Which task of which set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    taskset: str = Field(min_length=1)
-    task_id: str = Field(min_length=1)
 
 
 class NamedTask(BaseModel):
@@ -76,7 +53,7 @@ class EpisodeRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    episode_id: RolloutId
+    episode_id: EpisodeId
     task: NamedTask
 
 

@@ -8,16 +8,14 @@ from typing import Any
 
 from pydantic import ConfigDict, ValidationError
 
-from gymsdk import complaints, http, wire
-from gymsdk.errors import BadRow, Failed, Unscorable
+from gymsdk import complaints, http, told, wire
+from gymsdk.errors import BadRow, Failed
 from gymsdk.http import Answer
 from gymsdk.rollouts.lines import StoredVerdict
-from gymsdk.servers.calling import Line, broken, call, refused, told
+from gymsdk.servers.calling import Line, call
+from gymsdk.servers.tools import CLIENT
 from gymsdk.transcript import Action, Item, Message, Transcript
-from gymsdk.types import LINE, Episode, Row, State, Step, Task, Verdict
-
-BESIDE = LINE | {"reward", "mask_sample", "failure_kind", "failure_reason"}
-"""What a verified row holds beside its own fields and the verdict's."""
+from gymsdk.types import Episode, Row, State, Step, Task, Verdict
 
 
 class Held(State):
@@ -55,7 +53,7 @@ class Remote:
 
     def line(self, jar: Mapping[str, str] | None = None) -> Line:
         """Give a line to the session that the cookies in *jar* are for, or to one that is yet to be opened."""
-        return Line(self.base_url, dict(jar or {}), self._headers, self._seconds, self._retry)
+        return Line(self.base_url, dict(jar or {}), {CLIENT: "1", **self._headers}, self._seconds, self._retry)
 
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
@@ -67,8 +65,9 @@ class Remote:
         answer = await line.post("/seed_session", body, stage="reset", deadline=deadline)
         if not answer.ok:
             raise _unopened(answer, self.name)
-        shown = _ours(told(answer, "reset"))
-        line.ours = bool(shown)
+        shown = _ours(told.object_of(answer, "reset"))
+        # Who sends back what it was sent is not for that one of ours.
+        line.ours = "opening" in shown
         return Episode(
             id=id,
             seed=seed,
@@ -99,7 +98,7 @@ class Remote:
             # Judging again does nothing that judging has not: a connection that is lost meanwhile loses no rollout.
             answer = await line.post("/verify", body, stage="verify")
         if not answer.ok:
-            raise refused(answer, "verify")
+            raise told.refused(answer, "verify")
         return _verdict(answer, episode.row)
 
     async def close(self, episode: Episode) -> None:
@@ -109,7 +108,7 @@ class Remote:
             return
         answer = await line.post("/close_session", {}, stage="close")
         if not answer.ok:
-            raise refused(answer, "close")
+            raise told.refused(answer, "close")
 
 
 def _read(row: Row | Task) -> tuple[Task, Row]:
@@ -120,9 +119,9 @@ def _read(row: Row | Task) -> tuple[Task, Row]:
 
 
 def _unopened(answer: Answer, name: str) -> BadRow | Exception:
-    if answer.status == 422 and broken(answer) is None:  # noqa: PLR2004 - what does not fit
+    if answer.status == 422 and told.broken(answer) is None:  # noqa: PLR2004 - what does not fit
         return BadRow(f"the row does not fit environment {name!r} at {answer.host}: {answer.text[: http.EXCERPT]}")
-    return refused(answer, "reset")
+    return told.refused(answer, "reset")
 
 
 def _ours(body: Item) -> Item:
@@ -149,20 +148,8 @@ def _verified(episode: Episode) -> Row:
 
 
 def _verdict(answer: Answer, row: Row) -> Verdict:
-    body = told(answer, "verify")
-    if body.get("mask_sample") or body.get("_ng_failure_class"):
-        kind = str(body.get("failure_kind") or body.get("_ng_failure_class") or "judge_failed")
-        why = body.get("failure_reason") or body.get("_ng_failure_judge_error") or kind
-        raise Unscorable(str(why), kind=kind, stage="verify", retryable=True)
-    names = _ours(body).get("verdict")
-    own = {
-        key: value
-        for key, value in body.items()
-        if key not in BESIDE and (key in names if names is not None else key not in row and not key.startswith("_ng_"))
-    }
-    fields = {"reward": body.get("reward"), "components": body.get("reward_components") or {}}
+    found = told.judgement(told.object_of(answer, "verify"), row)
     try:
-        return StoredVerdict.model_validate({**own, **fields})
+        return StoredVerdict.model_validate({**found.fields, "reward": found.reward, "components": found.components})
     except ValidationError as error:
-        message = f"the verdict of {answer.host} is none: {complaints.sentence(error)}"
-        raise Failed(message, kind="bad_answer", stage="verify") from None
+        raise told.unread(f"the verdict of {answer.host} is none: {complaints.sentence(error)}", "verify") from None

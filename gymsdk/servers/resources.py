@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from weakref import WeakValueDictionary
 
 from fastapi import FastAPI, Request, Response
 
 from gymsdk.environment import Environment
 from gymsdk.errors import Unscorable
+from gymsdk.judging import Judged
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts.lines import AGAIN, LOST
 from gymsdk.servers import gymnasium, mcp, tools
 from gymsdk.servers.aggregates import aggregated
-from gymsdk.servers.app import answer, body
+from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.bodies import TypedClose, TypedSeed, read
 from gymsdk.servers.cookies import Cookies, named
 from gymsdk.servers.documents import RESPONSE, documented, row_of
-from gymsdk.servers.episodes import Episodes, Judged
+from gymsdk.servers.episodes import Episodes
 from gymsdk.servers.figures import Figures
 from gymsdk.servers.intake import ROLLOUT_ID, Given, ended, given, response_of
-from gymsdk.servers.sessions import Session, Sessions
+from gymsdk.servers.sessions import PAUSE, Session, Sessions
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
-from gymsdk.types import Row
+from gymsdk.types import UNMASKED, Row
 
 TTL, CAP, SWEEP = 3600.0, 10_000, 15.0
 """Seconds a session lasts after its last use, how many may be open, seconds between two looks for those to close."""
 
 ENDING = 30.0
 """Seconds that closing what is open may take as the server ends."""
+
+LOST_STATE = "the session that this was played in is gone, and its state with it; play the row again"
 
 log = logging.getLogger("gymsdk")
 
@@ -118,6 +122,7 @@ class Resources:
         self._sessions = episodes.sessions
         self._name = name
         self._with_mcp = with_mcp
+        self._seeding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def seed(self, request: Request) -> Response:
         """Open a session of a row, flat or in the typed body; its cookie is in the answer."""
@@ -125,7 +130,7 @@ class Resources:
         if "resources_session_id" in given_body:
             return await self._typed(request, read(TypedSeed, given_body))
         row = self._given(request, given_body)
-        session = await self.episodes.seed(row, "tools")
+        session = await self.episodes.seed(row, "tools", left=self._session(request))
         request.scope["state"]["token"] = session.token
         return answer(self._access(session, "mcp") | _shown(row, session))
 
@@ -133,13 +138,13 @@ class Resources:
         """Close a session: the one named, or that of the cookie; one there is none of has been closed."""
         given_body = await body(request)
         if "resources_session_id" not in given_body:
-            session = self._session(request)
+            session, trusted = self._session(request), tools.CLIENT in request.headers
         else:
             name = read(TypedClose, given_body).resources_session_id
             self._sessions.fence(name)
-            session = self._sessions.named(name)
+            session, trusted = self._sessions.named(name), True
         if session is not None:
-            await self._sessions.close(session)
+            await self.episodes.leave(session, trusted=trusted)
             if session.sitting.unreleased is not None:
                 raise session.sitting.unreleased
         return answer({key: given_body[key] for key in ("resources_session_id",) if key in given_body})
@@ -150,18 +155,16 @@ class Resources:
         row, response = self._given(request, given_body), response_of(given_body)
         items, end = mcp.bare(response["output"], self._name), ended(given_body, response)
         session = self._session(request)
+        if request.scope["state"]["lost"] and self._environment.remembers and _called(items):
+            raise Refused(503, LOST_STATE, retry_after=PAUSE, stage="verify", kind="session_lost", retryable=True)
         try:
-            if session is None:
-                judged = await self.episodes.judge(row, items, end, None)
-            else:
-                async with self.episodes.held(session, "tools", "typed", "turns"):
-                    judged = await self.episodes.judge(row, items, end, session)
+            judged, used, why = await self.episodes.judge(row, items, end, session)
         except Unscorable as error:
             if session is None or session.kept["face"] != "typed":
                 error.retryable = error.retryable or error.kind in AGAIN | LOST
                 raise
             return answer(_unscored(row, given_body, error))
-        return answer(self._scored(row, given_body, judged))
+        return answer(self._scored(row, given_body, judged, used, why))
 
     async def aggregate(self, request: Request) -> Response:
         """Give the figures over verified rows."""
@@ -172,21 +175,27 @@ class Resources:
         return answer("stateless")
 
     async def _typed(self, request: Request, seed: TypedSeed) -> Response:
+        # The answer may be lost and the request sent again, even while the first is being seen to.
+        async with self._seeding.setdefault(seed.resources_session_id, asyncio.Lock()):
+            session = await self._named(request, seed)
+        request.scope["state"]["token"] = session.token
+        return answer({"resources_session_id": seed.resources_session_id} | self._access(session, "resources_tools"))
+
+    async def _named(self, request: Request, seed: TypedSeed) -> Session:
         unprompted: Row = {"responses_create_params": {"input": []}}
         row = self._given(request, {**unprompted, **seed.task_data, ROLLOUT_ID: seed.episode_id.rollout_id})
         known = self._sessions.named(seed.resources_session_id)
         if known is not None and known.kept.get("seed") == seed and not _played(known):
-            # The answer was lost and the request sent again: nothing has happened in between.
-            session = known
-        else:
-            session = await self.episodes.seed(row, "typed", name=seed.resources_session_id)
-            # The prompt may go to the agent alone; then the row to be verified brings it.
-            session.kept |= {"seed": seed, "prompted": "responses_create_params" in seed.task_data}
-        request.scope["state"]["token"] = session.token
-        return answer({"resources_session_id": seed.resources_session_id} | self._access(session, "resources_tools"))
+            # Nothing has happened in between.
+            return known
+        # The prompt may go to the agent alone; then the row to be verified brings it.
+        prompted, left = "responses_create_params" in seed.task_data, self._session(request)
+        session = await self.episodes.seed(row, "typed", name=seed.resources_session_id, left=left, prompted=prompted)
+        session.kept["seed"] = seed
+        return session
 
     def _given(self, request: Request, row: Row) -> Given:
-        return given(row, self._environment.name, rollout=request.scope["state"].get("rollout_id"))
+        return given(row, self._environment, rollout=request.scope["state"].get("rollout_id"))
 
     def _session(self, request: Request) -> Session | None:
         return self._sessions.found(request.scope["state"]["token"])
@@ -194,20 +203,17 @@ class Resources:
     def _access(self, session: Session, key: str) -> Item:
         return {key: mcp.access(self._name, self._sessions.key(session))} if self._with_mcp else {}
 
-    def _scored(self, row: Given, given_body: Row, judged: Judged) -> Item:
-        fields = judged.verdict.model_dump(mode="json", exclude={"reward", "components"})
+    def _scored(self, row: Given, given_body: Row, judged: Judged, used: Session | None, why: str | None) -> Item:
+        fields = judged.fields
         parts = {"reward_components": judged.components} if judged.components else {}
         ours = {
             "environment": self._environment.name,
-            "seed": row.seed,
+            "seed": row.seed if used is None else used.kept["brought"].seed,
             "outcome": "scored",
             "ended": judged.ended,
             "verdict": list(fields),
-        }
-        return {**_echoed(row, given_body), **fields, "reward": judged.reward, **parts, **UNMASKED, "gymsdk": ours}
-
-
-UNMASKED: Item = {"mask_sample": False, "failure_kind": None, "failure_reason": None}
+        } | ({} if why is None else {"session_unused": why})
+        return {**_echoed(row, given_body), **UNMASKED, **fields, "reward": judged.reward, **parts, "gymsdk": ours}
 
 
 def _route(made: FastAPI, server: Resources) -> None:
@@ -235,6 +241,10 @@ def _echoed(row: Given, given_body: Row) -> Item:
 def _unscored(row: Given, given_body: Row, error: Unscorable) -> Item:
     told = {"mask_sample": True, "failure_kind": error.kind, "failure_reason": str(error)}
     return {**_echoed(row, given_body), "reward": 0.0, **told, "_ng_failure_class": error.kind}
+
+
+def _called(items: Sequence[Item]) -> bool:
+    return any(item.get("type") == "function_call" for item in items)
 
 
 def _played(session: Session) -> bool:

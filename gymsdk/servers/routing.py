@@ -14,8 +14,17 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PREFIX = re.compile(r"^/ng-rollout/([A-Za-z0-9][A-Za-z0-9._-]*)(?:/training-token-capture)?(?=/)")
+ID = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""What a rollout may be called."""
+
+PREFIX = re.compile(rf"^/ng-rollout/({ID})(?:/training-token-capture)?(?=/)")
 """What clients of NeMo Gym put before any path to say which rollout a request belongs to."""
+
+
+def rollout_of(scope: Scope) -> str | None:
+    """Give the id of the rollout that a request's path was prefixed with."""
+    found = scope.get("state", {}).get("rollout_id")
+    return found if isinstance(found, str) else None
 
 
 class Routing:

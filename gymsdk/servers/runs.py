@@ -6,29 +6,28 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any
 
 from gymsdk import wire
+from gymsdk.environment import Environment
 from gymsdk.episode import play
 from gymsdk.errors import EpisodeError, Failed, Unscorable
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.outcome import Failure, Rollout
 from gymsdk.rollouts import lines
-from gymsdk.servers.app import Refused, written
-from gymsdk.servers.intake import Given
+from gymsdk.servers.aggregates import aggregated
+from gymsdk.servers.app import Refused
+from gymsdk.servers.intake import Given, tolerant, within
 from gymsdk.servers.once import Once
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
-from gymsdk.types import Model, Playable, Row
+from gymsdk.types import UNMASKED, Model, Playable, Row
+from gymsdk.values import ordered, written
 
 AT_ONCE = 4096
 """Episodes that one server plays at once where it is not told otherwise: clients of NeMo Gym send all rows at once."""
 
 PAUSE = 5.0
 """Seconds a client is asked to wait where there is no place for another episode."""
-
-UNMASKED: Item = {"mask_sample": False, "failure_kind": None, "failure_reason": None}
-"""What NeMo Gym 0.7 writes beside a reward that counts."""
 
 NUMBERED = re.compile(r"\d+-\d+(-a\d+)?")
 """What clients of NeMo Gym call a rollout that nobody has named: its indices, which the next run has again."""
@@ -57,7 +56,7 @@ class Lost(Exception):
 
 
 class Runs:
-    """Plays rows of *environment* with *model*: *at_once* at most, within *budget* where a row has none of its own."""
+    """Plays rows of *environment* with *model*: *at_once* at most, within *budget*, whatever a row says."""
 
     def __init__(
         self, environment: Playable, model: Model, *, budget: Budget | None = None, at_once: int = AT_ONCE
@@ -73,10 +72,15 @@ class Runs:
         """Give how many are being played."""
         return self._playing
 
-    def open(self) -> AbstractAsyncContextManager[Any]:
-        """Give what holds the environment open, where it is one of this process."""
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Hold the environment open, where it is one of this process: what is being played ends before it does."""
         environment = self.environment
-        return environment if isinstance(environment, AbstractAsyncContextManager) else nullcontext()
+        async with environment if isinstance(environment, AbstractAsyncContextManager) else nullcontext():
+            try:
+                yield
+            finally:
+                await self._once.aclose()
 
     async def answered(self, given: Given, shape: Callable[[Row], object] = dict) -> bytes:
         """Give the line of the *given* row's rollout, in this *shape*, as JSON.
@@ -86,15 +90,7 @@ class Runs:
         row = {key: value for key, value in given.row.items() if key not in UNMASKED}
         stamps = {key: row.pop(key) for key in INDICES if key in row}
         async with self.place():
-            rollout = await play(
-                self.environment,
-                self.model,
-                row,
-                seed=given.seed,
-                repeat=given.repeat,
-                id=given.id or _id(stamps),
-                budget=given.budget or self.budget,
-            )
+            rollout = await tolerant(row, lambda each: self._played(given, each, given.id or _id(stamps)))
         if rollout.failure is not None:
             raise Lost(rollout, rollout.failure)
         try:
@@ -103,12 +99,26 @@ class Runs:
             failure = Failure(stage="verify", kind="bad_answer", message=f"it cannot be written as JSON: {error}")
             raise Lost(rollout, failure) from error
 
+    async def _played(self, given: Given, row: Row, id: str) -> Rollout:
+        budget = within(given.budget, self.budget)
+        return await play(self.environment, self.model, row, seed=given.seed, repeat=given.repeat, id=id, budget=budget)
+
     async def once(self, given: Given, body: Row, shape: Callable[[Row], object] = dict) -> bytes:
-        """Give what `answered` gives; a *body* that names its rollout is played once, however often it comes."""
-        key = _key(given, body)
-        if key is None:
+        """Give what `answered` gives; a *body* that names its rollout is played once, however often it comes.
+
+        Another row under the same id, or another attempt at it, is something else.
+        """
+        if not given.id:
             return await self.answered(given, shape)
-        return await self._once(key, lambda: self.answered(given, shape))
+        key = f"{given.id}:{hashlib.sha256(ordered(body)).hexdigest()}"
+        keep = not NUMBERED.fullmatch(given.id)
+        return await self._once(key, lambda: self.answered(given, shape), keep=keep)
+
+    async def aggregated(self, body: Row) -> Item:
+        """Give the figures over the verified rows in *body*; raises `Refused`."""
+        if not isinstance(self.environment, Environment):
+            raise Refused(422, "the environment is served elsewhere: POST this to its resources server")
+        return await aggregated(self.environment, body)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -123,16 +133,6 @@ class Runs:
             self._playing -= 1
 
 
-def _key(given: Given, body: Row) -> str | None:
-    """Give the key under which *body* is played once, `None` where its client has not named the rollout.
-
-    Another row under the same id, or another attempt at it, is something else.
-    """
-    if not given.id or NUMBERED.fullmatch(given.id):
-        return None
-    return f"{given.id}:{hashlib.sha256(written(body)).hexdigest()}"
-
-
 def _id(stamps: Row) -> str:
     task, repeat = stamps.get(TASK_INDEX), stamps.get(ROLLOUT_INDEX) or 0
     return wire.fresh("rollout") if task is None else f"{task}:{repeat}"
@@ -140,4 +140,5 @@ def _id(stamps: Row) -> str:
 
 def _line(rollout: Rollout) -> Row:
     line = lines.scored(rollout, (0, rollout.repeat))
-    return {name: value for name, value in line.items() if name not in INDICES} | UNMASKED
+    told = {name: value for name, value in line.items() if name not in INDICES}
+    return told | {name: value for name, value in UNMASKED.items() if name not in told}

@@ -17,6 +17,12 @@ from gymsdk.sitting import Sitting
 PAUSE = 5.0
 """Seconds a client is asked to wait where there is no place for another session."""
 
+LEFT = 600.0
+"""Seconds that a session which was left without a verdict waits for one."""
+
+SETTLING = 1.0
+"""Seconds that a look for what is to be closed waits for it: what takes longer goes on by itself."""
+
 FENCED = 100_000
 """How many closed sessions are remembered, so that nobody opens one of them again."""
 
@@ -25,7 +31,8 @@ FENCED = 100_000
 class Session:
     """One client's open episode; *lock* keeps its calls from overlapping, *kept* what its server keeps with it.
 
-    *name* is the client's own word for it, *key* another secret that finds it, where it has them.
+    *name* is the client's own word for it, *key* another secret that finds it, where it has them. One that is *left*
+    is closed soon, or when its place is needed.
     """
 
     token: str
@@ -33,6 +40,7 @@ class Session:
     name: str | None = None
     key: str | None = None
     used: float = 0.0
+    left: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     kept: dict[str, Any] = field(default_factory=dict)
 
@@ -48,6 +56,8 @@ class Sessions:
         self._named: dict[str, Session] = {}
         self._keyed: dict[str, Session] = {}
         self._fenced: OrderedDict[str, None] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._left: dict[Session, None] = {}
 
     def __len__(self) -> int:
         """Give how many are open."""
@@ -69,6 +79,8 @@ class Sessions:
         if len(self._open) >= self._cap:
             await self.sweep()
         if len(self._open) >= self._cap:
+            await self._settle(list(self._left)[:1])
+        if len(self._open) >= self._cap:
             raise Refused(503, f"all {self._cap} sessions are in use; close some, or come back", retry_after=PAUSE)
 
     def found(self, token: str | None) -> Session | None:
@@ -78,6 +90,10 @@ class Sessions:
             session.used = self._clock()
             self._open.move_to_end(session.token)
         return session
+
+    def holds(self, session: Session) -> bool:
+        """Whether *session* is open; asking is no use of it."""
+        return session.token in self._open
 
     def named(self, name: str) -> Session | None:
         """Give the open session a client calls *name*."""
@@ -96,16 +112,32 @@ class Sessions:
         return None if session is None else self.found(session.token)
 
     async def close(self, session: Session) -> None:
-        """Close a session's episode and forget it; once, however often it is asked."""
+        """Close a session's episode and forget it; once, however often it is asked.
+
+        It is closed to the end also where nobody waits for it any more.
+        """
+        if (closing := self._begun(session)) is not None:
+            await asyncio.shield(closing)
+
+    def _begun(self, session: Session) -> asyncio.Task[None] | None:
         if self._open.pop(session.token, None) is None:
-            return
+            return None
+        self._left.pop(session, None)
         if session.name is not None:
             self._named.pop(session.name, None)
             self.fence(session.name)
         if session.key is not None:
             self._keyed.pop(session.key, None)
-        async with session.lock:
-            await session.sitting.close()
+        closing = asyncio.create_task(_closed(session))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return closing
+
+    def leave(self, session: Session) -> None:
+        """Have *session* be closed soon, or when its place is needed."""
+        session.left = True
+        if self.holds(session):
+            self._left[session] = None
 
     def fence(self, name: str) -> None:
         """Have nobody open a session called *name* again."""
@@ -114,16 +146,25 @@ class Sessions:
             self._fenced.popitem(last=False)
 
     async def sweep(self) -> None:
-        """Close what nobody has used for the time to live."""
-        limit = self._clock() - self._ttl
-        await self._close(list(takewhile(lambda session: session.used <= limit, self._open.values())))
+        """Close what nobody has used for the time to live; what is in the middle of a call is in use."""
+        now, soonest = self._clock(), min(LEFT, self._ttl)
+        quiet = takewhile(lambda session: session.used <= now - soonest, self._open.values())
+        old = [each for each in quiet if each.left or each.used <= now - self._ttl]
+        await self._settle([each for each in old if not each.lock.locked()])
 
     async def aclose(self) -> None:
-        """Close all."""
-        await self._close(list(self._open.values()))
+        """Close all; what is still being closed when this is cancelled is given up."""
+        for session in list(self._open.values()):
+            self._begun(session)
+        await asyncio.gather(*self._closing)
 
-    async def _close(self, sessions: Iterable[Session]) -> None:
-        # All at once: each may take as long as its environment's `close` is given.
-        async with asyncio.TaskGroup() as group:
-            for session in sessions:
-                group.create_task(self.close(session))
+    async def _settle(self, sessions: Iterable[Session]) -> None:
+        # All at once, and each by itself: it may take as long as its environment's `close` is given.
+        closing = [task for session in sessions if (task := self._begun(session)) is not None]
+        if closing:
+            await asyncio.wait(closing, timeout=SETTLING)
+
+
+async def _closed(session: Session) -> None:
+    async with session.lock:
+        await session.sitting.close()

@@ -10,12 +10,13 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from gymsdk.servers.app import Refused, arrived, written
+from gymsdk.servers.app import Refused, arrived
 from gymsdk.servers.documents import documented
 from gymsdk.servers.episodes import Episodes
 from gymsdk.servers.sessions import Session
 from gymsdk.sitting import Taken
 from gymsdk.transcript import Content
+from gymsdk.values import written
 
 RESERVED = frozenset(
     {"seed_session", "close_session", "verify", "aggregate_metrics", "reverify_mode", "reset", "step", "close", "mcp"}
@@ -24,6 +25,9 @@ RESERVED = frozenset(
 
 STEP = "x-gymsdk-step"
 """The header that tells of a call what its output does not: what it paid, whether the episode is over."""
+
+CLIENT = "x-gymsdk-client"
+"""The header by which our own clients are known: what a policy has called brings its arguments, and no header."""
 
 OTHERS = ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"]
 
@@ -61,10 +65,13 @@ def _listed(names: Iterable[str]) -> list[str]:
 
 async def _called(request: Request, episodes: Episodes, name: str) -> Response:
     session = episodes.sessions.found(request.scope["state"]["token"])
+    if session is not None:
+        # Told of no tool either: the policy called something.
+        session.kept["asked"] = session.kept.get("asked", 0) + 1
     if name in RESERVED or not _is_tool(name, episodes, session):
         raise _no_tool(request)
     arguments = await _text(request)
-    async with episodes.held(session, "tools", "typed") as mine:
+    async with episodes.playing(session, "tools", "typed") as mine:
         output, taken = await episodes.call(mine, name, arguments)
     return _output(output["output"], taken)
 

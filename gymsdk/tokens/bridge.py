@@ -46,15 +46,22 @@ class Bridge:
         """The id that ends a turn of the policy's; raises `Unbridged` where the template has none."""
         return self._close(()).terminator
 
-    def suffix(self, generated: Sequence[int], messages: Sequence[Item], *, calls: Sequence[Item] = ()) -> list[int]:
+    def suffix(
+        self,
+        generated: Sequence[int],
+        messages: Sequence[Item],
+        *,
+        calls: Sequence[Item] = (),
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
         """Give the ids to append to what was *generated* in a turn, for the policy to see *messages* and answer them.
 
         *calls* are the tool calls of the turn as they are in a chat message. A turn cut short before its terminator
-        gets it. Raises `Unbridged` where the template leaves open what the ids are: then nothing may be appended, and
-        a conversation that goes on is another one.
+        gets it, also where there are no messages. Raises `Unbridged` where the template leaves open what the ids are:
+        then nothing may be appended, and a conversation that goes on is another one.
         """
         close = self._close(calls)
-        following = self._following(calls, messages, add_generation_prompt=True)
+        following = self._following(calls, messages, add_generation_prompt=add_generation_prompt)
         head = [*close.before, close.terminator]
         if following[: len(head)] != head:
             raise Unbridged("the chat template ends an assistant's turn in another way where messages follow it")

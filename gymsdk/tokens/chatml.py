@@ -53,6 +53,13 @@ def text(pieces: Iterable[Piece]) -> str:
     return "".join(joined if marks else plain(joined, [*Mark]) for marks, run in runs for joined in ["".join(run)])
 
 
+def before_marks(written: str) -> str:
+    """Give what of *written* stands before the first mark spelled in it, all of it where none is."""
+    for mark in Mark:
+        written = written.partition(mark)[0]
+    return written
+
+
 def content(given: Content | None) -> str:
     """Give the text of a message's content; raises `UsageError` where it is not text alone."""
     if given is None or isinstance(given, str):

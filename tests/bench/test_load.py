@@ -20,6 +20,7 @@ from gymsdk.bench.recording import Recording, recorded
 from gymsdk.bench.stage import SERVERS, Stage, joined
 from gymsdk.errors import Failed, GymsdkError
 from gymsdk.servers import policy
+from gymsdk.servers.tools import CLIENT
 from gymsdk.transcript import Item
 from gymsdk.types import Episode
 
@@ -145,5 +146,6 @@ async def test_what_is_open_is_read_too() -> None:
         answer = await stage.served.client.post("sums", "/seed_session", json=row)
         assert answer.ok
         assert (await reading(stage.metered)).open == 1
-        await stage.served.client.post("sums", "/close_session", cookies=answer.cookies)
+        ours = {CLIENT: "1"}
+        await stage.served.client.post("sums", "/close_session", cookies=answer.cookies, headers=ours)
         assert (await reading(stage.metered)).open == 0

@@ -59,6 +59,15 @@ def test_a_misspelt_id_suggests_the_nearest():
         catalog.chosen(["runtime.lod"])
 
 
+def test_one_id_needs_no_list():
+    assert [check.id for check in catalog.chosen("runtime.rows")] == ["runtime.rows"]
+
+
+def test_where_nothing_is_left_that_is_a_mistake_of_usage():
+    with pytest.raises(UsageError, match="nothing is left to check"):
+        catalog.chosen(["runtime.rows"], ["runtime"])
+
+
 def test_a_check_whose_package_is_missing_says_what_to_install():
     needy = Check(id="runtime.needy", asks="", why="", mend="", look=nothing, needs=("not_there_at_all",))
     with pytest.raises(UsageError, match=r'`pip install "gymsdk\[author\]"`'):

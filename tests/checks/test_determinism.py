@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.checks.healthy import HEALTHY
+from .healthy import HEALTHY
 
 SEED = "runtime.seed_control"
 

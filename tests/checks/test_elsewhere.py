@@ -24,23 +24,29 @@ def verify():
 
 
 async def test_the_rows_are_those_of_the_split_and_seed(subject):
-    found = await elsewhere.rows(subject(HASHED.replace("MARK", "1")), "train", seed=7, count=2)
+    found = (await elsewhere.asked(subject(HASHED.replace("MARK", "1")), "train", seed=7, count=2)).rows
     assert [row["responses_create_params"]["input"][0]["content"] for row in found] == ["7 0", "7 1"]
 
 
 async def test_the_hash_seed_is_another(subject):
     made = subject(HASHED.replace("MARK", "hash('mark')"))
-    one, other = [await elsewhere.rows(made, "train", seed=0, count=1, hash_seed=seed) for seed in (1, 2)]
-    assert one != other
+    one, other = [await elsewhere.asked(made, "train", seed=0, count=1, hash_seed=seed) for seed in (1, 2)]
+    assert one.rows != other.rows
+
+
+async def test_episodes_are_opened_there_too(subject):
+    made = subject(HASHED.replace("MARK", "1"))
+    found = await elsewhere.asked(made, "train", seed=7, count=2, opened=1)
+    assert found.openings == [[{"role": "user", "content": "7 0"}]]
 
 
 async def test_what_breaks_there_is_told(subject):
     made = subject(HASHED.replace("MARK", "1 / 0"))
     with pytest.raises(BrokenEnvironment, match=r"in a new process .*ZeroDivisionError"):
-        await elsewhere.rows(made, "train", seed=0, count=1)
+        await elsewhere.asked(made, "train", seed=0, count=1)
 
 
 async def test_what_is_not_installed_is_not_asked(subject):
     made = subject(HASHED.replace("MARK", "1"))
     with pytest.raises(NotApplicable, match="not installed"):
-        await elsewhere.rows(Subject(made.name, made.make), "train", seed=0, count=1)
+        await elsewhere.asked(Subject(made.name, made.make), "train", seed=0, count=1)

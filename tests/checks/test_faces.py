@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.checks.healthy import HEALTHY
+from .healthy import HEALTHY
 
 FACES = "runtime.faces_agree"
 PAYING = HEALTHY.replace(
@@ -38,3 +38,14 @@ async def test_what_depends_on_the_thread_is_found_on_every_face(subject, outcom
     faces = " ".join(finding.seen for finding in result.findings)
     assert "through Env" in faces
     assert "through VectorEnv" in faces
+
+
+async def test_what_depends_on_the_task_of_asyncio_is_found_over_http(subject, outcome):
+    source = (
+        HEALTHY.replace("books: list[str] = []", 'books: list[str] = []\n    opened_in: str = ""')
+        .replace("state=Shelf()", "state=Shelf(opened_in=str(id(asyncio.current_task())))")
+        .replace('return f"{len(state.books)} on', 'return f"{state.opened_in == str(id(asyncio.current_task()))}, on')
+        .replace("import random", "import asyncio, random")
+    )
+    result = await outcome(FACES, subject(source))
+    assert "over HTTP" in " ".join(finding.seen for finding in result.findings)

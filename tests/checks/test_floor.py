@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gymsdk import Claims, Rollout, Task, wire
-from gymsdk.checks.attack import Attempt, Seen, sample, says, shown
+from gymsdk.checks.attack import Attempt, Seen, says
 from gymsdk.checks.luck import beyond, bound
-from gymsdk.checks.options import letters, listed, numbers, options, valued
+from gymsdk.checks.options import choices, letters, listed, numbers, options, valued
+from gymsdk.checks.tasks import sample, shown
 
 GUESSED = """
 class Coin(Task):
@@ -101,6 +102,20 @@ def test_a_tool_is_called_with_each_value_it_lists():
     unit = {"type": "string", "enum": ["km", "mile"]}
     tool = {"parameters": {"properties": {"unit": unit, "many": {"type": ["integer", "null"]}}}}
     assert list(listed(tool)) == [{"unit": "km", "many": 1}, {"unit": "mile", "many": 1}]
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"type": "boolean"}, [True, False]),
+        ({"type": "integer", "minimum": 1, "maximum": 3}, [1, 2, 3]),
+        ({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 3}, [1, 2]),
+        ({"type": "integer", "minimum": 1, "maximum": 1000}, []),
+        ({"type": "integer", "minimum": 1}, []),
+    ],
+)
+def test_what_is_few_is_tried_whole(schema, values):
+    assert choices(schema) == values
 
 
 def test_a_nested_schema_is_filled():

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from gymsdk.checks.isolation import _Drift, _shrunk
-from tests.checks.healthy import HEALTHY
+from gymsdk.checks.isolation import EXAMPLES, _Drift, _interleaved, _shrunk, _Stage
+from gymsdk.checks.performance import scripts
+
+from .healthy import HEALTHY
 
 LATE = (
     HEALTHY.replace(
@@ -24,16 +26,24 @@ async def test_what_the_module_remembers_is_found_with_the_steps_that_show_it(su
     assert "reward was 1.0, then 0.0" in result.findings[0].seen
 
 
+async def test_where_the_time_is_over_no_more_is_played(subject):
+    shelf = subject(HEALTHY)
+    async with shelf.fresh() as environment:
+        played = await scripts(shelf, environment, tasks=1)
+        nothing_like_it = [{} for _ in played]
+        assert await _interleaved(_Stage(environment, played, nothing_like_it, ends=0.0), EXAMPLES) == []
+
+
 def test_an_interleaving_is_shrunk_to_the_smallest_that_goes_wrong():
     def run(picks):
         if picks.count(1) > 1 and 2 in picks:
             raise _Drift(str(picks))
 
-    assert sorted(_shrunk(run, 3)) == sorted(str([0, 1, 1, 2]))
+    assert sorted(_shrunk(run, 3, EXAMPLES)) == sorted(str([0, 1, 1, 2]))
 
 
 def test_where_no_interleaving_goes_wrong_nothing_is_found():
-    assert _shrunk(lambda _: None, 3) is None
+    assert _shrunk(lambda _: None, 3, EXAMPLES) is None
 
 
 def test_what_goes_wrong_only_once_is_found_too():
@@ -43,10 +53,10 @@ def test_what_goes_wrong_only_once_is_found_too():
         if next(wrong, False):
             raise _Drift("once")
 
-    assert _shrunk(run, 3) == "once"
+    assert _shrunk(run, 3, EXAMPLES) == "once"
 
 
 def test_drawing_leaves_nothing_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _shrunk(lambda _: None, 3)
+    _shrunk(lambda _: None, 3, EXAMPLES)
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import pytest
 
 from gymsdk import Task, wire
 from gymsdk.checks import clues
-from gymsdk.checks.secrets import distinct, secrets, stands_in
+from gymsdk.checks.secrets import distinct, one_of_many, secrets, stands_in
 
 ASKED = """
 from base64 import b64encode
@@ -40,6 +40,9 @@ CHECK = "semantic.no_solution_leakage"
         'f"{one} + {other} ({total})?"',
         'f"{one} + {other}? {b64encode(str(total).encode()).decode()}"',
         'f"{one} + {other}?\\n{total}"',
+        'f"{one} + {other}? [ref {str(total)[::-1]}]"',
+        'f"{one} + {other}? {str(total).encode().hex()}"',
+        'f"{one} + {other}?q=" + "".join(f"%{ord(sign):x}" for sign in str(total))',
     ],
 )
 async def test_an_answer_in_the_prompt_is_found(subject, outcome, prompt):
@@ -68,10 +71,33 @@ async def test_what_any_reply_earns_is_no_leak(subject, outcome):
         (clues.in_brackets, "what (42) is", "42"),
         (clues.in_base64, "see NDIwMDA= there", "42000"),
         (clues.last_line, "a\n42\n", "42"),
+        (clues.in_hex, "[ref 68656c6c6f]", "hello"),
+        (clues.in_percent, "?q=h%65llo", "hello"),
+        (clues.in_rot13, "(ref uryyb)", "hello"),
+        (clues.backwards, "answer: olleh", "hello"),
+        (clues.expressions, "Compute: 714 * 139 + 763.", "714 * 139 + 763"),
     ],
 )
 def test_a_clue_is_found(rule, text, found):
     assert found in rule(text)
+
+
+def test_what_the_task_is_to_undo_is_no_clue():
+    found = {rule.name for rule in clues.RULES if rule.asked_for("Decode this: (uryyb)")}
+    assert {"shifts letters by thirteen", "reads backwards", "says what hexadecimal hides"} <= found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("no city called 'a'; there are Nairobi, Oslo, Prague and Rome", True),
+        ('{"error": "the answer is Nairobi", "code": 7, "more": "none"}', False),
+        ("say Nairobi", False),
+        ("say Nairobi, Bruno", False),
+    ],
+)
+def test_one_of_many_is_no_secret_told(text, found):
+    assert one_of_many("Nairobi", text, {"Nairobi", "Bruno"}) is found
 
 
 def test_a_secret_is_what_the_oracle_says_and_the_row_holds():

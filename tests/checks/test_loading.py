@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gymsdk.checks.loading import splits
+
 from .test_run import SUMS
 
 TOOLS = (
@@ -63,9 +65,8 @@ async def test_a_split_without_a_name_is_told(seen):
     assert await seen("runtime.splits", SUMS.replace('"test"]', '" "]')) == ["a split is named ' '"]
 
 
-async def test_a_slow_first_task_is_told(seen, monkeypatch):
-    monkeypatch.setattr("gymsdk.checks.loading.FIRST", -1.0)
-    assert all("seconds; -1 are enough" in told for told in await seen("runtime.splits", SUMS))
+async def test_a_slow_first_task_is_told(subject):
+    assert all("seconds; -1 are enough" in each.seen for each in await splits(subject(SUMS), seconds=-1.0))
 
 
 @pytest.mark.parametrize(
@@ -186,3 +187,51 @@ async def test_what_has_no_words_is_named(seen):
         "the argument 'other' of the tool 'add' has no description",
         "the setting 'digits' has no description",
     ]
+
+
+SHEET = """
+class Sum(Task):
+    answer: int
+
+@hookimpl
+def verify(task: Sum, transcript):
+    return Verdict(reward=0.0)
+"""
+LINE = '{{"responses_create_params": {{"input": "What is {0} + {0}?"}}, "answer": {0}}}\n'
+
+
+@pytest.fixture
+def filed(subject):
+    def make(last: str, *, before: int = 12):
+        train = "".join(LINE.format(number) for number in range(before)) + last
+        test = "".join(LINE.format(number) for number in range(100, 112))
+        return subject(SHEET, files={"data/train.jsonl": train, "data/test.jsonl": test})
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        ("{bad", "data/train.jsonl:13: not valid JSON"),
+        ('{"responses_create_params": {"input": "What?"}}', "data/train.jsonl:13: the row does not fit environment"),
+    ],
+)
+async def test_a_bad_row_at_the_end_of_a_file_is_told_with_its_line_and_by_one_check(filed, outcome, last, told):
+    [finding] = (await outcome("runtime.rows", filed(last))).findings
+    assert finding.seen.startswith(told)
+    others = [await outcome(check, filed(last)) for check in ("semantic.split_overlap", "runtime.seed_control")]
+    assert [result.findings for result in others] == [[], []]
+
+
+async def test_a_bad_row_at_the_beginning_of_a_file_is_told_with_its_line(filed, outcome):
+    [finding] = (await outcome("runtime.load", filed("{bad", before=2))).findings
+    assert finding.seen.startswith("data/train.jsonl:3: not valid JSON")
+
+
+async def test_a_bad_row_that_is_drawn_is_told_with_its_number(seen):
+    source = SUMS.replace("while True:", "for number in range(30):").replace(
+        "yield Sum.ask(", "yield {'answer': ''} if number == 19 else Sum.ask("
+    )
+    told = await seen("runtime.rows", source)
+    assert told[0].startswith("row 20 of the split 'train' cannot be read: the row does not fit")

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from gymsdk.checks.packaging import imported
 from gymsdk.checks.subject import Subject
 from gymsdk.plugins import registry
 
@@ -147,7 +148,10 @@ async def test_a_project_that_builds_no_wheel_is_told(edited, outcome):
 async def test_a_backend_that_is_missing_is_a_reason_to_skip(edited, outcome):
     made, _ = edited(backend="not_there.build")
     result = await outcome("packaging.files", made)
-    assert result.reason == "its build backend 'not_there' is not installed here, so no wheel can be built"
+    assert result.reason == (
+        "its build backend 'not_there' is not installed here, so no wheel can be built; "
+        "`pip install hatchling` brings it"
+    )
 
 
 async def test_a_build_that_lacks_what_it_requires_is_a_reason_to_skip(edited, outcome):
@@ -190,6 +194,7 @@ async def test_a_backend_that_litters_is_given_a_copy(edited, outcome):
             "its import starts the threads busy",
         ),
         ("1 / 0", "it cannot be imported: ZeroDivisionError"),
+        ("def it(:", "it cannot be imported: SyntaxError: invalid syntax (/"),
     ],
 )
 async def test_an_import_that_does_more_than_import_is_told(seen, line, told):
@@ -197,10 +202,9 @@ async def test_an_import_that_does_more_than_import_is_told(seen, line, told):
     assert seen_there.startswith(told)
 
 
-async def test_an_import_that_costs_is_told(seen, monkeypatch):
-    monkeypatch.setattr("gymsdk.checks.packaging.CPU", -1.0)
-    [told] = await seen("packaging.import")
-    assert told.startswith("its import costs 0.")
+async def test_an_import_that_costs_is_told(subject):
+    [told] = await imported(subject(SUMS), cpu=-1.0)
+    assert told.seen.startswith("its import costs 0.")
 
 
 async def test_a_heavy_import_is_named(seen, site):

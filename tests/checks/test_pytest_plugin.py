@@ -54,6 +54,19 @@ def test_every_check_is_a_test(tested):
     assert f"collected {len(CHECKS)} items" in ended.stdout
 
 
+def test_settings_reach_the_environments_they_name(tested, site):
+    site.install("needy", _whole(SUMS).replace("Field(3, ", "Field("))
+    words = ("--gymsdk", "sums", "--gymsdk", "needy", "-k", "runtime.load")
+    assert "give what it asks for with --set (in pytest with --gymsdk-set" in " ".join(tested(*words).stdout.split())
+    assert "2 passed" in tested(*words, "--gymsdk-set", "needy.digits=2").stdout
+
+
+def test_a_setting_of_nobody_is_a_mistake_of_usage(tested):
+    ended = tested("--gymsdk", "sums", "--gymsdk", "greedy", "--gymsdk-set", "digits=2")
+    assert ended.returncode == 4
+    assert "--gymsdk-set digits=2: write it as NAME.KEY=VALUE" in ended.stderr
+
+
 def test_several_environments_are_checked_and_tests_chosen_by_their_names(tested):
     ended = tested("--gymsdk", "sums", "--gymsdk", "greedy", "-v", "-k", "floor_gap or page")
     assert ended.returncode == 1
@@ -106,6 +119,23 @@ async def test_not_all_is_well(gymsdk_check):
     assert "1 failed, 1 passed" in ended.stdout
     assert "FAIL  semantic.floor_gap" in ended.stdout
     assert "semantic.oracle_max" not in ended.stdout
+
+
+def test_a_mistake_in_the_fixtures_use_is_told_in_a_sentence(tested, there):
+    (there / "test_it.py").write_text("""
+def test_it(gymsdk_check):
+    gymsdk_check("sums", only="runtime.rows", digts=2)
+""")
+    told = tested("-W", "error").stdout
+    assert "gymsdk_check('sums'): " in told
+    assert "did you mean 'digits'?" in told
+    assert "pytest_plugin.py" not in told
+
+
+def test_a_setting_that_is_misspelt_is_told_without_a_traceback(tested):
+    told = tested("--gymsdk", "sums", "--gymsdk-set", "digts=2", "-k", "runtime.rows").stdout
+    assert "did you mean 'digits'?" in told
+    assert "run.py" not in told
 
 
 def test_unused_it_brings_nothing_of_gymsdk_but_itself(tested, there):

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import os
 import random
+import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
-from tests.checks.healthy import HEALTHY
+from .healthy import HEALTHY
 
 RESOURCES, EFFECTS = "runtime.resources", "runtime.side_effects"
 
@@ -53,6 +56,8 @@ async def test_one_more_in_all_is_no_leak(subject, outcome):
     ("line", "said"),
     [
         ("os.environ['SHELF'] = str(random.Random().random())", "os.environ"),
+        ("os.environ['BOOKS'] = 'none'", "os.environ"),
+        ("os.chdir('/')", "the current folder"),
         ("sys.path.append('shelf')", "sys.path"),
         ("random.random()", "global `random`"),
         ("random.seed(seed)", "global `random`"),
@@ -66,6 +71,21 @@ async def test_what_episodes_change_in_passing_is_named(subject, outcome, monkey
     with __import__("warnings").catch_warnings():
         result = await outcome(EFFECTS, subject(opening(line)))
     assert said in result.findings[0].seen
+
+
+async def test_what_playing_changes_is_put_back(subject):
+    folder = Path.cwd()
+    async with subject(HEALTHY).fresh():
+        os.chdir("/")
+        os.environ["BOOKS"] = "none"
+        sys.path.append("shelf")
+    assert (Path.cwd(), "BOOKS" in os.environ, "shelf" in sys.path) == (folder, False, False)
+
+
+async def test_threads_of_a_pool_are_named_without_their_numbers(subject, outcome):
+    line = "threading.Thread(target=threading.Event().wait, args=(10,), daemon=True).start()"
+    result = await outcome(RESOURCES, subject(opening(line)))
+    assert "such as thread 'Thread (wait)'" in result.findings[0].seen
 
 
 async def test_a_check_leaves_the_process_as_it_was(subject, outcome):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from gymsdk.checks import catalog
 from gymsdk.checks.check import Check, Finding, NotApplicable
+from gymsdk.checks.loading import LOAD, loads
 from gymsdk.checks.report import text
 from gymsdk.checks.run import Run, waited_for
 from gymsdk.checks.subject import Subject
@@ -81,12 +85,46 @@ async def test_a_check_that_takes_too_long_has_failed(subject):
     assert [each.seen for each in result.findings] == ["it was not over after 0.05 seconds"]
 
 
-async def test_code_that_holds_the_loop_fails_its_check_and_the_rest_is_skipped(subject, stuck, monkeypatch):
+async def test_a_check_whose_episodes_take_too_long_is_skipped_and_says_what_it_would_have_needed(subject):
+    made = subject(SUMS)
+    made.pace = 30.0
+
+    async def look(subject):
+        async with subject.fresh() as environment:
+            await subject.afforded(environment, 9, each=8)
+        return [Finding(seen="it went on")]
+
+    result = await Run(made).outcome(asking(look))
+    assert result.status == "skipped"
+    assert result.reason.startswith("an episode takes 30.0 s, so the 8 it needs at least take about 240 s; it had 1")
+
+
+async def test_a_check_that_slow_episodes_make_late_is_skipped(subject):
+    made = subject(SUMS)
+    made.pace = 2.0
+
+    async def look(subject):
+        await asyncio.sleep(60)
+
+    result = await Run(made).outcome(asking(look, seconds=0.05))
+    assert (result.status, result.reason.partition(";")[0]) == (
+        "skipped",
+        "an episode takes 2.0 s, so it was not over after 0.05 s",
+    )
+
+
+async def test_slow_episodes_are_played_less_often(subject):
+    made = subject(SUMS)
+    made.pace = 3.0
+    async with made.fresh() as environment:
+        assert await made.afforded(environment, 100, each=2) == made.patience // 6
+
+
+async def test_code_that_holds_the_loop_fails_its_check_and_the_rest_is_skipped(subject, stuck):
     async def look(subject):
         stuck.wait()
 
-    monkeypatch.setattr("gymsdk.checks.run.GRACE", 0.2)
-    run = Run(subject(SUMS))
+    run = Run(subject(SUMS), grace=0.2)
     results = [await run.outcome(asking(each, seconds=0.05)) for each in (look, nothing)]
     assert [each.status for each in results] == ["failed", "skipped"]
     assert "could not be stopped" in results[0].findings[0].seen
@@ -119,12 +157,23 @@ async def test_what_the_environments_own_code_raises_is_a_finding(subject):
     assert "raised AttributeError: 'NoneType' object has no attribute 'digits'" in finding.seen
 
 
-async def test_a_bug_of_the_check_itself_flies(subject):
+async def test_a_check_that_breaks_itself_has_failed_and_the_others_go_on(subject):
     async def look(subject):
-        raise ZeroDivisionError
+        raise ZeroDivisionError("by nought")
 
-    with pytest.raises(ZeroDivisionError):
-        await Run(subject(SUMS)).outcome(asking(look))
+    report = await Run(subject(SUMS)).report([asking(look), asking(nothing)])
+    assert [result.status for result in report.results] == ["failed", "passed"]
+    [finding] = report.results[0].findings
+    assert re.fullmatch(r"the check itself broke: ZeroDivisionError: by nought \(test_run.py:\d+\)", finding.seen)
+    assert "report it as a bug of gymsdk" in finding.mend
+
+
+async def test_what_no_file_can_hold_is_escaped(subject):
+    async def look(subject):
+        return [Finding(seen="it said \ud800")]
+
+    report = await Run(subject(SUMS)).report([asking(look)])
+    assert r"it said \\ud800" in report.model_dump_json()
 
 
 async def test_what_gymsdk_warns_of_is_kept_once(subject):
@@ -134,6 +183,16 @@ async def test_what_gymsdk_warns_of_is_kept_once(subject):
         return []
 
     assert (await Run(subject(SUMS)).outcome(asking(look))).warnings == ["the hook close raised"]
+
+
+async def test_what_an_earlier_check_has_warned_of_is_not_told_again(subject):
+    async def look(subject):
+        logging.getLogger("gymsdk").warning("episode %s: it does not close", "")
+        return []
+
+    run = Run(subject(SUMS))
+    told = [(await run.outcome(asking(look))).warnings for _ in range(2)]
+    assert told == [["an episode: it does not close"], []]
 
 
 async def test_where_it_does_not_load_the_first_check_says_so_and_the_rest_is_skipped(subject):
@@ -151,11 +210,10 @@ async def test_what_needs_no_loading_is_looked_at_all_the_same(subject):
     assert (told["packaging.metadata"], told["runtime.load"], told["runtime.splits"]) == ("passed", "failed", "skipped")
 
 
-async def test_tasks_that_never_come_fail_the_loading(subject, stuck, monkeypatch):
-    monkeypatch.setattr("gymsdk.checks.loading.LOADING", 0.2)
+async def test_tasks_that_never_come_fail_the_loading(subject, stuck):
     made = subject(SUMS.replace("while True:", "while WAIT.wait():"))
     made.environment.plugin.WAIT = stuck
-    result = await Run(made).outcome(asking(nothing))
+    result = await Run(made, load=replace(LOAD, look=partial(loads, seconds=0.2))).outcome(asking(nothing))
     assert "were not there after 0.2 seconds" in result.findings[0].seen
 
 

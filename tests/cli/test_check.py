@@ -48,6 +48,35 @@ def test_what_an_environment_prints_stays_off_the_results(gymsdk, installed):
     assert "hello" in ended.err
 
 
+def test_what_it_prints_while_rows_of_a_file_are_read_stays_off_too(gymsdk, installed, tmp_path):
+    installed(
+        "loud", "print('hello')\nfrom gymsdk import *\n@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n"
+    )
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"responses_create_params": {"input": "?"}}\n')
+    ended = gymsdk("check", "loud", *LOAD, "--json", "--tasks", rows)
+    assert json.loads(ended.out)["results"][0]["status"] == "passed"
+    assert "hello" in ended.err
+
+
+def test_a_budget_too_small_for_the_best_play_is_blamed_for_it(gymsdk, installed):
+    installed(
+        "long",
+        "from typing import Literal\nfrom gymsdk import *\n"
+        "@hookimpl\ndef tasks(split: Literal['train']):\n    yield Task.ask('Count to 40.')\n"
+        "@hookimpl\ndef step(transcript):\n    return Step(messages=['Go on.'], done='40' in transcript.text())\n"
+        "@hookimpl\ndef verify(transcript):\n    return Verdict(reward=float('40' in transcript.text()))\n"
+        "@hookimpl\ndef solve(transcript):\n"
+        "    said = sum(item.get('role') == 'assistant' for item in transcript.items)\n"
+        "    return Message(content=str(said + 1))\n",
+    )
+    words = ("check", "long", "--only", "semantic.oracle_max")
+    told = " ".join(gymsdk(*words).out.split())
+    assert "its budget of turns ended the episode after 32 turns" in told
+    assert "allow more with --turns" in told
+    assert gymsdk(*words, "--turns", 40).code == 0
+
+
 def test_settings_reach_the_environment(gymsdk):
     assert gymsdk("check", "sums", *LOAD, "--set", "digits=1").code == 0
 

@@ -104,6 +104,12 @@ def test_the_task_is_picked_by_number(gymsdk: Command) -> None:
     assert len(asked) == 3
 
 
+def test_a_task_is_not_looked_for_without_end(gymsdk: Command) -> None:
+    ended = gymsdk("play", "sums", "--model", "scripted/null", "--task", "99999999999")
+    assert ended.code == 2
+    assert ended.err.startswith("Error: --task 99999999999 is beyond the first 100,000 tasks of a split; take a lower")
+
+
 def test_a_file_of_tasks_is_played(gymsdk: Command, there: Path) -> None:
     (there / "tasks.jsonl").write_text('{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n')
     assert (

@@ -85,6 +85,12 @@ def test_the_oracle_plays_where_no_model_is_named(served: Served) -> None:
     assert httpx.post(f"{agent(told)}/run", json=row()).json()["reward"] == 1.0
 
 
+def test_a_key_in_a_models_address_is_not_told(served: Served) -> None:
+    _, told = served("sums", "--model", "endpoint/x@http://127.0.0.1:9/v1?key=hush")
+    assert told["model"] == "endpoint/x@http://127.0.0.1:9/v1"
+    assert "hush" not in httpx.get(f"{told['head']}/global_config_dict_yaml").text
+
+
 def test_the_model_that_is_named_plays(served: Served) -> None:
     _, told = served("sums", "--model", "scripted/null")
     assert httpx.post(f"{agent(told)}/run", json=row()).json()["reward"] == 0.0

@@ -156,3 +156,11 @@ def test_wrong_input_is_told_in_one_sentence(gymsdk: Command, words: list[str], 
     ended = gymsdk("tasks", *words)
     assert ended.code == 2
     assert told in ended.err.splitlines()[-1]
+
+
+def test_rows_carry_the_tools_their_episodes_offer(gymsdk: Command) -> None:
+    rows = map(json.loads, gymsdk("tasks", "multineedle", "math", "-n", 1).out.splitlines())
+    assert [[tool["name"] for tool in row["responses_create_params"].get("tools", [])] for row in rows] == [
+        ["get_synonym_value", "extract_synonym_values"],
+        [],
+    ]

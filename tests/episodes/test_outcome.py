@@ -66,6 +66,12 @@ async def test_a_model_that_breaks_fails_its_episode(notebook, task, answer, kin
     assert notebook.closed == 1
 
 
+async def test_an_answer_that_a_filter_held_back_is_no_wrong_answer(notebook, task):
+    answer = wire.response([wire.message("")], model="m", status="incomplete", reason="content_filter")
+    rollout = await play(Environment("notebook", notebook), Answers(answer), task)
+    assert (rollout.reward, rollout.failure.kind, rollout.failure.retryable) == (None, "model_withheld", False)
+
+
 @pytest.mark.parametrize("usage", [None, "many", {"input_tokens": 1.5}, {"input_tokens": "1", "output_tokens": None}])
 async def test_usage_that_cannot_be_read_fails_nothing(notebook, task, usage):
     model = Answers({"output": [wire.message("done")], "usage": usage})

@@ -113,9 +113,9 @@ def test_tasks_are_given_as_rows_or_as_a_file(kinds: Environment, tmp_path: Path
     path.write_text(json.dumps(ROW) + "\n")
     for given in ([ROW], iter([ROW]), path, str(path), [Task.model_validate(ROW)]):
         deck = Deck(kinds, given=given)
-        assert deck.draw(rng(0))[1] == "tasks:0:0"
+        assert deck.draw(rng(0))[1] == "(tasks):0:0"
         assert asked(deck.named("mine")) == "Mine?"
-        assert asked(deck.named("tasks:0:0")) == "Mine?"
+        assert asked(deck.named("(tasks):0:0")) == "Mine?"
         assert asked(deck.named(0)) == "Mine?"
         assert asked(deck.named(0, "test")) == "test 0 0"
 
@@ -132,6 +132,92 @@ def test_tasks_are_given_as_rows_or_as_a_file(kinds: Environment, tmp_path: Path
 def test_tasks_that_are_none_are_refused(kinds: Environment, given: Any, sentence: str) -> None:
     with pytest.raises(BadRow, match=sentence):
         Deck(kinds, given=given)
+
+
+def test_tasks_given_are_not_mistaken_for_a_split_called_tasks(environment: Callable[..., Environment]) -> None:
+    named = environment(KINDS.replace('"none"]', '"tasks"]').replace('"none": 0', '"tasks": 2'))
+    deck = Deck(named, given=[ROW])
+    assert asked(deck.named(deck.draw(rng(0))[1])) == "Mine?"
+    assert asked(deck.named("tasks:0:1")) == asked(deck.named(1, "tasks")) == "tasks 0 1"
+
+
+LONG = """
+@hookimpl
+def tasks(split: Literal["train", "short"], seed):
+    for number in range(12_000 if split == "train" else 5):
+        yield Task.ask(f"{number}", id=f"row-{number}")
+
+@hookimpl
+def verify():
+    return Verdict(reward=0.0)
+"""
+
+
+def test_a_finite_split_is_drawn_from_to_its_end(environment: Callable[..., Environment]) -> None:
+    deck = Deck(environment(LONG))
+    assert max(int(asked(deck.draw(rng(seed)))) for seed in range(100)) > 11_000
+    assert asked(deck.named("row-11999")) == "11999"
+    assert asked(Deck(environment(LONG), split="short").named("row-11999", "train")) == "11999"
+
+
+def test_an_endless_split_that_is_always_the_same_is_drawn_from_within_a_bound_that_is_told(
+    environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gymsdk.gym.deck.MOST", 10)
+    deck = Deck(
+        environment(LONG.replace('range(12_000 if split == "train" else 5)', "__import__('itertools').count()"))
+    )
+    assert {int(asked(deck.draw(rng(seed)))) for seed in range(100)} == set(range(10))
+    assert "more than the 10 tasks drawn from; if it is endless, let its tasks depend on the seed" in caplog.text
+    with pytest.raises(BadRow, match="no task with the id 'row-11' among its first 10;"):
+        deck.named("row-11")
+
+
+def test_an_id_that_is_sought_in_an_endless_split_is_sought_within_a_bound_that_is_told(
+    kinds: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gymsdk.gym.deck.SOUGHT", 10)
+    assert asked(Deck(kinds).named("row-9")) == "train 0 9"
+    with pytest.raises(BadRow, match="no task with the id 'row-10' among its first 10;"):
+        Deck(kinds).named("row-10")
+
+
+@pytest.mark.parametrize("task", [10, 10**30, "train:0:10", f"train:7:{10**12}"])
+def test_a_number_beyond_what_is_searched_of_a_split_that_may_be_endless_is_told_at_once(
+    kinds: Environment, monkeypatch: pytest.MonkeyPatch, task: int | str
+) -> None:
+    monkeypatch.setattr("gymsdk.gym.deck.SOUGHT", 10)
+    assert asked(Deck(kinds).named(9)) == "train 0 9"
+    with pytest.raises(BadRow, match=r"by its number among its first 10, and 10+ is beyond; take a lower one"):
+        Deck(kinds).named(task)
+
+
+@pytest.mark.parametrize("task", [99_999, "train:5:99999", "nobody"])
+def test_a_task_is_sought_no_longer_than_the_seconds_of_a_reset(kinds: Environment, task: int | str) -> None:
+    with pytest.raises(UsageError, match=r"not found in 0.01 s, [0-9,]+ read; give the row itself, or a longer `sec"):
+        Deck(kinds, seconds=0.01).named(task)
+    assert asked(Deck(kinds, seconds=1e-9).named(0)) == "train 0 0"
+
+
+def test_an_id_is_sought_no_longer_than_the_seconds_where_the_split_is_the_same_for_every_seed(
+    environment: Callable[..., Environment],
+) -> None:
+    endless = LONG.replace('range(12_000 if split == "train" else 5)', "__import__('itertools').count()")
+    with pytest.raises(UsageError, match=r"not found in 0\.01 s"):
+        Deck(environment(endless), seconds=0.01).named("row-1")
+
+
+def test_an_id_may_have_any_number_of_digits(kinds: Environment) -> None:
+    with pytest.raises(BadRow, match="no task with the id"):
+        Deck(kinds, split="test").named(f"test:0:{'9' * 5000}")
+
+
+def test_all_given_rows_are_searched(kinds: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gymsdk.gym.deck.MOST", 2)
+    deck = Deck(kinds, given=[ROW | {"uuid": f"mine-{number}"} for number in range(4)])
+    assert deck.named(3)[1] == deck.named("mine-3")[1] == "(tasks):0:3"
+    with pytest.raises(BadRow, match="4 is beyond"):
+        deck.named(4)
 
 
 def test_tasks_come_from_one_place(kinds: Environment) -> None:

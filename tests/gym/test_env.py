@@ -38,7 +38,7 @@ def test_gymnasium_makes_it_with_every_argument(registered: list[str], tmp_path:
     path.write_text(json.dumps(row))
     with gymnasium.make("nemo/math", tasks=str(path), turns=3, codec="chat", settings={"families": ["linear"]}) as env:
         seen, info = env.reset(seed=1)
-        assert (seen[0]["content"], info["task_id"]) == ("What is 1 + 1?", "tasks:0:0")
+        assert (seen[0]["content"], info["task_id"]) == ("What is 1 + 1?", "(tasks):0:0")
         assert env.step("\\boxed{2}")[1] == 1.0
 
 
@@ -96,6 +96,10 @@ def test_a_task_is_named_by_row_number_or_id_in_any_split(env: Make) -> None:
         ({"task": {"goal": 1}}, BadRow, "does not fit"),
         ({"split": "tests"}, UnknownSplit, "did you mean 'test'"),
         ({"task": "nobody"}, BadRow, "no task with the id"),
+        ({"split": 3}, UsageError, "is the name of a split, not 3"),
+        ({"split": ["train"], "task": 1}, UsageError, r"is the name of a split, not \['train'\]"),
+        ({"split": "", "task": 1}, UnknownSplit, "no split ''"),
+        ([], UsageError, r"options of reset are a dict, as in .* not \[\]"),
     ],
 )
 def test_options_that_are_wrong_are_told_and_the_episode_goes_on(
@@ -115,6 +119,12 @@ def test_options_that_are_wrong_are_told_and_the_episode_goes_on(
         ({"environment": 7}, UsageError, "not int"),
         ({"environment": "math", "splt": "x"}, BadConfig, "splt"),
         ({"environment": "math", "split": "x"}, UnknownSplit, "'x'"),
+        ({"environment": "math", "split": 3}, UsageError, "not 3; the splits: train"),
+        ({"environment": "math", "settings": [1]}, BadConfig, r"`settings` is a dict .* not \[1\]"),
+        ({"environment": "math", "settings": {1: 2}}, BadConfig, "`settings` is a dict"),
+        ({"environment": "math", "turns": "2"}, UsageError, "turns is a number, not '2'"),
+        ({"environment": "math", "tools": True}, UsageError, "tools is a number, not True"),
+        ({"environment": "math", "codec": 3}, UsageError, "no codec named 3; there are chat"),
         ({"environment": "math", "turns": 0}, UsageError, "turns"),
         ({"environment": "math", "seconds": -1.0}, UsageError, "seconds"),
         ({"environment": "math", "codec": "chats"}, UsageError, "did you mean 'chat'"),
@@ -128,6 +138,24 @@ def test_arguments_that_are_wrong_are_told_in_a_sentence(
 ) -> None:
     with pytest.raises(error, match=sentence):
         Env(**given)
+
+
+def test_a_reset_does_not_look_for_a_task_without_end() -> None:
+    endless = Env("multineedle", seconds=0.05)
+    with pytest.raises(BadRow, match="99999999999 is beyond"):
+        endless.reset(options={"task": 99_999_999_999})
+    with pytest.raises(UsageError, match=r"not found in 0\.05 s"):
+        endless.reset(options={"task": 99_999})
+    assert endless.reset(options={"task": 0})[1]["task_id"] == "train:0:0"
+    endless.close()
+
+
+def test_a_closed_environment_may_be_reset_again(env: Make, host: ModuleType) -> None:
+    counting = env()
+    counting.reset(seed=1)
+    counting.close()
+    assert counting.reset(seed=1)[1]["task_id"]
+    assert host.log == ["entered", "opened", "closed", "left", "entered", "opened"]
 
 
 def test_settings_that_clash_with_an_argument_have_a_place_of_their_own(installed: Any) -> None:

@@ -40,6 +40,13 @@ class Keeps:
         return wire.response(deepcopy(said), model="keeps", usage=wire.usage(3, 4), request=request) | self.response
 
 
+class Deaf:
+    """Was written without knowing of episodes."""
+
+    async def respond(self, request):
+        return wire.response([], model="deaf")
+
+
 class Parrot:
     """Says what it was told last, and knows how many were asked at once."""
 
@@ -378,8 +385,22 @@ WRONG = [
     (lambda: Policy(Keeps(), noting(codec="text")), "make it with codec='chat'"),
     (lambda: Policy(Keeps([]))("Note it.", {"tools": []}), "this observation is text; make the environment with"),
     (lambda: Policy(Keeps([]))([1, 2], {"tools": []}), "this observation is of type list"),
-    (lambda: Policy(Keeps([]))([{"content": "x"}], {"tools": []}), "no list of chat messages"),
-    (lambda: Policy(Keeps([]))([], {"tools": 3}), "no list of chat tools"),
+    (lambda: Policy(Keeps([]))([{"content": "x"}], {"tools": []}), "cannot be read; a chat message has a `role`"),
+    (
+        lambda: Policy(Keeps([]))([{"role": "user", "content": 3}], {"tools": []}),
+        "parts, unlike {'role': 'user', 'cont",
+    ),
+    (lambda: Policy(Keeps([]))([], {"tools": 3}), "as in Chat Completions, not 3; pass the info of reset"),
+    (lambda: Policy(3, noting()), "a model is an object with a `respond`, which int has not; write `async def respond"),
+    (lambda: Policy(None), "which NoneType has not"),
+    (lambda: Policy(lambda request: request), "which function has not"),
+    (
+        lambda: Policy(Deaf()),
+        "the `respond` of model Deaf cannot be asked: got an unexpected keyword argument 'episode'",
+    ),
+    (lambda: Policy(Keeps), "the `respond` of model type cannot be asked: missing a required argument"),
+    (lambda: rollout("math", 3), "which int has not"),
+    (lambda: rollout("math", Keeps(), base_url="http://127.0.0.1:1/v1"), "base_url: options are for a model's name"),
     (lambda: Policy(Keeps([]))([{"role": "user", "content": "x"}], {}), "begins with the observation and the info"),
     (lambda: Policy(Keeps(), base_url="http://127.0.0.1:1/v1"), "this model is made already"),
     (lambda: Policy(Keeps(), gymnasium.make("CartPole-v1")), "plays environments of gymsdk"),
@@ -394,6 +415,31 @@ def test_what_is_wrong_is_said_in_a_sentence(wrong, words):
         wrong()
 
 
+def test_a_rollout_takes_the_options_of_a_models_name(unused_tcp_port):
+    base_url = f"http://127.0.0.1:{unused_tcp_port}/v1"
+    found = rollout("math", "vllm/none", base_url=base_url, api_key="k", retries=0, seed=1)
+    assert (found.failure.stage, found.failure.kind) == ("model", "model_unreachable")
+    assert str(unused_tcp_port) in found.failure.message
+
+
+def test_an_oracle_without_its_environment_says_how_to_get_it():
+    with noting() as env, pytest.raises(Failed, match=r"write Policy\(model, env\)"):
+        Policy("scripted/oracle")(*env.reset(seed=1))
+
+
+@pytest.mark.parametrize("player", [3, None, Deaf()])
+async def test_play_refuses_what_is_no_model(player):
+    with pytest.raises(UsageError, match="write `async def respond"):
+        await play(Environment("noting", Notebook()), player, TASKS[0])
+
+
 def test_an_unknown_environment_is_said_with_the_nearest():
     with pytest.raises(UnknownEnvironment, match="did you mean 'math'"):
         rollout("maths", "scripted/oracle")
+
+
+def test_a_turn_is_public() -> None:
+    import gymsdk.gym
+
+    assert gymsdk.gym.Turn is Turn
+    assert set(gymsdk.gym.__all__) == {"Env", "Policy", "Turn", "VectorEnv", "register", "rollout"}

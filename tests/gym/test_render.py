@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
-from gymsdk.gym import Env
+from gymsdk import Environment
+from gymsdk.gym import Env, VectorEnv
 from gymsdk.gym.render import Screen
 from gymsdk.types import Episode, Task
 
@@ -42,6 +44,21 @@ def test_human_prints_what_is_new(env: Make, capsys: pytest.CaptureFixture[str])
     assert counting.render() is None
     counting.reset(seed=1)
     assert capsys.readouterr().out.startswith("user: Count to train")
+
+
+def test_what_many_seats_print_says_whose_it_is(host: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    vector = VectorEnv(Environment("host", host), num_envs=2, render_mode="human")
+    vector.reset(seed=1)
+    capsys.readouterr()
+    vector.step(["One.", "Two."])
+    vector.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "seat 0: assistant: One.",
+        "seat 0: reward: 0 (ended: done)",
+        "seat 1: assistant: Two.",
+        "seat 1: reward: 0 (ended: done)",
+    ]
+    assert vector.metadata["render_fps"] == Env.metadata["render_fps"]
 
 
 def test_a_failure_is_rendered_in_its_words(env: Make) -> None:

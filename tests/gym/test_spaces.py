@@ -18,6 +18,9 @@ from gymnasium.vector.utils import (
 )
 
 import gymsdk.gym.env  # noqa: F401  # whoever has an `Env` has it batched
+from gymsdk.errors import UsageError
+from gymsdk.gym.codecs import codec
+from gymsdk.gym.codecs.chat import Chat
 from gymsdk.gym.spaces import Messages, Prose, Tokens, Turns
 
 SPACES = [Prose(), Messages(), Turns(), Tokens(256), Tokens()]
@@ -43,6 +46,10 @@ def test_any_text_is_in_every_space_of_words(text: str) -> None:
     [
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"content": "the role goes without saying"},
+        {"role": "assistant"},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": None, "refusal": "No."},
+        ({"type": "message", "role": "assistant", "content": "so"},),
         [{"type": "function_call", "name": "look", "arguments": "{}", "call_id": "c1"}],
         [{"type": "reasoning", "summary": []}, {"type": "message", "role": "assistant", "content": "so"}],
         [],
@@ -50,6 +57,7 @@ def test_any_text_is_in_every_space_of_words(text: str) -> None:
 )
 def test_a_turn_is_a_reply_a_message_or_items(turn: Any) -> None:
     assert turn in Turns()
+    Chat().said(turn, turn=0)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +67,11 @@ def test_a_turn_is_a_reply_a_message_or_items(turn: Any) -> None:
         7,
         {"role": "user", "content": "I am the user"},
         {"role": "assistant", "content": 5},
-        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": {}},
+        {"role": "assistant", "tool_calls": "look"},
         {"role": "assistant", "tool_calls": [{"function": {}}]},
+        b"",
+        [{"type": "function_call", "name": "look", "arguments": {"at": {1}}}],
         [{"type": "function_call_output", "call_id": "c1", "output": "forged"}],
         [{"role": "system", "content": "forged"}],
         ["text"],
@@ -68,6 +79,8 @@ def test_a_turn_is_a_reply_a_message_or_items(turn: Any) -> None:
 )
 def test_what_an_assistant_cannot_say_is_no_turn(turn: Any) -> None:
     assert turn not in Turns()
+    with pytest.raises(UsageError):
+        Chat().said(turn, turn=0)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +95,23 @@ def test_what_tools_answered_is_among_the_messages() -> None:
     assert [] in Messages()
 
 
-@pytest.mark.parametrize("ids", [[], [0, 255], (1, 2), np.array([3, 4]), [np.int64(5)]])
+class Tensor:
+    def tolist(self) -> list[int]:
+        return [52]
+
+
+@pytest.mark.parametrize("ids", [[], [0, 255], (1, 2), np.array([3, 4]), [np.int64(5)], np.array([]), Tensor()])
 def test_token_ids_are_any_sequence_of_whole_numbers(ids: Any) -> None:
     assert ids in Tokens(256)
+    codec("tokens").said(ids, turn=0)
 
 
 @pytest.mark.parametrize("ids", [[256], [-1], [True], [1.0], "12", 7, np.array([1.0]), np.array([[1]]), None])
 def test_what_is_no_list_of_ids_is_not_in_the_vocabulary(ids: Any) -> None:
     assert ids not in Tokens(256)
+    if ids != [256]:
+        with pytest.raises(UsageError):
+            codec("tokens").said(ids, turn=0)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)

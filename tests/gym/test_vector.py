@@ -437,6 +437,9 @@ def test_a_child_process_plays_on_with_seats_of_its_own(counting: Environment, s
         ({"autoreset_mode": "nextstep"}, "did you mean 'next_step'"),
         ({"autoreset_mode": None}, "one of next_step, same_step, disabled"),
         ({"render_mode": "rgb_array"}, "'ansi', 'human' or None"),
+        ({"turns": "2"}, "turns is a number, not '2'"),
+        ({"settings": [1]}, "`settings` is a dict"),
+        ({"split": 3}, "split is the name of a split, not 3"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(counting: Environment, arguments: dict[str, Any], said: str) -> None:
@@ -444,7 +447,12 @@ def test_what_cannot_be_is_refused_in_a_sentence(counting: Environment, argument
         VectorEnv(counting, **arguments)
 
 
+def test_options_that_are_no_dict_are_refused_in_a_sentence(seated: Seated) -> None:
+    with pytest.raises(UsageError, match=r"options of reset are a dict, as in .* not \[\]"):
+        seated(1).reset(options=[])  # type: ignore[arg-type]  # what is wrong with it
+
+
 def test_a_second_thread_is_refused_while_one_steps(counting: Environment, seated: Seated) -> None:
     vector = seated(1)
-    with vector._mine(), pytest.raises(UsageError, match="another thread"):
+    with vector._claim.held(vector._sit_anew), pytest.raises(UsageError, match="another thread"):
         vector.reset()

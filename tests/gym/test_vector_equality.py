@@ -71,6 +71,8 @@ class Odd:
     def step(self, action: Message | ToolCall, state: Memory) -> Step | None:
         if isinstance(action, Message) and action.text.startswith("more"):
             return Step(messages=[f"{action.text}? {len(state.notes)}"], reward=0.25)
+        if isinstance(action, Message) and action.text.startswith("hush"):
+            return Step()
         return None
 
     @hookimpl
@@ -99,6 +101,7 @@ ACTIONS: list[Any] = [
     "more",
     "more, 你好 😀",
     "enough",
+    "hush",
     "",
     _calls(("note", '{"text": "naïve"}')),
     _calls(("note", '{"text": "a"}'), ("note", '{"text": "bb"}')),

@@ -47,7 +47,7 @@ def test_tasks_of_an_unknown_split_name_the_known():
     with pytest.raises(UnknownSplit) as caught:
         Environment("rows", Rows(lambda *_: [])).tasks("tarin")
     assert str(caught.value) == (
-        "environment 'rows' has no split 'tarin'; did you mean 'train'?; its splits: train, test"
+        "environment 'rows' has no split 'tarin'; did you mean 'train'? Its splits: train, test"
     )
 
 

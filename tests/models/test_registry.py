@@ -128,3 +128,9 @@ async def test_a_judge_may_have_a_server_of_its_own(tmp_path: Path) -> None:
         assert isinstance(config, Judged)
         assert config.judge
         assert (await config.judge.respond({"input": "hi"}))["status"] == "completed"
+
+
+@pytest.mark.parametrize("given", [{"base_url": "http://127.0.0.1:1/v1"}, {"api": "chat"}])
+def test_a_scripted_policy_is_not_to_be_reached_anywhere(given) -> None:
+    with pytest.raises(BadModelOption, match="plays here and has no address"):
+        gymsdk.model("scripted/oracle", **given)

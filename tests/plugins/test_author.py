@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import threading
 import time
 
@@ -234,3 +235,24 @@ async def test_the_wait_for_a_thread_counts_towards_the_deadline(task):
         await asked(0.1)
     release.set()
     assert await first is True
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_what_is_stopped_before_it_began_is_not_warned_of(late, recwarn):
+    async def answers():
+        return 1
+
+    def gives():
+        return answers()
+
+    author = Author("made")
+    with deadlines.until(Deadline(from_now(-1.0 if late else 60.0))):
+        for function in (answers, gives) if late else (answers,):
+            asked = asyncio.ensure_future(author.run("hook 'verify'", function, {}))
+            await asyncio.sleep(0)
+            if not late:
+                asked.cancel()
+            with pytest.raises((Failed, asyncio.CancelledError)):
+                await asked
+    gc.collect()
+    assert not [str(each.message) for each in recwarn.list if "never awaited" in str(each.message)]

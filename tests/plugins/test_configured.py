@@ -55,7 +55,7 @@ class Ranged(Config):
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        (Settings, {"levle": 1}, "has no setting 'levle'; did you mean 'level'?; its settings: level, families, odd"),
+        (Settings, {"levle": 1}, "has no setting 'levle'; did you mean 'level'? Its settings: level, families, odd"),
         (Config, {"level": 1}, "has no setting 'level'; its settings: none"),
         (Settings, {"level": "x"}, "setting 'level' is wrong: Input should be a valid integer, unable to parse string"),
         (Settings, {"families": ["a", 5]}, "setting 'families.1' is wrong: Input should be a valid string"),

@@ -76,7 +76,7 @@ def test_an_installed_environment_is_loaded_with_its_settings_and_version(site):
 
 def test_a_wrong_setting_is_refused_at_load(site):
     site.install("adding")
-    with pytest.raises(BadConfig, match=r"has no setting 'levle'; did you mean 'level'\?; its settings: level"):
+    with pytest.raises(BadConfig, match=r"has no setting 'levle'; did you mean 'level'\? Its settings: level"):
         load("adding", levle=3)
 
 
@@ -148,6 +148,42 @@ def test_a_package_whose_module_is_gone_is_listed_with_its_error(site, point):
 
 def test_a_package_whose_metadata_is_torn_is_listed_with_its_error(site):
     site.install("torn", metadata="")
+    site.install("adding")
+    assert installed()["torn"].error == "its metadata cannot be read; reinstall the package"
+    assert installed()["adding"].error is None
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[gymsdk.environments]\nbad = gym_env_bad\n\xff"])
+def test_a_package_whose_entry_points_cannot_be_read_harms_only_itself(site, content):
+    site.install("torn")
+    site.install("adding")
+    site.install("other", distribution="acme-other")
+    (site.folder / "gym_env_torn-1.0.dist-info" / "entry_points.txt").write_bytes(content)
+    (site.folder / "acme_other-1.0.dist-info" / "entry_points.txt").write_bytes(content)
+    found = installed()
+    assert (found["torn"].distribution, found["torn"].version) == ("gym-env-torn", "1.0")
+    assert found["torn"].error.startswith("its entry_points.txt cannot be read ('utf-8' codec can't decode byte 0xff")
+    assert "reinstall the package" in refusal("torn")
+    assert found["adding"].error is None
+    assert found.keys() >= {"adding", "math", "torn"}
+    assert "other" not in found
+    assert load("adding").name == "adding"
+
+
+def test_where_entry_points_cannot_be_read_the_first_of_two_on_the_path_still_counts(site, tmp_path, monkeypatch):
+    site.install("torn")
+    (site.folder / "gym_env_torn-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff")
+    ahead = tmp_path / "ahead"
+    ahead.mkdir()
+    monkeypatch.syspath_prepend(ahead)
+    for each in (site, Site(ahead)):
+        each.install("adding")
+    assert installed()["adding"].error is None
+
+
+def test_a_package_whose_metadata_cannot_be_decoded_is_listed_with_its_error(site):
+    site.install("torn")
+    (site.folder / "gym_env_torn-1.0.dist-info" / "METADATA").write_bytes(b"\xff")
     site.install("adding")
     assert installed()["torn"].error == "its metadata cannot be read; reinstall the package"
     assert installed()["adding"].error is None

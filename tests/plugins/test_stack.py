@@ -151,10 +151,10 @@ class Disagreeing(Judge):
 @pytest.mark.parametrize(
     ("plugin", "message"),
     [
-        (Misspelt(), "hook 'verifi' does not exist; did you mean 'verify'?; the hooks are reset, step, verify, close"),
+        (Misspelt(), "hook 'verifi' does not exist; did you mean 'verify'? The hooks are reset, step, verify, close"),
         (
             WrongParameter(),
-            "hook 'reset' asks for 'tasks'; did you mean 'task'?; it may ask for task, seed, config, sh",
+            "hook 'reset' asks for 'tasks'; did you mean 'task'? It may ask for task, seed, config, sh",
         ),
         (FarParameter(), "hook 'close' asks for 'zzz'; it may ask for task, state, shared"),
         (Defaulted(), "hook 'reset' gives 'seed' a default; the host fills it, leave that out"),

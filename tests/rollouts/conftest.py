@@ -79,6 +79,7 @@ class Theirs:
     mode: object = "unknown"
     agent: str = "sums_simple_agent"
     head: str = ""
+    about: dict[str, Any] = field(default_factory=dict)
     sent: list[dict[str, Any]] = field(default_factory=list)
 
     def app(self) -> FastAPI:
@@ -95,7 +96,7 @@ class Theirs:
         judged = {"resources_server": {"type": "resources_servers", "name": "sums"}}
         agents = {"simple_agent": {**place, **judged}}
         blocks = {"sums": {"resources_servers": {"sums": place}}, self.agent: {"responses_api_agents": agents}}
-        return str(yaml.safe_dump({"head_server": {"host": host, "port": int(port)}, **blocks}))
+        return str(yaml.safe_dump({"head_server": {"host": host, "port": int(port)}, **self.about, **blocks}))
 
     async def run(self, request: Request) -> Response:
         return self._given(await request.json(), self.answered)

@@ -13,8 +13,11 @@ import pytest
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from gymsdk import launch
-from gymsdk.errors import BadRow, Failed, ModelLost, UsageError
+from gymsdk import ServerClient, launch
+from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
+from gymsdk.http import Retry
+from gymsdk.rollouts.delivery import Delivery
+from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import Pace, Run, carry_out
 from gymsdk.sitting import Budget
@@ -174,31 +177,88 @@ async def test_a_reward_that_does_not_count_is_never_scored(
     assert "mean/reward" not in figures["agent_metrics"]
 
 
-async def test_a_lost_answer_is_asked_for_again_under_the_same_id(out: Path, tasks: Tasks) -> None:
-    class Cut(Theirs):
-        def app(self) -> Any:
-            whole = super().app()
-            lost: list[str] = []
+class Cut(Theirs):
+    """Ends the connection in the middle of its first answer."""
 
-            async def cutting(scope: Any, receive: Any, send: Any) -> None:
-                if scope["type"] != "http" or scope["path"] != "/run" or lost:
-                    await whole(scope, receive, send)
-                    return
-                message = await receive()
-                lost.append("answer")
-                self.sent.append(json.loads(message["body"]))
-                await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
-                # The connection ends in the middle of the body.
-                await send({"type": "http.response.body", "body": b"{", "more_body": True})
+    def app(self) -> Any:
+        whole = super().app()
+        lost: list[str] = []
 
-            return cutting
+        async def cutting(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] != "http" or scope["path"] != "/run" or lost:
+                await whole(scope, receive, send)
+                return
+            message = await receive()
+            lost.append("answer")
+            self.sent.append(json.loads(message["body"]))
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            # The connection ends in the middle of the body.
+            await send({"type": "http.response.body", "body": b"{", "more_body": True})
 
-    async with Cut().serving() as theirs:
-        await _run(out, head=theirs.head, tasks=tasks())
-    ids = [row["_ng_rollout_id"] for row in theirs.sent]
+        return cutting
+
+
+async def test_a_lost_answer_is_asked_for_again_where_a_row_is_played_once_under_its_id(
+    out: Path, tasks: Tasks
+) -> None:
+    async with Cut(about={"gymsdk_version": "0.1.0"}).serving() as ours:
+        await _run(out, head=ours.head, tasks=tasks())
+    ids = [row["_ng_rollout_id"] for row in ours.sent]
     assert len(ids) == 2
     assert ids[0] == ids[1]
     assert lines_of(out / "rollouts.jsonl")[0]["gymsdk"]["attempts"] == 1
+
+
+async def test_a_lost_answer_of_others_is_not_asked_for_again_under_its_id(out: Path, tasks: Tasks) -> None:
+    async with Cut().serving() as theirs:
+        await _run(out, head=theirs.head, tasks=tasks())
+    assert len(theirs.sent) == 1
+    assert lines_of(out / "failures.jsonl")[0]["_ng_failure_class"] == "server_unreachable"
+
+
+async def test_an_agent_that_has_moved_is_looked_up_again() -> None:
+    job = Job("sums", 0, 0, {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sums_simple_agent"}})
+    async with Theirs().serving() as theirs:
+        client = ServerClient(theirs.head)
+        delivery = Delivery(client, attempts=1, retry=Retry(times=0, first=0.01))
+        home, theirs.head = theirs.head, "http://127.0.0.1:9"
+        assert await client.url("sums_simple_agent") == theirs.head
+        theirs.head = home
+        played = await delivery(job)
+    assert (played.rollout.outcome, played.attempts, len(theirs.sent)) == ("scored", 1, 1)
+
+
+async def test_an_agent_that_the_head_has_lost_is_a_failure_of_its_rollout() -> None:
+    async with Theirs().serving() as theirs:
+        delivery = Delivery(ServerClient(theirs.head), attempts=1)
+        played = await delivery(Job("sums", 0, 0, {"agent_ref": {"name": "strange"}}))
+    assert played.rollout.failure is not None
+    assert (played.rollout.failure.kind, played.rollout.failure.retryable) == ("head_error", True)
+
+
+async def test_a_row_that_is_sent_back_whole_is_not_taken_for_an_answer_of_ours(out: Path, tasks: Tasks) -> None:
+    async with Theirs(lambda row, number: {**row, **echoed(row, number)}).serving() as theirs:
+        await _run(out, head=theirs.head, tasks=tasks())
+    (line,) = lines_of(out / "rollouts.jsonl")
+    assert (line["reward"], line["gymsdk"]["verdict"]) == (1.0, ["grader_timeout", "extracted_answer"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"policy_model_name": "vllm/other"}, "the model of the servers was vllm/one, now vllm/other"),
+        ({"gymsdk_version": "0.2"}, "the servers' version of gymsdk was not given, now 0.2"),
+    ],
+)
+async def test_a_resume_does_not_mix_what_other_servers_play(
+    out: Path, tasks: Tasks, changed: dict[str, Any], told: str
+) -> None:
+    about = {"policy_model_name": "vllm/one"}
+    async with Theirs(about=about).serving() as theirs:
+        await _run(out, head=theirs.head, tasks=tasks())
+        theirs.about = about | changed
+        with pytest.raises(BadOutput, match=told):
+            await _run(out, head=theirs.head, tasks=tasks(), resume=True)
 
 
 async def test_an_answer_that_never_comes_has_a_deadline(out: Path, tasks: Tasks) -> None:

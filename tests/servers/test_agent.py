@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import ModuleType
 from typing import Any
 
 import aiohttp
 import httpx
 import pytest
+from fastapi import FastAPI, Response
 
-from gymsdk import Environment, Failed, Model, Task, wire
+from gymsdk import Environment, Failed, Model, Task, jars, play, wire
 from gymsdk.http import Retry
 from gymsdk.models.scripted import Scripted
-from gymsdk.servers import agent, jars, resources
+from gymsdk.servers import agent, resources
+from gymsdk.servers.engagements import Engagements, Opening
 from gymsdk.servers.remote import Remote
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
@@ -96,6 +99,15 @@ async def test_a_row_says_its_own_seed_repeat_and_budget(
     assert line["responses_create_params"]["input"][-1]["content"] == "seed 11"
 
 
+async def test_a_row_is_given_no_more_than_the_server_gives(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    row = ROW | {"gymsdk": {"budget": {"turns": 9}}}
+    async with asked(agent.app(counting, policy(ADD), budget=Budget(turns=2))) as client:
+        line = (await client.post("/run", json=row)).json()
+    assert (line["gymsdk"]["turns"], line["gymsdk"]["ended"]) == (2, "turns")
+
+
 @pytest.mark.parametrize("row", [{}, {"responses_create_params": {}}, ROW | {"initial_count": "many"}])
 async def test_a_row_that_does_not_fit_is_answered_422_with_a_sentence(
     counting: Environment, policy: Callable[..., Scripted], row: Item
@@ -162,6 +174,90 @@ async def test_rows_that_are_not_the_same_delivery_are_played_each(
         for extra in (one, other):
             assert (await client.post("/run", json=ROW | extra)).status_code == 200
     assert model.begun == 2
+
+
+@pytest.mark.parametrize("name", ["r1", "3-0"])
+async def test_deliveries_at_once_are_one_rollout_whatever_its_name_and_the_order_of_its_keys(
+    counting: Environment, name: str
+) -> None:
+    model, row = Slow(), ROW | {"_ng_rollout_id": name}
+    async with asked(agent.app(counting, model)) as client:
+        bodies = (row, dict(reversed(row.items())))
+        both = [asyncio.ensure_future(client.post("/run", json=each)) for each in bodies]
+        await until(lambda: model.begun > 0)
+        model.go.set()
+        told = [(await each).json()["gymsdk"]["id"] for each in both]
+    assert (model.begun, told) == (1, [name, name])
+
+
+LASTING = """
+from contextlib import asynccontextmanager
+
+told = []
+
+@hookimpl
+@asynccontextmanager
+async def lifespan():
+    yield 1
+    told.append("left")
+
+@hookimpl
+async def verify(task):
+    return Verdict(reward=1.0)
+
+@hookimpl
+async def close(task):
+    await asyncio.sleep(0.05)
+    told.append("closed")
+"""
+
+
+async def test_a_rollout_nobody_waits_for_is_closed_before_the_environment_is_left(
+    made: Callable[..., ModuleType],
+) -> None:
+    module, model = made(LASTING, "lasting_env"), Slow()
+    async with asked(agent.app(Environment("lasting", module, {}), model)) as client:
+        asking = asyncio.ensure_future(client.post("/run", json=ROW | {"_ng_rollout_id": "r1"}))
+        await until(lambda: model.begun == 1)
+        asking.cancel()
+        await asyncio.wait({asking})
+    assert module.told == ["closed", "left"]
+
+
+async def test_a_row_for_another_agent_is_refused_in_a_sentence(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    row = ROW | {"agent_ref": {"name": "math_simple_agent"}}
+    async with asked(agent.app(counting, policy("done"))) as client:
+        answer = await client.post("/run", json=row)
+    assert answer.status_code == 422
+    assert "'math_simple_agent', and this is 'counter_simple_agent'" in answer.json()["detail"]
+
+
+MASKING = """
+class Masking(Verdict):
+    mask_sample: bool = False
+    failure_kind: str | None = None
+
+@hookimpl
+async def verify(task):
+    return Masking(reward=0.5, mask_sample=True, failure_kind="too_long")
+"""
+
+
+async def test_a_verdicts_own_word_on_masking_stands(
+    environment: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    masking = environment(MASKING)
+    async with asked(agent.app(masking, policy("done"))) as client:
+        line = (await client.post("/run", json=ROW)).json()
+    async with asked(resources.app(masking)) as client:
+        judged = (await client.post("/verify", json=ROW | {"response": line["response"]})).json()
+    for told in (line, judged):
+        assert (told["mask_sample"], told["failure_kind"], told["failure_reason"]) == (True, "too_long", None)
+    async with listening(resources.app(masking)) as url:
+        rollout = await play(Remote(url, masking.name), policy("done"), ROW)
+    assert (rollout.outcome, rollout.reward) == ("scored", 0.5)
 
 
 async def test_a_client_that_goes_away_ends_its_episode(counting: Environment) -> None:
@@ -370,6 +466,58 @@ async def test_an_agent_session_that_cannot_be_had_is_refused_in_a_sentence(
     assert answer.json()["detail"]
 
 
+@pytest.mark.parametrize("cookie", ["sid=\u20ac\u20ac; Path=/", "s\u20acd=1"])
+async def test_a_tools_odd_cookie_is_not_carried_on(policy: Callable[..., Scripted], cookie: str) -> None:
+    async def tool() -> Response:
+        response = Response("done")
+        response.raw_headers.append((b"set-cookie", cookie.encode()))
+        return response
+
+    theirs = FastAPI()
+    theirs.add_api_route("/increment_counter", tool, methods=["POST"])
+    async with listening(theirs) as url, asked(agent.app(Remote(url, "counter"), policy(ADD, "done"))) as client:
+        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
+    assert (answer.status_code, answer.json()["output"][1]["output"]) == (200, "done")
+
+
+async def test_an_agent_session_at_an_address_that_is_none_is_a_failure_in_a_sentence(
+    counting: Environment, policy: Callable[..., Scripted]
+) -> None:
+    async with asked(agent.app(counting, policy(ADD, "done"))) as client:
+        await client.post("/v1/agent_sessions", json=opening(f"http://{'a' * 300}.x", {}))
+        answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
+    assert (answer.status_code, "is no URL of a server" in answer.json()["detail"]) == (422, True)
+
+
+async def test_agent_sessions_are_forgotten_by_time_alone() -> None:
+    sessions = Engagements(ttl=0.02)
+    async with sessions.swept():
+        sessions.open(Opening.model_validate(opening("http://127.0.0.1:9", {})), None)
+        assert len(sessions) == 1
+        await until(lambda: len(sessions) == 0)
+
+
+async def test_an_agent_session_that_is_too_old_is_not_found() -> None:
+    now = 0.0
+    sessions = Engagements(ttl=10, clock=lambda: now)
+    token = sessions.open(Opening.model_validate(opening("http://127.0.0.1:9", {})), None).token
+    now = 10.0
+    assert sessions.found(token) is None
+
+
 async def test_cookies_that_would_split_a_header_are_not_carried() -> None:
     assert jars.read("good=1; b ad=2; worse=\xe9; =3; x=a\x01") == {"good": "1"}
     assert jars.sound({"good": "1", "bad": "1; Path=/", "worse": 3}) == {"good": "1"}
+
+
+async def test_nulls_that_a_table_filled_in_do_not_matter(counter, policy):
+    row = Task.ask("add", initial_count=3, expected_count=3, nested={"a": 1, "b": None}, other=None).row()
+    async with asked(agent.app(counter(), policy("done"))) as client:
+        told = await client.post("/run", json=row)
+    assert (told.status_code, told.json()["final"]) == (200, 3)
+
+
+async def test_details_of_usage_nobody_knows_are_zeros(counter, policy):
+    async with asked(agent.app(counter(), policy("done"))) as client:
+        told = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
+    assert told["input_tokens_details"] == {"cached_tokens": 0}

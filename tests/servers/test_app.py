@@ -9,9 +9,10 @@ import pytest
 from fastapi import Request
 
 from gymsdk import BrokenEnvironment, Failed, Unscorable, UsageError
-from gymsdk.servers.app import Refused, answer, app, body, parsed, written
+from gymsdk.servers.app import Refused, answer, app, body
 from gymsdk.servers.figures import Figures
 from gymsdk.servers.listener import bound
+from gymsdk.values import parsed, written
 
 ERRORS = {
     "refused": (Refused(409, "no", retry_after=0.2, more=1), 409, {"detail": "no", "more": 1}),

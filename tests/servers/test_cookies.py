@@ -123,6 +123,7 @@ async def test_a_second_seed_opens_a_second_session(serving):
 async def test_a_closed_sessions_token_is_not_sent_again(serving):
     async with serving() as client:
         session = token(await client.post("/seed_session", json=ROW))
+        await client.post("/verify", json=BODY)
         closed = await client.post("/close_session", json={})
         assert token(closed) != session
 

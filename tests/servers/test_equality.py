@@ -17,7 +17,7 @@ from gymsdk.rollouts import lines
 from gymsdk.rollouts.jobs import Job, seed_of, stamped
 from gymsdk.servers import agent, environment, resources
 from gymsdk.servers.remote import Remote
-from gymsdk.types import Playable, Row
+from gymsdk.types import UNMASKED, Playable, Row
 
 from .reached import asked, listening
 
@@ -37,12 +37,10 @@ def rows(found: Environment) -> list[Row]:
 
 
 def compared(line: Row) -> Row:
-    """A line without its ids and timings, and without what only the wire has."""
+    """A line without its ids and timings; what the wire adds is what stands for a reward that counts."""
     ours = {key: value for key, value in line["gymsdk"].items() if key not in {"id", "timing"}}
     response = {key: value for key, value in line["response"].items() if key not in {"id", "created_at"}}
-    wire_only = {"mask_sample", "failure_kind", "failure_reason"}
-    kept = {key: value for key, value in line.items() if key not in wire_only}
-    return orjson.loads(orjson.dumps(kept | {"gymsdk": ours, "response": response}))
+    return orjson.loads(orjson.dumps({**UNMASKED, **line, "gymsdk": ours, "response": response}))
 
 
 def directly(against: Playable, policy: Model) -> Played:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,7 +14,7 @@ from gymsdk import GymsdkError
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.figures import Figures
 from gymsdk.servers.fleet import Fleet, Part, Times
-from gymsdk.servers.head import Service
+from gymsdk.servers.head import PATIENCE, Service
 
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp")
 
@@ -44,6 +45,15 @@ async def test_a_server_that_is_not_ready_though_it_listens_is_named() -> None:
     running = asyncio.ensure_future(made.run())
     with pytest.raises(GymsdkError, match=r"the server 'lamp' at http://127\.0\.0\.1:\d+ does not answer"):
         await made.up(running)
+
+
+async def test_a_server_that_is_slow_to_answer_as_it_begins_is_waited_for() -> None:
+    # Longer than the head waits for a server that has been up.
+    made = fleet(bare("lamp", "A lamp.", figures=Figures("lamp"), ready=lambda: time.sleep(PATIENCE + 0.2) is None))
+    running = asyncio.ensure_future(made.run())
+    await made.up(running)
+    assert made.head_url
+    await ended(running)
 
 
 async def test_its_servers_are_known_once_it_is_up() -> None:

@@ -34,7 +34,7 @@ PARAMS = {
 OURS = {"seed": 1, "repeat": 0, "budget": {"turns": 2, "tools": 3, "seconds": 5.0}, "verdict": ["final"]}
 NUMBERS = {"_ng_task_index": 1, "_ng_rollout_index": 0, "_ng_attempt_index": 0, "_ng_rollout_id": "r1"}
 ROW = Task.ask("add", initial_count=1, expected_count=3, nested={"a": 1}).row() | NUMBERS
-ROW |= {"gymsdk": OURS, "agent_ref": {"name": "a"}, "responses_create_params": PARAMS}
+ROW |= {"gymsdk": OURS, "agent_ref": {"name": "counter_simple_agent"}, "responses_create_params": PARAMS}
 IDS = {"rollout_id": "r1", "attempt": 0}
 TASK_ID = {"taskset": "t", "task_id": "1"}
 DATA = {"initial_count": 1, "agent_timeout_seconds": 5.0}

@@ -49,6 +49,13 @@ async def test_the_sdk_reads_both_forms_under_every_prefix(base: str) -> None:
     assert (chat.choices[0].message.content, response.output_text) == ("hello", "hello")
 
 
+async def test_details_nobody_knows_are_zeros_for_clients_that_take_no_null() -> None:
+    async with asked(server.app(Replies())) as client:
+        told = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
+    assert told["input_tokens_details"] == {"cached_tokens": 0}
+    assert told["output_tokens_details"] == {"reasoning_tokens": 0}
+
+
 async def test_the_sdk_lists_the_one_model() -> None:
     async with asked(server.app(Replies())) as client:
         assert [each.id async for each in sdk(client).models.list()] == ["replies"]
@@ -115,9 +122,9 @@ async def test_an_answer_that_is_no_completion_is_the_models_failure(output: lis
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_bad_answer")
 
 
-async def test_the_oracle_says_that_it_needs_an_episode() -> None:
+async def test_the_oracle_says_where_it_plays() -> None:
     oracle: Model = model("scripted/oracle")
     async with asked(server.app(oracle)) as client:
         answer = await client.post("/v1/responses", json={"input": "hi"})
     assert answer.status_code == 422
-    assert "episode in this process" in answer.json()["error"]["message"]
+    assert "POST the row to /run of an agent, or serve another model" in answer.json()["error"]["message"]

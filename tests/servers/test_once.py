@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gymsdk.servers.once import Once
+from gymsdk.servers.once import ENTRY, Once
 
 
 class Work:
@@ -90,7 +90,7 @@ async def test_a_run_nobody_waits_for_is_given_up_and_begun_anew_for_the_next() 
 
 async def test_answers_are_forgotten_by_age_and_by_bytes() -> None:
     now = 0.0
-    once, work = Once(seconds=10, largest=10, clock=lambda: now), Work(b"12345")
+    once, work = Once(seconds=10, largest=2 * (ENTRY + 6), clock=lambda: now), Work(b"12345")
     work.go.set()
     for key in "abc":
         await once(key, work)
@@ -98,3 +98,49 @@ async def test_answers_are_forgotten_by_age_and_by_bytes() -> None:
     now = 11.0
     await once("d", work)
     assert len(once) == 1
+
+
+async def test_what_is_not_to_be_kept_is_shared_only_while_it_is_under_way() -> None:
+    once, work = Once(), Work()
+    both = [asyncio.ensure_future(once("a", work, keep=False)) for _ in range(2)]
+    await asyncio.sleep(0)
+    work.go.set()
+    assert await asyncio.gather(*both) == [b"done", b"done"]
+    assert await once("a", work, keep=False) == b"done"
+    assert (work.done, len(once)) == (2, 0)
+
+
+async def test_an_answer_in_place_of_another_takes_no_more_room() -> None:
+    now = 0.0
+    once = Once(seconds=10, largest=2 * (ENTRY + 6), clock=lambda: now)
+    slow, quick = Work(b"12345"), Work(b"54321")
+    quick.go.set()
+    given_up = asyncio.ensure_future(once("a", slow))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    slow.go.set()
+    for key in ("a", "b"):
+        await once(key, quick)
+    await asyncio.gather(given_up, return_exceptions=True)
+    assert len(once) == 2
+
+
+async def test_what_is_under_way_has_ended_once_it_is_closed() -> None:
+    ended = []
+
+    async def work() -> bytes:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append("work")
+        raise AssertionError
+
+    once = Once()
+    asking = asyncio.ensure_future(once("a", work))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.sleep(0)
+    await once.aclose()
+    assert ended == ["work"]
+    assert asking.cancelled()

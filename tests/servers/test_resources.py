@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymsdk import wire
-from gymsdk.servers import resources
+from gymsdk import Environment, wire
+from gymsdk.servers import aggregates, resources
 from gymsdk.sitting import Budget
 
 INPUT = [{"role": "user", "content": "add 3"}]
@@ -93,9 +93,11 @@ async def test_a_verdict_given_twice_is_the_same(serving):
         await client.post("/increment_counter", json={"count": 3})
         first = await client.post("/verify", json=verified(*ADDED))
         again = await client.post("/verify", json=verified(*ADDED))
-        other = await client.post("/get_counter_value")
+        other = await client.post("/verify", json=verified(*ADDED, wire.message("more", id="n")))
+        called = await client.post("/get_counter_value")
     assert first.json() == again.json()
-    assert other.json() == {"count": 6}
+    assert (other.status_code, called.status_code) == (409, 409)
+    assert (other.json()["kind"], called.json()["kind"]) == ("session_judged", "session_judged")
 
 
 async def test_a_session_of_another_row_is_left_out_of_the_verdict(serving):
@@ -104,6 +106,7 @@ async def test_a_session_of_another_row_is_left_out_of_the_verdict(serving):
         await client.post("/increment_counter", json={"count": 3})
         answer = await client.post("/verify", json=verified(row={**ROW, "initial_count": 6}))
     assert answer.json()["final"] == 6
+    assert answer.json()["gymsdk"]["session_unused"].startswith("the session of the cookie is one of another row")
 
 
 async def test_a_session_that_has_seen_none_of_the_calls_does_not_count(serving):
@@ -111,6 +114,7 @@ async def test_a_session_that_has_seen_none_of_the_calls_does_not_count(serving)
         await client.post("/seed_session", json=ROW)
         answer = await client.post("/verify", json=verified(*ADDED))
     assert answer.json()["final"] == 6
+    assert "seen none of the calls" in answer.json()["gymsdk"]["session_unused"]
 
 
 async def test_a_turn_that_was_cut_short_is_not_played(serving):
@@ -381,6 +385,49 @@ async def test_figures_over_what_is_no_row_are_refused(serving, rows):
         assert (await client.post("/aggregate_metrics", json={"verify_responses": rows})).status_code == 422
 
 
+async def test_figures_over_many_rows_are_the_same(serving, monkeypatch):
+    rows = [{**ROW, "_ng_task_index": number // 2, "reward": number % 2} for number in range(20)]
+    async with serving() as client:
+        few = await client.post("/aggregate_metrics", json={"verify_responses": rows})
+        monkeypatch.setattr(aggregates, "MANY", 5)
+        many = await client.post("/aggregate_metrics", json={"verify_responses": rows})
+    assert many.json() == few.json()
+    assert few.json()["agent_metrics"]["mean/reward"] == 0.5
+
+
+async def test_a_rows_budget_is_at_most_the_servers(serving):
+    row = {**ROW, "gymsdk": {"budget": {"tools": 99}}}
+    async with serving(budget=Budget(tools=1)) as client:
+        await client.post("/seed_session", json=row)
+        await client.post("/increment_counter", json={"count": 3})
+        answers = [await client.post("/increment_counter", json={"count": 3}) for _ in range(2)]
+    assert [answer.json() for answer in answers] == [{"error": "not run: the episode is over"}] * 2
+
+
+@pytest.mark.parametrize("name", ["reward", "reward_components", "expected"])
+async def test_a_row_keeps_its_own_fields_whatever_an_earlier_verdict_had(serving, made, name):
+    source = f"""
+class Own(Task):
+    {name}: float
+
+@hookimpl
+async def verify(task: Own):
+    return Verdict(reward=task.{name} / 2)
+"""
+    row = {"responses_create_params": {"input": "q"}, name: 0.5, "gymsdk": {"verdict": [name]}}
+    async with serving(Environment("own", made(source, "own_env"), {})) as client:
+        seeded = await client.post("/seed_session", json=row)
+        answer = await client.post("/verify", json={**row, "response": {"output": [DONE]}})
+    assert (seeded.status_code, answer.json()["reward"]) == (200, 0.25)
+
+
+async def test_a_body_without_a_prompt_is_no_row(serving):
+    bare = {key: value for key, value in verified().items() if key != "responses_create_params"}
+    async with serving() as client:
+        answers = [await client.post(path, json=bare) for path in ("/seed_session", "/verify", "/reset")]
+    assert [answer.status_code for answer in answers] == [422] * 3
+
+
 async def test_figures_over_no_row_are_empty(serving):
     async with serving() as client:
         answer = await client.post("/aggregate_metrics", json={"verify_responses": []})
@@ -413,13 +460,11 @@ async def test_a_call_and_a_verdict_of_one_session_do_not_overlap(serving):
         await client.post("/seed_session", json=ROW)
         calls = [client.post("/increment_counter", json={"count": 1}) for _ in range(20)]
         verdicts = [client.post("/verify", json=verified()) for _ in range(5)]
-        answers = await asyncio.gather(
-            *(each for pair in zip(calls, verdicts * 4, strict=False) for each in pair[:1]), *verdicts
-        )
-        count = (await client.post("/get_counter_value")).json()
-    assert {answer.status_code for answer in answers} == {200}
-    assert count == {"count": 23}
-    assert {answer.json()["replies"] for answer in answers[20:]} == {1}
+        answers = await asyncio.gather(*calls, *verdicts)
+    # A call that came before the verdict counts in it, and one that came after has not happened.
+    counted = sum(answer.status_code == 200 for answer in answers[:20])
+    assert {answer.status_code for answer in answers} <= {200, 409}
+    assert {(answer.json()["replies"], answer.json()["final"]) for answer in answers[20:]} == {(1, 3 + counted)}
 
 
 async def test_only_a_post_calls_a_tool(serving):

@@ -23,12 +23,12 @@ QUICK = Retry(times=1, first=0.001)
 
 
 @asynccontextmanager
-async def head(text: str) -> AsyncIterator[str]:
-    """A head whose configuration is answered as *text*."""
+async def head(text: str | list[str]) -> AsyncIterator[str]:
+    """A head whose configuration is answered as *text*, or as the last of several."""
     app = web.Application()
 
     async def config(_: web.Request) -> web.Response:
-        return web.Response(text=text, content_type="application/json")
+        return web.Response(text=text if isinstance(text, str) else text[-1], content_type="application/json")
 
     app.router.add_get("/global_config_dict_yaml", config)
     bound = socket.create_server(("127.0.0.1", 0))
@@ -112,3 +112,27 @@ async def test_a_head_that_is_not_there_is_said_so_in_time() -> None:
 
 def test_the_head_is_where_nemo_gyms_is() -> None:
     assert ServerClient().head == "http://127.0.0.1:11000"
+
+
+async def test_a_server_that_has_moved_is_looked_up_again(counter: Callable[..., Environment]) -> None:
+    made, texts = counter(), [config("http://127.0.0.1:9")]
+    async with listening(resources.app(made)) as url, head(texts) as address:
+        client = ServerClient(address, retry=Retry(times=0))
+        assert await client.url("my_resources") == "http://127.0.0.1:9"
+        texts.append(config(url))
+        seeded = await client.post("my_resources", "/seed_session", json=ROW)
+    assert seeded.ok
+
+
+async def test_a_server_that_has_not_moved_and_is_not_there_is_said_so() -> None:
+    async with head(config("http://127.0.0.1:9")) as address:
+        with pytest.raises(Failed, match=r"cannot reach 127\.0\.0\.1:9"):
+            await ServerClient(address, retry=Retry(times=0)).post("my_resources", "/verify", json={})
+
+
+async def test_an_error_does_not_tell_who_asks() -> None:
+    async with head(config("http://127.0.0.1:9")) as address:
+        asked_by = address.replace("http://", "http://me:hush@")
+        with pytest.raises(UsageError) as caught:
+            await ServerClient(asked_by).url("strange")
+    assert "hush" not in str(caught.value)

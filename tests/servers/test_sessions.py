@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gymsdk.servers import tools
 from gymsdk.servers.app import Refused
 from gymsdk.servers.sessions import Sessions
 from gymsdk.sitting import Sitting
@@ -154,6 +155,54 @@ async def test_a_seed_sent_again_finds_the_session_it_opened_unless_that_was_use
     assert (other.status_code, late.status_code) == (409, 409)
 
 
+async def test_a_seed_sent_again_while_the_first_is_opening_finds_its_session(serving, counter):
+    environment = counter()
+    async with serving(environment) as client:
+        first, again = await asyncio.gather(*(client.post("/seed_session", json=TYPED) for _ in range(2)))
+        figures = (await client.get("/metrics")).text
+    assert (first.status_code, again.status_code) == (200, 200)
+    assert first.headers["set-cookie"] == again.headers["set-cookie"]
+    assert 'gymsdk_sessions_open{server="counter"} 1' in figures
+
+
+async def test_a_session_in_the_middle_of_a_call_is_in_use(opened, clock):
+    sessions = Sessions(ttl=10, clock=clock)
+    busy, idle = await sessions.open(await opened(1)), await sessions.open(await opened(2))
+    async with busy.lock:
+        clock.now = 11
+        await sessions.sweep()
+        assert (sessions.holds(busy), sessions.holds(idle), opened.closed) == (True, False, [2])
+
+
+async def test_a_close_that_nobody_waits_for_any_more_goes_on(opened):
+    sessions = Sessions()
+    session = await sessions.open(await opened())
+    async with session.lock:
+        closing = asyncio.ensure_future(sessions.close(session))
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait({closing})
+    await sessions.aclose()
+    assert opened.closed == [3]
+
+
+async def test_one_that_was_left_gives_its_place_to_another(opened):
+    sessions = Sessions(cap=1)
+    session = await sessions.open(await opened(1))
+    sessions.leave(session)
+    await sessions.open(await opened(2))
+    assert opened.closed == [1]
+
+
+async def test_one_that_was_left_waits_for_its_verdict_a_while(opened, clock):
+    sessions = Sessions(ttl=3600, clock=clock)
+    session, other = await sessions.open(await opened(1)), await sessions.open(await opened(2))
+    sessions.leave(session)
+    for clock.now in (599, 601):
+        await sessions.sweep()
+    assert (opened.closed, sessions.holds(other)) == ([1], True)
+
+
 async def test_a_close_that_does_not_release_says_so(serving):
     stuck = {**TYPED, "task_data": {"initial_count": 13}}
     async with serving() as client:
@@ -166,7 +215,8 @@ async def test_a_close_without_an_id_closes_the_cookies_session(serving, counter
     environment = counter()
     async with serving(environment) as client:
         await client.post("/seed_session", json=ROW)
-        assert [(await client.post("/close_session", json={})).json() for _ in range(2)] == [{}, {}]
+        ours = {tools.CLIENT: "1"}
+        assert [(await client.post("/close_session", json={}, headers=ours)).json() for _ in range(2)] == [{}, {}]
         assert (await client.post("/spell", json={})).status_code == 409
         assert environment.plugin.CLOSED == [3]
 

@@ -94,8 +94,10 @@ def test_hidden_environments_stay_hidden(interpreter: Interpreter) -> None:
 
 
 def test_the_hook_can_be_switched_off(interpreter: Interpreter) -> None:
-    assert interpreter.says(KNOWN, GYMSDK_NO_AUTOREGISTER="1") == ""
-    assert interpreter.says(KNOWN, GYMSDK_NO_AUTOREGISTER="0") == ALL
+    for off in ("1", "true", "false", "no"):
+        assert interpreter.says(KNOWN, GYMSDK_NO_AUTOREGISTER=off) == ""
+    for on in ("0", ""):
+        assert interpreter.says(KNOWN, GYMSDK_NO_AUTOREGISTER=on) == ALL
 
 
 def test_naming_gymsdk_in_the_id_registers_also_with_the_hook_off(interpreter: Interpreter) -> None:
@@ -153,3 +155,11 @@ print(gymnasium.registry[{theirs!r}].entry_point, len([name for name in gymnasiu
 def test_an_id_is_the_same_inside_somebodys_namespace(interpreter: Interpreter) -> None:
     code = "import gymnasium\nwith gymnasium.envs.registration.namespace('their'): import gymsdk\n"
     assert interpreter.says(code + NEMO, GYMSDK_NO_AUTOREGISTER="1") == ALL
+
+
+def test_pytest_starts_with_warnings_as_errors(interpreter: Interpreter, tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("def test_one(): ...\n")
+    own = ("-p", "no:cacheprovider", "-p", "no:asyncio")  # the plugin of asyncio warns by itself
+    ran = interpreter.run("-W", "error", "-m", "pytest", "-W", "error", *own, str(tmp_path))
+    assert (ran.returncode, ran.stderr) == (0, ""), ran.stdout + ran.stderr
+    assert "gymsdk" in ran.stdout.partition("plugins: ")[2].partition("\n")[0]

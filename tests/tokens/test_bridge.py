@@ -78,6 +78,18 @@ def test_a_line_break_the_policy_wrote_after_its_terminator_is_not_written_again
     assert bridge.suffix([*said, 10], new) == bridge.suffix(said, new)[1:]
 
 
+@pytest.mark.parametrize("style", EVERY)
+def test_after_a_turn_that_nobody_answers_the_next_one_begins(style):
+    tokenizer, stop = EVERY[style]
+    expected = ending(tokenizer, stop, {"role": "assistant", "content": ANSWER}, [], TOOLS)
+    assert tokenizer.decode(Bridge(tokenizer, TOOLS).suffix([65], [])) == stop + expected
+
+
+def test_without_a_prompt_no_turn_is_begun():
+    suffix = Bridge(BYTES).suffix([65], [{"role": "user", "content": "bye"}], add_generation_prompt=False)
+    assert BYTES.decode(suffix) == "<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n"
+
+
 def test_an_empty_generation_is_ended_too():
     bridge = Bridge(BYTES)
     assert bridge.suffix([], [{"role": "user", "content": "go on"}])[0] == bridge.terminator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from gymsdk.errors import UsageError, suggestion
 from gymsdk.transcript import Item
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Name: TypeAlias = Literal["chat", "text", "tokens"]
 """What a policy sees and says: chat messages, text, token ids."""
 
-NAMES = ("chat", "text", "tokens")
+NAMES: tuple[Name, ...] = get_args(Name)
 
 
 class Codec(Protocol):
@@ -43,14 +43,19 @@ class Codec(Protocol):
         answer, or stays text.
         """
 
-    def answered(self, items: Sequence[Item]) -> Any:
-        """Give the next observation: what the environment answered, outputs of tools and messages."""
+    def answered(self, items: Sequence[Item], *, over: bool) -> Any:
+        """Give the next observation: what the environment answered, outputs of tools and messages.
+
+        *over* says that the episode is: nothing then asks the policy for another turn. Raises `UsageError`, as `opened`
+        does, for what cannot be put into the policy's words.
+        """
 
 
 def codec(name: str, tokenizer: Tokenizer | str | None = None) -> Codec:
     """Give a new codec by *name*; *tokenizer* is for `tokens` alone."""
     if name not in NAMES:
-        raise UsageError(f"no codec named {name!r}{suggestion(name, NAMES)}; there are {', '.join(NAMES)}")
+        near = suggestion(str(name), NAMES, f"there are {', '.join(NAMES)}")
+        raise UsageError(f"no codec named {name!r}{near}")
     if tokenizer is not None and name != "tokens":
         raise UsageError(f"a tokenizer is for codec='tokens'; leave it out, or change codec={name!r}")
     if name == "chat":

@@ -18,9 +18,10 @@ class Text:
     """The codec of text.
 
     Observation, action, observation, action and so on, joined without anything between them, are the conversation in
-    ChatML with tools in the Hermes form. Every observation ends with the words that begin the policy's turn, and every
-    one but the first begins by ending its last turn, unless the action did. Nothing to see is an empty string: an
-    episode that ends without an answer leaves its last turn open.
+    ChatML with tools in the Hermes form. Every observation but the first begins by ending the policy's last turn,
+    unless the action did, also where the environment says nothing to it; and it ends with the words that begin the next
+    one, unless the episode is over. Of an episode that ends without an answer the last observation is empty: it ends no
+    turn that the policy did not.
 
     A mark of ChatML in what is said to the policy has a space after its `<`, so that no task and no tool can forge a
     turn. What a policy says ends at its first mark, as its sampling would; the rest of the action is in the
@@ -40,26 +41,20 @@ class Text:
 
     def said(self, action: Any, *, turn: int) -> list[Item]:
         """Give the items of a string: thoughts, text, calls."""
-        if not isinstance(action, str):
+        if action not in self.action_space:
             raise UsageError(f"an action of codec='text' is a string, not {type(action).__name__}")
         self._end = _end(action)
-        return spoken(_before_marks(action)).items(turn=turn)
+        return spoken(chatml.before_marks(action)).items(turn=turn)
 
-    def answered(self, items: Sequence[Item]) -> str:
+    def answered(self, items: Sequence[Item], *, over: bool) -> str:
         """Give the end of the policy's turn, the new messages, and the beginning of its next one."""
-        if not items:
+        if over and not items:
             return ""
-        return self._end + _written(chat.messages({"input": list(items)}))
+        return self._end + _written(chat.messages({"input": list(items)}), prompt=not over)
 
 
-def _written(messages: list[Item], tools: Sequence[Item] = ()) -> str:
-    return chatml.text(chatml.pieces(messages, tools=tools, add_generation_prompt=True))
-
-
-def _before_marks(action: str) -> str:
-    for mark in Mark:
-        action = action.partition(mark)[0]
-    return action
+def _written(messages: list[Item], tools: Sequence[Item] = (), *, prompt: bool = True) -> str:
+    return chatml.text(chatml.pieces(messages, tools=tools, add_generation_prompt=prompt))
 
 
 def _end(action: str) -> str:

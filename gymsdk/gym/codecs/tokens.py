@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
-from numbers import Integral
 from typing import Any
 
 from gymsdk.convert import chat
-from gymsdk.errors import UsageError
 from gymsdk.gym import spaces
-from gymsdk.tokens import chatml
+from gymsdk.tokens import chatml, hermes
 from gymsdk.tokens import tokenizer as tokenizers
 from gymsdk.tokens.bridge import Bridge, Unbridged
 from gymsdk.tokens.marks import plain
@@ -27,11 +25,13 @@ class Tokens:
 
     Observations and actions joined are the sequence of ids the policy saw: what it generated is never written anew, and
     every observation but the first is what the tokenizer's chat template writes after a turn, with the turn's
-    terminator where the action lacks it. Where a template does not tell what that is, `UsageError` says so. Nothing to
-    see is an empty list. What a policy says ends at its first terminator, and is read in the Hermes form.
+    terminator where the action lacks it, also where the environment says nothing, and up to where the policy's next
+    turn begins, unless the episode is over. Where a template does not tell what that is, `UsageError` says so. Of an
+    episode that ends without an answer the last observation is empty: it ends no turn that the policy did not.
 
-    Special tokens that a task or a tool spells in its words have a space after their first character, where the
-    tokenizer would take them for the tokens.
+    What a policy says ends at its first terminator or mark of ChatML, and is read in the Hermes form, as `Text` reads
+    it. Special tokens that a task or a tool spells in its words have a space after their first character, where the
+    tokenizer would take them for the tokens; so have the tags around a tool's output.
     """
 
     def __init__(self, tokenizer: Tokenizer | str | None = None) -> None:
@@ -60,19 +60,21 @@ class Tokens:
 
     def said(self, action: Any, *, turn: int) -> list[Item]:
         """Give the items of a sequence of ids: thoughts, text, calls."""
-        self._generated = self._ids(action)
+        self._generated = self.action_space.ids(action)
         ends = self._ends()
         words = [*takewhile(lambda token: token not in ends, self._generated)]
-        items = spoken(self.tokenizer.decode(words), thinking=self._thinking).items(turn=turn)
+        written = chatml.before_marks(self.tokenizer.decode(words))
+        items = spoken(written, thinking=self._thinking).items(turn=turn)
         self._calls = [call for message in chat.messages({"input": items}) for call in message.get("tool_calls", [])]
         return items
 
-    def answered(self, items: Sequence[Item]) -> list[int]:
+    def answered(self, items: Sequence[Item], *, over: bool) -> list[int]:
         """Give the ids that end the policy's turn, those of the new messages, and those that begin its next turn."""
-        if not items:
+        if over and not items:
             return []
         messages = self._messages(chat.messages({"input": list(items)}))
-        return self._seen(self._bridge.suffix(self._generated, messages, calls=self._calls))
+        suffix = self._bridge.suffix(self._generated, messages, calls=self._calls, add_generation_prompt=not over)
+        return self._seen(suffix)
 
     def _messages(self, messages: list[Item]) -> list[Item]:
         return [_without(_told(message), self._marks) for message in messages]
@@ -88,24 +90,11 @@ class Tokens:
             # An episode of one turn needs no bridge.
             return {tokenizers.end(self.tokenizer)}
 
-    def _ids(self, action: Any) -> list[int]:
-        listed = action.tolist() if hasattr(action, "tolist") else action
-        if not isinstance(listed, Sequence) or isinstance(listed, str):
-            raise UsageError(f"an action of codec='tokens' is a sequence of token ids, not {type(action).__name__}")
-        if wrong := [token for token in listed if not self._is_token(token)]:
-            known = "the tokenizer's" if self._size is None else f"whole numbers from 0 to {self._size - 1}"
-            raise UsageError(f"{wrong[0]!r} is no token id; they are {known}")
-        return [int(token) for token in listed]
-
-    def _is_token(self, token: object) -> bool:
-        if isinstance(token, bool) or not isinstance(token, Integral):
-            return False
-        return int(token) >= 0 and (self._size is None or int(token) < self._size)
-
 
 def _told(message: Item) -> Item:
     """A chat message as templates take it: its content one text, the arguments of its calls objects where they are."""
-    told = message | {"content": chatml.content(message.get("content"))}
+    words = chatml.content(message.get("content"))
+    told = message | {"content": words if message["role"] == "assistant" else hermes.untagged(words)}
     if calls := message.get("tool_calls"):
         told["tool_calls"] = [call | {"function": _unpacked(call["function"])} for call in calls]
     return told

@@ -1,4 +1,4 @@
-"""Fails semantic.canary_floor: a tool breaks on a value that nobody should give it."""
+"""Fails semantic.canary_floor (and semantic.floor_gap): a tool breaks on a value that nobody should give it."""
 
 import random
 from typing import Annotated, Literal

@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from fastapi import Response
-
 Jar: TypeAlias = dict[str, str]
 """Cookies by name."""
 
@@ -34,10 +32,3 @@ def sound(jar: Mapping[str, object]) -> Jar:
 def header(jar: Mapping[str, str]) -> dict[str, str]:
     """Give the headers of a request that carries *jar*."""
     return {"Cookie": "; ".join(f"{name}={value}" for name, value in jar.items())} if jar else {}
-
-
-def put(response: Response, jar: Mapping[str, str]) -> Response:
-    """Set the cookies of *jar* on *response*, and give it."""
-    for name, value in jar.items():
-        response.headers.append("set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=lax")
-    return response

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Self
 
-from gymsdk import http
+from gymsdk import http, jars
 from gymsdk.errors import Failed, UsageError, suggestion
 from gymsdk.http import Answer
-from gymsdk.servers import jars
 
 HEAD = "http://127.0.0.1:11000"
 """Where a head is where nobody says otherwise."""
 
 AGAIN = frozenset({"/verify", "/aggregate_metrics", "/v1/responses", "/v1/chat/completions"})
 """POSTs that may be sent again: the second does nothing that the first has not."""
+
+VERSION = "gymsdk_version"
+"""The key under which the configuration of our own servers says which gymsdk they are of."""
 
 KINDS = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
 
@@ -51,11 +53,15 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Give what the server answers to *json* posted at *url_path*; raises `UsageError` where none has the name."""
-        sent = {**(headers or {}), **jars.header(cookies or {})}
-        url = await self.url(server_name) + url_path
-        once = url_path not in AGAIN
-        body = {} if json is None else json
-        return await http.post(url, body, headers=sent, timeout=self._seconds, retry=self._retry, once=once)
+        sent, body = {**(headers or {}), **jars.header(cookies or {})}, {} if json is None else json
+        again = url_path in AGAIN
+
+        def ask(url: str) -> Awaitable[Answer]:
+            return http.post(
+                url + url_path, body, headers=sent, timeout=self._seconds, retry=self._retry, once=not again
+            )
+
+        return await self._found(server_name, ask, again=again)
 
     async def get(
         self,
@@ -67,18 +73,42 @@ class ServerClient:
     ) -> Answer:
         """Give what the server has at *url_path*; raises `UsageError` where none has the name."""
         sent = {**(headers or {}), **jars.header(cookies or {})}
-        url = await self.url(server_name) + url_path
-        return await http.get(url, headers=sent, timeout=self._seconds, retry=self._retry)
+
+        def ask(url: str) -> Awaitable[Answer]:
+            return http.get(url + url_path, headers=sent, timeout=self._seconds, retry=self._retry)
+
+        return await self._found(server_name, ask, again=True)
+
+    async def _found(self, server_name: str, ask: Callable[[str], Awaitable[Answer]], *, again: bool) -> Answer:
+        """Give what is answered to *ask* at a server's address; where nobody is there, at the one it has moved to.
+
+        What is not to be asked *again* is asked there only where it cannot have arrived before.
+        """
+        url = await self.url(server_name)
+        try:
+            return await ask(url)
+        except Failed as error:
+            if error.kind != "model_unreachable":
+                raise
+            self.forget(server_name, url)
+            if not (again or isinstance(error, http.Unsent)) or (moved := await self.url(server_name)) == url:
+                raise
+        return await ask(moved)
+
+    def forget(self, server_name: str, url: str) -> None:
+        """Look a server up again before it is next asked: at *url* it was not there."""
+        if self._servers is not None and self._servers.get(server_name) == url:
+            self._servers = None
 
     async def url(self, server_name: str) -> str:
-        """Give the base URL of a server; a name that is new since the head was last asked is looked up again."""
+        """Give the base URL of a server, as the head told it last; raises `UsageError` where it knows none."""
         if self._servers is None or server_name not in self._servers:
             self._servers = await self.servers()
         if server_name in self._servers:
             return self._servers[server_name]
         known = ", ".join(self._servers) or "none"
-        near = suggestion(server_name, self._servers)
-        raise UsageError(f"{self.head} knows no server {server_name!r}{near}; its servers: {known}")
+        near = suggestion(server_name, self._servers, f"its servers: {known}")
+        raise UsageError(f"{http.host(self.head)} knows no server {server_name!r}{near}")
 
     async def servers(self) -> dict[str, str]:
         """Give the base URL of every server that the head knows, by name."""

@@ -1,0 +1,30 @@
+"""Fails nothing: of several answers the last in a reply is taken, which is one answer; two may be alike."""
+
+import random
+from typing import Literal
+
+from gymsdk import Message, Task, Verdict, hookimpl
+
+
+class Word(Task):
+    """The word."""
+
+    answer: str
+
+
+@hookimpl
+def tasks(split: Literal["train", "test"], seed):
+    rng = random.Random(f"{split}:{seed}")
+    while True:
+        word = "".join(rng.choices("bcdfghjklm", k=rng.choice([5, 7])))
+        yield Word.ask(f"Write {word} backwards.", answer=word[::-1])
+
+
+@hookimpl
+def solve(task: Word):
+    return Message(content=f"Answer: {task.answer}")
+
+
+@hookimpl
+def verify(task: Word, transcript):
+    return Verdict(reward=float(transcript.reply.rpartition("Answer:")[2].strip() == task.answer))

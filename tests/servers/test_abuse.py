@@ -1,0 +1,162 @@
+"""Requests no client should send, over raw sockets: each is answered, none breaks the server or another's session."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from gymsdk import Environment, Task, http, wire
+from gymsdk.launch import Options, Running, serving
+from gymsdk.servers import app as served_app
+
+ROW = Task.ask("add", initial_count=3, expected_count=3).row()
+BODY = orjson.dumps(ROW)
+RESPONSE = wire.response([wire.message("done")], model="m")
+SERVERS = ("counter", "counter_simple_agent", "counter_environment_server", "policy_model")
+
+
+@pytest.fixture
+async def running(counter: Callable[..., Environment]) -> AsyncIterator[Running]:
+    async with serving([counter()], model="scripted/null", options=Options(mcp=True)) as servers:
+        yield servers
+    await http.aclose()
+
+
+def request(
+    verb: str = "POST", path: str = "/seed_session", body: bytes = b"", *, version: str = "1.1", **headers: str
+) -> bytes:
+    named = {"Host": "127.0.0.1", "Connection": "close", "Content_Length": str(len(body))}
+    lines = [f"{key.replace('_', '-')}: {value}" for key, value in (named | headers).items() if value]
+    return "\r\n".join([f"{verb} {path} HTTP/{version}", *lines, "", ""]).encode("latin-1") + body
+
+
+async def told(url: str, sent: bytes, *, leaves: bool = False) -> list[int]:
+    """The statuses of what *url* answers to the bytes *sent*; a client that *leaves* does not wait for any."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(sent)
+        await writer.drain()
+        if leaves:
+            return []
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+    finally:
+        writer.close()
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", answer)]
+
+
+CHUNKED = request(Transfer_Encoding="chunked", Content_Length="")
+ODD: dict[str, Any] = {
+    "http/1.0": (request(body=BODY, version="1.0"), [200]),
+    "chunks": (CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY), [200]),
+    "chunks-that-are-none": (CHUNKED + b"zz\r\n", [400]),
+    "several-at-once": (request(body=BODY, Connection="keep-alive") * 4 + request("GET", "/"), [200] * 5),
+    "a-header-of-100-kb": (request(body=BODY, X_Long="a" * 100_000), [200]),
+    "cookies-of-100-kb": (request(body=BODY, Cookie="ResourcesServer___counter=a; " * 3500), [200]),
+    "a-path-of-100-kb": (request(path="/" + "a" * 100_000), [404], [400]),
+    "another-type": (request(body=BODY, Content_Type="multipart/form-data"), [200]),
+    "a-form": (request(body=b"a=b", Content_Type="application/x-www-form-urlencoded"), [422]),
+    "utf-16": (request(body=BODY.decode().encode("utf-16")), [422]),
+    "a-hundred-thousand-lists": (request(body=b"[" * 100_000), [422]),
+    "depths": (request(body=BODY[:-1] + b',"x":' + b"[" * 1000 + b"]" * 1000 + b"}"), [422]),
+    "a-length-of-an-exabyte": (request(Content_Length=str(10**18)), [413]),
+    "a-length-below-nothing": (request(Content_Length="-5"), [400]),
+    "a-name-of-elsewhere": (request(body=BODY, Host="evil.test"), [421]),
+    "head": (request("HEAD", "/verify"), [405]),
+    "options": (request("OPTIONS", "/verify"), [405]),
+    "options-of-all": (request("OPTIONS", "*"), [404]),
+    "put": (request("PUT", "/verify", BODY), [405]),
+    "a-verb-of-its-own": (request("BREW", "/verify", BODY), [405], [400]),
+    "up": (request(path="/../../etc/passwd"), [404]),
+    "up-in-disguise": (request(path="/%2e%2e/%2e%2e/etc/passwd"), [404]),
+    "no-byte": (request(path="/verify%00"), [404]),
+    "no-text": (request(path="/%ff%fe"), [404]),
+    "half-a-pair": (request(path="/ng-rollout/r/%ed%a0%80"), [404]),
+    "a-tool-in-chinese": (request(path="/%E4%B8%AD%E6%96%87", body=b"{}"), [404]),
+    "two-rollouts": (request(path="/ng-rollout/a/ng-rollout/b/verify"), [404]),
+    "no-http": (b"\x16\x03\x01\x00" + b"a" * 300, [400]),
+    "an-origin-that-is-none": (request(path="/mcp", body=b"{}", Origin="http://[::"), [403]),
+    "a-key-that-is-none": (request(path="/mcp", body=b'{"id":1}', X_NeMo_Gym_Session_Token="\xe9"), [200]),
+}
+
+
+@asynccontextmanager
+async def intact(running: Running, caplog: pytest.LogCaptureFixture) -> AsyncIterator[aiohttp.ClientSession]:
+    """Have a session open meanwhile: it is judged alike before and after, and no server has logged an error."""
+    url = running.urls["counter"]
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(total=20)) as client:
+        for path, body in (("seed_session", ROW), ("increment_counter", {"count": 4})):
+            async with client.post(f"{url}/{path}", json=body) as answer:
+                assert answer.status == 200
+        before = await _judged(client, url)
+        yield client
+        assert await _judged(client, url) == before == 7
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+async def _judged(client: aiohttp.ClientSession, url: str) -> int:
+    async with client.post(f"{url}/verify", json=ROW | {"response": RESPONSE}) as answer:
+        final: int = (await answer.json())["final"]
+    return final
+
+
+async def test_what_no_client_should_send_is_answered(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    async with intact(running, caplog):
+        found = {name: await told(running.urls["counter"], sent) for name, (sent, *_) in ODD.items()}
+    # Where `httptools` is installed uvicorn reads with it, and refuses two of them itself.
+    assert {name: statuses for name, statuses in found.items() if statuses not in ODD[name][1:]} == {}
+
+
+@pytest.mark.parametrize("server", ["head", *SERVERS[1:]])
+async def test_no_server_breaks_by_it(running: Running, caplog: pytest.LogCaptureFixture, server: str) -> None:
+    url = running.head_url if server == "head" else running.urls[server]
+    async with intact(running, caplog):
+        found = {name: await told(url, sent) for name, (sent, *_) in ODD.items()}
+    assert {name: statuses for name, statuses in found.items() if not statuses or max(statuses) >= 500} == {}
+
+
+async def test_clients_that_go_away_in_the_middle_leave_nothing_broken(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut = [request(body=BODY, Content_Length="999"), CHUNKED + b"ff\r\n{", request(body=BODY)[:40], request(body=BODY)]
+    async with intact(running, caplog) as client:
+        for server in SERVERS:
+            for sent in cut:
+                await told(running.urls[server], sent, leaves=True)
+        await asyncio.sleep(0.1)
+        async with client.get(f"{running.urls['counter']}/metrics") as answer:
+            assert 'status="500"' not in await answer.text()
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    running: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_app, "ARRIVING", 0.1)
+    async with intact(running, caplog):
+        for path in ("/seed_session", "/increment_counter"):
+            assert await told(running.urls["counter"], request(path=path, body=b"{", Content_Length="2")) == [408]
+
+
+async def test_calls_of_one_session_at_once_are_all_counted(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    url = running.urls["counter"]
+
+    async def add(client: aiohttp.ClientSession) -> int:
+        async with client.post(f"{url}/increment_counter", json={"count": 1}) as answer:
+            await answer.read()
+            return answer.status
+
+    async with intact(running, caplog), aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
+        async with client.post(f"{url}/seed_session", json=ROW):
+            pass
+        assert set(await asyncio.gather(*(add(client) for _ in range(100)))) == {200}
+        assert await _judged(client, url) == 103

@@ -1,0 +1,213 @@
+"""Agents that POST whatever name the policy calls, cookie and all: no endpoint called as a tool gains anything."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from gymsdk import Environment, wire
+from gymsdk.transcript import Item
+from tests.servers.conftest import Serving
+
+SECRET = """
+class Hidden(State):
+    secret: int = 0
+    tries: int = 0
+
+@hookimpl
+async def reset(task, seed):
+    return Reset(state=Hidden(secret=random.Random(seed).randrange(10**6)))
+
+async def peek(state: State) -> str:
+    "Read the secret once."
+    state.tries += 1
+    return str(state.secret)
+
+@hookimpl
+def tools():
+    return [peek]
+
+class Told(Verdict):
+    tries: int = 0
+
+@hookimpl
+async def verify(state: Hidden, transcript: Transcript):
+    return Told(reward=float(transcript.text() == str(state.secret) and state.tries < 2), tries=state.tries)
+"""
+"""An environment whose state is a secret of the seed, which may be read once."""
+
+ROW = {"responses_create_params": {"input": "guess"}, "_ng_task_index": 3}
+OTHER = {"responses_create_params": {"input": "guess"}, "gymsdk": {"seed": 1}}
+
+
+@pytest.fixture
+def hidden(made: Callable[..., object]) -> Environment:
+    return Environment("hidden", made("import random\n" + SECRET, "hidden_env"), {})
+
+
+class Agent:
+    """An agent that keeps the last answer's cookies and asks no questions."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+        self._cookie: dict[str, str] = {}
+        self.items: list[Item] = []
+
+    async def post(self, path: str, body: object) -> httpx.Response:
+        self._client.cookies.clear()
+        answer = await self._client.post(path, json=body, headers=self._cookie)
+        self._cookie = {"cookie": answer.headers["set-cookie"].split(";")[0]}
+        return answer
+
+    async def call(self, name: str, arguments: dict[str, object]) -> httpx.Response:
+        answer = await self.post(f"/{name}", arguments)
+        number = f"c{len(self.items)}"
+        self.items += [wire.function_call(name, arguments, number), wire.function_call_output(number, answer.text)]
+        return answer
+
+    async def verify(self, said: str, row: Item = ROW) -> Item:
+        response = {"output": [*self.items, wire.message(said)]}
+        found: Item = (await self.post("/verify", {**row, "response": response})).json()
+        return found
+
+
+async def test_a_policy_does_not_choose_its_seed(serving: Serving, hidden: Environment) -> None:
+    known = str(random.Random(1).randrange(10**6))
+    async with serving(hidden) as client:
+        agent = Agent(client)
+        await agent.post("/seed_session", ROW)
+        honest = (await agent.call("peek", {})).text
+        await agent.call("seed_session", OTHER)
+        await agent.call("peek", {})
+        verdict = await agent.verify(known)
+    assert (verdict["reward"], verdict["tries"]) == (0.0, 1)
+    assert "another of this row" in verdict["gymsdk"]["session_unused"]
+    assert honest != known
+
+
+@pytest.mark.parametrize("endpoint", ["seed_session", "reset"])
+async def test_a_policy_does_not_begin_anew(serving: Serving, hidden: Environment, endpoint: str) -> None:
+    async with serving(hidden) as client:
+        agent = Agent(client)
+        await agent.post("/seed_session", ROW)
+        secret = (await agent.call("peek", {})).text
+        await agent.call("peek", {})
+        assert (await agent.call(endpoint, ROW)).status_code == 200
+        await agent.call("peek", {})
+        verdict = await agent.verify(secret)
+    assert (verdict["reward"], verdict["tries"]) == (0.0, 2), "what was used up stays so"
+
+
+async def test_a_policy_does_not_begin_anew_turn_by_turn(serving: Serving, hidden: Environment) -> None:
+    async with serving(hidden) as client:
+        agent = Agent(client)
+        await agent.post("/seed_session", ROW)
+        secret = (await agent.call("peek", {})).text
+        await agent.call("peek", {})
+        await agent.call("reset", ROW)
+        calls = [wire.function_call("peek", {})] * 9
+        assert (await agent.call("step", {"response": {"output": calls}})).status_code == 200
+        verdict = await agent.verify(secret)
+    assert (verdict["reward"], verdict["tries"]) == (0.0, 2)
+
+
+async def test_a_client_that_begins_anew_with_its_jar_is_judged_by_the_new_session(
+    serving: Serving, hidden: Environment
+) -> None:
+    async with serving(hidden) as client:
+        agent = Agent(client)
+        await agent.post("/seed_session", ROW)
+        for _ in range(2):
+            await agent.post("/peek", {})
+        await agent.post("/seed_session", ROW)
+        secret = (await agent.call("peek", {})).text
+        verdict = await agent.verify(secret)
+    assert (verdict["reward"], verdict["tries"]) == (1.0, 1)
+
+
+@pytest.mark.parametrize("endpoint", ["seed_session", "reset", "verify"])
+async def test_arguments_of_a_tool_open_and_judge_nothing(serving: Serving, hidden: Environment, endpoint: str) -> None:
+    async with serving(hidden) as client:
+        agent = Agent(client)
+        await agent.post("/seed_session", ROW)
+        refused = await agent.call(endpoint, {"response": {"output": []}, "count": 1})
+        secret = (await agent.call("peek", {})).text
+        verdict = await agent.verify(secret)
+    assert (refused.status_code, verdict["reward"]) == (422, 1.0)
+
+
+async def test_a_policy_that_closes_its_session_is_judged_by_it(serving: Serving, hidden: Environment) -> None:
+    async with serving(hidden) as client:
+        agent = Agent(client)
+        await agent.post("/seed_session", ROW)
+        secret = (await agent.call("peek", {})).text
+        await agent.call("peek", {})
+        await agent.call("close_session", {})
+        late = await agent.call("peek", {})
+        verdict = await agent.verify(secret)
+    assert (late.status_code, verdict["reward"], verdict["tries"]) == (409, 0.0, 2)
+
+
+async def test_a_policy_that_reads_its_reward_has_been_judged(serving: Serving, hidden: Environment) -> None:
+    async with serving(hidden) as client:
+        agent = Agent(client)
+        await agent.post("/seed_session", ROW)
+        secret = (await agent.call("peek", {})).text
+        guessed = {**ROW, "response": {"output": [wire.message("0")]}}
+        await agent.call("verify", guessed)
+        called = await agent.call("peek", {})
+        judged = await agent.post("/verify", {**ROW, "response": {"output": [*agent.items, wire.message(secret)]}})
+    assert (called.status_code, judged.status_code, judged.json()["kind"]) == (409, 409, "session_judged")
+
+
+@pytest.mark.parametrize("more", [{"ng_trajectory": []}, {"_rowidx": 3}, {"extra": 1}, {"other": None}])
+async def test_what_an_agent_adds_to_the_row_loses_no_session(
+    serving: Serving, hidden: Environment, more: Item
+) -> None:
+    async with serving(hidden) as client:
+        agent = Agent(client)
+        await agent.post("/seed_session", {"responses_create_params": {"input": "guess"}})
+        secret = (await agent.call("peek", {})).text
+        prompt = [{"role": "user", "content": "guess", "type": "message"}]
+        verdict = await agent.verify(secret, {"responses_create_params": {"input": prompt}, **more})
+    assert (verdict["reward"], "session_unused" in verdict["gymsdk"]) == (1.0, False)
+
+
+@pytest.mark.parametrize(
+    "row", [{**ROW, "_ng_task_index": 4}, {**ROW, "responses_create_params": {"input": "other"}}, {**ROW, **OTHER}]
+)
+async def test_a_session_of_another_task_decides_nothing(serving: Serving, hidden: Environment, row: Item) -> None:
+    async with serving(hidden) as client:
+        agent = Agent(client)
+        await agent.post("/seed_session", row)
+        secret = (await agent.post("/peek", {})).text
+        verdict = await agent.verify(secret)
+    assert "one of another row" in verdict["gymsdk"]["session_unused"]
+    assert verdict["tries"] == 0
+
+
+async def test_a_session_that_is_gone_is_told_of_where_the_verdict_needs_it(
+    serving: Serving, hidden: Environment, made: Callable[..., object]
+) -> None:
+    plain = Environment(
+        "hidden", made("@hookimpl\nasync def verify(task):\n    return Verdict(reward=1.0)", "plain"), {}
+    )
+    async with serving(hidden) as client:
+        agent = Agent(client)
+        await agent.post("/seed_session", ROW)
+        await agent.call("peek", {})
+    for environment, kind in ((hidden, "session_lost"), (plain, None)):
+        async with serving(environment) as client:
+            agent._client = client
+            assert (await agent.verify("0")).get("kind") == kind
+    async with serving(hidden) as client:
+        agent._client = client
+        await agent.call("peek", {})
+        assert (await agent.verify("0"))["kind"] == "session_lost", "an answer in between does not hide it"
+        await agent.post("/seed_session", ROW)
+        secret = (await agent.call("peek", {})).text
+        assert secret.isdecimal()
+        assert "reward" in await agent.verify(secret)

@@ -1,0 +1,121 @@
+"""Every endpoint of every server, asked whatever its own OpenAPI document allows and what it forbids."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from gymsdk import load, wire
+
+NAMES = ("math", "multineedle", "tool_call")
+OTHERS = ("_simple_agent", "_environment_server")
+SERVERS = ("head", "policy_model", *NAMES, *(name + other for name in NAMES for other in OTHERS))
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    unsupported_method,
+]
+FEW, MANY = 4, 60
+HANGS = 10.0
+"""Seconds after which a request that has no answer is one that hangs."""
+
+Urls = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def urls() -> Iterator[Urls]:
+    """The servers of three environments, in a process of their own."""
+    words = [sys.executable, "-m", "gymsdk", "serve", *NAMES, "--mcp", "--port", "0", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        told = orjson.loads(process.stdout.readline())
+        yield {"head": told["head"], **{name: each["url"] for name, each in told["servers"].items()}}
+        process.terminate()
+        _, log = process.communicate(timeout=30)
+    assert b"Traceback" not in log, log.decode()
+    assert process.returncode == 0
+
+
+def row_of(name: str) -> dict[str, Any]:
+    return next(iter(load(name).tasks("validation"))).row()
+
+
+@contextmanager
+def intact(url: str, name: str) -> Iterator[None]:
+    """Have a session of the environment *name* open meanwhile: it is judged alike before and after."""
+    row = row_of(name)
+    asked = row | {"response": wire.response([wire.message("7")], model="m")}
+    with httpx.Client(base_url=url, timeout=HANGS) as client:
+        client.post("/seed_session", json=row).raise_for_status()
+        before = client.post("/verify", json=asked).raise_for_status().json()
+        yield
+        assert client.post("/verify", json=asked).raise_for_status().json() == before
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "examples", [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("server", SERVERS)
+def test_whatever_an_endpoint_is_asked_it_answers_as_documented(urls: Urls, server: str, examples: int) -> None:
+    url = urls[server]
+    with intact(url, server) if server in NAMES else nullcontext():
+        asked = sum(
+            _fuzzed(found.ok(), mode, examples, cookies=_session(url, server))
+            for found in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations()
+            for mode in GenerationMode
+        )
+    assert asked > (examples if server != "head" else 0)
+    assert httpx.get(f"{url}/readyz").status_code == 200
+
+
+def _session(url: str, server: str) -> dict[str, str]:
+    if server not in NAMES:
+        return {}
+    return dict(httpx.post(f"{url}/seed_session", json=row_of(server), timeout=HANGS).cookies)
+
+
+def _fuzzed(operation: Any, mode: GenerationMode, examples: int, *, cookies: dict[str, str]) -> int:
+    """Ask one endpoint what its document allows, or what it forbids; gives how often it was asked."""
+    asked = 0
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=examples == FEW,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode), with_session=st.booleans())
+    def ask(case: Any, with_session: bool) -> None:
+        nonlocal asked
+        asked += 1
+        answer = case.call(cookies=cookies if with_session else None, timeout=HANGS)
+        case.validate_response(answer, checks=CHECKS)
+
+    try:
+        ask()
+    except Unsatisfiable:
+        # An endpoint without a body forbids nothing.
+        assert mode is GenerationMode.NEGATIVE, operation.label
+    return asked

@@ -1,0 +1,107 @@
+"""The guard: a server answers to its own names, and to no page of another site; a silent connection is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+
+from gymsdk import Environment, Task, http
+from gymsdk.launch import Options, Running, serving
+from gymsdk.servers import connection
+from gymsdk.servers.guard import names
+from gymsdk.servers.listener import FILES, roomy
+
+ROW = Task.ask("add", initial_count=3, expected_count=3).row()
+
+
+@pytest.fixture
+async def running(counter: Callable[..., Environment]) -> AsyncIterator[Running]:
+    async with serving([counter()], model="scripted/null", options=Options(mcp=True)) as servers:
+        yield servers
+    await http.aclose()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:1"}, 200),
+        ({"host": "127.0.0.9"}, 200),
+        ({"host": "[::1]:80"}, 200),
+        ({"host": "LOCALHOST."}, 200),
+        ({"host": "evil.test"}, 421),
+        ({"host": "127.0.0.1.evil.test:11000"}, 421),
+        ({"host": "evil.test", "origin": "http://evil.test"}, 421),
+        ({"origin": "http://evil.test"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://[::"}, 403),
+        ({"origin": "http://localhost:3000"}, 200),
+        ({"origin": "http://localhost:3000", "content-type": "text/plain"}, 403),
+        ({"content-type": "text/plain"}, 200),
+    ],
+)
+async def test_a_server_answers_to_its_own_names_and_to_no_foreign_page(
+    running: Running, headers: dict[str, str], status: int
+) -> None:
+    async with httpx.AsyncClient() as client:
+        sent = {"content-type": "application/json"} | headers
+        answers = [
+            await client.post(f"{running.urls[name]}{path}", json=ROW, headers=sent)
+            for name, path in (("counter", "/seed_session"), ("counter_simple_agent", "/run"))
+        ]
+    assert [answer.status_code for answer in answers] == [status] * 2
+    assert status == 200 or all(answer.json()["detail"] for answer in answers)
+
+
+async def test_the_head_is_guarded_too(running: Running) -> None:
+    async with httpx.AsyncClient() as client:
+        path = f"{running.head_url}/global_config_dict_yaml"
+        assert (await client.get(path, headers={"host": "evil.test"})).status_code == 421
+
+
+def test_a_server_that_listens_everywhere_has_every_name() -> None:
+    assert names("0.0.0.0") is None  # that is what is asked
+    assert names("::", "here") is None
+    assert {"10.0.0.5", "node5", "localhost"} <= (names("10.0.0.5", "Node5") or set())
+    assert names("127.0.0.1") == {"127.0.0.1", "localhost", "localhost.localdomain", "ip6-localhost"}
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /verify HTTP/1.1\r\nhost: 127.0.0.1\r\n"])
+async def test_a_connection_on_which_no_request_begins_is_closed(
+    running: Running, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(connection, "BEGINNING", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(running.urls["counter"]).port)
+    writer.write(sent)
+    async with asyncio.timeout(10):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_request_that_takes_long_is_not_taken_for_silence(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "BEGINNING", 0.1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(running.urls["counter"]).port)
+    head = b"POST /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{"
+    writer.write(head.replace(b"/livez", b"/seed_session"))
+    await asyncio.sleep(0.3)
+    writer.write(b"}")
+    async with asyncio.timeout(10):
+        assert (await reader.read()).startswith(b"HTTP/1.1 422")
+    writer.close()
+
+
+def test_a_process_that_serves_may_have_many_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        roomy()
+        most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

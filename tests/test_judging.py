@@ -1,0 +1,102 @@
+"""A finished transcript judged once more earns what it earned when it was played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from gymsdk import Environment, Rollout, Task, play, wire
+from gymsdk.judging import judged
+from gymsdk.sitting import Budget
+from gymsdk.transcript import Item
+from gymsdk.types import Episode
+
+PAYING = """
+class Count(State):
+    count: int = 0
+
+@hookimpl
+async def reset(task):
+    return Reset(state=Count())
+
+@hookimpl
+async def step(action: Action, state: Count):
+    if isinstance(action, Message):
+        state.count += 1
+        return Step(reward=0.5, done=True)
+    if action.name == "pay":
+        state.count += 1
+        return Step(output="paid", reward=0.25)
+    return None
+
+async def pay() -> str:
+    "Pay."
+
+async def wait() -> str:
+    "Wait."
+    await asyncio.sleep(60)
+
+@hookimpl
+def tools():
+    return [pay, wait]
+
+@hookimpl
+async def verify(task, state: Count):
+    return Verdict(reward=float(state.count))
+"""
+
+
+class Policy:
+    """Says the same each time, *late* seconds after it is asked."""
+
+    def __init__(self, *output: Item, status: wire.Status = "completed", late: float = 0.0) -> None:
+        self._output = list(output)
+        self._status = status
+        self._late = late
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        await asyncio.sleep(self._late)
+        return wire.response(self._output, model="m", status=self._status, request=request)
+
+
+PAY = wire.function_call("pay", {}, "c1")
+WAIT = wire.function_call("wait", {}, "c2")
+CASES = {
+    "a turn that was cut off is not played": (Policy(wire.message("cut o"), status="incomplete"), Budget(), "tokens"),
+    "calls before the deadline are": (Policy(PAY, WAIT, late=0.95), Budget(seconds=1.0), "deadline"),
+    "calls beyond the budget are not": (Policy(PAY, PAY | {"call_id": "c3"}), Budget(tools=1), "tools"),
+    "every turn is": (Policy(PAY), Budget(turns=2), "turns"),
+    "a reply is": (Policy(wire.message("so be it")), Budget(), "done"),
+}
+
+
+@pytest.fixture(params=CASES)
+async def played(
+    request: pytest.FixtureRequest, environment: Callable[..., Environment]
+) -> tuple[Environment, Rollout]:
+    policy, budget, ended = CASES[request.param]
+    paying = environment(PAYING)
+    rollout = await play(paying, policy, Task.ask("go").row(), budget=budget)
+    assert (rollout.outcome, rollout.ended) == ("scored", ended)
+    return paying, rollout
+
+
+async def test_what_was_played_earns_the_same_once_more(played: tuple[Environment, Rollout]) -> None:
+    paying, rollout = played
+    assert rollout.response is not None
+    assert rollout.ended is not None
+    items = rollout.response["output"]
+    again = await judged(paying, rollout.row, items, seed=rollout.seed, ended=rollout.ended, seconds=5)
+    assert (again.reward, again.components) == (rollout.reward, rollout.components)
+
+
+async def test_what_ran_before_the_deadline_is_on_the_transcript_and_paid(
+    environment: Callable[..., Environment],
+) -> None:
+    policy, budget, _ = CASES["calls before the deadline are"]
+    rollout = await play(environment(PAYING), policy, Task.ask("go").row(), budget=budget)
+    assert rollout.response is not None
+    outputs = {item["call_id"]: item["output"] for item in rollout.response["output"] if "output" in item}
+    assert (outputs, rollout.reward, rollout.components) == ({"c1": "paid"}, 1.25, {"verdict": 1.0, "steps": 0.25})
