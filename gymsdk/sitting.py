@@ -172,7 +172,7 @@ class Sitting:
                 await self.environment.close(self.episode)
             except EpisodeError as error:
                 # The verdict stands: what was graded does not change because the cleaning up failed.
-                log.warning("episode %s: %s", self.episode.id, error)
+                log.warning("episode %s: %s", self.episode.id or "without an id", error)
                 self.unreleased = error
 
     def rollout(self) -> Rollout:

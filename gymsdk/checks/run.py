@@ -219,6 +219,6 @@ class _Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         # The episodes of a check have no id.
-        sentence = self.format(record).replace("episode : ", "an episode: ")
+        sentence = self.format(record).replace("episode without an id: ", "an episode: ")
         if sentence not in self._told and len(self._told) < MOST:
             self._told.append(sentence)
