@@ -116,7 +116,7 @@ class Env(gymnasium.Env[Any, Any]):
         if isinstance(self._made["environment"], Environment):
             raise UsageError("made of an Environment object it cannot be copied; name an installed environment instead")
         if self._seat.playing:
-            raise UsageError("with an episode in hand it cannot be copied; close() it first")
+            raise UsageError("while an episode is open it cannot be copied; close() it first")
         drawn = ("action_space", "observation_space", "_np_random", "_np_random_seed")
         kept = {"spec": self.spec} | {key: deepcopy(getattr(self, key)) for key in drawn}
         return partial(type(self), **self._made, **self._table.deck.origin), (), kept

@@ -78,7 +78,7 @@ class Seat:
     def heard(self, action: Any) -> list[Item]:
         """Give the items of an *action* for `answer`; raises `ResetNeeded`, and `UsageError` for what is no action."""
         if not self.playing:
-            raise ResetNeeded("no episode is in hand; call reset() before step()")
+            raise ResetNeeded("no episode is open; call reset() before step()")
         return self.codec.said(action, turn=self._turn)
 
     async def answer(self, items: list[Item]) -> Stepped:

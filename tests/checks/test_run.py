@@ -187,7 +187,7 @@ async def test_what_gymsdk_warns_of_is_kept_once(subject):
 
 async def test_what_an_earlier_check_has_warned_of_is_not_told_again(subject):
     async def look(subject):
-        logging.getLogger("gymsdk").warning("episode %s: it does not close", "")
+        logging.getLogger("gymsdk").warning("episode %s: it does not close", "without an id")
         return []
 
     run = Run(subject(SUMS))
