@@ -114,7 +114,10 @@ async def test_a_file_that_was_not_installed_is_named(seen):
     assert told.startswith("not shipped: gym_env_made1/data/train.jsonl")
 
 
-async def test_what_is_shipped_beside_the_package_is_named(seen):
+async def test_what_is_shipped_beside_the_package_is_named(seen, site):
+    for path in ("tests/test_it.py", "notes.txt"):
+        (site.folder / path).parent.mkdir(exist_ok=True)
+        (site.folder / path).touch()
     record = "gym_env_{name}/__init__.py,,\ngym_env_{name}/py.typed,,\ntests/test_it.py,,\nnotes.txt,,\n../bin/it,,\n"
     assert await seen("packaging.files", {"RECORD": record}) == ["beside the package it ships notes.txt, tests"]
 

@@ -67,7 +67,7 @@ ODD: dict[str, Any] = {
     "a-form": (request(body=b"a=b", Content_Type="application/x-www-form-urlencoded"), [422]),
     "utf-16": (request(body=BODY.decode().encode("utf-16")), [422]),
     "a-hundred-thousand-lists": (request(body=b"[" * 100_000), [422]),
-    "depths": (request(body=BODY[:-1] + b',"x":' + b"[" * 1000 + b"]" * 1000 + b"}"), [422]),
+    "depths": (request(body=BODY[:-1] + b',"x":' + b"[" * 1000 + b"]" * 1000 + b"}"), [422], [200]),
     "a-length-of-an-exabyte": (request(Content_Length=str(10**18)), [413]),
     "a-length-below-nothing": (request(Content_Length="-5"), [400]),
     "a-name-of-elsewhere": (request(body=BODY, Host="evil.test"), [421]),
