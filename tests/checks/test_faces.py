@@ -40,12 +40,16 @@ async def test_what_depends_on_the_thread_is_found_on_every_face(subject, outcom
     assert "through VectorEnv" in faces
 
 
-async def test_what_depends_on_the_task_of_asyncio_is_found_over_http(subject, outcome):
-    source = (
-        HEALTHY.replace("books: list[str] = []", 'books: list[str] = []\n    opened_in: str = ""')
-        .replace("state=Shelf()", "state=Shelf(opened_in=str(id(asyncio.current_task())))")
-        .replace('return f"{len(state.books)} on', 'return f"{state.opened_in == str(id(asyncio.current_task()))}, on')
-        .replace("import random", "import asyncio, random")
-    )
+async def test_what_depends_on_the_id_of_a_call_is_found_over_http(subject, outcome):
+    step = """
+@hookimpl
+async def step(action):
+    if isinstance(action, ToolCall):
+        return Step(output=f"{action.call_id} is put on the shelf")
+
+
+@hookimpl
+async def reset"""
+    source = HEALTHY.replace("\n@hookimpl\nasync def reset", step).replace("State, Task", "State, Step, Task")
     result = await outcome(FACES, subject(source))
     assert "over HTTP" in " ".join(finding.seen for finding in result.findings)
