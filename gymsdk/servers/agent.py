@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 
@@ -18,19 +17,16 @@ from gymsdk.servers.app import app as bare
 from gymsdk.servers.bodies import read
 from gymsdk.servers.calling import Line
 from gymsdk.servers.cookies import named
-from gymsdk.servers.documents import documented
+from gymsdk.servers.documents import FLAT, PROMPT, VERIFIED, documented
 from gymsdk.servers.engagements import Closing, Engagement, Engagements, Opening
 from gymsdk.servers.figures import Figures
 from gymsdk.servers.intake import given
-from gymsdk.servers.presence import while_there
 from gymsdk.servers.remote import Remote
 from gymsdk.servers.routing import rollout_of
-from gymsdk.servers.runs import AT_ONCE, Lost, Runs
+from gymsdk.servers.runs import AT_ONCE, Runs, told
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
 from gymsdk.types import Model, Playable, Row
-
-T = TypeVar("T")
 
 
 def app(
@@ -83,7 +79,7 @@ class Agent:
         row = await body(request)
         self._own(row)
         order = given(row, self._runs.environment, rollout=rollout_of(request.scope))
-        return Response(await _played(request, self._runs.once(order, row)), media_type="application/json")
+        return Response(await told(request, self._runs.once(order, row)), media_type="application/json")
 
     async def respond(self, request: Request) -> Response:
         """Answer a Responses request, its tools called in the session whose cookies the request carries."""
@@ -91,8 +87,8 @@ class Agent:
         jar = jars.read(request.headers.get("cookie"))
         engagement = self.engagements.found(jar.get(self._cookie))
         line = engagement.line if engagement else self._line(asked, jar)
-        told = await _played(request, visits.answered(self._runs, asked, line, id=rollout_of(request.scope) or ""))
-        response = answer(usage.whole(told))
+        said = await told(request, visits.answered(self._runs, asked, line, id=rollout_of(request.scope) or ""))
+        response = answer(usage.whole(said))
         if engagement is not None:
             return self._with_token(response, engagement)
         return _with_cookies(response, line.jar if line else {})
@@ -119,8 +115,8 @@ class Agent:
         """Refuse a *row* that names another agent than this one."""
         name = jobs.agent(row)
         if name not in {None, self._name} and jobs.route(row) != self._runs.environment.name:
-            told = f"the row is for the agent {name!r}, and this is {self._name!r}"
-            raise Refused(422, f"{told}; send it there, or mend its `agent_ref`")
+            whose = f"the row is for the agent {name!r}, and this is {self._name!r}"
+            raise Refused(422, f"{whose}; send it there, or mend its `agent_ref`")
 
     def _line(self, asked: Item, jar: jars.Jar) -> Line | None:
         if self._resources is None and asked.get("tools"):
@@ -137,24 +133,13 @@ def _with_cookies(response: Response, jar: Mapping[str, str]) -> Response:
     return response
 
 
-async def _played(request: Request, playing: Coroutine[Any, Any, T]) -> T:
-    """Give what comes of *playing* as long as the client waits for it; raises the error a lost rollout comes from."""
-    try:
-        return await while_there(request, playing)
-    except Lost as lost:
-        raise lost.error() from None
-
-
 def _route(made: FastAPI, agent: Agent) -> None:
-    row = {"type": "object", "required": ["responses_create_params"]}
-    params = {"type": "object", "required": ["input"], "properties": {"input": {"type": ["string", "array"]}}}
-    many = {"type": "object", "properties": {"verify_responses": {"type": "array", "items": {"type": "object"}}}}
     endpoints: tuple[tuple[str, Callable[[Request], Awaitable[Response]], Item], ...] = (
-        ("/run", agent.run, row),
-        ("/v1/responses", agent.respond, params),
+        ("/run", agent.run, FLAT),
+        ("/v1/responses", agent.respond, PROMPT),
         ("/v1/agent_sessions", agent.open, Opening.model_json_schema()),
         ("/v1/agent_sessions/close", agent.close, Closing.model_json_schema()),
-        ("/aggregate_metrics", agent.aggregate, many),
+        ("/aggregate_metrics", agent.aggregate, VERIFIED),
     )
     for path, endpoint, shape in endpoints:
         made.add_api_route(path, endpoint, methods=["POST"], **documented(shape))

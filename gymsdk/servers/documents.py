@@ -46,6 +46,15 @@ RESPONSE: Item = {
 }
 
 
+FLAT: Item = {"type": "object", "required": ["responses_create_params"]}
+"""A row of an environment whose own fields are not looked at."""
+
+VERIFIED: Item = {
+    "type": "object",
+    "properties": {"verify_responses": {"type": "array", "items": {"type": "object"}}},
+}
+
+
 class Documented(TypedDict):
     """What `FastAPI.add_api_route` is told of an endpoint."""
 

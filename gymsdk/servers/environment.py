@@ -15,13 +15,13 @@ from gymsdk.servers import protocol
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.bodies import read
-from gymsdk.servers.documents import documented
+from gymsdk.servers.documents import FLAT, VERIFIED, documented
 from gymsdk.servers.figures import Figures
 from gymsdk.servers.intake import Given, given
 from gymsdk.servers.presence import while_there
 from gymsdk.servers.protocol import EpisodeRequest
 from gymsdk.servers.routing import rollout_of
-from gymsdk.servers.runs import AT_ONCE, Lost, Runs
+from gymsdk.servers.runs import AT_ONCE, Lost, Runs, told
 from gymsdk.sitting import Budget
 from gymsdk.types import Model, Playable, Row
 
@@ -55,12 +55,10 @@ def app(
     about = f"The environment server of {environment.name}: it plays flat rows and episode requests."
     made = bare(served, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
     server = Episodic(runs)
-    flat = {"type": "object", "required": ["responses_create_params"]}
-    many = {"type": "object", "properties": {"verify_responses": {"type": "array", "items": {"type": "object"}}}}
-    either = {"anyOf": [EpisodeRequest.model_json_schema(), flat]}
+    either = {"anyOf": [EpisodeRequest.model_json_schema(), FLAT]}
     either["$defs"] = either["anyOf"][0].pop("$defs")
     made.add_api_route("/run", server.run, methods=["POST"], **documented(either))
-    made.add_api_route("/aggregate_metrics", server.aggregate, methods=["POST"], **documented(many))
+    made.add_api_route("/aggregate_metrics", server.aggregate, methods=["POST"], **documented(VERIFIED))
     return made
 
 
@@ -76,10 +74,7 @@ class Episodic:
         if protocol.is_episode(asked):
             return await self._episode(request, read(EpisodeRequest, asked), asked)
         order = self._given(asked, rollout_of(request.scope))
-        try:
-            return _json(await while_there(request, self._runs.once(order, asked)))
-        except Lost as lost:
-            raise lost.error() from None
+        return _json(await told(request, self._runs.once(order, asked)))
 
     async def aggregate(self, request: Request) -> Response:
         """Give the figures over verified rows."""
@@ -109,8 +104,8 @@ class Episodic:
 
 
 def _failure(error: Refused) -> Failure:
-    told = {"stage": "reset", "kind": "bad_row", "message": str(error)} | error.fields
-    return Failure.model_validate({key: value for key, value in told.items() if key in Failure.model_fields})
+    fields = {"stage": "reset", "kind": "bad_row", "message": str(error)} | error.fields
+    return Failure.model_validate({key: value for key, value in fields.items() if key in Failure.model_fields})
 
 
 def _json(text: bytes) -> Response:

@@ -12,7 +12,7 @@ from gymsdk.convert import served
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
-from gymsdk.servers.documents import documented
+from gymsdk.servers.documents import PROMPT, documented
 from gymsdk.servers.figures import Figures
 from gymsdk.servers.presence import while_there
 from gymsdk.transcript import Item
@@ -33,10 +33,9 @@ def app(model: Model, *, name: str = NAMED, serves: str | None = None, figures: 
     figures = figures or Figures(name)
     made = bare(name, "A model behind the OpenAI API's two forms.", figures=figures)
     server = Served(model, serves or str(getattr(model, "name", name)))
-    params = {"type": "object", "required": ["input"], "properties": {"input": {"type": ["string", "array"]}}}
     chat = {"type": "object", "required": ["messages"], "properties": {"messages": {"type": "array"}}}
     more = {BAD: "The request is wrong.", LIMITED: "It comes too soon: `retry-after` says when it may come again."}
-    made.add_api_route("/v1/responses", server.respond, methods=["POST"], **documented(params, more=more))
+    made.add_api_route("/v1/responses", server.respond, methods=["POST"], **documented(PROMPT, more=more))
     made.add_api_route("/v1/chat/completions", server.complete, methods=["POST"], **documented(chat, more=more))
     made.add_api_route("/v1/models", server.models, methods=["GET"])
     return made

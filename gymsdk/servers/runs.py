@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any, TypeVar
+
+from fastapi import Request
 
 from gymsdk import wire
 from gymsdk.environment import Environment
@@ -18,10 +21,13 @@ from gymsdk.servers.aggregates import aggregated
 from gymsdk.servers.app import Refused
 from gymsdk.servers.intake import Given, tolerant, within
 from gymsdk.servers.once import Once
+from gymsdk.servers.presence import while_there
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
 from gymsdk.types import UNMASKED, Model, Playable, Row
 from gymsdk.values import ordered, written
+
+T = TypeVar("T")
 
 AT_ONCE = 4096
 """Episodes that one server plays at once where it is not told otherwise: clients of NeMo Gym send all rows at once."""
@@ -131,6 +137,17 @@ class Runs:
             yield
         finally:
             self._playing -= 1
+
+
+async def told(request: Request, playing: Coroutine[Any, Any, T]) -> T:
+    """Give what comes of *playing* as long as the client of *request* waits for it.
+
+    A lost rollout is raised as the error it comes from.
+    """
+    try:
+        return await while_there(request, playing)
+    except Lost as lost:
+        raise lost.error() from None
 
 
 def _id(stamps: Row) -> str:
