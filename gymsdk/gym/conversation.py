@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymsdk.convert import served
+from gymsdk.convert.faces import chat as served
 from gymsdk.errors import UsageError
 from gymsdk.transcript import Item
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 
 from gymsdk import wire
-from gymsdk.convert import served
+from gymsdk.convert.faces import chat as served
 from gymsdk.errors import UsageError
 from gymsdk.transcript import Item
 from gymsdk.turns import of_policy

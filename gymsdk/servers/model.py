@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from fastapi import FastAPI, Request, Response
 
 from gymsdk import responses, usage
-from gymsdk.convert import served
+from gymsdk.convert.faces import chat as served
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare

@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gymsdk.convert import served
+from gymsdk.convert.faces import chat as served
 from gymsdk.errors import Failed, UsageError
 from gymsdk.servers.figures import Figures
 from gymsdk.transcript import Item

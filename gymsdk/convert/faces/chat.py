@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gymsdk import wire
+from gymsdk.convert import parts
+from gymsdk.convert.extras import BODY
 from gymsdk.transcript import Item, text_of
-
-from . import parts
-from .extras import BODY
 
 KEPT = ("metadata", "model", "parallel_tool_calls", "service_tier", "temperature", "top_logprobs", "top_p", "user")
 TRANSLATED = {

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gymsdk import wire
-from gymsdk.convert import chat, served
+from gymsdk.convert import chat
+from gymsdk.convert.faces import chat as served
 from gymsdk.transcript import Item
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
