@@ -6,7 +6,9 @@ import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Self
 
-from gymsdk import http, jars
+from pydantic import SecretStr
+
+from gymsdk import credentials, http, jars
 from gymsdk.errors import Failed, UsageError, suggestion
 from gymsdk.http import Answer
 
@@ -29,11 +31,20 @@ class ServerClient:
     """Asks servers by their names, which the *head* knows the addresses of, ours or NeMo Gym's.
 
     An answer comes within *seconds*, or `Failed` is raised; what only this time has no answer is asked again, as
-    *retry* says, unless that might do something twice.
+    *retry* says, unless that might do something twice. Every request carries the *token*: if none is given, the one in
+    the file that GYMSDK_TOKEN_FILE names.
     """
 
-    def __init__(self, head: str = HEAD, *, seconds: float = 600.0, retry: http.Retry = http.RETRY) -> None:
+    def __init__(
+        self,
+        head: str = HEAD,
+        *,
+        seconds: float = 600.0,
+        retry: http.Retry = http.RETRY,
+        token: SecretStr | str | None = None,
+    ) -> None:
         self.head = head.rstrip("/")
+        self.headers = credentials.carried(token)
         self._seconds = seconds
         self._retry = retry
         self._servers: dict[str, str] | None = None
@@ -53,7 +64,7 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Give what the server answers to *json* posted at *url_path*; raises `UsageError` where none has the name."""
-        sent, body = {**(headers or {}), **jars.header(cookies or {})}, {} if json is None else json
+        sent, body = self._sent(headers, cookies), {} if json is None else json
         again = url_path in AGAIN
 
         def ask(url: str) -> Awaitable[Answer]:
@@ -72,12 +83,15 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Give what the server has at *url_path*; raises `UsageError` where none has the name."""
-        sent = {**(headers or {}), **jars.header(cookies or {})}
+        sent = self._sent(headers, cookies)
 
         def ask(url: str) -> Awaitable[Answer]:
             return http.get(url + url_path, headers=sent, timeout=self._seconds, retry=self._retry)
 
         return await self._found(server_name, ask, again=True)
+
+    def _sent(self, headers: Mapping[str, str] | None, cookies: Mapping[str, str] | None) -> http.Headers:
+        return {**self.headers, **(headers or {}), **jars.header(cookies or {})}
 
     async def _found(self, server_name: str, ask: Callable[[str], Awaitable[Answer]], *, again: bool) -> Answer:
         """Give what is answered to *ask* at a server's address; where nobody is there, at the one it has moved to.
@@ -116,7 +130,10 @@ class ServerClient:
 
     async def config(self) -> dict[str, Any]:
         """Give the configuration the head tells: for each server, by its name, a block of three levels."""
-        answer = await http.get(f"{self.head}/global_config_dict_yaml", timeout=self._seconds, retry=self._retry)
+        url = f"{self.head}/global_config_dict_yaml"
+        answer = await http.get(url, headers=self.headers, timeout=self._seconds, retry=self._retry)
+        if answer.status == credentials.UNAUTHORIZED:
+            raise credentials.refused(answer.host, carried=bool(self.headers))
         if not answer.ok:
             raise Failed(f"{answer.host} answered {answer.status}: is it a head?", kind="head_error", retryable=True)
         return _mapping(answer)
@@ -146,4 +163,5 @@ def _servers(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             for server in implementations.values() if isinstance(implementations, dict) else ():
                 if isinstance(server, dict) and server.get("host") and server.get("port"):
                     host = ANYWHERE.get(str(server["host"]), str(server["host"]))
-                    yield str(name), f"http://{f'[{host}]' if ':' in host else host}:{server['port']}"
+                    scheme = "https" if server.get("scheme") == "https" else "http"
+                    yield str(name), f"{scheme}://{f'[{host}]' if ':' in host else host}:{server['port']}"

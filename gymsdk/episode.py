@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from gymsdk import responses
+from gymsdk import responses, trail
 from gymsdk.errors import EpisodeError, UsageError
 from gymsdk.outcome import Rollout
 from gymsdk.sitting import Budget, Sitting
@@ -32,15 +32,16 @@ async def play(
     """
     _check(environment, model)
     sitting = Sitting(environment, budget, sampling)
-    try:
-        episode = await sitting.open(row, seed=seed, id=id, repeat=repeat)
-        while not sitting.over:
-            await _turn(sitting, episode, model)
-        await sitting.judge()
-    except EpisodeError as error:
-        sitting.ending = error
-    finally:
-        await sitting.close()
+    with trail.of_rollout(id):
+        try:
+            episode = await sitting.open(row, seed=seed, id=id, repeat=repeat)
+            while not sitting.over:
+                await _turn(sitting, episode, model)
+            await sitting.judge()
+        except EpisodeError as error:
+            sitting.ending = error
+        finally:
+            await sitting.close()
     return sitting.rollout()
 
 

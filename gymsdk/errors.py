@@ -5,7 +5,7 @@ GymsdkError
 │   ├── UnknownEnvironment   no installed environment has that name
 │   ├── UnknownModel         no provider or policy has that name
 │   ├── UnknownSplit         the environment has no such split
-│   ├── BadConfig            an environment's setting is missing, misspelt or of the wrong type
+│   ├── BadConfig            a setting of an environment or a deployment is missing, misspelt or wrong
 │   ├── BadRow               a task row does not fit the environment
 │   ├── BadModelOption       a model's option or endpoint is missing or wrong
 │   └── BadOutput            the output folder cannot be used, or holds a run with other settings
@@ -48,7 +48,7 @@ class UnknownSplit(UsageError):
 
 
 class BadConfig(UsageError):
-    """An environment's setting is missing, misspelt or of the wrong type."""
+    """A setting of an environment or a deployment is missing, misspelt or wrong."""
 
 
 class BadRow(UsageError):

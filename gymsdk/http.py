@@ -6,32 +6,34 @@ Sessions are shared: one for each running event loop, opened on first use and cl
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeAlias
 
 import aiohttp
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from gymsdk import rows
+from gymsdk import rows, trail, trust
 from gymsdk.addresses import public
+from gymsdk.discretion import blotted
 from gymsdk.errors import Failed
+from gymsdk.perloop import PerLoop
 
-Held = TypeVar("Held", bound=AbstractAsyncContextManager[Any])
 CONNECT_TIMEOUT = 10.0
 EXCERPT = 200
-LONGEST = 500
 
 IDLE = 4.0
 """Seconds an idle connection is kept: below the 5 after which many servers close theirs, perhaps under a call."""
+
+
+Headers: TypeAlias = Mapping[str, str | SecretStr]
+"""What a request carries; no message repeats a secret."""
 
 
 class Unsent(Failed):
@@ -57,13 +59,13 @@ RETRY = Retry()
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a *host* answered, whatever the status; *key* is what no message may repeat, *cookies* are verbatim."""
+    """What a *host* answered, whatever the status; *secrets* are what no message may repeat, *cookies* are verbatim."""
 
     host: str
     status: int
     body: bytes
     retry_after: float | None = None
-    key: SecretStr | None = field(default=None, repr=False)
+    secrets: tuple[SecretStr, ...] = field(default=(), repr=False)
     cookies: Mapping[str, str] = field(default_factory=dict, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -74,8 +76,8 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The body as text, the key blotted out."""
-        return _blotted(self.body.decode(errors="replace"), self.key)
+        """The body as text, the secrets blotted out."""
+        return blotted(self.body.decode(errors="replace"), self.secrets)
 
     def json(self) -> Any:
         """Give the parsed body; raises `Failed` where the host refused, or answered something else than JSON."""
@@ -84,8 +86,10 @@ class Answer:
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
-            message = f"{self.host} answered {self.status} without JSON: {self.text[:EXCERPT]!r}"
-            raise Failed(message, kind="model_bad_answer", retryable=True) from error
+            page = self.body.lstrip()[:1] == b"<"
+            hint = "; this is a page for people: check the base URL (it usually ends in /v1)" if page else ""
+            message = f"{self.host} answered {self.status} without JSON: {self.text[:EXCERPT]!r}{hint}"
+            raise Failed(message, kind="model_bad_answer", retryable=not page) from error
 
 
 async def post(
@@ -93,31 +97,56 @@ async def post(
     body: object,
     *,
     key: SecretStr | None = None,
-    headers: Mapping[str, str] | None = None,
+    headers: Headers | None = None,
     timeout: float = 600.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
     retry: Retry = RETRY,
     once: bool = False,
 ) -> Answer:
     """Give the answer of *url* to the JSON *body*, retried where that can help, within *timeout* seconds in all.
 
-    A body given as bytes is JSON by now. What is to happen *once* is sent again only where it cannot have arrived.
+    A body given as bytes is JSON by now. No message repeats the *key*, nor a header that is a secret.
+    What is to happen *once* is sent again only where it cannot have arrived.
     It raises `Failed` where there is no answer at all; what a refusal means is for `Answer.json` to say.
     """
     bearer = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-    sent = {"Content-Type": "application/json", **bearer, **(headers or {})}
-    attempt = partial(_send, "POST", url, _written(body), sent, key)
+    given = {"Content-Type": "application/json", **bearer, **(headers or {})}
+    attempt = partial(_send, "POST", url, written(body), given, tuple(filter(None, [key])))
     return await _in_time(url, attempt, timeout, retry, once=once)
 
 
 async def get(
     url: str,
     *,
-    headers: Mapping[str, str] | None = None,
+    headers: Headers | None = None,
     timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
     retry: Retry = RETRY,
 ) -> Answer:
     """Give what is at *url*, like `post`."""
-    return await _in_time(url, partial(_send, "GET", url, None, headers or {}, None), timeout, retry)
+    return await _in_time(url, partial(_send, "GET", url, None, headers or {}), timeout, retry)
+
+
+async def put(
+    url: str,
+    body: object,
+    *,
+    headers: Headers | None = None,
+    timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
+    retry: Retry = RETRY,
+) -> Answer:
+    """Give the answer of *url* to the JSON *body* put there, like `post`."""
+    given = {"Content-Type": "application/json", **(headers or {})}
+    return await _in_time(url, partial(_send, "PUT", url, written(body), given), timeout, retry)
+
+
+async def delete(
+    url: str,
+    *,
+    headers: Headers | None = None,
+    timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
+    retry: Retry = RETRY,
+) -> Answer:
+    """Give the answer of *url* as what is there is deleted, like `post`."""
+    return await _in_time(url, partial(_send, "DELETE", url, None, headers or {}), timeout, retry)
 
 
 async def _in_time(
@@ -141,20 +170,10 @@ def host(url: str) -> str:
     return url.partition("://")[2].partition("/")[0].rpartition("@")[2]
 
 
-@contextmanager
-def discreet(key: SecretStr | None) -> Iterator[None]:
-    """Keep *key* out of the message of any `Failed` raised inside, and cut the message only then."""
-    try:
-        yield
-    except Failed as error:
-        error.args = (_blotted(str(error), key)[:LONGEST],)
-        raise
-
-
 def refusal(host: str, status: int, text: str, *, retry_after: float | None = None) -> Failed:
     """The failure that an answer with this *status* means."""
     retryable = worth_retrying(status)
-    kind = "model_rate_limited" if status == 429 else "model_error" if retryable else "model_refused"  # noqa: PLR2004
+    kind = _KINDS.get(status, "model_error" if retryable else "model_refused")
     hint = _HINTS.get(status, "")
     message = f"{host} answered {status}: {text[:EXCERPT]}{hint}"
     return Failed(message, kind=kind, retryable=retryable, retry_after=retry_after if retryable else None)
@@ -176,42 +195,17 @@ def worth_retrying(status: int) -> bool:
     return status in {408, 409, 429} or status >= 500  # noqa: PLR2004 - the server's own errors
 
 
+_KINDS = {
+    401: "model_unauthorized",
+    403: "model_unauthorized",
+    404: "model_not_found",
+    429: "model_rate_limited",
+}
 _HINTS = {
     401: "; check the API key",
     403: "; check the API key",
     404: "; check the base URL (it usually ends in /v1) and the model's name",
 }
-
-
-class PerLoop(Generic[Held]):
-    """One resource for each running event loop: opened on first use, closed with the loop."""
-
-    def __init__(self, opened: Callable[[], Held]) -> None:
-        self._opened = opened
-        self._held: dict[asyncio.AbstractEventLoop, tuple[Held, AsyncGenerator[None]]] = {}
-
-    async def get(self) -> Held:
-        """Give the running loop's own."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._held:
-            held = self._opened()
-            lifetime = self._lifetime(loop, held)
-            self._held[loop] = (held, lifetime)
-            # A loop closes its unfinished async generators before it ends: nobody else is told that it does.
-            await anext(lifetime)
-        return self._held[loop][0]
-
-    async def aclose(self) -> None:
-        """Close the running loop's own, if it is open."""
-        if held := self._held.get(asyncio.get_running_loop()):
-            await held[1].aclose()
-
-    async def _lifetime(self, loop: asyncio.AbstractEventLoop, held: Held) -> AsyncGenerator[None]:
-        async with held:
-            try:
-                yield
-            finally:
-                del self._held[loop]
 
 
 def _session() -> aiohttp.ClientSession:
@@ -243,39 +237,40 @@ async def _insist(attempt: Callable[[], Awaitable[Answer]], retry: Retry, deadli
     return await attempt()
 
 
-async def _send(method: str, url: str, data: bytes | None, headers: Mapping[str, str], key: SecretStr | None) -> Answer:
+async def _send(
+    method: str, url: str, data: bytes | None, given: Headers, secrets: tuple[SecretStr, ...] = ()
+) -> Answer:
     session = await _sessions.get()
+    told = {name: each.get_secret_value() if isinstance(each, SecretStr) else each for name, each in given.items()}
+    headers = {**trail.headers(), **told}
+    hidden = [name for name, each in given.items() if isinstance(each, SecretStr)]
+    secrets += tuple(SecretStr(headers[name].removeprefix("Bearer ")) for name in hidden)
     try:
         # A redirected POST would arrive as a GET, perhaps elsewhere, with the key.
-        async with session.request(method, url, data=data, headers=headers, allow_redirects=False) as answer:
+        async with session.request(
+            method, url, data=data, headers=headers, allow_redirects=False, ssl=trust.of(url)
+        ) as answer:
             return Answer(
                 host(url),
                 answer.status,
                 await answer.read(),
                 seconds(answer.headers.get("Retry-After")),
-                key,
+                secrets,
                 {name: morsel.coded_value for name, morsel in answer.cookies.items()},
                 answer.headers,
             )
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError) as error:
         raise Failed(f"{public(url)[:EXCERPT]!r} is no URL of a server", kind="model_refused") from error
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise trust.refused(host(url), error.certificate_error) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise unreachable(host(url), str(error) or type(error).__name__, Unsent) from error
     except (aiohttp.ClientError, OSError) as error:
         raise unreachable(host(url), str(error) or type(error).__name__) from error
 
 
-def _blotted(text: str, key: SecretStr | None) -> str:
-    """The *text* without *key*, in whichever way JSON or Python may have written it."""
-    secret = key.get_secret_value().strip() if key else ""
-    if not secret:
-        return text
-    for form in {json.dumps(secret)[1:-1], repr(secret)[1:-1], secret.replace("/", r"\/"), secret}:
-        text = text.replace(form, "***")
-    return text
-
-
-def _written(body: object) -> bytes:
+def written(body: object) -> bytes:
+    """Give *body* as JSON; bytes are JSON by now."""
     if isinstance(body, bytes):
         return body
     try:

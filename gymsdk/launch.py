@@ -7,13 +7,14 @@ import ipaddress
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gymsdk import oracle
 from gymsdk.addresses import public
 from gymsdk.client import VERSION
 from gymsdk.environment import Environment
@@ -111,7 +112,7 @@ async def serving(
     options = options or Options()
     _guarded(options)
     given = tuple(_loaded(each, settings or {}) for each in environments)
-    played = models.model(model) if isinstance(model, str) else model
+    played = oracle.served(models.model(model) if isinstance(model, str) else model, given)
     parts = _parts(given, played, options)
     fleet = _fleet(given, parts, played, options)
     # A task of its own, in which everything begins and ends: whoever opens the context may leave it in another.
@@ -151,11 +152,16 @@ def _fleet(environments: Sequence[Environment], parts: Sequence[Part], model: Mo
     # What OmegaConf would take for a missing value or a reference has no place in a configuration.
     model_name = re.sub(r"\?\?\?|\$\{", "", named(model))
     routes = {each.name: server_of(each.name) for each in environments}
+    lasting: dict[str, AbstractAsyncContextManager[Any]] = {
+        f"the lifespan of environment {each.name!r}": each for each in environments
+    }
+    if isinstance(model, oracle.Oracle):
+        lasting["the oracle"] = model
     return Fleet(
         parts,
         host=options.host,
         port=options.port,
-        lasting={f"the lifespan of environment {each.name!r}": each for each in environments},
+        lasting=lasting,
         about={"policy_model_name": model_name, VERSION: version("gymsdk"), ROUTES: routes},
         times=options.times,
     )

@@ -12,6 +12,15 @@ from gymsdk.types import Episode, Model
 
 async def asked(model: Model, request: Item, *, episode: Episode | None, who: str = "the model") -> Item:
     """Give *model*'s response to *request*; raises `Failed` where it gives none, or one that cannot be read."""
+    response = await told(model, request, episode=episode, who=who)
+    if (response.get("incomplete_details") or {}).get("reason") == "content_filter":
+        # What was held back is neither an answer nor a budget that ran out: there is nothing to grade.
+        raise Failed(f"{who}'s answer was held back by a content filter", kind="model_withheld")
+    return response
+
+
+async def told(model: Model, request: Item, *, episode: Episode | None, who: str = "the model") -> Item:
+    """Give *model*'s response to *request* like `asked`, also one that a content filter held back."""
     try:
         response = await model.respond(request, episode=episode)
     except EpisodeError:
@@ -28,9 +37,6 @@ async def asked(model: Model, request: Item, *, episode: Episode | None, who: st
         raise Failed(f"{who}'s answer is no Response object", kind="model_bad_answer", retryable=True)
     if response.get("status") == "failed" or response.get("error"):
         raise Failed(f"{who} failed: {response.get('error')}", kind="model_error", retryable=True)
-    if (response.get("incomplete_details") or {}).get("reason") == "content_filter":
-        # What was held back is neither an answer nor a budget that ran out: there is nothing to grade.
-        raise Failed(f"{who}'s answer was held back by a content filter", kind="model_withheld")
     return response
 
 

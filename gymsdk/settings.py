@@ -6,12 +6,13 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
+from gymsdk import addresses
 from gymsdk.errors import BadModelOption, suggestion
 from gymsdk.wire import Api, Thoughts
 
@@ -30,19 +31,41 @@ def _address(base_url: str) -> str:
         raise ValueError(
             "leave user and password out of it; a key goes into GYMSDK_API_KEY, or policy_api_key in env.yaml"
         )
+    # Whoever copies the address of a call gets one path too many.
+    path = next((path for path in ("/chat/completions", "/responses") if base_url.rstrip("/").endswith(path)), None)
+    if path:
+        raise ValueError(f"leave {path} out of it; it usually ends in /v1")
     return base_url
 
 
-class ModelOptions(BaseModel):
-    """How a model is reached; what it is asked travels in the request. `None` leaves it to the provider.
+def _sendable(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in ("input", "messages", "stream", "tools"):
+        if key in given:
+            raise ValueError(f"{key!r} is the caller's to say")
+    return given
 
-    *timeout* seconds bound a call with all its *retries*; *wait* is the pause before the first of them. A server that
-    stands *apart* was named for this one model: no key that was set for the policy goes there.
+
+def _several(given: object) -> object:
+    if isinstance(given, str) or (isinstance(given, (list, tuple)) and all(isinstance(each, str) for each in given)):
+        return addresses.several(given) or None
+    return given
+
+
+class ModelOptions(BaseModel):
+    """How a model is reached, and what goes with every call; the rest travels in the request.
+
+    *base_url* is one address or several, of servers that all serve the model. *timeout* seconds bound a call with all
+    its *retries*; *wait* is the pause before the first of them. A server that stands *apart* was named for this one
+    model: no key that was set for the policy goes there. *headers* go with every call and are told to nobody.
+
+    What is *pinned* is set last and wins over the caller; null leaves a key out. *extra_body* is what the caller may
+    still replace, *chat_template_kwargs* what a request's metadata may add to. *tokens* asks for token ids and
+    log-probabilities. `None` leaves an option to the provider.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    base_url: Annotated[str, AfterValidator(_address)] | None = None
+    base_url: Annotated[tuple[Annotated[str, AfterValidator(_address)], ...] | None, BeforeValidator(_several)] = None
     api_key: SecretStr | None = None
     apart: bool = False
     api: Api | None = None
@@ -50,14 +73,19 @@ class ModelOptions(BaseModel):
     retries: int = Field(4, ge=0)
     wait: float = Field(0.5, ge=0)
     thoughts: Thoughts | None = None
+    pinned: Annotated[Mapping[str, Any], AfterValidator(_sendable)] = {}
+    extra_body: Annotated[Mapping[str, Any], AfterValidator(_sendable)] = {}
+    chat_template_kwargs: Mapping[str, Any] = {}
+    headers: Mapping[str, SecretStr] = {}
+    tokens: bool = False
 
-    def url(self, path: str) -> str:
-        """Give the address of *path* under the base URL."""
-        return f"{(self.base_url or '').rstrip('/')}/{path}"
+    def __hash__(self) -> int:
+        # Objects of JSON have no hash of their own; what differs in them alone is told apart by comparing.
+        return hash((self.base_url, self.api_key, self.api, self.timeout, self.retries))
 
 
 class Settings(BaseModel):
-    """The folder's policy endpoint."""
+    """The folder's policy endpoint; several addresses are one text, separated by commas."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -161,4 +189,7 @@ def _policy(path: Path) -> dict[str, str]:
 def _text(path: Path, key: str, value: Any) -> str:
     if isinstance(value, (str, int)):
         return str(value)
+    # Trainers name a server for each of their replicas.
+    if key == "policy_base_url" and isinstance(value, Sequence) and all(isinstance(each, str) for each in value):
+        return ",".join(value)
     raise BadModelOption(f"{key} in {path} must be one text, not {type(value).__name__}")

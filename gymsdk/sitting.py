@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk import responses, turns, usage, wire
+from gymsdk import cutting, responses, turns, usage, wire
 from gymsdk.errors import EpisodeError, Failed, Unscorable
 from gymsdk.outcome import Failure, Outcome, Rollout, Timing
 from gymsdk.plugins.answers import STEPS
@@ -26,13 +26,18 @@ log = logging.getLogger("gymsdk")
 
 
 class Budget(BaseModel):
-    """What one episode may use: model calls, tool calls, seconds from its reset to its last turn."""
+    """What one episode may use: model calls, tool calls, seconds from its reset to its last turn.
+
+    Of one tool's *output* that many characters are shown.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     turns: int = Field(default=32, ge=1)
     tools: int = Field(default=128, ge=0)
     seconds: float = Field(default=600.0, gt=0)
+    # It keeps out what breaks a run, and is no part of what a run is: no row or folder says it.
+    output: int = Field(default=cutting.LONGEST, ge=1000, exclude=True)
 
 
 @dataclass(slots=True)
@@ -46,12 +51,18 @@ class Taken:
 
 
 async def take(
-    environment: Playable, episode: Episode, output: Sequence[Item], taken: Taken, *, calls_left: int = 128
+    environment: Playable,
+    episode: Episode,
+    output: Sequence[Item],
+    taken: Taken,
+    *,
+    calls_left: int = 128,
+    longest: int = cutting.LONGEST,
 ) -> None:
     """Answer the actions in *output*, one `step` each, in order; what comes of it is *taken*, and on the transcript.
 
     After the episode is done, or the tool budget spent, a turn's remaining calls are answered `not run`. Where a step
-    raises, what came before it stays.
+    raises, what came before it stays. An output beyond the *longest* is cut.
     """
     messages: list[Item] = []
     episode.transcript.items.extend(output)
@@ -64,7 +75,7 @@ async def take(
                 continue
             step = await environment.step(episode, action)
             taken.reward += step.reward
-            taken.items.extend(_output(action, step))
+            taken.items.extend(_output(action, step, longest))
             taken.calls += isinstance(action, ToolCall)
             messages += [message.item() for message in step.messages]
             taken.ended = "done" if step.done else None
@@ -77,10 +88,10 @@ async def take(
     episode.done = taken.ended is not None
 
 
-def _output(action: Action, step: Step) -> list[Item]:
+def _output(action: Action, step: Step, longest: int) -> list[Item]:
     if not isinstance(action, ToolCall):
         return []
-    return [wire.function_call_output(action.call_id, step.output or "")]
+    return [wire.function_call_output(action.call_id, cutting.cut(step.output or "", longest))]
 
 
 def _unrun(action: Action) -> Item:
@@ -218,7 +229,8 @@ class Sitting:
             return Taken(ended="tokens")
         taken, started = Taken(), time.perf_counter()
         try:
-            await take(self.environment, episode, output, taken, calls_left=self.budget.tools - self._calls)
+            calls_left, longest = self.budget.tools - self._calls, self.budget.output
+            await take(self.environment, episode, output, taken, calls_left=calls_left, longest=longest)
         except Failed as error:
             # The model spent the episode's time; the code that was asked last is not to blame.
             late = time.perf_counter() - started < SHORT * self.budget.seconds

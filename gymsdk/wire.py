@@ -127,26 +127,56 @@ def response(
 
 
 _OVERFLOW = re.compile(
-    r"context.?(length|window|size)|maximum model length|prompt is too long|max_tokens must be at least 1, got -",
+    r"context.?(length|window|size|limit)|maximum (model|allowed) length|prompt is too long"
+    r"|max_tokens must be at least 1, got -",
     re.IGNORECASE,
 )
+# What llama.cpp calls it, whatever its status.
+_OVERFLOWN = "exceed_context_size_error"
 # Servers that check a request with pydantic quote it after these words.
 _QUOTING = re.compile(r"""['"]input['"]\s*:|input_value\s*=""")
+_ROOM = re.compile(r"maximum context length (?:is|of) (\d+)", re.IGNORECASE)
+_REQUESTED = re.compile(
+    r"too large: (\d+)|requested (\d+) output tokens|(\d+) (?:tokens for|in) the completion", re.IGNORECASE
+)
 
 
 def overflowed(status: int, body: bytes) -> bool:
-    """Whether a server's refusal says that the prompt does not fit its model's context."""
-    return status in {400, 413, 422} and any(_OVERFLOW.search(words) for words in _said(body))
+    """Whether a server's refusal says that the prompt does not fit its model's context.
+
+    Where the answer alone was to be longer than the context no prompt fits: that is a wrong request.
+    """
+    if status < 400:  # noqa: PLR2004 - what HTTP calls an error
+        return False
+    error = _error(body)
+    if status not in {400, 413, 422}:
+        return error is not None and _type(error) == _OVERFLOWN
+    said = list(_said(error)) if error is not None else []
+    return any(map(_OVERFLOW.search, said)) and not any(map(_asks_too_much, said))
 
 
-def _said(body: bytes) -> Iterator[str]:
-    """What a refusal says in the server's own words: what it repeats of the request is not among them."""
+def _asks_too_much(words: str) -> bool:
+    room, requested = _ROOM.search(words), _REQUESTED.search(words)
+    if not room or not requested:
+        return False
+    return int(next(filter(None, requested.groups()))) >= int(room[1])
+
+
+def _error(body: bytes) -> Item | None:
     try:
         refused = json.loads(body)
-    except ValueError:
-        return
-    if not isinstance(refused, dict):
-        return
+    except (ValueError, RecursionError):
+        return None
+    return refused if isinstance(refused, dict) else None
+
+
+def _type(refused: Item) -> object:
+    error = refused.get("error")
+    return error.get("type") if isinstance(error, dict) else None
+
+
+def _said(refused: Item) -> Iterator[str]:
+    """What a refusal says in the server's own words: what it repeats of the request is not among them."""
     error = refused.get("error")
     own = [error.get("message"), error.get("code")] if isinstance(error, dict) else [error]
     for words in (*own, refused.get("message"), refused.get("detail")):
@@ -156,7 +186,8 @@ def _said(body: bytes) -> Iterator[str]:
 
 def overflow(body: str, *, model: str, request: Item) -> Item:
     """The Response to a prompt that does not fit: incomplete and empty, with what the server said of it."""
-    empty = response([], model=model, status="incomplete", request=request)
+    none = usage(cached_tokens=0, reasoning_tokens=0)
+    empty = response([], model=model, usage=none, status="incomplete", request=request)
     return empty | {"incomplete_details": {"reason": "max_output_tokens", "message": body[:500]}}
 
 

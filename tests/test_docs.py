@@ -36,8 +36,11 @@ SET_UP = ("Run it", "Test it")
 ADDRESS = "http://127.0.0.1:8000/v1"
 """The model server of the pages; where they are tried it is one on loopback."""
 
-SERVED = re.compile(r"(?<=127\.0\.0\.1:)11\d{3}\b|(?<==)11\d{3}\b")
+SERVED = re.compile(r"(?<=127\.0\.0\.1:)11\d{3}\b|(?<==)11\d{3}\b|(?<=--port )11\d{3}\b")
 """The ports of the pages' servers; where they are tried they are any that are free."""
+
+SERVES = re.compile("gymsdk (policy )?serve ")
+"""How a line begins whose command goes on until it is stopped; what follows in its block is tried meanwhile."""
 
 FENCE = re.compile(r"^```(\w*)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -95,17 +98,21 @@ class Shell:
             path.write_text(block.text)
             return
         text = SERVED.sub(lambda found: str(self.ports[found[0]]), block.text)
-        if block.language == "bash" and text.startswith("gymsdk serve "):
-            await self.serve(text.strip())
-        elif block.language == "bash":
-            await self.run("bash", "-euo", "pipefail", "-c", text.replace(ADDRESS, self.variables["GYMSDK_BASE_URL"]))
+        text = text.replace(ADDRESS, self.variables["GYMSDK_BASE_URL"])
+        first, _, rest = text.partition("\n")
+        if block.language == "bash" and SERVES.match(first):
+            await self.serve(first)
+            text = rest
+        if block.language == "bash" and text:
+            await self.run("bash", "-euo", "pipefail", "-c", text)
         elif block.language == "python":
             await self.run("python", "-c", text)
 
     async def serve(self, command: str) -> None:
         """Start the servers of *command* and wait until they are ready; they run until the page has been tried."""
+        port = "" if "--port" in command else f" --port {self.ports['11000']}"
         process = await asyncio.create_subprocess_exec(
-            *("bash", "-c", f"exec {command} --port {self.ports['11000']}"),
+            *("bash", "-c", f"exec {command}{port}"),
             cwd=self.folder,
             env=self.variables,
             stdout=asyncio.subprocess.PIPE,

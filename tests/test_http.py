@@ -92,11 +92,22 @@ async def test_what_may_pass_is_tried_again(status: int) -> None:
     assert len(scene.seen) == 3
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 422])
-async def test_a_refusal_is_final(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "model_refused"),
+        (401, "model_unauthorized"),
+        (403, "model_unauthorized"),
+        (404, "model_not_found"),
+        (405, "model_refused"),
+        (413, "model_refused"),
+        (422, "model_refused"),
+    ],
+)
+async def test_a_refusal_is_final(status: int, kind: str) -> None:
     scene = Scene((status, "no", {}))
     error = await failure(scene)
-    assert (error.kind, error.retryable, len(scene.seen)) == ("model_refused", False, 1)
+    assert (error.kind, error.retryable, len(scene.seen)) == (kind, False, 1)
 
 
 async def test_retries_are_bounded() -> None:
@@ -209,6 +220,12 @@ async def test_something_else_than_json_is_a_bad_answer() -> None:
     assert (error.kind, "<html>hello" in str(error)) == ("model_bad_answer", True)
 
 
+async def test_a_page_for_people_is_named_and_not_asked_for_again() -> None:
+    error = await failure(Scene((200, "<!doctype html><title>Welcome</title>", {})))
+    assert "a page for people: check the base URL" in str(error)
+    assert not error.retryable
+
+
 async def test_a_message_names_host_status_and_the_beginning_of_the_body() -> None:
     error = await failure(Scene((400, "because" + "x" * 1000, {})))
     assert "127.0.0.1:" in str(error)
@@ -220,6 +237,37 @@ async def test_no_message_repeats_the_key() -> None:
     error = await failure(Scene((401, f"wrong key {KEY.get_secret_value()}", {})), key=KEY)
     assert "check the API key" in str(error)
     assert "very-secret" not in str(error)
+
+
+async def test_no_message_repeats_a_header_that_is_a_secret() -> None:
+    async def echo(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=400, text=f"what is {request.headers['X-Team']}?")
+
+    async with serving(echo) as url:
+        answer = await http.post(url, {}, headers={"X-Team": SecretStr("hush")})
+    with pytest.raises(Failed, match=r"what is \*\*\*"):
+        answer.json()
+    assert "hush" not in repr(answer.secrets)
+
+
+async def test_a_call_that_is_cancelled_closes_its_connection() -> None:
+    closed = asyncio.Event()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Nothing more comes after the request but the end of the connection.
+        await reader.readuntil(b"{}")
+        await reader.read()
+        closed.set()
+        writer.close()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await http.post(url, {})
+        async with asyncio.timeout(10):
+            await closed.wait()
 
 
 async def test_no_repr_shows_the_key() -> None:

@@ -95,7 +95,7 @@ def test_an_argument_wins_over_both(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("GYMSDK_BASE_URL", "http://variable/v1")
     given = options("vllm/x", {"base_url": "http://given/v1", "api_key": "sk-given"})
     found = reached("vllm/x", given)
-    assert (found.base_url, key(found)) == ("http://given/v1", "sk-given")
+    assert (found.base_url, key(found)) == (("http://given/v1",), "sk-given")
 
 
 def test_a_value_may_come_from_elsewhere_in_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +133,8 @@ def test_a_private_file_or_one_without_a_key_is_not_warned_of(
         ("\npolicy_api_key: [sk-torn", "no YAML at line"),
         ("- policy_api_key", "key: value"),
         ("policy_base_url: {a: b}", "policy_base_url"),
+        ("policy_base_url: [1]", "policy_base_url"),
+        ("policy_model_name: [a, b]", "policy_model_name"),
         ("policy_api_key: ${oc.env:NO_SUCH_VARIABLE_ANYWHERE}", "does not resolve"),
     ],
 )
@@ -166,6 +168,10 @@ def test_a_missing_name_is_taken_from_the_settings(folder: Path) -> None:
     ("given", "complaint"),
     [
         ({"base_url": "localhost:8000"}, "'base_url' of vllm/x: write it as http://HOST:PORT/v1"),
+        ({"base_url": ["http://a/v1", "localhost"]}, "'base_url' of vllm/x: write it as http://HOST:PORT/v1"),
+        ({"base_url": "http://a/v1/chat/completions"}, "'base_url' of vllm/x: leave /chat/completions out of it"),
+        ({"pinned": {"stream": True}}, "'pinned' of vllm/x: 'stream' is the caller's to say"),
+        ({"extra_body": {"tools": []}}, "'extra_body' of vllm/x: 'tools' is the caller's to say"),
         ({"timeout": -1}, "'timeout' of vllm/x"),
         ({"api": "messages"}, "'api' of vllm/x"),
         ({"retrys": 1}, "'retrys' of vllm/x.*did you mean 'retries'"),
@@ -174,6 +180,35 @@ def test_a_missing_name_is_taken_from_the_settings(folder: Path) -> None:
 def test_a_wrong_option_is_named(given: dict[str, object], complaint: str) -> None:
     with pytest.raises(BadModelOption, match=complaint):
         options("vllm/x", given)
+
+
+SEVERAL = ("http://a:1/v1", "http://b:2/v1")
+
+
+def test_a_file_may_name_several_servers(folder: Path) -> None:
+    write(folder / "env.yaml", f"policy_base_url: [{', '.join(SEVERAL)}]")
+    assert reached("vllm/x", ModelOptions()).base_url == SEVERAL
+
+
+def test_a_variable_may_name_several_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYMSDK_BASE_URL", f"{SEVERAL[0]}, {SEVERAL[1]},{SEVERAL[0]}")
+    assert reached("vllm/x", ModelOptions()).base_url == SEVERAL
+
+
+@pytest.mark.parametrize("given", [",".join(SEVERAL), list(SEVERAL), SEVERAL, [*SEVERAL, SEVERAL[0]]])
+def test_an_option_may_name_several_servers(given: object) -> None:
+    assert options("vllm/x", {"base_url": given}).base_url == SEVERAL
+
+
+def test_options_are_told_apart_and_have_a_hash_though_they_hold_objects() -> None:
+    one, other = (options("vllm/x", {"base_url": SEVERAL, "pinned": {"top_k": k}}) for k in (1, 2))
+    again = options("vllm/x", one.model_dump())
+    assert (one == again, hash(one) == hash(again), one == other) == (True, True, False)
+
+
+def test_headers_show_nowhere() -> None:
+    given = options("vllm/x", {"headers": {"X-Team": "hush"}})
+    assert "hush" not in f"{given!r}{given}{given.model_dump()}{given.model_dump_json()}"
 
 
 def test_a_wrong_base_url_in_a_file_is_refused_too(folder: Path) -> None:

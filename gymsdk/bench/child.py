@@ -6,19 +6,18 @@ usage: python -m gymsdk.bench.child serve|policy ...
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 
 import orjson
 
+from gymsdk import lifeline
 from gymsdk.errors import GymsdkError, UsageError
 
 
 def main(arguments: Sequence[str]) -> None:
     """Be the child that *arguments* ask for, until standard input ends or a signal comes."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    lifeline.held()
     what, *rest = arguments
     if what == "serve":
         from gymsdk import cli
@@ -29,13 +28,6 @@ def main(arguments: Sequence[str]) -> None:
     except GymsdkError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(2 if isinstance(error, UsageError) else 1)
-
-
-def _end_with_parent() -> None:
-    # Past `sys.stdin`, whose lock would be held when the interpreter ends.
-    while os.read(0, 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _policy(model: str) -> None:

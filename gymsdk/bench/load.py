@@ -81,13 +81,15 @@ class Tally:
 async def loaded(stage: Stage, recording: Recording, order: Order) -> Load:
     """Ask the servers of *stage* for rollouts of what is recorded, and give what came of it."""
     tally = Tally(None if recording.rewards is None else _by_task(recording))
-    requests, cpu = await meters.reading(stage.metered), _cpu(stage)
+    carried = stage.served.client.headers
+    requests, cpu = await meters.reading(stage.metered, carried), _cpu(stage)
     began = time.perf_counter()
     async with _watched(stage) as memories:
         await _played(stage, recording, order, tally)
     seconds = time.perf_counter() - began
     spent = {name: each - cpu[name] for name, each in _cpu(stage).items()}
-    return _figures(recording, order, tally, seconds, spent, memories, (requests, await meters.reading(stage.metered)))
+    after = await meters.reading(stage.metered, carried)
+    return _figures(recording, order, tally, seconds, spent, memories, (requests, after))
 
 
 def _by_task(recording: Recording) -> dict[int, float]:

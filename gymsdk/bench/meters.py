@@ -27,9 +27,9 @@ class Reading:
     open: int
 
 
-async def reading(urls: Iterable[str]) -> Reading:
-    """Give what the servers at *urls* say; a server that tells nothing has been asked nothing."""
-    answers = await asyncio.gather(*(http.get(f"{url}/metrics", timeout=30.0) for url in urls))
+async def reading(urls: Iterable[str], headers: http.Headers | None = None) -> Reading:
+    """Give what the servers at *urls* say, asked with *headers*; one that tells nothing has been asked nothing."""
+    answers = await asyncio.gather(*(http.get(f"{url}/metrics", headers=headers, timeout=30.0) for url in urls))
     samples = [sample for answer in answers if answer.ok for sample in _samples(answer.text)]
     requests = Counter[str]()
     for name, server, route, value in samples:

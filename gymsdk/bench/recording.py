@@ -7,12 +7,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
-
 from gymsdk import rows
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow, UsageError
 from gymsdk.outcome import Rollout
+from gymsdk.recordings import marks
 from gymsdk.rollouts import lines
 from gymsdk.rollouts.collect import Play, collect
 from gymsdk.rollouts.jobs import Job, jobs, stamped
@@ -90,5 +89,6 @@ def _judged(played: Played) -> Played:
 def _distinct(played: Sequence[Played]) -> list[Played]:
     found: dict[bytes, Played] = {}
     for each in played:
-        found.setdefault(orjson.dumps([item.get("content") for item in each.rollout.opening]), each)
+        asked = each.rollout.row["responses_create_params"]
+        found.setdefault(marks(each.rollout.opening, asked.get("instructions"))[-1], each)
     return list(found.values())

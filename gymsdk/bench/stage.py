@@ -74,12 +74,13 @@ async def joined(head: str) -> Stage:
     """Give the servers that run by the *head* at a URL; raises `UsageError` where it is none."""
     known = await served(head)
     model = str((await known.client.config()).get("policy_model_name", ""))
-    return Stage(known, model, await _pids(head), tuple((await known.client.servers()).values()))
+    return Stage(known, model, await _pids(known), tuple((await known.client.servers()).values()))
 
 
-async def _pids(head: str) -> dict[str, int]:
+async def _pids(known: Served) -> dict[str, int]:
     """Give the processes of a head's servers, one name for each; none where they are another machine's."""
-    answer = await http.get(f"{head.rstrip('/')}/server_instances", timeout=30.0)
+    client = known.client
+    answer = await http.get(f"{client.head}/server_instances", headers=client.headers, timeout=30.0)
     told = answer.json() if answer.ok else []
     found = {each["pid"]: str(each.get("process_name")) for each in told if _is_here(each)}
     return {SERVERS: next(iter(found))} if len(found) == 1 else {name: pid for pid, name in found.items()}

@@ -10,10 +10,12 @@ import typer
 
 from gymsdk.cli.bench import bench
 from gymsdk.cli.check import check
+from gymsdk.cli.config import config
 from gymsdk.cli.info import info
 from gymsdk.cli.list import list_
 from gymsdk.cli.new import new
 from gymsdk.cli.play import play
+from gymsdk.cli.policy import app as policy
 from gymsdk.cli.profile import profile
 from gymsdk.cli.reverify import reverify
 from gymsdk.cli.rollout import rollout
@@ -38,6 +40,8 @@ app.command()(rollout)
 app.command()(reverify)
 app.command()(profile)
 app.command()(serve)
+app.command()(config)
+app.add_typer(policy, name="policy")
 app.command()(bench)
 app.command()(check)
 

@@ -13,7 +13,7 @@ import typer
 from gymsdk import wire
 from gymsdk.errors import UsageError
 
-TAKEN = frozenset({"input", "tools", "stream"})
+TAKEN = frozenset({"input", "messages", "stream", "tools"})
 """Request parameters that are the host's own."""
 
 
@@ -66,9 +66,26 @@ Head = Annotated[
     typer.Option(metavar="URL", help="The head of running servers that do it, as in http://127.0.0.1:11000."),
 ]
 BaseUrl = Annotated[
-    str | None, typer.Option(metavar="URL", help="The model server's address, as in http://127.0.0.1:8000/v1.")
+    list[str],
+    typer.Option(
+        metavar="URL",
+        help="The model server's address, as in http://127.0.0.1:8000/v1; again for each of its replicas.",
+        show_default=False,
+    ),
 ]
 Api = Annotated[wire.Api | None, typer.Option(help="What the model server speaks.")]
+Pin = Annotated[
+    list[str],
+    typer.Option(
+        "--pin",
+        metavar="KEY=VALUE",
+        help="A key of every call to the model server, whatever the request says; null leaves it out.",
+        show_default=False,
+    ),
+]
+TokenIds = Annotated[
+    bool, typer.Option("--token-ids", help="Ask the model server for token ids and log-probabilities.")
+]
 Tasks = Annotated[Path | None, typer.Option(metavar="FILE", help="A JSONL file of task rows, instead of a split.")]
 Split = Annotated[
     str | None, typer.Option(metavar="NAME", help="The split to play; `example` or the first one, if not given.")
@@ -130,6 +147,28 @@ def _value(pair: str, text: str) -> Any:
         except orjson.JSONDecodeError as error:
             raise UsageError(f"--set {pair}: the value is no JSON ({error}); mend its brackets and quotes") from None
     return text
+
+
+def pinned(pairs: Iterable[str]) -> dict[str, Any]:
+    """Give what `KEY=VALUE` pins, a value read as JSON or else as text; raises `UsageError`."""
+    return dict(map(_pin, pairs))
+
+
+def _pin(pair: str) -> tuple[str, Any]:
+    key, equals, value = pair.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--pin {pair}: write it as KEY=VALUE, as in --pin temperature=1.0")
+    if key in TAKEN:
+        raise UsageError(f"--pin {pair}: {key!r} is the caller's to say; leave it out")
+    try:
+        return key, orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return key, value
+
+
+def addresses(given: Sequence[str]) -> str | None:
+    """Give the addresses of a model's replicas as one text, `None` where there are none."""
+    return ",".join(given) or None
 
 
 def sampling(

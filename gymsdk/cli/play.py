@@ -28,8 +28,10 @@ def play(  # noqa: PLR0913  # each is an option of the command
     model: Annotated[
         str | None, typer.Option(metavar="PROVIDER/NAME", help="Who plays; you, if none is named.")
     ] = None,
-    base_url: options.BaseUrl = None,
+    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
     api: options.Api = None,
+    pin: options.Pin = [],  # noqa: B006  # typer copies it
+    token_ids: options.TokenIds = False,
     tasks: options.Tasks = None,
     split: options.Split = None,
     task: Annotated[int, typer.Option(min=0, metavar="N", help="Which task, counted from 0.")] = 0,
@@ -59,8 +61,11 @@ def play(  # noqa: PLR0913  # each is an option of the command
     environment = registry.load(name, **configured)
     sampling = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     row = stamped(_row(environment, tasks, split, seed, task), environment=name, task=task, sampling=sampling)
-    player: Model = models.model(model, base_url=base_url, api=api) if model else Person(aside=json)
-    player = Shown(player, aside=json) if model else player
+    player: Model = Person(aside=json)
+    if model:
+        pinned = options.pinned(pin)
+        named = models.model(model, base_url=options.addresses(base_url), api=api, pinned=pinned, tokens=token_ids)
+        player = Shown(named, aside=json)
     try:
         if gym:
             rollout = interruptible(partial(_through_gymnasium, name, configured, player, row, seed))

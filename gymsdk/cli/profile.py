@@ -21,8 +21,10 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     name: Annotated[str, typer.Argument(help="The environment.")],
     *,
     model: options.Model = "scripted/oracle:0.7",
-    base_url: options.BaseUrl = None,
+    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
     api: options.Api = None,
+    pin: options.Pin = [],  # noqa: B006  # typer copies it
+    token_ids: options.TokenIds = False,
     tasks: options.Tasks = None,
     split: options.Split = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Take this many tasks.")] = 100,
@@ -59,8 +61,10 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     plan = Plan(
         environments=options.settings([name], settings),
         model=model,
-        base_url=base_url,
+        base_url=options.addresses(base_url),
         api=api,
+        pinned=options.pinned(pin),
+        tokens=token_ids,
         tasks=tasks,
         split=split,
         limit=limit,

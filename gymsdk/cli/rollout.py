@@ -21,8 +21,10 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     *,
     head: options.Head = None,
     model: options.ModelIfAny = None,
-    base_url: options.BaseUrl = None,
+    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
     api: options.Api = None,
+    pin: options.Pin = [],  # noqa: B006  # typer copies it
+    token_ids: options.TokenIds = False,
     tasks: options.Tasks = None,
     split: options.Split = None,
     limit: options.Limit = None,
@@ -54,14 +56,23 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.sitting import Budget
 
     named = list(dict.fromkeys(names or []))
-    _played_by(head, named, {"--model": model, "--base-url": base_url, "--api": api}, tasks=tasks, settings=settings)
+    theirs = {
+        "--model": model,
+        "--base-url": options.addresses(base_url),
+        "--api": api,
+        "--pin": ",".join(pin) or None,
+        "--token-ids": "" if token_ids else None,
+    }
+    _played_by(head, named, theirs, tasks=tasks, settings=settings)
     sampled = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     plan = Plan(
         environments=options.settings(named, settings),
         model=(model or "scripted/oracle") if head is None else None,
         head=head,
-        base_url=base_url,
+        base_url=options.addresses(base_url),
         api=api,
+        pinned=options.pinned(pin),
+        tokens=token_ids,
         tasks=tasks,
         split=split,
         limit=limit,
@@ -107,7 +118,7 @@ def _theirs(head: str, given: dict[str, str | None]) -> None:
         if value is not None:
             servers = f"the servers at {head.rpartition('@')[2]}"
             raise UsageError(
-                f"{option} {value}: {servers} play with the model they were started with;"
+                f"{f'{option} {value}'.rstrip()}: {servers} play with the model they were started with;"
                 f" leave out {option}, or play here without --head"
             )
 

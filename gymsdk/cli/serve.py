@@ -32,8 +32,10 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     names: options.Names,
     *,
     model: options.Model = "scripted/oracle",
-    base_url: options.BaseUrl = None,
+    base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
     api: options.Api = None,
+    pin: options.Pin = [],  # noqa: B006  # typer copies it
+    token_ids: options.TokenIds = False,
     timeout: options.Timeout = 300.0,
     settings: options.Set = [],  # noqa: B006  # typer copies it
     host: Annotated[str, typer.Option(metavar="HOST", help="Where to listen; beyond loopback with --insecure.")] = (
@@ -75,7 +77,8 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         mcp=mcp,
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
-    player = models.model(model, base_url=base_url, api=api, timeout=timeout)
+    address, pinned = options.addresses(base_url), options.pinned(pin)
+    player = models.model(model, base_url=address, api=api, timeout=timeout, pinned=pinned, tokens=token_ids)
     _serve(configured, player, asked, model, json=json, tries=tries)
 
 

@@ -11,7 +11,8 @@ from gymsdk import wire
 from gymsdk.errors import Failed
 from gymsdk.transcript import Content, Item, is_reply, text_of
 
-from . import parts
+from . import keys, parts
+from . import tokens as token_fields
 from .extras import extras
 from .parts import untranslatable
 
@@ -28,16 +29,33 @@ TRANSLATED = {
     "tool_choice",
     "tools",
 }
-MEANINGLESS = {"background", "include", "max_tool_calls", "store", "stream", "stream_options", "truncation"}
+MEANINGLESS = {
+    "background",
+    "context_management",
+    "include",
+    "max_tool_calls",
+    "store",
+    "stream",
+    "stream_options",
+    "truncation",
+}
+LOGPROBS = "message.output_text.logprobs"
+"""What a request has among `include` where it wants the log-probabilities of a text."""
+
 REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
+GIVEN_UP = frozenset({"abort", "error"})
+"""How an engine says that it gave up an answer, perhaps for new weights: what there is of it is nobody's reply."""
 
 
 def body(request: Item, *, thoughts: wire.Thoughts = "field", limit: str = "max_tokens") -> Item:
     """Give the chat body that asks what *request* asks; *limit* is its word for `max_output_tokens`."""
     if refused := [key for key in REFUSED if request.get(key) is not None]:
         raise untranslatable(f"`{refused[0]}`")
-    silent = TRANSLATED | MEANINGLESS
-    kept = {key: value for key, value in request.items() if value is not None and key not in silent}
+    given = keys.known(request, keys.RESPONSES, where="a Responses request")
+    kept = {key: value for key, value in given.items() if value is not None and key not in TRANSLATED | MEANINGLESS}
+    if kept.get("top_logprobs") or _wants_logprobs(request):
+        # Chat servers refuse the one without the other.
+        kept = {"logprobs": True} | kept
     told = {limit: request.get("max_output_tokens")} | _reasoning(request) | _text(request) | _tools(request)
     said = {"messages": messages(request, thoughts=thoughts)}
     return extras(request) | kept | {key: value for key, value in told.items() if value is not None} | said
@@ -56,10 +74,10 @@ def messages(request: Item, *, thoughts: wire.Thoughts = "field") -> list[Item]:
     return ([{"role": "system", "content": "\n\n".join(words)}] if words else []) + said[len(lead) :]
 
 
-def response(completion: Any, request: Item) -> Item:
-    """Give the Response that a chat *completion* of *request* amounts to."""
+def response(completion: Any, request: Item, *, strict: bool = False) -> Item:
+    """Give the Response that a chat *completion* of *request* amounts to, its tokens held to the *strict* form."""
     try:
-        return _response(completion, request)
+        return _response(completion, request, strict=strict)
     except (LookupError, TypeError, AttributeError) as error:
         message = f"the model's answer is no chat completion: {completion}"
         raise Failed(message, kind="model_bad_answer", retryable=True) from error
@@ -78,24 +96,27 @@ def usage(reported: object) -> Item | None:
     return counts.body(counts.of({"usage": told}))
 
 
-def tokens(completion: Item, choice: Item) -> Item:
-    """Give the token ids and log-probabilities of *choice* where the server sent all of them, else nothing."""
-    message = choice["message"]
-    if all(message.get(key) is not None for key in wire.TOKENS):
-        return {key: message[key] for key in wire.TOKENS}
-    prompt, generation = completion.get("prompt_token_ids"), choice.get("token_ids")
-    chances = [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or []]
-    if prompt is None or generation is None or len(chances) != len(generation):
+def tokens(completion: Item, *, strict: bool) -> Item:
+    """Give the token fields of a *completion*; where they are wrong, nothing, or if *strict* a `Failed`."""
+    try:
+        return token_fields.bundle(completion)
+    except Failed:
+        if strict:
+            raise
         return {}
-    return dict(zip(wire.TOKENS, (prompt, generation, chances), strict=True))
 
 
-def _response(completion: Item, request: Item) -> Item:
+def _response(completion: Item, request: Item, *, strict: bool) -> Item:
     choice = completion["choices"][0]
+    if choice.get("finish_reason") in GIVEN_UP:
+        message = f"the server gave up the answer (finish_reason {choice['finish_reason']!r})"
+        raise Failed(message, kind="model_error", retryable=True)
     output = list(_output(choice["message"]))
-    output[-1] |= tokens(completion, choice)
+    output[-1] |= tokens(completion, strict=strict)
+    if _wants_logprobs(request):
+        _with_logprobs(output, choice)
     reason = REASONS.get(choice.get("finish_reason"))
-    return wire.response(
+    response = wire.response(
         output,
         model=completion.get("model") or request.get("model") or "",
         usage=usage(completion.get("usage")),
@@ -103,6 +124,21 @@ def _response(completion: Item, request: Item) -> Item:
         reason=reason,
         request=request,
     )
+    # Engines tell which of the request's stop sequences ended the answer; Responses have no word for it.
+    stop = choice.get("stop_reason")
+    return response | {"stop_sequence": stop} if isinstance(stop, str) else response
+
+
+def _wants_logprobs(request: Item) -> bool:
+    return bool(request.get("logprobs")) or LOGPROBS in (request.get("include") or ())
+
+
+def _with_logprobs(output: list[Item], choice: Item) -> None:
+    """Put the log-probabilities of *choice* where a Response has them: on its text, if it has one."""
+    told = (choice.get("logprobs") or {}).get("content")
+    texts = [part for item in output if is_reply(item) for part in item["content"] if part["type"] == "output_text"]
+    if told and texts:
+        texts[0]["logprobs"] = told
 
 
 def _by_policy(item: Item) -> bool:
@@ -122,7 +158,13 @@ def _turn(items: list[Item], thoughts: wire.Thoughts) -> Item:
         message |= {"reasoning_content": thought, "reasoning": thought}
     if calls:
         message["tool_calls"] = calls
-    return message | {key: item[key] for item in items for key in wire.TOKENS if item.get(key)}
+    return message | _tokens(items)
+
+
+def _tokens(items: list[Item]) -> Item:
+    """The token fields of a turn: the last item that has them carries those of all."""
+    carrier = next((item for item in reversed(items) if item.get(wire.TOKENS[1]) is not None), {})
+    return {key: carrier[key] for key in (*wire.TOKENS, token_fields.EXTRA) if carrier.get(key) is not None}
 
 
 def _thoughts(items: Iterable[Item]) -> Iterator[str]:
@@ -161,13 +203,22 @@ def _text(request: Item) -> Item:
 
 
 def _tools(request: Item) -> Item:
-    if not request.get("tools"):
-        return {}
     choice = request.get("tool_choice")
-    if isinstance(choice, dict) and choice.get("type") == "function":
-        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    if not request.get("tools"):
+        parts.check_choice(choice)
+        return {}
+    choice = _choice(choice) if isinstance(choice, dict) else choice
     tools = [_tool(tool) for tool in request["tools"]]
     return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": request.get("parallel_tool_calls")}
+
+
+def _choice(choice: Item) -> Item:
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools":
+        allowed = [_choice(tool) for tool in choice.get("tools") or []]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": allowed}}
+    return choice
 
 
 def _tool(tool: Item) -> Item:
@@ -179,16 +230,19 @@ def _tool(tool: Item) -> Item:
 
 def _output(message: Item) -> Iterator[Item]:
     """The items of an assistant *message*: thoughts, then the text, then the calls; at least one."""
-    tagged, text = parts.thoughts(text_of(message.get("content")))
-    field = message.get("reasoning_content") or message.get("reasoning")
-    thoughts = ([field] if field else []) + tagged
+    told, said = parts.told(message.get("content"))
+    tagged, text = parts.thoughts(said)
+    fields = [parts.words(message.get(key)) for key in ("reasoning_content", "reasoning")]
+    # Some servers say the same in both fields, and some leave it in the text besides.
+    thoughts = list({words: thought for thought in (*tagged, *told, *fields) if (words := thought.strip())}.values())
     if thoughts:
         yield wire.reasoning(*thoughts)
     calls = message.get("tool_calls") or []
-    if message.get("refusal"):
-        yield _refusal(message["refusal"])
-    elif text.strip() or not (calls or thoughts):
+    refusal = message.get("refusal")
+    if text.strip() or not (calls or thoughts or refusal):
         yield wire.message(text)
+    if refusal:
+        yield _refusal(refusal)
     for call in calls:
         function = call["function"]
         yield wire.function_call(function["name"], function.get("arguments") or "{}", call.get("id"))

@@ -5,33 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from gymsdk import http, wire
 from gymsdk.transcript import Item
 from gymsdk.wire import Api, Thoughts
 
 from . import chat, responses
 
 
+class Read(Protocol):
+    """Gives the Response that an answer to a request amounts to, its tokens held to their form where it is *strict*."""
+
+    def __call__(self, answer: Any, request: Item, /, *, strict: bool) -> Item: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The *path* to post at, the *body* of a request, and the *response* that an answer to a request amounts to."""
+    """The *path* to post at, the *body* of a request, and the *response* that an answer to a request amounts to.
+
+    What is *translated* has another name in the body, or another form.
+    """
 
     path: str
     body: Callable[[Item], Item]
-    response: Callable[[Any, Item], Item]
-
-    def read(self, answer: http.Answer, request: Item) -> Item:
-        """Give the Response that *answer* to *request* amounts to; a prompt that does not fit makes it incomplete."""
-        if wire.overflowed(answer.status, answer.body):
-            return wire.overflow(answer.text, model=request["model"], request=request)
-        with http.discreet(answer.key):
-            return self.response(answer.json(), request)
+    response: Read
+    translated: frozenset[str]
 
 
 def dialect(api: Api, *, thoughts: Thoughts = "field", limit: str = "max_tokens") -> Dialect:
     """The dialect of *api*; *thoughts* and *limit* are what chat servers are divided over."""
     if api == "responses":
-        return Dialect(responses.PATH, responses.body, responses.response)
-    return Dialect(chat.PATH, partial(chat.body, thoughts=thoughts, limit=limit), chat.response)
+        return Dialect(responses.PATH, responses.body, responses.response, frozenset())
+    body = partial(chat.body, thoughts=thoughts, limit=limit)
+    return Dialect(chat.PATH, body, chat.response, frozenset(chat.TRANSLATED))

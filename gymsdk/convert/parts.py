@@ -8,6 +8,9 @@ from gymsdk.transcript import Content, Item
 OPENING, CLOSING = "<think>", "</think>"
 """What reasoning models put around their thoughts."""
 
+FILE = ("file_data", "file_id", "filename")
+"""What both APIs have of a file."""
+
 
 def to_chat(content: Content | None) -> Content:
     """Give *content* for a chat message: a string where it is no more than one text."""
@@ -29,14 +32,16 @@ def from_chat(content: Content | None, *, written: bool = False) -> Content:
 
 def _chat_part(part: Item) -> Item:
     kind = part.get("type")
-    if kind in {"input_text", "output_text", "text"}:
-        return {"type": "text", "text": part.get("text", "")}
-    if kind == "refusal":
-        return {"type": "text", "text": part.get("refusal", "")}
+    if kind in {"input_text", "output_text", "text", "refusal"}:
+        return {"type": "text", "text": part.get("refusal" if kind == "refusal" else "text") or ""}
     if kind == "input_image" and part.get("image_url"):
         return {"type": "image_url", "image_url": {"url": part["image_url"], "detail": part.get("detail") or "auto"}}
     if kind == "input_video" and part.get("video_url"):
         return {"type": "video_url", "video_url": {"url": part["video_url"]}}
+    if kind == "input_audio" and part.get("audio_url"):
+        return {"type": "audio_url", "audio_url": {"url": part["audio_url"]}}
+    if kind == "input_file" and (part.get("file_data") or part.get("file_id")):
+        return {"type": "file", "file": {key: part[key] for key in FILE if part.get(key) is not None}}
     if kind in {"input_audio", "image_url", "video_url", "audio_url"}:
         return part
     raise untranslatable(f"a content part of type {kind!r}")
@@ -50,19 +55,39 @@ def _item_part(part: Item, text_type: str) -> Item:
         image = part.get("image_url")
         given = image if isinstance(image, dict) else {"url": image}
         return {"type": "input_image", "image_url": given.get("url"), "detail": given.get("detail") or "auto"}
+    if kind == "file" and isinstance(part.get("file"), dict):
+        return {"type": "input_file", **part["file"]}
     return part
+
+
+def told(content: object) -> tuple[list[str], str]:
+    """Give the thoughts and the text in the *content* of a chat answer, which may be a list of parts."""
+    if content is None or isinstance(content, str):
+        return [], content or ""
+    if not isinstance(content, list):
+        raise TypeError("content is neither a text nor a list of parts")
+    inner = [words(part.get("thinking")) for part in content if part.get("type") == "thinking"]
+    said = "".join(words(part.get("text")) for part in content if part.get("type") != "thinking")
+    return [thought for each in inner if (thought := each.strip())], said
+
+
+def words(value: object) -> str:
+    """Give the text of *value*: a text itself, or a list of parts with texts; nothing of anything else."""
+    if isinstance(value, list):
+        return "".join(part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str))
+    return value if isinstance(value, str) else ""
 
 
 def thoughts(text: str) -> tuple[list[str], str]:
     """Give the `<think>` blocks in *text*, and what is left of it."""
-    opened = text.lstrip().startswith("<think>")
-    if not opened and "</think>" not in text:
+    opened = text.lstrip().startswith(OPENING)
+    if not opened and CLOSING not in text:
         return [], text
     # A template may have written the opening tag into the prompt, and an answer cut short lacks the closing one.
-    if "<think>" not in text.partition("</think>")[0]:
-        text = f"<think>{text}"
-    if opened and "</think>" not in text:
-        text = f"{text}</think>"
+    if OPENING not in text.partition(CLOSING)[0]:
+        text = f"{OPENING}{text}"
+    if opened and CLOSING not in text:
+        text = f"{text}{CLOSING}"
     blocks, rest = _blocks(text)
     return [thought for block in blocks if (thought := block.strip())], rest.lstrip()
 
@@ -79,7 +104,15 @@ def _blocks(text: str) -> tuple[list[str], str]:
 
 def tagged(thought: str, text: str) -> str:
     """Give *text* with the *thought* before it, as reasoning models write it."""
-    return f"<think>\n{thought}\n</think>\n\n{text}" if thought else text
+    return f"{OPENING}\n{thought}\n{CLOSING}\n\n{text}" if thought else text
+
+
+def check_choice(choice: object) -> None:
+    """Raise `Failed` where the *choice* of a tool asks for a call, in a request that offers no tools."""
+    if choice == "required" or isinstance(choice, dict):
+        asks = "required" if choice == "required" else "one tool"
+        message = f"tool_choice asks for a call ({asks}), and the request offers no tools; leave it out or send tools"
+        raise Failed(message, kind="model_bad_request")
 
 
 def untranslatable(what: str) -> Failed:

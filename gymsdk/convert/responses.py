@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeGuard
 
 from gymsdk import usage as counts
 from gymsdk import wire
 from gymsdk.errors import Failed
-from gymsdk.transcript import Item
+from gymsdk.transcript import Item, is_reply, text_of
 
+from . import keys, parts, tokens
 from .extras import plain
 
 PATH = "responses"
@@ -17,18 +19,57 @@ DETAILS = ("input_tokens_details", "output_tokens_details")
 
 def body(request: Item) -> Item:
     """Give the body to send: *request* written out, and never streamed."""
-    return {key: value for key, value in plain(request).items() if key not in {"stream", "stream_options"}}
+    known = keys.known(request, keys.RESPONSES, where="a Responses request")
+    if not request.get("tools"):
+        parts.check_choice(request.get("tool_choice"))
+    return {key: value for key, value in plain(known).items() if key not in {"stream", "stream_options"}}
 
 
-def response(answer: Any, request: Item) -> Item:
-    """Give the *answer* to *request* as a whole Response; raises `Failed` where it is none, or says that it failed."""
-    if not isinstance(answer, dict) or not _is_items(answer.get("output")):
+def response(answer: Any, request: Item, *, strict: bool = False) -> Item:
+    """Give the *answer* to *request* as a whole Response; raises `Failed` where it is none, or says that it failed.
+
+    Thoughts that stand in a text become items of their own. The items' tokens pass as they are; *strict* holds them to
+    their form.
+    """
+    if not isinstance(answer, dict) or not _are_objects(answer.get("output")):
         message = f"the model's answer is no Response: {answer}"
         raise Failed(message, kind="model_bad_answer", retryable=True)
     if answer.get("status") == "failed" or answer.get("error"):
         raise Failed(f"the model failed: {answer.get('error')}", kind="model_error", retryable=True)
+    if strict:
+        for item in answer["output"]:
+            tokens.check(item)
     whole = wire.response([], model=str(request.get("model", "")), request=request)
-    return whole | answer | {"usage": _usage(answer)}
+    return whole | answer | {"output": list(_thought_through(answer["output"])), "usage": _usage(answer)}
+
+
+def _thought_through(output: list[Item]) -> Iterator[Item]:
+    """The items of *output*, each text after the thoughts that a server has left in it."""
+    for item in output:
+        if is_reply(item) and _is_tagged(item.get("content")):
+            yield from _apart(item)
+        else:
+            yield item
+
+
+def _is_tagged(content: object) -> bool:
+    if isinstance(content, str):
+        return parts.OPENING in content or parts.CLOSING in content
+    return _are_objects(content) and any(_is_tagged(part.get("text")) for part in content)
+
+
+def _apart(item: Item) -> Iterator[Item]:
+    """The thoughts of a tagged *item*, and what is left of it; what carries the tokens is the last."""
+    content = item["content"]
+    given = [{"type": "output_text", "text": content, "annotations": []}] if isinstance(content, str) else content
+    read = [(part, *parts.thoughts(parts.words(part.get("text")))) for part in given]
+    thoughts = [thought for _, found, _ in read for thought in found]
+    left = [part | {"text": text} if "text" in part else part for part, _, text in read]
+    said: list[Item] = [wire.reasoning(*thoughts)] if thoughts else []
+    if not thoughts or text_of(left).strip() or any(part.get("refusal") for part in left):
+        said.append(item | {"content": left})
+    said[-1] |= {key: item[key] for key in tokens.CARRIED if key in item}
+    yield from said
 
 
 def _usage(answer: Item) -> Item | None:
@@ -41,5 +82,5 @@ def _usage(answer: Item) -> Item | None:
     return reported | counted | details
 
 
-def _is_items(output: object) -> bool:
-    return isinstance(output, list) and all(isinstance(item, dict) for item in output)
+def _are_objects(value: object) -> TypeGuard[list[Item]]:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)

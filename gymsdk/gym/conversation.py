@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymsdk.convert.faces import chat as served
+from gymsdk.convert.faces.face import Malformed
 from gymsdk.errors import UsageError
 from gymsdk.transcript import Item
 
 OVER = ("outcome", "failure")
 """What an `info` has where the policy's next action counts for nothing: the episode has ended, or never opened."""
 
-UNREADABLE = (LookupError, TypeError, AttributeError)
+UNREADABLE = (Malformed, LookupError, TypeError, AttributeError)
 """What comes of reading messages that are none."""
 
 
@@ -61,20 +62,18 @@ def _items(observation: Any) -> list[Item]:
 
 def _read(message: Mapping[str, Any]) -> list[Item]:
     try:
-        items: list[Item] = served.request({"messages": [message]})["input"]
+        return served.items(dict(message))
     except UNREADABLE as error:
         advice = "a chat message has a `role`, and a `content` that is text or a list of parts"
         raise UsageError(f"the observation cannot be read; {advice}, unlike {message}") from error
-    return items
 
 
 def _tools(offered: Any) -> list[Item]:
     try:
-        tools: list[Item] = served.request({"messages": [], "tools": offered}).get("tools", [])
+        return served.tools(offered)
     except UNREADABLE as error:
         message = f"info['tools'] is a list of tools as in Chat Completions, not {offered!r}"
         raise UsageError(f"{message}; pass the info of reset() as it is") from error
-    return tools
 
 
 def _named(observation: Any) -> str:

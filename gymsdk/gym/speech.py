@@ -8,6 +8,7 @@ from copy import deepcopy
 
 from gymsdk import wire
 from gymsdk.convert.faces import chat as served
+from gymsdk.convert.faces.face import Malformed
 from gymsdk.errors import UsageError
 from gymsdk.transcript import Item
 from gymsdk.turns import of_policy
@@ -39,8 +40,8 @@ def _of_message(message: Item) -> list[Item]:
         raise UsageError(f"the `tool_calls` of the action are a list of calls, not {calls!r}")
     try:
         named = {number for number, call in enumerate(calls or []) if call.get("id")}
-        items: list[Item] = served.request({"messages": [message]})["input"]
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        items = served.items(message)
+    except Malformed as error:
         advice = "text is a string, and each of its `tool_calls` has a `function` with a `name` and `arguments`"
         raise UsageError(f"the action is no chat message that can be read; {advice}: {message}") from error
     for number, call in enumerate(item for item in items if item["type"] == "function_call"):

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
-from gymsdk import http
+from gymsdk import http, trail
 from gymsdk.convert.dialect import dialect
+from gymsdk.discretion import discreet
 from gymsdk.errors import BadModelOption
+from gymsdk.perloop import PerLoop
+from gymsdk.replicas import Final
 from gymsdk.settings import ModelOptions, Settings, named, options, settings, variables
 from gymsdk.transcript import Item
 from gymsdk.types import Episode, Model
+from gymsdk.upstream import Upstream
 
 if TYPE_CHECKING:
-    from openai import APIStatusError, AsyncOpenAI
+    from openai import AsyncOpenAI
+    from openai._types import RequestOptions
 
 BASE_URL = "https://api.openai.com/v1"
 
@@ -28,47 +34,54 @@ class Hosted:
     def __init__(self, name: str, options: ModelOptions) -> None:
         self.name = name
         self._options = options
-        self._host = http.host(options.url(""))
+        self._host = http.host(_address(options))
         # Hosted models refuse reasoning that is not their own, and the older word for the limit.
-        self._dialect = dialect(
-            options.api or "responses", thoughts=options.thoughts or "drop", limit="max_completion_tokens"
-        )
+        spoken = dialect(options.api or "responses", thoughts=options.thoughts or "drop", limit="max_completion_tokens")
+        self._upstream = Upstream(name, options, spoken, post=self._post)
 
-    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:  # noqa: ARG002 - the protocol's
+    def __repr__(self) -> str:
+        return f"openai/{self._upstream!r}"
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Give the provider's answer to *request* as a Response; a prompt that does not fit makes it incomplete."""
-        from openai import APIStatusError
-
-        asked = request | {"model": self.name}
-        with http.discreet(self._options.api_key):
-            try:
-                return self._dialect.response(await self._post(self._dialect.body(asked)), asked)
-            except APIStatusError as error:
-                return self._dialect.read(self._refused(error), asked)
+        return await self._upstream.respond(request, episode=episode)
 
     async def aclose(self) -> None:
         """Nothing to release: clients are shared, and close with the event loop."""
 
-    def _refused(self, error: APIStatusError) -> http.Answer:
-        retry_after = http.seconds(error.response.headers.get("Retry-After"))
-        return http.Answer(self._host, error.status_code, error.response.content, retry_after, self._options.api_key)
+    async def _post(self, path: str, body: Item, *, sticky: str, deadline: float, final: Final) -> http.Answer:  # noqa: ARG002 - what replicas go by
+        """Give the answer as it was sent: the SDK's own models would drop and add fields."""
+        from openai import APIConnectionError, APIStatusError, APITimeoutError, HttpxBinaryResponseContent
 
-    async def _post(self, body: Item) -> object:
-        """Give the parsed answer as it was sent: the SDK's own models would drop and add fields."""
-        from openai import APIConnectionError, APITimeoutError
+        client, secrets = await _clients(self._options).get(), _secrets(self._options)
+        with discreet(*secrets):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    whose: RequestOptions = {"headers": dict(trail.headers())}
+                    kind = HttpxBinaryResponseContent
+                    answer = await client.post(f"/{path}", body=body, cast_to=kind, options=whose)
+                    return self._answer(answer.response.status_code, answer.content, answer.response.headers)
+            except APIStatusError as error:
+                return self._answer(error.status_code, error.response.content, error.response.headers)
+            except (TimeoutError, APITimeoutError) as error:
+                raise http.late(self._host, self._options.timeout) from error
+            except APIConnectionError as error:
+                raise http.unreachable(self._host, error.__cause__ or error) from error
 
-        client = await _clients(self._options).get()
-        try:
-            async with asyncio.timeout(self._options.timeout):
-                return await client.post(f"/{self._dialect.path}", body=body, cast_to=object)
-        except (TimeoutError, APITimeoutError) as error:
-            raise http.late(self._host, self._options.timeout) from error
-        except APIConnectionError as error:
-            raise http.unreachable(self._host, error.__cause__ or error) from error
+    def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> http.Answer:
+        retry_after = http.seconds(headers.get("Retry-After"))
+        return http.Answer(self._host, status, body, retry_after, _secrets(self._options))
 
 
 def build(name: str, given: ModelOptions) -> Model:
     """Give the hosted model *name*; the key is that of the options, of OPENAI_API_KEY, or of the settings."""
     known = named("openai", name)
+    if given.tokens:
+        raise BadModelOption(f"openai/{known} gives nobody its token ids; leave out tokens (--token-ids)")
+    if len(given.base_url or ()) > 1:
+        raise BadModelOption(
+            f"openai/{known} is asked at one address; write vllm/{known} or endpoint/{known} for several"
+        )
     try:
         import openai  # noqa: F401 - it takes a second: now, rather than in the first episode
     except ModuleNotFoundError as error:
@@ -78,15 +91,16 @@ def build(name: str, given: ModelOptions) -> Model:
 
 def _account(name: str, given: ModelOptions) -> Item:
     variable = os.environ.get("OPENAI_BASE_URL")
-    apart = given.apart and given.base_url != (variable or BASE_URL)
+    own = _address(given)
+    apart = given.apart and own != (variable or BASE_URL)
     key = given.api_key or (None if apart else os.environ.get("OPENAI_API_KEY"))
-    base_url = given.base_url or variable
+    base_url = own or variable
     if key:
         return {"api_key": key, "base_url": base_url or BASE_URL}
     if apart:
         raise BadModelOption(
-            f"openai/{name} has no key for {given.base_url}: set OPENAI_BASE_URL to it and OPENAI_API_KEY to its key, "
-            f"or write endpoint/{name}@{given.base_url} for a server that needs none"
+            f"openai/{name} has no key for {own}: set OPENAI_BASE_URL to it and OPENAI_API_KEY to its key, "
+            f"or write endpoint/{name}@{own} for a server that needs none"
         )
     # A key and a base URL belong together: the folder's key never goes to another's server, nor another's key there.
     found = Settings() if given.apart else variables() if base_url else settings()
@@ -95,10 +109,18 @@ def _account(name: str, given: ModelOptions) -> Item:
     raise BadModelOption(f"openai/{name} needs a key: set OPENAI_API_KEY, or policy_api_key in env.yaml")
 
 
+def _address(options: ModelOptions) -> str:
+    return next(iter(options.base_url or ()), "")
+
+
+def _secrets(options: ModelOptions) -> tuple[SecretStr, ...]:
+    return tuple(filter(None, (options.api_key, *options.headers.values())))
+
+
 @cache
-def _clients(options: ModelOptions) -> http.PerLoop[AsyncOpenAI]:
+def _clients(options: ModelOptions) -> PerLoop[AsyncOpenAI]:
     # Kept while its loop runs: the SDK closes a forgotten client late, by file numbers that new connections may have.
-    return http.PerLoop(partial(_client, options))
+    return PerLoop(partial(_client, options))
 
 
 def _client(options: ModelOptions) -> AsyncOpenAI:
@@ -107,7 +129,8 @@ def _client(options: ModelOptions) -> AsyncOpenAI:
     key = options.api_key or SecretStr("")
     return AsyncOpenAI(
         api_key=key.get_secret_value(),
-        base_url=options.base_url,
+        base_url=_address(options),
+        default_headers={name: value.get_secret_value() for name, value in options.headers.items()},
         timeout=options.timeout,
         max_retries=options.retries,
     )

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import SecretStr
 
+from gymsdk.addresses import several
 from gymsdk.errors import BadModelOption, UnknownModel, suggestion
 from gymsdk.settings import options as checked
 from gymsdk.settings import variables
 from gymsdk.types import Model
 from gymsdk.wire import Api
+
+ASKED = ("pinned", "extra_body", "chat_template_kwargs", "headers", "tokens")
+"""Options that are sent."""
 
 PROVIDERS = ("scripted", "openai", "vllm", "endpoint")
 
@@ -20,7 +25,7 @@ PROVIDERS = ("scripted", "openai", "vllm", "endpoint")
 def model(
     name: str,
     *,
-    base_url: str | None = None,
+    base_url: str | Sequence[str] | None = None,
     api: Api | None = None,
     timeout: float = 600.0,
     api_key: str | SecretStr | None = None,
@@ -29,8 +34,10 @@ def model(
     """The model called *name*, as in `scripted/oracle`, `openai/gpt-5` or `vllm/Qwen/Qwen3-4B`.
 
     *base_url* and *api_key* default to the environment and the folder's `env.yaml`, *api* to the provider's own;
-    *timeout* bounds a call with all its retries. Sampling belongs to the request. A name may carry the address of a
-    server of its own, as in `vllm/NAME@http://HOST:PORT/v1`: it wins over *base_url*, and is not given its key.
+    *timeout* bounds a call with all its retries. Several addresses, as a list or separated by commas, are replicas of
+    the model. Sampling belongs to the request. Further *options* are `retries`, `wait`, `thoughts`, `pinned`,
+    `extra_body`, `chat_template_kwargs`, `headers` and `tokens`. A name may carry the address of a server of its own,
+    as in `vllm/NAME@http://HOST:PORT/v1`: it wins over *base_url*, and is not given its key.
     """
     name, address = _split(name)
     provider, _, rest = name.partition("/")
@@ -39,6 +46,8 @@ def model(
         raise UnknownModel(f"no model named {name!r}{suggestion(provider, PROVIDERS)} (known: {known})")
     if provider == "scripted" and (base_url or api):
         raise BadModelOption(f"{name} plays here and has no address; name the model that is to play, as in vllm/NAME")
+    if provider == "scripted" and any(options.get(each) for each in ASKED):
+        raise BadModelOption(f"{name} plays here and is sent no request to pin anything in; leave that out")
     own = {"base_url": base_url, "api_key": api_key}
     given = (own if address is None else _apart(address, own)) | {"api": api, "timeout": timeout}
     module = importlib.import_module(f"gymsdk.models.{provider}")
@@ -53,8 +62,11 @@ def _split(name: str) -> tuple[str, str | None]:
 
 
 def _apart(address: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Give the options for the server at *address*: with a key only where that was given for the same address."""
-    if given["base_url"] not in {None, address}:
+    """Give the options for the servers at *address*: with a key only where that was given for the same addresses."""
+    named, base_url = several(address), given["base_url"]
+    policys = several(base_url or ())
+    if base_url is not None and not {*named} <= {*policys}:
         given = {"api_key": None}
-    known = {given.get("base_url"), variables().policy_base_url}
-    return given | {"base_url": address, "apart": address not in known}
+        policys = ()
+    known = {*policys, *several(variables().policy_base_url or ())}
+    return given | {"base_url": named, "apart": not {*named} <= known}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gymsdk import rows, wire
+from gymsdk import recordings, rows, wire
+from gymsdk.complaints import sentence
 from gymsdk.errors import BadModelOption, BadRow, Failed, UnknownModel, suggestion
+from gymsdk.recordings import Recording, Recordings
 from gymsdk.transcript import Item, ToolCall, text_of
 from gymsdk.turns import of_policy, turns
 from gymsdk.types import Episode
@@ -36,7 +37,7 @@ class Scripted:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Answer *request* as the script says."""
         output = await self._choose(request, episode)
-        used = wire.usage(_size(_input(request)), _size(output))
+        used = wire.usage(_size(recordings.history(request)), _size(output))
         return wire.response(output, model=self.name, usage=used, request=request)
 
     async def aclose(self) -> None:
@@ -44,16 +45,16 @@ class Scripted:
 
 
 def build(name: str, _options: object = None) -> Scripted:
-    """Give the policy *name*: `oracle`, `oracle:0.7`, `null`, `echo`, `random` or `replay:FILE`."""
+    """Give the policy *name*: `oracle`, `oracle:0.7`, `null`, `echo`, `random`, `script:FILE` or `replay:FILE`."""
     kind, _, argument = name.partition(":")
     if kind == "oracle":
         return Scripted(name, oracle(_share(argument or "1")))
-    if kind == "replay":
-        return Scripted(name, replay(Path(argument)))
+    if kind in {"replay", "script"} and argument:
+        return Scripted(name, (replay if kind == "replay" else script)(Path(argument)))
     plain = {"null": null, "echo": echo, "random": at_random}
     if kind in plain and not argument:
         return Scripted(name, plain[kind])
-    known = ["oracle", "oracle:SHARE", *plain, "replay:FILE"]
+    known = ["oracle", "oracle:SHARE", *plain, "script:FILE", "replay:FILE"]
     near = suggestion(name, known, f"there are {', '.join(known)}")
     raise UnknownModel(f"no scripted policy named {name!r}{near}")
 
@@ -75,13 +76,13 @@ async def null(_request: Item, _episode: Episode | None) -> list[Item]:
 
 async def echo(request: Item, _episode: Episode | None) -> list[Item]:
     """Say what the user said last."""
-    said = [text_of(item.get("content")) for item in _input(request) if item.get("role") == "user"]
+    said = [text_of(item.get("content")) for item in recordings.history(request) if item.get("role") == "user"]
     return [wire.message(said[-1] if said else "", id="msg_0")]
 
 
 async def at_random(request: Item, episode: Episode | None) -> list[Item]:
     """Call a random tool with random arguments, or say a word or a number; deterministic by seed and turn."""
-    turn = _turn(_input(request))
+    turn = _turn(recordings.history(request))
     rng = random.Random(f"random:{_seed(request, episode)}:{turn}")
     tools = request.get("tools") or []
     if tools and rng.random() < CALLING:
@@ -95,7 +96,7 @@ async def at_random(request: Item, episode: Episode | None) -> list[Item]:
 def _seed(request: Item, episode: Episode | None) -> str:
     if episode is not None:
         return f"{episode.seed}:{episode.repeat}"
-    return _key(_opening(_input(request)))
+    return recordings.marks(_opening(recordings.history(request)))[-1].hex()
 
 
 def _arbitrary(schema: object, rng: random.Random) -> Any:
@@ -126,8 +127,11 @@ def oracle(share: float) -> Choose:
 
     async def choose(_request: Item, episode: Episode | None) -> list[Item]:
         if episode is None:
-            message = "the oracle plays an episode in this process; it has none here"
-            raise Failed(f"{message}: as a policy in Gymnasium, write Policy(model, env)", kind="no_episode")
+            raise Failed(
+                "the oracle plays an episode in this process, and a request is none: in Gymnasium write"
+                " Policy(model, env), over HTTP ask `gymsdk policy serve oracle --env NAME`",
+                kind="no_episode",
+            )
         if random.Random(f"oracle:{episode.seed}:{episode.repeat}").random() >= share:
             return [wire.message("I do not know.", id="msg_0")]
         return await _solution(episode)
@@ -154,41 +158,101 @@ async def _solution(episode: Episode) -> list[Item]:
 
 
 def replay(path: Path) -> Choose:
-    """Play the turns recorded in a rollouts file, found by how an episode opens; repeats take turns."""
-    recorded = _recorded(path)
+    """Play the turns recorded in a rollouts file, found by how an episode opens; repeats take turns.
+
+    Without an episode, the one of those that open alike is played which what was said follows the furthest.
+    """
+    try:
+        recorded = recordings.read(path)
+    except BadRow as error:
+        raise BadModelOption(f"scripted/replay: {error}") from None
 
     async def choose(request: Item, episode: Episode | None) -> list[Item]:
-        history = _input(request)
-        opening = episode.transcript.opening if episode else _opening(history)
-        plays = recorded.get(_key(opening))
-        if not plays:
+        played, turn = _played(recorded, request, episode) or (None, 0)
+        if played is None:
             raise Failed(f"{path} holds no episode that opens like this one", kind="not_recorded")
-        played = plays[(episode.repeat if episode else 0) % len(plays)]
-        turn = sum(1 for _ in turns(history[len(opening) :]))
-        if turn >= len(played):
-            raise Failed(f"{path}: the recorded episode ends after {len(played)} turns", kind="not_recorded")
-        return played[turn]
+        if turn >= len(played.turns):
+            raise Failed(f"{path}: the recorded episode ends after {len(played.turns)} turns", kind="not_recorded")
+        return played.turn(turn)
 
     return choose
 
 
-def _recorded(path: Path) -> dict[str, list[list[list[Item]]]]:
-    found: dict[str, list[list[list[Item]]]] = defaultdict(list)
-    where = str(path)
+def _played(recorded: Recordings, request: Item, episode: Episode | None) -> tuple[Recording, int] | None:
+    """Give the episode to play again, and the number of the turn that *request* asks for."""
+    history, instructions = recordings.history(request), request.get("instructions")
+    if episode is None:
+        return recorded.find(recordings.marks(history, instructions))
+    opening = episode.transcript.opening
+    *_, mark = recordings.marks(opening, instructions)
+    plays = recorded.opening(mark)
+    turn = sum(1 for _ in turns(history[len(opening) :]))
+    return (plays[episode.repeat % len(plays)], turn) if plays else None
+
+
+class Called(BaseModel):
+    """A call in a script, its arguments an object, or verbatim text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    arguments: dict[str, Any] | str = {}
+
+
+class Line(BaseModel):
+    """A turn of a script; *when* that is in what the policy was told last, this line goes before the others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[Called, ...] = ()
+    when: str | None = None
+
+    def items(self, turn: int) -> list[Item]:
+        """Give the output items, with the ids that are those of the *turn*."""
+        found = [wire.reasoning(self.reasoning, id=f"rs_{turn}")] if self.reasoning else []
+        if self.text or not self.calls:
+            found.append(wire.message(self.text, id=f"msg_{turn}"))
+        return found + [
+            wire.function_call(call.name, call.arguments, f"call_{turn}_{n}", id=f"fc_{turn}_{n}")
+            for n, call in enumerate(self.calls)
+        ]
+
+
+def script(path: Path) -> Choose:
+    """Say the lines of a file: the first whose `when` fits, else in the n-th turn the n-th of those without one.
+
+    After the last of these the last is said again.
+    """
+    lines = _lines(path)
+    plain = [line for line in lines if line.when is None]
+    if not plain:
+        raise BadModelOption(f"scripted/script: {path} has no line without `when`; add one for all other turns")
+
+    async def choose(request: Item, episode: Episode | None) -> list[Item]:
+        history = recordings.history(request)
+        turn = sum(1 for _ in turns(history[len(episode.transcript.opening if episode else _opening(history)) :]))
+        told = text_of(history[-1].get("content") or history[-1].get("output")) if history else ""
+        fitting = (line for line in lines if line.when is not None and line.when in told)
+        return next(fitting, plain[min(turn, len(plain) - 1)]).items(turn)
+
+    return choose
+
+
+def _lines(path: Path) -> list[Line]:
+    found = []
     try:
         for number, row in rows.read(path):
             where = f"{path}:{number}"
-            found[_key(_input(row["responses_create_params"]))].append(list(turns(row["response"]["output"])))
+            found.append(Line.model_validate(row))
     except BadRow as error:
-        raise BadModelOption(f"scripted/replay: {error}") from None
-    except (LookupError, TypeError, AttributeError):
-        raise BadModelOption(f"scripted/replay: {where} is no line of a rollouts file") from None
+        raise BadModelOption(f"scripted/script: {error}") from None
+    except ValidationError as error:
+        raise BadModelOption(
+            f"scripted/script: {where}: {sentence(error)}; a line has text, reasoning, calls, when"
+        ) from None
     return found
-
-
-def _input(request: Item) -> list[Item]:
-    given = request.get("input") or []
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
 def _opening(history: list[Item]) -> list[Item]:
@@ -201,17 +265,6 @@ def _opening(history: list[Item]) -> list[Item]:
 
 def _turn(history: list[Item]) -> int:
     return sum(1 for _ in turns(history[len(_opening(history)) :]))
-
-
-def _key(opening: list[Item]) -> str:
-    """Give an opening by who says what: Chat Completions know no developer, and write texts as they like."""
-    said = [(_speaker(item), text_of(item.get("content"))) for item in opening]
-    return orjson.dumps(said).decode()
-
-
-def _speaker(item: Item) -> str:
-    role = str(item.get("role", ""))
-    return "system" if role == "developer" else role
 
 
 def _size(items: list[Item]) -> int:

@@ -6,31 +6,29 @@ model's `generation_config.json`, and trainers' servers refuse a request without
 
 from __future__ import annotations
 
-from gymsdk import http
 from gymsdk.convert.dialect import dialect
 from gymsdk.settings import ModelOptions, named, reached
 from gymsdk.transcript import Item
 from gymsdk.types import Episode, Model
+from gymsdk.upstream import Upstream
 
 SAMPLING = ("temperature", "top_p")
 
 
 class Vllm:
-    """The model *name* of a vLLM server."""
+    """The model *name* of a vLLM server, or of several that serve it."""
 
     def __init__(self, name: str, options: ModelOptions) -> None:
         self.name = name
-        self._options = options
-        self._dialect = dialect(options.api or "chat", thoughts=options.thoughts or "field")
-        self._url = options.url(self._dialect.path)
-        self._retry = http.Retry(times=options.retries, first=options.wait)
+        spoken = dialect(options.api or "chat", thoughts=options.thoughts or "field")
+        self._upstream = Upstream(name, options, spoken, always=sampling)
 
-    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:  # noqa: ARG002 - the protocol's
+    def __repr__(self) -> str:
+        return f"vllm/{self._upstream!r}"
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Give the server's answer to *request* as a Response; a prompt that does not fit makes it incomplete."""
-        asked = request | {"model": self.name} | sampling(request)
-        body, options = self._dialect.body(asked), self._options
-        answer = await http.post(self._url, body, key=options.api_key, timeout=options.timeout, retry=self._retry)
-        return self._dialect.read(answer, asked)
+        return await self._upstream.respond(request, episode=episode)
 
     async def aclose(self) -> None:
         """Nothing to release: connections are shared, and close with the event loop."""

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from gymsdk import deadlines
+from gymsdk import deadlines, spent
 from gymsdk.bounds import bounded, watched
 from gymsdk.complaints import raised
 from gymsdk.deadlines import Deadline
@@ -31,13 +31,21 @@ class Author:
         """
         deadline = deadlines.current()
         try:
-            return await self._answer(what, function, given, deadline)
+            with spent.asked(self.name, what) as account:
+                return await self._answer(what, function, given, deadline, account)
         except (EpisodeError, asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as error:  # the panic of a Rust extension is no `Exception`
             raise self._told(what, _first(error), late=not deadline.left()) from error
 
-    async def _answer(self, what: str, function: Callable[..., Any], given: dict[str, Any], deadline: Deadline) -> Any:
+    async def _answer(
+        self,
+        what: str,
+        function: Callable[..., Any],
+        given: dict[str, Any],
+        deadline: Deadline,
+        account: spent.Account | None,
+    ) -> Any:
         if not deadline.left():
             raise TimeoutError
         if inspect.iscoroutinefunction(function):
@@ -45,12 +53,14 @@ class Author:
         else:
             # Around the whole: with every thread taken, the wait for one counts as well.
             async with asyncio.timeout_at(deadline.at):
-                answer = await self.threads.run(partial(_call, function, given))
+                call = partial(_call, function, given)
+                answer = await self.threads.run(call if account is None else account.metered(call))
         if not inspect.isawaitable(answer):
             return answer
         awaited = _awaited(answer)
         try:
-            return await bounded(watched(awaited, f"{what} of environment {self.name!r}"), deadline)
+            running = awaited if account is None else spent.Stepped(awaited, account)
+            return await bounded(watched(running, f"{what} of environment {self.name!r}"), deadline)
         finally:
             _drop(awaited, answer)
 

@@ -80,7 +80,8 @@ class Delivery:
             url = await self._url(name)
             try:
                 left = max(0.001, deadline - loop.time())
-                return await http.post(url + "/run", body, timeout=left, retry=self.retry, once=True)
+                carried = self.client.headers
+                return await http.post(url + "/run", body, headers=carried, timeout=left, retry=self.retry, once=True)
             except Failed as error:
                 if error.kind == "model_unreachable":
                     self.client.forget(name, url)

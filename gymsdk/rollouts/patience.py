@@ -5,8 +5,8 @@ from __future__ import annotations
 from gymsdk.errors import ModelLost
 from gymsdk.outcome import Failure, Rollout
 
-GONE = frozenset({"model_unreachable", "server_unreachable", "judge_failed"})
-"""Failures that no row brings about: a server is not there."""
+GONE = frozenset({"model_unreachable", "model_unauthorized", "model_not_found", "server_unreachable", "judge_failed"})
+"""Failures that no row brings about: a server is not there, or not for us."""
 
 STREAK = 16
 """How many rollouts in a row may be lost to a server that is not there."""

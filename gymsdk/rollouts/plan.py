@@ -37,6 +37,8 @@ class Plan(BaseModel):
     head: str | None = None
     base_url: str | None = None
     api: Api | None = None
+    pinned: dict[str, Any] = {}
+    tokens: bool = False
     tasks: Path | None = None
     split: str | None = None
     limit: int | None = None
@@ -55,6 +57,7 @@ def settings(plan: Plan, environments: Mapping[str, Environment], servers: Row |
     return plan.model_dump(mode="json", exclude=set(ELSEWHERE)) | {
         "model": plan.model and plan.model.partition("@http")[0],
         "head": True if plan.head else None,
+        "tokens": plan.tokens or None,
         "servers": servers,
         "gymsdk": version("gymsdk"),
         "split": None if plan.tasks else {name: _split(plan, each) for name, each in environments.items()},
@@ -138,6 +141,7 @@ OPTIONS = {
     ("budget", "turns"): "--turns",
     ("budget", "tools"): "--tool-calls",
     ("budget", "seconds"): "--deadline",
+    ("tokens",): "--token-ids",
     ("gymsdk",): "the version of gymsdk",
     ("servers", "model"): "the model of the servers",
     ("servers", "gymsdk"): "the servers' version of gymsdk",
@@ -166,6 +170,8 @@ def _phrase(path: tuple[str, ...], before: object, now: object) -> str:
             option = f"the {what} of environment {name!r}"
         case ("sampling", *keys) if path not in OPTIONS:
             option = f"--param {'.'.join(keys)}"
+        case ("pinned", *keys):
+            option = f"--pin {'.'.join(keys)}"
         case _:
             option = OPTIONS.get(path, "--" + ".".join(path).replace("_", "-"))
     return f"{option} was {_told(before)}, now {_told(now)}"

@@ -97,7 +97,14 @@ async def _cast(run: Run) -> Cast:
     plan, pace = run.plan, run.pace
     if plan.head is None:
         loaded = _loaded(plan)
-        model = models.model(plan.model or "", base_url=plan.base_url, api=plan.api, timeout=pace.timeout)
+        model = models.model(
+            plan.model or "",
+            base_url=plan.base_url,
+            api=plan.api,
+            timeout=pace.timeout,
+            pinned=plan.pinned,
+            tokens=plan.tokens,
+        )
         return Cast(loaded, Play(loaded, model, plan.seed, plan.budget, pace.attempts))
     found = await served(plan.head)
     loaded = {} if plan.tasks else _loaded(plan)

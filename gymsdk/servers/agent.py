@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Protocol, runtime_checkable
 
 from fastapi import FastAPI, Request, Response
 
-from gymsdk import jars, usage
+from gymsdk import http, jars, usage
 from gymsdk.rollouts import jobs
 from gymsdk.rollouts.jobs import AGENT
 from gymsdk.servers import engagements, visits
@@ -21,7 +22,6 @@ from gymsdk.servers.documents import FLAT, PROMPT, VERIFIED, documented
 from gymsdk.servers.engagements import Closing, Engagement, Engagements, Opening
 from gymsdk.servers.figures import Figures
 from gymsdk.servers.intake import given
-from gymsdk.servers.remote import Remote
 from gymsdk.servers.routing import rollout_of
 from gymsdk.servers.runs import AT_ONCE, Runs, told
 from gymsdk.sitting import Budget
@@ -33,7 +33,7 @@ def app(
     environment: Playable,
     model: Model,
     *,
-    resources: Remote | None = None,
+    resources: Lines | None = None,
     name: str | None = None,
     budget: Budget | None = None,
     at_once: int = AT_ONCE,
@@ -41,12 +41,13 @@ def app(
 ) -> FastAPI:
     """Give the app of the agent *name* that plays *environment* with *model*, *at_once* episodes at most.
 
-    The environment is one of this process, or a `Remote`; *resources* is its server, for `/v1/responses` alone.
+    The environment is one of this process, a `Remote`, or a `Spread`; *resources* is where its sessions are, for
+    `/v1/responses` alone.
     """
     served = name or environment.name + AGENT
     figures = figures or Figures(served)
     runs = Runs(environment, model, budget=budget, at_once=at_once)
-    agent = Agent(served, runs, resources or (environment if isinstance(environment, Remote) else None))
+    agent = Agent(served, runs, resources or (environment if isinstance(environment, Lines) else None))
     figures.gauges["episodes_playing"] = lambda: len(runs)
     figures.gauges["agent_sessions_open"] = lambda: len(agent.engagements)
     ready = asyncio.Event()
@@ -64,10 +65,21 @@ def app(
     return made
 
 
+@runtime_checkable
+class Lines(Protocol):
+    """Where sessions are: one resources server, or several."""
+
+    def line(self, jar: Mapping[str, str] | None = None) -> Line | Awaitable[Line]:
+        """Give a line to the session that the cookies in *jar* are for."""
+
+    def carried(self, base_url: str) -> http.Headers:
+        """Give what requests to *base_url* carry: the token where that is one of these."""
+
+
 class Agent:
     """The endpoints of the agent *name*: it plays by *runs*; *resources* is where its callers have their sessions."""
 
-    def __init__(self, name: str, runs: Runs, resources: Remote | None) -> None:
+    def __init__(self, name: str, runs: Runs, resources: Lines | None) -> None:
         self.engagements = Engagements()
         self._name = name
         self._runs = runs
@@ -86,7 +98,7 @@ class Agent:
         asked = await body(request)
         jar = jars.read(request.headers.get("cookie"))
         engagement = self.engagements.found(jar.get(self._cookie))
-        line = engagement.line if engagement else self._line(asked, jar)
+        line = engagement.line if engagement else await self._line(asked, jar)
         said = await told(request, visits.answered(self._runs, asked, line, id=rollout_of(request.scope) or ""))
         response = answer(usage.whole(said))
         if engagement is not None:
@@ -96,7 +108,7 @@ class Agent:
     async def open(self, request: Request) -> Response:
         """Open an agent session; the same asked for again is the same session."""
         opening = read(Opening, await body(request))
-        engagement = self.engagements.open(opening, engagements.line(opening))
+        engagement = self.engagements.open(opening, engagements.line(opening, self._carried))
         return self._with_token(answer({"agent_session_id": opening.agent_session_id}), engagement)
 
     async def close(self, request: Request) -> Response:
@@ -118,10 +130,15 @@ class Agent:
             whose = f"the row is for the agent {name!r}, and this is {self._name!r}"
             raise Refused(422, f"{whose}; send it there, or mend its `agent_ref`")
 
-    def _line(self, asked: Item, jar: jars.Jar) -> Line | None:
+    def _carried(self, base_url: str) -> http.Headers:
+        # Whoever opens a session names the server of its tools: our token is for none but our own.
+        return self._resources.carried(base_url) if self._resources else {}
+
+    async def _line(self, asked: Item, jar: jars.Jar) -> Line | None:
         if self._resources is None and asked.get("tools"):
             raise Refused(422, "this agent has no resources server whose tools it could call; leave `tools` out")
-        return self._resources.line(jar) if self._resources else None
+        line = self._resources.line(jar) if self._resources else None
+        return line if line is None or isinstance(line, Line) else await line
 
     def _with_token(self, response: Response, engagement: Engagement) -> Response:
         return _with_cookies(response, {self._cookie: engagement.token})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -14,14 +14,19 @@ from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from gymsdk import spent, trail
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
 from gymsdk.servers.figures import Figures
+from gymsdk.servers.profiling import statistics
 from gymsdk.servers.routing import Routing
 from gymsdk.transcript import Item
 from gymsdk.values import parsed, written
 
 LARGEST = 256 * 2**20
-"""Bytes a request's body may have."""
+"""Bytes a request's body may have where nobody says otherwise."""
+
+LIMIT = "gymsdk.largest"
+"""The key of a request's scope under which its listener says how many."""
 
 ARRIVING = 60.0
 """Seconds until all of a body must have come: a client that stops half way does not keep its connection for ever."""
@@ -77,11 +82,17 @@ def app(
         return answer({"status": "ok"}) if ready() else _with_pause({"status": "starting"}, 503, None)
 
     async def counted() -> Response:
-        return PlainTextResponse(figures.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(await figures.told(), media_type="text/plain; version=0.0.4")
 
     for path in waiting:
         made.add_api_route(path, readiness, include_in_schema=False)
     made.add_api_route("/metrics", counted, include_in_schema=False)
+    if spent.ledger() is not None:
+
+        async def statistic() -> Response:
+            return answer(statistics(figures.name))
+
+        made.add_api_route("/stats", statistic, include_in_schema=False)
     made.add_exception_handler(Refused, _refused)
     made.add_exception_handler(GymsdkError, _failed)
     made.add_exception_handler(HTTPException, _http)
@@ -103,16 +114,16 @@ async def body(request: Request) -> Item:
 
 async def arrived(request: Request) -> bytes:
     """Give a request's body; raises `Refused` where it is too large, or does not come."""
-    told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told) > LARGEST:
-        raise Refused(413, f"the body has more than {LARGEST} bytes")
+    told, largest = request.headers.get("content-length", ""), request.scope.get(LIMIT, LARGEST)
+    if told.isdecimal() and int(told) > largest:
+        raise Refused(413, f"the body has more than {largest} bytes")
     read = bytearray()
     try:
         async with asyncio.timeout(ARRIVING):
             async for chunk in request.stream():
                 read += chunk
-                if len(read) > LARGEST:
-                    raise Refused(413, f"the body has more than {LARGEST} bytes")
+                if len(read) > largest:
+                    raise Refused(413, f"the body has more than {largest} bytes")
     except TimeoutError:
         raise Refused(408, f"the body did not come within {ARRIVING:g} seconds; send it again") from None
     return bytes(read)
@@ -122,9 +133,9 @@ def _unfit(kind: str, sentence: str) -> Refused:
     return Refused(422, sentence, shape=[{"type": kind, "loc": ["body"], "msg": sentence}])
 
 
-def answer(value: object, *, status: int = 200) -> Response:
+def answer(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Give *value* as a JSON answer."""
-    return Response(written(value), status_code=status, media_type="application/json")
+    return Response(written(value), status_code=status, headers=headers, media_type="application/json")
 
 
 async def _alive() -> Response:
@@ -134,6 +145,7 @@ async def _alive() -> Response:
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused), "registered for it"
     fields = dict(error.fields)
+    trail.tell(**{key: str(fields[key]) for key in ("stage", "kind") if key in fields})
     return _with_pause({"detail": fields.pop("shape", str(error)), **fields}, error.status, error.retry_after)
 
 
@@ -141,9 +153,11 @@ async def _failed(_: Request, error: Exception) -> Response:
     if isinstance(error, UsageError):
         return answer({"detail": str(error), "kind": _kind(error)}, status=422)
     if isinstance(error, EpisodeError):
+        trail.tell(stage=error.stage, kind=error.kind)
         told = {"detail": str(error), "stage": error.stage, "kind": error.kind, "retryable": error.retryable}
         told["outcome"] = "unscorable" if isinstance(error, Unscorable) else "failed"
         return _with_pause(told, 503 if error.retryable else 422, error.retry_after)
+    trail.tell(kind=_kind(error))
     return _with_pause({"detail": str(error), "kind": _kind(error)}, 503, None)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -44,8 +43,8 @@ class Line:
     """
 
     at: str
-    jar: Jar = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
+    jar: Jar = field(default_factory=dict, repr=False)
+    headers: http.Headers = field(default_factory=dict, repr=False)
     seconds: float = 600.0
     retry: http.Retry = http.RETRY
     ours: bool = False

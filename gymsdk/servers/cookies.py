@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 from gymsdk.servers.routing import App, Receive, Scope, Send
+from gymsdk.servers.service import INSTANCE
 from gymsdk.values import written
 
 BROKE = "the server broke on this request; its log says how"
@@ -21,7 +22,7 @@ def named(kind: str, name: str) -> str:
     return f"{kind}___{ODD.sub('_', name)}"
 
 
-OURS = re.compile(r"[A-Za-z0-9_-]{32}|lost\.[A-Za-z0-9_-]{32}")
+OURS = re.compile(rf"(?:(?P<instance>{INSTANCE})\.)?[A-Za-z0-9_-]{{32}}|lost\.[A-Za-z0-9_-]{{32}}")
 """What the token of a session is like, or of one that was lost; what is sent to those who have none is not."""
 
 
@@ -45,7 +46,7 @@ class Cookies:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        brought = list(self._brought(scope))
+        brought = list(brought_by(scope, self._name))
         state["token"] = next(filter(self._known, brought), None)
         state["lost"] = state["token"] is None and any(map(OURS.fullmatch, brought))
         begun = False
@@ -65,19 +66,27 @@ class Cookies:
             # A bug: the server's own log has it.
             raise
 
-    def _brought(self, scope: Scope) -> Iterator[str]:
-        for header, value in scope["headers"]:
-            if header == b"cookie":
-                for pair in value.decode("latin-1").split(";"):
-                    name, _, token = pair.strip().partition("=")
-                    if name == self._name:
-                        yield token.strip('"')
-
     def _cookie(self, state: MutableMapping[str, Any]) -> bytes:
         token = state["token"]
         if token is None or not self._known(token):
             token = f"{'lost' if state['lost'] and token is None else 'none'}.{secrets.token_urlsafe(24)}"
         return f"{self._name}={token}; {self._attributes}".encode()
+
+
+def brought_by(scope: Scope, cookie: str) -> Iterator[str]:
+    """Yield the tokens that a request brings in the *cookie* of that name."""
+    for header, value in scope["headers"]:
+        if header == b"cookie":
+            for pair in value.decode("latin-1").split(";"):
+                name, _, token = pair.strip().partition("=")
+                if name == cookie:
+                    yield token.strip('"')
+
+
+def instance_of(token: str) -> str | None:
+    """Give which instance has the session of *token*, `None` where it does not say."""
+    found = OURS.fullmatch(token)
+    return found["instance"] if found else None
 
 
 async def _break(send: Send) -> None:

@@ -39,6 +39,25 @@ PROMPT: Item = {
     "properties": {"input": {"anyOf": [{"type": "string"}, {"type": "array", "items": ITEM}]}},
 }
 
+MESSAGE: Item = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": ["user", "assistant", "system", "tool"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+    },
+}
+
+CREATE: Item = {**PROMPT, "properties": {**PROMPT["properties"], "stream": {"type": "boolean"}}}
+"""A Responses request."""
+
+CHAT: Item = {
+    "type": "object",
+    "required": ["messages"],
+    "properties": {"messages": {"type": "array", "items": MESSAGE}, "stream": {"type": "boolean"}},
+}
+"""A request of Chat Completions, or of Anthropic's Messages."""
+
 RESPONSE: Item = {
     "type": "object",
     "required": ["output"],
@@ -53,6 +72,13 @@ VERIFIED: Item = {
     "type": "object",
     "properties": {"verify_responses": {"type": "array", "items": {"type": "object"}}},
 }
+
+
+STREAMED: Item = {
+    "description": "The answer, or a stream of server-sent events where the body asks for one.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+"""An answer that may be streamed."""
 
 
 class Documented(TypedDict):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk import jars
+from gymsdk import http, jars
 from gymsdk.jars import Jar
 from gymsdk.servers.app import Refused
 from gymsdk.servers.bodies import EpisodeId, TaskId
@@ -165,8 +165,11 @@ class Engagements:
         del self._ids[engagement.opening.agent_session_id]
 
 
-def line(opening: Opening) -> Line | None:
-    """Give the line to the tools of *opening*, `None` where it has none; raises `Refused` where they cannot be had."""
+def line(opening: Opening, carried: Callable[[str], http.Headers] | None = None) -> Line | None:
+    """Give the line to the tools of *opening*, `None` where it has none; raises `Refused` where they cannot be had.
+
+    *carried* gives what requests to a URL carry beside what the opening says.
+    """
     if opening.sandbox_access is not None:
         raise Refused(422, "this agent works without a sandbox; leave `sandbox_access` out")
     wanted = [each for each in opening.tool_accesses if each.required or isinstance(each, Direct)]
@@ -175,4 +178,8 @@ def line(opening: Opening) -> Line | None:
     direct = [each for each in wanted if isinstance(each, Direct)]
     if len(direct) > 1:
         raise Refused(422, "this agent takes the tools of one server: leave one direct_http access")
-    return next((Line(each.base_url.rstrip("/"), jars.sound(each.cookies), each.headers) for each in direct), None)
+    return next((_line(each, carried(each.base_url) if carried else {}) for each in direct), None)
+
+
+def _line(access: Direct, carried: http.Headers) -> Line:
+    return Line(access.base_url.rstrip("/"), jars.sound(access.cookies), {**carried, **access.headers})

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
-from gymsdk import judging, wire
+from gymsdk import judging, trail, wire
 from gymsdk.environment import Environment
 from gymsdk.judging import Judged
 from gymsdk.plugins import answers
@@ -75,6 +75,8 @@ class Episodes:
         if session is None:
             sentence = f"there is no session: POST a row to {SEEDS[faces[0]]} first, then send its cookie"
             raise Refused(409, sentence, **LOST)
+        # Tools bring nothing but their arguments: whose they are, the session knows.
+        trail.name(session.sitting.episode.id if session.sitting.episode else "")
         if session.kept["face"] not in faces:
             raise Refused(409, f"this session was opened by {SEEDS[session.kept['face']]}: go on as that has it")
         async with session.lock:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 EDGES = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
 """Upper edges of the buckets that answer times are counted in, seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One of several values of a gauge, told apart by its *labels*."""
+
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
 class Figures:
-    """What the server *name* has been asked; *gauges* are read whenever somebody looks.
+    """What the server *name* has been asked; *gauges*, and the *samples* of others, are read whenever somebody looks.
+
+    Who looks waits for *looks* first, which bring them up to date. *in_flight* are requests that are being answered.
 
     The format is that of https://prometheus.io/docs/instrumenting/exposition_formats/.
     """
@@ -19,7 +30,10 @@ class Figures:
     def __init__(self, name: str) -> None:
         self.name = name
         self.started = time.time()
+        self.in_flight = 0
         self.gauges: dict[str, Callable[[], float]] = {}
+        self.samples: dict[str, Callable[[], list[Sample]]] = {}
+        self.looks: list[Callable[[], Awaitable[object]]] = []
         self._answers: Counter[tuple[str, int]] = Counter()
         self._buckets: Counter[tuple[str, float]] = Counter()
         self._seconds: Counter[str] = Counter()
@@ -31,6 +45,12 @@ class Figures:
         edge = next((each for each in EDGES if seconds <= each), float("inf"))
         self._buckets[route, edge] += 1
 
+    async def told(self) -> str:
+        """Give all figures as text, brought up to date."""
+        for look in self.looks:
+            await look()
+        return self.text()
+
     def text(self) -> str:
         """Give all figures as text."""
         return "\n".join(self._lines()) + "\n"
@@ -38,9 +58,15 @@ class Figures:
     def _lines(self) -> Iterator[str]:
         yield "# TYPE gymsdk_uptime_seconds gauge"
         yield f"gymsdk_uptime_seconds{self._label()} {time.time() - self.started:.3f}"
+        yield "# TYPE gymsdk_requests_in_flight gauge"
+        yield f"gymsdk_requests_in_flight{self._label()} {self.in_flight}"
         for gauge, look in self.gauges.items():
             yield f"# TYPE gymsdk_{gauge} gauge"
             yield f"gymsdk_{gauge}{self._label()} {look():g}"
+        for gauge, several in self.samples.items():
+            yield f"# TYPE gymsdk_{gauge} gauge"
+            for each in several():
+                yield f"gymsdk_{gauge}{self._label(**each.labels)} {each.value:.10g}"
         yield "# TYPE gymsdk_requests_total counter"
         for (route, status), count in sorted(self._answers.items()):
             yield f"gymsdk_requests_total{self._label(route=route, status=str(status))} {count}"
@@ -58,5 +84,9 @@ class Figures:
         yield f"gymsdk_request_seconds_count{self._label(route=route)} {below}"
 
     def _label(self, **labels: str) -> str:
-        pairs = ",".join(f'{key}="{value}"' for key, value in {"server": self.name, **labels}.items())
+        pairs = ",".join(f'{key}="{_escaped(value)}"' for key, value in {"server": self.name, **labels}.items())
         return f"{{{pairs}}}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

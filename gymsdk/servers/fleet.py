@@ -12,14 +12,21 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gymsdk import credentials
 from gymsdk.bounds import GRACE
 from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
 from gymsdk.servers.head import Service
 from gymsdk.servers.listener import Listener, bound, roomy
+from gymsdk.servers.members import LEASE, Load
+from gymsdk.servers.node import Node
 from gymsdk.servers.routing import App
+from gymsdk.servers.safety import OPEN, Safety
 from gymsdk.servers.strand import Strand
 from gymsdk.transcript import Item
+
+HEAD = "head_server"
+"""The name of the head among the URLs that an app is made of."""
 
 
 class Times(BaseModel):
@@ -34,16 +41,31 @@ class Times(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One server to be: the service it is once it has a port, and its app, made of the URLs of all by name."""
+    """One server to be: the service it is once it has a port, and its app, made of the URLs of all and of the head."""
 
     service: Service
     app: Callable[[Mapping[str, str]], App]
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """How a fleet is known: by a head of its own, or to the one at *head_url*, as a node that joins it.
+
+    Its servers are told of at the host *advertise*, if that is another than they listen at; *loads* says what they have
+    to do. One that joins is gone from the head *lease* seconds after it was last heard of.
+    """
+
+    head_url: str | None = None
+    advertise: str | None = None
+    loads: Callable[[], Mapping[str, Load]] = dict
+    lease: float = LEASE
+
+
 class Fleet:
     """The servers *parts* and their head, which listens at *host* and *port*; *lasting* outlasts them all.
 
-    *about* goes into the head's configuration. `services` and `head_url` are there once it is up.
+    *about* goes into the head's configuration, *safety* is that of each of them; *known* says where the head is, if it
+    is elsewhere. `services`, `head_url` and, where it joins, `node` are there once it is up.
     """
 
     def __init__(
@@ -55,6 +77,8 @@ class Fleet:
         lasting: Mapping[str, AbstractAsyncContextManager[Any]],
         about: Item,
         times: Times,
+        safety: Safety = OPEN,
+        known: Known | None = None,
     ) -> None:
         self._parts = parts
         self._host = host
@@ -62,10 +86,13 @@ class Fleet:
         self._lasting = lasting
         self._about = about
         self._times = times
+        self._safety = safety
+        self._known = known or Known()
         self._up = asyncio.Event()
         self._strands: list[list[Strand]] = []
         self.services: list[Service] = []
         self.head_url = ""
+        self.node: Node | None = None
 
     async def up(self, running: asyncio.Task[None]) -> None:
         """Wait until all of them answer; raises what *running* ended with before."""
@@ -80,13 +107,14 @@ class Fleet:
         roomy()
         with ExitStack() as sockets:
             # All are bound before any is told of.
-            at = sockets.enter_context(self._bound("the head", self._port))
+            elsewhere = self._known.head_url
+            at = None if elsewhere else sockets.enter_context(self._bound("the head", self._port))
             ports = [sockets.enter_context(self._bound(each.service.name, each.service.port)) for each in self._parts]
             self.services += [
-                each.service.model_copy(update={"host": self._host, "port": _port(one)})
+                each.service.model_copy(update={"host": self._told, "port": _port(one), "scheme": self._safety.scheme})
                 for each, one in zip(self._parts, ports, strict=True)
             ]
-            self.head_url = head.url(self._host, _port(at))
+            self.head_url = elsewhere or head.url(self._host, _port(at) if at else 0, self._safety.scheme)
             try:
                 await self._begin(at, ports)
                 self._up.set()
@@ -98,12 +126,16 @@ class Fleet:
     def _bound(self, name: str, port: int) -> socket.socket:
         return bound(self._host, port, what=name)
 
-    async def _begin(self, at: socket.socket, ports: Sequence[socket.socket]) -> None:
-        app = head.app(self.services, host=self._host, port=_port(at), about=self._about, ready=self._up.is_set)
-        await self._started([self._listening("the head", app, at)])
+    @property
+    def _told(self) -> str:
+        return self._known.advertise or self._host
+
+    async def _begin(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
+        if at is not None:
+            await self._started([self._listening("the head", self._head(_port(at)), at)])
         # First, and each in a task of its own: what the servers share outlasts them, wherever it began.
         await self._started([Strand(what, partial(_kept, each)) for what, each in self._lasting.items()])
-        urls = {each.name: each.url for each in self.services}
+        urls = {HEAD: self.head_url} | {each.name: self._near(each) for each in self.services}
         await self._started(
             [
                 self._listening(f"the server {part.service.name!r}", part.app(urls), one)
@@ -111,9 +143,29 @@ class Fleet:
             ]
         )
         await self._asked()
+        if at is None:
+            # Last, so that it is the first to end: nobody is sent to servers that are about to.
+            self.node = Node(self.head_url, self.services, self._known.loads, lease=self._known.lease)
+            await self._started([Strand(self.node.what, self.node.run)])
+
+    def _head(self, port: int) -> App:
+        return head.app(
+            self.services,
+            host=self._told,
+            port=port,
+            about=self._about,
+            ready=self._up.is_set,
+            loads=self._known.loads,
+            expected=[each.service.name for each in self._parts],
+        )
+
+    def _near(self, service: Service) -> str:
+        """Give where this process reaches one of its servers, wherever others do."""
+        return head.url(self._host, service.port, service.scheme)
 
     def _listening(self, what: str, app: App, at: socket.socket) -> Strand:
-        return Strand(what, Listener(app, at, grace=self._times.grace, host=self._host).run)
+        listener = Listener(app, at, grace=self._times.grace, host=self._host, safety=self._safety)
+        return Strand(what, listener.run)
 
     async def _started(self, strands: list[Strand]) -> None:
         self._strands.append(strands)
@@ -122,10 +174,13 @@ class Fleet:
     async def _asked(self) -> None:
         """Have each server say over its socket that it can be used."""
         # No shorter than a start may take: while an environment warms up, a loop may have no time for an answer.
-        asked = (
-            head.status(each.host, each.port, path="/readyz", seconds=self._times.starting) for each in self.services
+        ready = partial(
+            head.status,
+            path="/readyz",
+            seconds=self._times.starting,
+            headers=credentials.headers(self._safety.token),
         )
-        answers = await asyncio.gather(*asked)
+        answers = await asyncio.gather(*(ready(self._host, each.port, each.scheme) for each in self.services))
         for service, status in zip(self.services, answers, strict=True):
             if status != "success":
                 raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({status})")

@@ -3,69 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
 
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk.servers.app import answer
+from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
+from gymsdk.servers.bodies import read
+from gymsdk.servers.documents import documented
 from gymsdk.servers.figures import Figures
+from gymsdk.servers.health import PATIENCE, Health, Status, status
+from gymsdk.servers.members import ROUTES, Instance, Load, Member, Members, Nodes, Registration, first, told
+from gymsdk.servers.service import ANYWHERE, Kind, Service, url
+from gymsdk.servers.watch import watched
 from gymsdk.transcript import Item
 
-Kind: TypeAlias = Literal["resources_servers", "responses_api_agents", "responses_api_models", "environment_servers"]
-"""What a server is, in NeMo Gym's words."""
-
-Status: TypeAlias = Literal["success", "connection_error", "timeout", "unknown_error"]
-"""How a server answers, in NeMo Gym's words."""
+__all__ = [
+    "ANYWHERE",
+    "PATIENCE",
+    "ROUTES",
+    "Head",
+    "Kind",
+    "Service",
+    "Status",
+    "app",
+    "called",
+    "config",
+    "status",
+    "text",
+    "url",
+]
 
 ENTRYPOINT = "app.py"
 """What NeMo Gym's clients expect a server to be started by."""
 
-ANYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # told apart, not bound here
-"""Hosts that stand for all of a machine's."""
-
-PATIENCE = 2.0
-"""Seconds a server may take to say that it is there."""
+LARGEST = 2**20
+"""Bytes that a node may say of itself."""
 
 HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""What a node may be called."""
 
-
-class Service(BaseModel):
-    """One running server: the *name* of this instance, its kind and implementation, where it listens.
-
-    *fields* go into its block of the configuration.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    kind: Kind
-    implementation: str
-    host: str = "127.0.0.1"
-    port: int = 0
-    fields: dict[str, Any] = {}
-    pid: int = Field(default_factory=os.getpid)
-    started: float = Field(default_factory=time.time)
-
-    def seen(self, host: str) -> Service:
-        """Give it as somebody sees it who calls this machine *host*."""
-        return self.model_copy(update={"host": host}) if self.host in ANYWHERE else self
-
-    @property
-    def url(self) -> str:
-        """The address it answers at."""
-        return url(self.host, self.port)
-
-
-def url(host: str, port: int) -> str:
-    """Give the address of what listens at *host*, as this machine reaches it, and *port*."""
-    near = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # told apart
-    return f"http://[{near}]:{port}" if ":" in near else f"http://{near}:{port}"
+REFUSALS = {410: "The node has left.", 411: "The body's length is not told."}
 
 
 def app(
@@ -75,30 +56,129 @@ def app(
     port: int,
     about: Item | None = None,
     ready: Callable[[], bool] = lambda: True,
+    members: Members | None = None,
+    loads: Callable[[], Mapping[str, Load]] = dict,
+    expected: Sequence[str] = (),
 ) -> FastAPI:
     """Give the head at *host* and *port* of *services*; *about* goes into the configuration, *ready* says they answer.
 
-    Hosts that stand for all of a machine's are told to each client as it called this one.
+    Hosts that stand for all of a machine's are told to each client as it called this one. *members* are the nodes that
+    join, *loads* tells what the own services have to do, *expected* names those that are to be there.
     """
+    members = Members(services, taken=about or ()) if members is None else members
+    figures = Figures("head")
+    figures.gauges["nodes"] = lambda: len(members)
     made = bare(
         "head",
         "The head: which servers there are, and where.",
-        figures=Figures("head"),
+        figures=figures,
         ready=ready,
         waiting=("/readyz", "/healthz", "/health"),
     )
+    head = Head(services, members, host=host, port=port, about=about or {}, loads=loads, expected=expected)
+    watched(figures, head.known)
+    made.add_api_route("/global_config_dict_yaml", head.configured, methods=["GET"])
+    made.add_api_route("/server_instances", head.instances, methods=["GET"])
+    made.add_api_route("/nodes", head.nodes, methods=["GET"])
+    shape = documented(Registration.model_json_schema(), more=REFUSALS)
+    made.add_api_route("/nodes/{node}", head.joined, methods=["PUT"], **shape)
+    made.add_api_route("/nodes/{node}", head.left, methods=["DELETE"])
+    return made
 
-    async def configured(request: Request) -> Response:
-        return answer(text(services, host=host, port=port, about=about, seen=called(request)))
 
-    async def instances(request: Request) -> Response:
-        statuses = await asyncio.gather(*(status(each.host, each.port) for each in services))
+class Head:
+    """The endpoints of the head at *host* and *port* of *services* and *members*."""
+
+    def __init__(
+        self,
+        services: Sequence[Service],
+        members: Members,
+        *,
+        host: str,
+        port: int,
+        about: Item,
+        loads: Callable[[], Mapping[str, Load]],
+        expected: Sequence[str],
+    ) -> None:
+        self._own = services
+        self._members = members
+        self._host = host
+        self._port = port
+        self._about = about
+        self._loads = loads
+        self._expected = expected
+        self._health = Health()
+
+    async def configured(self, request: Request) -> Response:
+        """Give the configuration of all servers, one block for each name."""
+        own = {each.name for each in self._own}
+        others = [each for each in self._members.services if each.name not in own]
+        # With one of a name there is nothing to choose.
+        several = [each for each in others if sum(each.name == other.name for other in others) > 1]
+        health = await self._health.of(several) if several else {}
+        chosen = first(others, health, draining=self._members.draining)
+        whole = [*self._own, *chosen.values()]
+        about = _merged(told(chosen.values()), self._about)
+        return answer(text(whole, host=self._host, port=self._port, about=about, seen=called(request)))
+
+    async def instances(self, request: Request) -> Response:
+        """List every server, each asked as the list is made."""
+        services = [*self._own, *self._members.services]
+        statuses = await asyncio.gather(*(status(each.host, each.port, each.scheme) for each in services))
         seen = (each.seen(called(request)) for each in services)
         return answer([_instance(each, one) for each, one in zip(seen, statuses, strict=True)])
 
-    made.add_api_route("/global_config_dict_yaml", configured, methods=["GET"])
-    made.add_api_route("/server_instances", instances, methods=["GET"])
-    return made
+    async def nodes(self, request: Request) -> Response:
+        """Tell of the nodes, and of every instance of every server."""
+        return answer((await self.known(called(request))).model_dump(mode="json"))
+
+    async def known(self, seen: str) -> Nodes:
+        """Give all that is known, for somebody who calls this machine *seen*."""
+        members = list(self._members)
+        services = [*self._own, *(service for member in members for service in member.services)]
+        self._health.keep(services)
+        health, loads = await self._health.of(services), self._loads()
+        trips = self._health.trips(services)
+        own = [_seen(each.seen(seen), health, loads) for each in self._own]
+        theirs = [
+            _seen(each.seen(seen), health, member.said.loads, member=member, age=self._age(member))
+            for member in members
+            for each in member.services
+        ]
+        return Nodes(
+            lease=self._members.lease,
+            settled=self._members.settled,
+            nodes=[self._node(member) for member in members],
+            lost=[self._node(member) for member in self._members.lost],
+            instances=[each.model_copy(update={"round_trip": trips.get(each.id)}) for each in (*own, *theirs)],
+            expected=[*dict.fromkeys([*self._expected, *self._members.expected])],
+            exits=self._members.exits,
+        )
+
+    async def joined(self, request: Request, node: str) -> Response:
+        """Keep what a node says of itself, until its lease is over."""
+        length = request.headers.get("content-length", "")
+        if not length.isdecimal():
+            raise Refused(411, "the request does not say how long its body is")
+        if int(length) > LARGEST:
+            raise Refused(413, f"a node may say {LARGEST} bytes of itself; give its servers fewer fields")
+        if not NODE.fullmatch(node):
+            raise Refused(422, f"a node is called by letters, digits, dots and dashes, not {node[:80]!r}")
+        said = read(Registration, await body(request))
+        address = request.client.host if request.client else ""
+        return answer({"lease": self._members.put(node, said, address)})
+
+    async def left(self, node: str) -> Response:
+        """Have a node be gone; one that is not there has gone."""
+        self._members.leave(node)
+        return answer({})
+
+    def _node(self, member: Member) -> Item:
+        names = [each.name for each in member.services]
+        return {"id": member.id, "servers": names, "age": self._age(member), "lease": member.lease}
+
+    def _age(self, member: Member) -> float:
+        return round(self._members.age(member), 3)
 
 
 def called(request: Request) -> str:
@@ -127,10 +207,41 @@ def config(
     return own | {each.name: _block(each.seen(seen)) for each in services}
 
 
+def _merged(theirs: Item, own: Item) -> Item:
+    routes = {**theirs.get(ROUTES, {}), **own.get(ROUTES, {})}
+    return {**theirs, **own} | ({ROUTES: routes} if routes else {})
+
+
 def _block(service: Service) -> Item:
     """Give a server's block; of its settings nothing is told: any of them may be a secret."""
-    place = {"entrypoint": ENTRYPOINT, "host": service.host, "port": service.port}
-    return {service.kind: {service.implementation: {**place, **service.fields}}}
+    place: Item = {"entrypoint": ENTRYPOINT, "host": service.host, "port": service.port}
+    # NeMo Gym's servers speak plain HTTP, and its clients know no key for anything else.
+    spoken = {} if service.scheme == "http" else {"scheme": service.scheme}
+    return {service.kind: {service.implementation: {**place, **spoken, **service.fields}}}
+
+
+def _seen(
+    service: Service,
+    health: Mapping[str, Status | None],
+    loads: Mapping[str, Load],
+    *,
+    member: Member | None = None,
+    age: float = 0.0,
+) -> Instance:
+    return Instance(
+        id=service.id,
+        name=service.name,
+        kind=service.kind,
+        implementation=service.implementation,
+        url=service.url,
+        node=member.id if member else "",
+        load=loads.get(service.name, Load()),
+        age=age,
+        status=health.get(service.id),
+        draining=member is not None and member.said.draining,
+        pid=service.pid,
+        started=service.started,
+    )
 
 
 def _instance(service: Service, status: Status) -> Item:
@@ -149,25 +260,3 @@ def _instance(service: Service, status: Status) -> Item:
         "uptime_seconds": round(max(0.0, time.time() - service.started), 3),
         "url": service.url,
     }
-
-
-async def status(host: str, port: int, *, path: str = "/", seconds: float = PATIENCE) -> Status:
-    """Give how the server at *host* and *port* answers, within *seconds*, when it is asked for *path*."""
-    near = url(host, port).removeprefix("http://").rpartition(":")[0].strip("[]")
-    try:
-        async with asyncio.timeout(seconds):
-            first = await _first_line(near, port, path)
-    except TimeoutError:
-        return "timeout"
-    except OSError:
-        return "connection_error"
-    return "success" if re.match(rb"HTTP/1\.[01] [234]", first) else "unknown_error"
-
-
-async def _first_line(host: str, port: int, path: str) -> bytes:
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
-        return await reader.readline()
-    finally:
-        writer.close()

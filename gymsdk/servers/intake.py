@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from gymsdk import complaints
+from gymsdk import complaints, trail
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
@@ -61,11 +61,13 @@ def given(body: Row, environment: Playable, *, rollout: str | None = None) -> Gi
         row["responses_create_params"] = without_nulls(row["responses_create_params"])
     repeat = _whole(ours.get("repeat"), body.get(ROLLOUT_INDEX)) or 0
     seed = _whole(ours.get("seed"))
+    whose = _id(body.get(ROLLOUT_ID, body.get("capture_rollout_id"))) or rollout or ""
+    trail.name(whose)
     return Given(
         row=row,
         seed=seed_for(row, environment.name, repeat=repeat) if seed is None else seed,
         repeat=repeat,
-        id=_id(body.get(ROLLOUT_ID, body.get("capture_rollout_id"))) or rollout or "",
+        id=whose,
         said=ours if isinstance(said, dict) else None,
         budget=_budget(ours.get("budget")),
     )
@@ -154,6 +156,7 @@ def within(asked: Budget | None, allowed: Budget) -> Budget:
         turns=min(asked.turns, allowed.turns),
         tools=min(asked.tools, allowed.tools),
         seconds=min(asked.seconds, allowed.seconds),
+        output=min(asked.output, allowed.output),
     )
 
 

@@ -6,20 +6,24 @@ import asyncio
 import errno
 import resource
 import socket
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+import ssl
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import uvicorn
 from h11 import LocalProtocolError
 
+from gymsdk import trust
 from gymsdk.bounds import GRACE
 from gymsdk.errors import UsageError
 from gymsdk.servers import guard
-from gymsdk.servers.app import answer
+from gymsdk.servers.app import LIMIT, answer
+from gymsdk.servers.auth import Auth
 from gymsdk.servers.connection import Connection
 from gymsdk.servers.guard import Guard
 from gymsdk.servers.routing import App, Receive, Scope, Send
+from gymsdk.servers.safety import OPEN, Safety
 
 BACKLOG = 4096
 """Connections that may wait to be accepted: a client whom a full queue turns away waits a second."""
@@ -66,21 +70,31 @@ def roomy() -> None:
 class Listener:
     """Answers what comes to the socket *at* by *app*; requests under way get *grace* seconds to end when it does.
 
-    *host* is what it was told to listen at, where that is a name.
+    *host* is what it was told to listen at, where that is a name; *safety* says who may ask, and how much.
     """
 
-    def __init__(self, app: App, at: socket.socket, *, grace: float, host: str | None = None) -> None:
-        bound_at: str = at.getsockname()[0]
-        allowed = guard.names(bound_at, *([host] if host else []))
-        self._app = app if allowed is None else Guard(app, allowed)
+    def __init__(
+        self, app: App, at: socket.socket, *, grace: float, host: str | None = None, safety: Safety = OPEN
+    ) -> None:
+        self._bound_at: str = at.getsockname()[0]
+        allowed = guard.names(self._bound_at, *([host] if host else []))
+        named = app if allowed is None else Guard(app, allowed)
+        self._app = named if safety.token is None else Auth(named, safety.token)
         self._at = at
         self._grace = grace
+        self._safety = safety
+        self._context = safety.tls.context() if safety.tls else None
         self._answering: set[asyncio.Task[Any]] = set()
         self._ending = False
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Set *up* once it listens, answer until it is *over*, and end with the requests that are under way."""
         server = _Server(self._configured(), up, over)
+        tls = self._safety.tls
+        with trust.answering(self._bound_at, tls.certificate) if tls else nullcontext():
+            await self._run(server, over)
+
+    async def _run(self, server: _Server, over: asyncio.Event) -> None:
         serving = asyncio.ensure_future(_served(server, self._at))
         try:
             await asyncio.wait({serving, ending := asyncio.ensure_future(over.wait())}, return_when="FIRST_COMPLETED")
@@ -117,13 +131,24 @@ class Listener:
             # Beyond what `_end` grants: uvicorn's own way to cancel answers 500 and logs a traceback each.
             timeout_graceful_shutdown=round(self._grace + 2 * GRACE) + 1,
             backlog=BACKLOG,
+            limit_concurrency=self._safety.limits.connections,
+            h11_max_incomplete_event_size=self._safety.limits.header,
+            ssl_context_factory=None if self._context is None else self._speaking,
         )
+
+    def _speaking(self, _: uvicorn.Config, __: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+        assert self._context is not None, "it is asked where there is one"
+        return self._context
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; one that the end cuts short is told that it may be sent again."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._safety.limits.refuse(scope["headers"]):
+            await _too_much(scope, receive, send)
+            return
+        scope[LIMIT] = self._safety.limits.body
         task, begun = asyncio.current_task(), False
         assert task is not None, "an app is called in a task"
         self._answering.add(task)
@@ -144,6 +169,11 @@ class Listener:
             await _left(receive)
         finally:
             self._answering.discard(task)
+
+
+async def _too_much(scope: Scope, receive: Receive, send: Send) -> None:
+    told = answer({"detail": "the request has too many headers, or too long ones"}, status=431)
+    await told(scope, receive, send)
 
 
 async def _stopped(scope: Scope, receive: Receive, send: Send) -> None:

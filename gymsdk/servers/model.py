@@ -1,138 +1,131 @@
-"""The model server: one model behind Responses and Chat Completions, straight to its adapter."""
+"""The model server: one model behind the APIs of OpenAI and Anthropic, straight to its adapter."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeGuard
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from gymsdk import responses, usage
-from gymsdk.convert.faces import chat as served
+from gymsdk import responses
+from gymsdk.convert.faces.face import Face, Malformed, Trouble
+from gymsdk.convert.faces.known import FACES
 from gymsdk.errors import EpisodeError, Failed
+from gymsdk.replicas import STICKY
+from gymsdk.servers import gpus, troubles
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
-from gymsdk.servers.documents import PROMPT, documented
+from gymsdk.servers.documents import CHAT, CREATE, STREAMED, documented
 from gymsdk.servers.figures import Figures
-from gymsdk.servers.presence import while_there
+from gymsdk.servers.routing import rollout_of
+from gymsdk.servers.streaming import BEAT, Ending, Pending, streamed
 from gymsdk.transcript import Item
 from gymsdk.types import Model
 
 NAMED = "policy_model"
 """What a model server is called where nobody says otherwise, as by NeMo Gym."""
 
-LIMITED, BAD = 429, 400
-"""The statuses of a request that comes too soon, and of one that is wrong."""
+SHAPES = {"responses": CREATE, "chat/completions": CHAT, "messages": CHAT}
+"""What the body of each API holds at least."""
 
-OURS = frozenset({"model_bad_request", "model_refused"})
-"""Failures that lie with the request."""
+MORE = {
+    troubles.BAD: "The request is wrong.",
+    troubles.LIMITED: "It comes too soon: `retry-after` says when it may come again.",
+    troubles.GATEWAY: "The model's server cannot be used as it is set up, or gave an answer nobody can read.",
+    troubles.LATE: "The model did not answer in time.",
+}
+MISSING = 404
 
 
-def app(model: Model, *, name: str = NAMED, serves: str | None = None, figures: Figures | None = None) -> FastAPI:
-    """Give the app of the model server *name*, whose clients know the model as *serves*."""
+def app(
+    model: Model, *, name: str = NAMED, serves: str | None = None, figures: Figures | None = None, every: float = BEAT
+) -> FastAPI:
+    """Give the app of the model server *name*, whose clients know the model as *serves*, too.
+
+    A stream gives a sign of life *every* so many seconds.
+    """
     figures = figures or Figures(name)
-    made = bare(name, "A model behind the OpenAI API's two forms.", figures=figures)
-    server = Served(model, serves or str(getattr(model, "name", name)))
-    chat = {"type": "object", "required": ["messages"], "properties": {"messages": {"type": "array"}}}
-    more = {BAD: "The request is wrong.", LIMITED: "It comes too soon: `retry-after` says when it may come again."}
-    made.add_api_route("/v1/responses", server.respond, methods=["POST"], **documented(PROMPT, more=more))
-    made.add_api_route("/v1/chat/completions", server.complete, methods=["POST"], **documented(chat, more=more))
-    made.add_api_route("/v1/models", server.models, methods=["GET"])
+    gpus.watched(figures)
+    made = bare(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", figures=figures)
+    own = str(getattr(model, "name", name))
+    for path, face in FACES.items():
+        endpoint = Served(model, face, every=every).answer
+        words = documented(SHAPES[path], more=MORE)
+        words["responses"][200] = STREAMED
+        made.add_api_route(f"/v1/{path}", endpoint, methods=["POST"], **words)
+    listed = Listed(dict.fromkeys((serves or own, own)))
+    made.add_api_route("/v1/models", listed.all, methods=["GET"])
+    unknown: dict[int | str, dict[str, Any]] = {MISSING: {"description": "There is no model of that name."}}
+    made.add_api_route("/v1/models/{model:path}", listed.one, methods=["GET"], responses=unknown)
     return made
 
 
 class Served:
-    """The endpoints of *model*, called *name*."""
+    """*model* as the API of *face* has it; a stream gives a sign of life *every* so many seconds."""
 
-    def __init__(self, model: Model, name: str) -> None:
+    def __init__(self, model: Model, face: Face, *, every: float) -> None:
         self._model = model
-        self._name = name
+        self._face = face
+        self._every = every
 
-    async def respond(self, request: Request) -> Response:
-        """Answer a Responses request."""
-        return await _told(request, self._whole)
-
-    async def complete(self, request: Request) -> Response:
-        """Answer a Chat Completions request."""
-        return await _told(request, self._completion)
-
-    async def models(self) -> Response:
-        """List the one model."""
-        one = {"id": self._name, "object": "model", "created": 0, "owned_by": "gymsdk"}
-        return answer({"object": "list", "data": [one]})
-
-    async def _response(self, asked: Item) -> Item:
-        if not isinstance(asked.get("input"), str) and not _are_items(asked.get("input")):
-            raise Refused(BAD, "'input' must be a string or a list of items", param="input")
-        if not (asked.get("tools") is None or _are_objects(asked["tools"])):
-            raise Refused(BAD, "'tools' must be a list of tools", param="tools")
-        given = {key: value for key, value in asked.items() if key not in {"stream", "stream_options"}}
+    async def answer(self, request: Request) -> Response:
+        """Answer one request."""
         try:
-            return await responses.asked(self._model, given, episode=None)
+            asked = await body(request)
+            given = self._face.request(asked)
+        except (Refused, Malformed, RecursionError) as error:
+            return troubles.told(self._face, troubles.of_request(error))
+        # A client without a rollout may still say which of its requests belong together, as OpenAI's do.
+        together = rollout_of(request.scope) or asked.get("prompt_cache_key")
+        ending = partial(self._ending, asked, given, together if isinstance(together, str) else None)
+        return Pending(ending, beat=self._face.beat if asked.get("stream") else None, every=self._every)
+
+    async def _ending(self, asked: Item, given: Item, together: str | None) -> Ending:
+        if together:
+            STICKY.set(together)
+        try:
+            # One that a filter held back too: each API has its own word for that.
+            said = self._told(await responses.told(self._model, given, episode=None), asked)
         except EpisodeError as error:
-            if error.kind != "no_episode":
-                raise
-            sentence = f"{self._name} plays whole episodes, and a request is none: POST the row to /run of an agent"
-            raise Failed(f"{sentence}, or serve another model with --model", kind=error.kind) from None
+            trouble = troubles.of_failure(error)
+            return Ending(troubles.told(self._face, trouble, error), self._face.broken(trouble))
+        if not isinstance(said, bytes):
+            return Ending(answer(said))
+        return Ending(streamed(said), said)
 
-    async def _whole(self, asked: Item) -> Item:
-        return usage.whole(await self._response(asked))
-
-    async def _completion(self, asked: Item) -> Item:
-        messages = asked.get("messages")
-        if not _are_objects(messages) or not all(isinstance(each.get("role"), str) for each in messages):
-            raise Refused(BAD, "'messages' must be a list of messages, each with a role", param="messages")
-        if asked.get("n") not in {None, 1}:
-            raise Refused(BAD, "this server gives one answer at a time; leave 'n' out", param="n")
+    def _told(self, response: Item, asked: Item) -> Item | bytes:
+        """Give the body that *response* amounts to, or all frames of its stream."""
         try:
-            request = served.request(asked)
+            said = self._face.answer(response, asked)
+            return b"".join(self._face.events(said, asked)) if asked.get("stream") else said
         except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise Refused(BAD, f"a message or tool is malformed: {error!r}", param="messages") from None
-        response = await self._response(request)
-        try:
-            return served.completion(response)
-        except (LookupError, TypeError, AttributeError) as error:
-            message = f"the model's answer cannot be told as a completion: {error!r}"
+            message = f"the model's answer cannot be told at {self._face.path}: {error!r}"
             raise Failed(message, kind="model_bad_answer", retryable=True) from error
 
 
-async def _told(request: Request, answering: Callable[[Item], Awaitable[Item]]) -> Response:
-    """Give what *answering* says to the body of *request*, or its error in OpenAI's form."""
-    try:
-        asked = await body(request)
-        if asked.get("stream"):
-            raise Refused(BAD, "this server does not stream yet; leave 'stream' out", param="stream")  # noqa: TRY301 - as any other refusal
-        return answer(await while_there(request, _coroutine(answering, asked)))
-    except Refused as error:
-        return _error(error.status, str(error), "invalid_request_error", param=error.fields.get("param"))
-    except EpisodeError as error:
-        response = _error(
-            _status(error), str(error), "server_error" if error.retryable else "invalid_request_error", code=error.kind
-        )
-        if error.retryable:
-            response.headers["retry-after"] = str(max(1, round(error.retry_after or 1)))
-        return response
+class Listed:
+    """The *names* that the one model has."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._models = {name: _entry(name) for name in names}
+
+    async def all(self) -> Response:
+        """List them, as both SDKs read it."""
+        names = list(self._models)
+        ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return answer({"object": "list", "data": list(self._models.values()), **ends})
+
+    async def one(self, model: str, request: Request) -> Response:
+        """Give one of them."""
+        if found := self._models.get(model):
+            return answer(found)
+        face = FACES["messages" if "anthropic-version" in request.headers else "chat/completions"]
+        sentence = f"no model named {model!r}; there is {', '.join(self._models)}, and requests may name any"
+        return answer(face.error(Trouble(MISSING, sentence, code="model_not_found", param="model")), status=MISSING)
 
 
-async def _coroutine(answering: Callable[[Item], Awaitable[Item]], asked: Item) -> Item:
-    return await answering(asked)
-
-
-def _status(error: EpisodeError) -> int:
-    if error.kind == "model_rate_limited":
-        return LIMITED
-    if error.retryable:
-        return 503
-    return BAD if error.kind in OURS else 422
-
-
-def _error(status: int, message: str, kind: str, *, code: str | None = None, param: Any = None) -> Response:
-    return answer({"error": {"message": message, "type": kind, "param": param, "code": code}}, status=status)
-
-
-def _are_objects(value: object) -> TypeGuard[list[Item]]:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
-
-
-def _are_items(value: object) -> TypeGuard[list[Item]]:
-    return responses.is_response({"output": value})
+def _entry(name: str) -> Item:
+    """Give what OpenAI's list and Anthropic's say of a model."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "gymsdk"}
+    return openai | {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from gymsdk import trail
 from gymsdk.outcome import Failure
 from gymsdk.servers.app import Refused
 from gymsdk.servers.bodies import EpisodeId, TaskId
@@ -90,6 +91,7 @@ def succeeded(request: EpisodeRequest) -> Callable[[Row], Item]:
 
 def failed(request: EpisodeRequest, failure: Failure, partial: Item | None = None) -> Item:
     """Give the response to *request* that has a failure for its result."""
+    trail.tell(stage=failure.stage, kind=failure.kind)
     kind = failure.kind if failure.kind in REGISTERED else f"gymsdk:{_word(failure.kind)}"
     told: Item = {
         "failure_reason": failure.message[:LONGEST],

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, SecretStr, ValidationError
 
-from gymsdk import complaints, http, told, wire
+from gymsdk import complaints, credentials, http, told, wire
 from gymsdk.errors import BadRow, Failed
 from gymsdk.http import Answer
 from gymsdk.rollouts.lines import StoredVerdict
+from gymsdk.servers.app import Refused
 from gymsdk.servers.calling import Line, call
+from gymsdk.servers.node import is_own
 from gymsdk.servers.tools import CLIENT
 from gymsdk.transcript import Action, Item, Message, Transcript
 from gymsdk.types import Episode, Row, State, Step, Task, Verdict
+
+UNFIT = frozenset({413, 422})
+"""The statuses of what does not fit, and would not at another time."""
 
 
 class Held(State):
@@ -29,6 +36,8 @@ class Held(State):
 class Remote:
     """The environment *name* at the resources server *base_url*; *headers* go with every request.
 
+    So does the *token*: if none is given, the one in the file that GYMSDK_TOKEN_FILE names.
+
     A call has *seconds*, *retry* is how often it is tried again; tools are called once. A plain reply ends the
     episode: of what a server would say to it, clients of NeMo Gym are told nothing.
     """
@@ -40,20 +49,26 @@ class Remote:
         *,
         seconds: float = 600.0,
         retry: http.Retry = http.RETRY,
-        headers: Mapping[str, str] | None = None,
+        headers: http.Headers | None = None,
+        token: SecretStr | str | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.name = name
         self._seconds = seconds
         self._retry = retry
-        self._headers = dict(headers or {})
+        self._token = credentials.carried(token)
+        self._headers: http.Headers = {CLIENT: "1", **self._token, **(headers or {})}
 
     def __repr__(self) -> str:
         return f"<Remote {self.name!r} at {self.base_url}>"
 
     def line(self, jar: Mapping[str, str] | None = None) -> Line:
         """Give a line to the session that the cookies in *jar* are for, or to one that is yet to be opened."""
-        return Line(self.base_url, dict(jar or {}), {CLIENT: "1", **self._headers}, self._seconds, self._retry)
+        return Line(self.base_url, dict(jar or {}), self._headers, self._seconds, self._retry)
+
+    def carried(self, base_url: str) -> http.Headers:
+        """Give what requests to *base_url* carry: the token where that is this server, as others may call it."""
+        return self._token if self._token and _is_one(base_url.rstrip("/"), self.base_url) else {}
 
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
@@ -109,6 +124,29 @@ class Remote:
         answer = await line.post("/close_session", {}, stage="close")
         if not answer.ok:
             raise told.refused(answer, "close")
+
+    async def aggregated(self, body: Row) -> Item:
+        """Give the figures over the verified rows in *body*, as the server makes them; raises `Refused`."""
+        answer = await self.line().post("/aggregate_metrics", body, stage="metrics")
+        if answer.ok:
+            return told.object_of(answer, "metrics")
+        if answer.status in UNFIT and told.broken(answer) is None:
+            raise Refused(answer.status, answer.text[: http.EXCERPT])
+        raise told.refused(answer, "metrics")
+
+
+def _is_one(one: str, other: str) -> bool:
+    """Whether two URLs lead to one server: they are the same, or both lead to one port of this machine."""
+    if one == other:
+        return True
+    try:
+        ours, theirs = urlsplit(one), urlsplit(other)
+        same = (ours.scheme, ours.port, ours.path) == (theirs.scheme, theirs.port, theirs.path)
+        # No name is looked up that somebody else has made up.
+        addresses = [ip_address((each.hostname or "").replace("localhost", "127.0.0.1")) for each in (ours, theirs)]
+    except ValueError:
+        return False
+    return same and all(is_own(str(each)) for each in addresses)
 
 
 def _read(row: Row | Task) -> tuple[Task, Row]:

@@ -24,6 +24,7 @@ from gymsdk.servers.cookies import Cookies, named
 from gymsdk.servers.documents import RESPONSE, documented, row_of
 from gymsdk.servers.episodes import Episodes
 from gymsdk.servers.figures import Figures
+from gymsdk.servers.forwarding import Forwarding, Peers
 from gymsdk.servers.intake import ROLLOUT_ID, Given, ended, given, response_of
 from gymsdk.servers.sessions import PAUSE, Session, Sessions
 from gymsdk.sitting import Budget
@@ -50,14 +51,16 @@ def app(
     budget: Budget | None = None,
     with_mcp: bool = False,
     figures: Figures | None = None,
+    peers: Peers | None = None,
 ) -> FastAPI:
     """Give the app that serves *environment* under its *name*: at most *cap* sessions, each *ttl* seconds after use.
 
     *with_mcp* offers its tools at `/mcp` too. The app enters the environment and closes what is open at its end.
+    Where there are several of a name, *peers* are the others.
     """
     served = name or environment.name
     figures = figures or Figures(served)
-    sessions = Sessions(ttl=ttl, cap=cap)
+    sessions = Sessions(ttl=ttl, cap=cap, instance=peers.instance if peers else None)
     figures.gauges["sessions_open"] = lambda: len(sessions)
     ready = asyncio.Event()
 
@@ -82,6 +85,8 @@ def app(
         known=lambda token: sessions.found(token) is not None,
         lasts=ttl,
     )
+    if peers is not None:
+        made.add_middleware(Forwarding, cookie=named("ResourcesServer", served), peers=peers)
     server = Resources(Episodes(environment, sessions, budget), served, with_mcp=with_mcp)
     _route(made, server)
     gymnasium.route(made, server.episodes)

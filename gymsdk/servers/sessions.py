@@ -46,9 +46,20 @@ class Session:
 
 
 class Sessions:
-    """The open sessions of one server: at most *cap*, each forgotten *ttl* seconds after its last use."""
+    """The open sessions of one server: at most *cap*, each forgotten *ttl* seconds after its last use.
 
-    def __init__(self, *, ttl: float = 3600.0, cap: int = 10_000, clock: Callable[[], float] = time.monotonic) -> None:
+    Where the server is one of several, a token says which *instance* has its session.
+    """
+
+    def __init__(
+        self,
+        *,
+        ttl: float = 3600.0,
+        cap: int = 10_000,
+        instance: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._instance = instance
         self._ttl = ttl
         self._cap = cap
         self._clock = clock
@@ -66,7 +77,7 @@ class Sessions:
     async def open(self, sitting: Sitting, *, name: str | None = None) -> Session:
         """Keep *sitting*, opened by the caller, under a new token; raises `Refused` where there is no place for it."""
         await self.check(name)
-        session = Session(secrets.token_urlsafe(24), sitting, name, used=self._clock())
+        session = Session(self._secret(), sitting, name, used=self._clock())
         self._open[session.token] = session
         if name is not None:
             self._named[name] = session
@@ -102,7 +113,7 @@ class Sessions:
     def key(self, session: Session) -> str:
         """Give another secret of this session, for who may call its tools and nothing else."""
         if session.key is None:
-            session.key = secrets.token_urlsafe(24)
+            session.key = self._secret()
             self._keyed[session.key] = session
         return session.key
 
@@ -110,6 +121,10 @@ class Sessions:
         """Give the open session with this *key*, which stays a while longer for it."""
         session = self._keyed.get(key or "")
         return None if session is None else self.found(session.token)
+
+    def _secret(self) -> str:
+        secret = secrets.token_urlsafe(24)
+        return secret if self._instance is None else f"{self._instance}.{secret}"
 
     async def close(self, session: Session) -> None:
         """Close a session's episode and forget it; once, however often it is asked.

@@ -11,6 +11,7 @@ import socket
 import threading
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
+from gymsdk import spent
 from gymsdk.deadlines import waiting
 from gymsdk.errors import BudgetSpent, Failed, WorkerLost
 from gymsdk.workers.calls import SIZE_BYTES, Answer, execute, framed, load, packed
@@ -102,7 +103,8 @@ class Slot:
         assert self._line is not None
         try:
             async with asyncio.timeout(work.timeout):
-                return await _ask(self._line, execute, work.address, arguments, work.cpu, work.memory)
+                with spent.of_worker(self._process):
+                    return await _ask(self._line, execute, work.address, arguments, work.cpu, work.memory)
         except TimeoutError:
             raise WorkerLost(
                 f"{work.address} had not returned after {work.timeout:g} s, with processor time to spare",

@@ -7,8 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,6 +160,32 @@ def test_keys_are_written_nowhere(gymsdk: Command, there: Path, monkeypatch: pyt
     assert "hush" not in told
 
 
+def test_what_is_pinned_reaches_the_replica_that_is_there(gymsdk: Command) -> None:
+    with _heard() as (address, bodies):
+        servers = ("--base-url", f"http://127.0.0.1:{_free_port()}/v1", "--base-url", address)
+        pins = ("--pin", "temperature=0.5", "--pin", "stop=END", "--pin", "top_p=null", "--token-ids")
+        words = ("rollout", "sums", "--limit", 4, "-o", "out", "--model", "vllm/x", "--attempts", 1, *servers, *pins)
+        gymsdk(*words, "--temperature", 0.9)
+    assert len(bodies) == 4
+    kept = ("temperature", "stop", "top_p", "return_token_ids")
+    assert {tuple(body.get(key) for key in kept) for body in bodies} == {(0.5, "END", None, True)}
+
+
+@pytest.mark.parametrize(
+    ("pin", "told"), [("top_k", "write it as KEY=VALUE"), ("stream=true", "'stream' is the caller's to say")]
+)
+def test_a_pin_that_cannot_be_is_told_in_one_sentence(gymsdk: Command, pin: str, told: str) -> None:
+    ended = gymsdk("rollout", "sums", "--model", "vllm/x", "--base-url", "http://127.0.0.1:9/v1", "--pin", pin)
+    assert (ended.code, told in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["rollout", "profile", "play", "serve"])
+@pytest.mark.parametrize("option", [["--pin", "top_k=1"], ["--token-ids"]])
+def test_a_scripted_policy_takes_no_pins(gymsdk: Command, command: str, option: list[str]) -> None:
+    ended = gymsdk(command, "sums", "--model", "scripted/null", *option)
+    assert (ended.code, "sent no request to pin anything in" in ended.err) == (2, True)
+
+
 def test_a_model_server_that_is_down_ends_the_run(gymsdk: Command) -> None:
     address = f"http://127.0.0.1:{_free_port()}/v1"
     model = ("--model", "endpoint/x", "--base-url", address, "--timeout", 0.5, "--attempts", 1)
@@ -162,6 +193,27 @@ def test_a_model_server_that_is_down_ends_the_run(gymsdk: Command) -> None:
     assert ended.err.startswith("Error: stopped, since 16 rollouts in a row failed alike (cannot reach 127.0.0.1")
     assert ended.err.endswith("what has finished is in out; mend that, then go on with --resume\n")
     assert (ended.code, ended.err.count("\n")) == (1, 1)
+
+
+@contextmanager
+def _heard() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The address of a model server that refuses everything, and the bodies it has been sent."""
+    bodies: list[dict[str, Any]] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(400)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1", bodies
+        server.shutdown()
 
 
 def _free_port() -> int:

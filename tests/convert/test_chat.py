@@ -156,7 +156,7 @@ class TestRequest:
         ("request_", "what"),
         [
             ({"input": [{"type": "web_search_call", "id": "w"}]}, "web_search_call"),
-            ({"input": [user([{"type": "input_file", "file_id": "f"}])]}, "input_file"),
+            ({"input": [user([{"type": "input_file", "file_url": "f"}])]}, "input_file"),
             ({"input": "x", "tools": [{"type": "web_search"}]}, "web_search"),
             ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
         ],
@@ -276,3 +276,10 @@ class TestResponse:
         with pytest.raises(Failed, match="no chat completion") as caught:
             chat.response(answer, {})
         assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", True)
+
+
+def test_the_stop_sequence_that_ended_an_answer_is_told() -> None:
+    choice = {"message": {"role": "assistant", "content": "one"}, "finish_reason": "stop", "stop_reason": "two"}
+    assert chat.response({"choices": [choice]}, {})["stop_sequence"] == "two"
+    # vLLM gives the id of a stop token as a number.
+    assert "stop_sequence" not in chat.response({"choices": [choice | {"stop_reason": 7}]}, {})

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from gymsdk import http, model, responses
+from gymsdk import discretion, http, model, responses
 from gymsdk.errors import Failed
 from gymsdk.servers.policy import serve
 from gymsdk.wire import Api
@@ -21,15 +21,15 @@ KEY = "sk-very-secret"
 @pytest.mark.parametrize("secret", ["sk-plain", "sk/with/slashes", """sk'"both\\quotes""", "sk-späce "])
 @pytest.mark.parametrize("written", [str, repr, json.dumps, lambda text: json.dumps(text).replace("/", "\\/")])
 def test_a_key_is_blotted_out_however_it_is_written(secret: str, written: Callable[[str], str]) -> None:
-    with pytest.raises(Failed) as caught, http.discreet(SecretStr(secret)):
+    with pytest.raises(Failed) as caught, discretion.discreet(SecretStr(secret)):
         raise Failed(f"wrong key {written(secret)}", kind="model_refused")
     assert "***" in str(caught.value)
     assert "sk" not in str(caught.value)
 
 
 def test_a_message_is_cut_only_after_its_key_is_blotted_out() -> None:
-    for before in range(http.LONGEST - 20, http.LONGEST):
-        with pytest.raises(Failed) as caught, http.discreet(SecretStr(KEY)):
+    for before in range(discretion.LONGEST - 20, discretion.LONGEST):
+        with pytest.raises(Failed) as caught, discretion.discreet(SecretStr(KEY)):
             raise Failed("x" * before + KEY, kind="model_refused")
         assert "sk" not in str(caught.value)
 
@@ -49,7 +49,7 @@ async def test_no_failure_repeats_the_key_a_server_echoes(provider: str, status:
     async def echo(request: web.Request) -> web.StreamResponse:
         keys.append(request.headers["Authorization"])
         form, padding = divmod(next(turns), 3)
-        padding = (0, http.EXCERPT - 60, http.LONGEST - 120)[padding]
+        padding = (0, http.EXCERPT - 60, discretion.LONGEST - 120)[padding]
         return web.json_response(echoed(keys[-1], padding)[form], status=status)
 
     application = web.Application()

@@ -77,7 +77,7 @@ async def test_an_answer_is_a_whole_response(provider: str, api: Api) -> None:
         response = await policy.respond({"input": "hi", "tools": [TOOL], "temperature": 0.5})
     assert response.keys() >= wire.response([], model="").keys()
     assert (response["model"], response["status"], response["temperature"]) == ("stub", "completed", 0.5)
-    assert response["usage"] == wire.usage(3, 4)
+    assert (response["usage"]["input_tokens"], response["usage"]["total_tokens"]) == (3, 7)
     assert response["output"][0]["content"][0]["text"] == "hello"
 
 
@@ -129,6 +129,12 @@ async def test_a_slow_model_is_a_timeout() -> None:
 
 
 OVERFLOWS = [
+    "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
+    "Requested token count exceeds the model's maximum context length of 202752 tokens. You requested a total",
+    "Input length (160062 tokens) exceeds the maximum allowed length (59862 tokens).",
+    "request (4390 tokens) exceeds the available context size (4096 tokens), try increasing it",
+    "input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input length",
+    "'max_tokens' is too large: 512. This model's maximum context length is 4096 tokens and your request has",
     "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens",
     "The decoder prompt (length 9) is longer than the maximum model length of 8.",
     "max_tokens must be at least 1, got -27.",
@@ -153,6 +159,15 @@ async def test_a_prompt_that_does_not_fit_is_an_incomplete_response(api: Api, me
     [
         (400, "Unsupported parameter: 'max_tokens' is not supported with this model."),
         (400, "max_tokens must be at least 1, got 0."),
+        (
+            400,
+            "'max_tokens' is too large: 9000. This model's maximum context length is 4096 tokens and your request",
+        ),
+        (
+            400,
+            "maximum context length is 4096 tokens. However, you requested 5005 (5 + 5000 in the completion)",
+        ),
+        (400, "This model's maximum context length is 4096 tokens. However, you requested 5000 output tokens"),
         (500, "maximum context length"),
     ],
 )
@@ -160,6 +175,13 @@ async def test_another_refusal_is_not_taken_for_overflow(status: int, message: s
     async with answering((status, {"error": {"message": message}})) as (url, _):
         with pytest.raises(Failed, match="max"):
             await model("endpoint/m", base_url=url, retries=0).respond({"input": "hi"})
+
+
+async def test_a_prompt_that_does_not_fit_is_told_by_llama_server_with_any_status() -> None:
+    error = {"code": 500, "message": "Context size has been exceeded.", "type": "exceed_context_size_error"}
+    async with answering((500, {"error": error})) as (url, bodies):
+        response = await model("endpoint/m", base_url=url).respond({"input": "hi"})
+    assert (response["status"], len(bodies)) == ("incomplete", 1)
 
 
 @BOTH
@@ -190,7 +212,7 @@ async def test_a_refusal_is_final_and_says_why() -> None:
     async with answering((404, {"error": {"message": "no model 'm'"}})) as (url, bodies):
         with pytest.raises(Failed, match=r"answered 404: .*no model 'm'.*check the base URL") as caught:
             await model("endpoint/m", base_url=url).respond({"input": "hi"})
-    assert (caught.value.kind, caught.value.retryable, len(bodies)) == ("model_refused", False, 1)
+    assert (caught.value.kind, caught.value.retryable, len(bodies)) == ("model_not_found", False, 1)
 
 
 async def test_the_key_is_sent_and_told_to_nobody() -> None:

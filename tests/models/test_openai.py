@@ -69,7 +69,7 @@ async def test_an_answer_is_a_whole_response(api: Api) -> None:
         response = await policy.respond({"input": "hi", "temperature": 0.5})
     assert response.keys() >= wire.response([], model="").keys()
     assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
-    assert (response["model"], response["usage"]) == ("gpt-5", wire.usage(3, 4))
+    assert (response["model"], response["usage"]["total_tokens"]) == ("gpt-5", 7)
 
 
 async def test_a_hosted_model_is_asked_in_responses_by_default() -> None:
@@ -109,7 +109,7 @@ async def test_a_slow_provider_is_a_timeout_that_bounds_the_retries_too() -> Non
 
 @pytest.mark.parametrize(
     ("status", "kind", "retryable"),
-    [(400, "model_refused", False), (401, "model_refused", False), (429, "model_rate_limited", True)],
+    [(400, "model_refused", False), (401, "model_unauthorized", False), (429, "model_rate_limited", True)],
 )
 async def test_a_refusal_has_its_kind_and_not_the_key(status: int, kind: str, retryable: bool) -> None:
     async with refusing(status, f"no, {KEY}") as (url, keys):
@@ -180,6 +180,38 @@ async def test_the_key_and_base_url_of_the_folder_belong_together(
     monkeypatch.delenv("OPENAI_BASE_URL")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-variable")
     assert vars(model("openai/gpt-5"))["_host"] == "api.openai.com"
+
+
+@BOTH
+async def test_what_is_pinned_is_sent_with_the_headers(api: Api) -> None:
+    seen: list[Item] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.append(await request.json() | {"team": request.headers["X-Team"]})
+        return web.json_response({"error": {"message": f"who is {request.headers['X-Team']}?"}}, status=400)
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", handle)
+    async with serve(application) as url:
+        given = {"pinned": {"temperature": 0.5}, "headers": {"X-Team": "hush"}, "extra_body": {"seed": 7}}
+        policy = model("openai/gpt-5", base_url=url, api_key=KEY, api=api, retries=0, **given)
+        with pytest.raises(Failed, match=r"who is \*\*\*") as caught:
+            await policy.respond({"input": "hi", "temperature": 0.9})
+    assert {key: seen[0][key] for key in ("temperature", "seed", "team")} == {
+        "temperature": 0.5,
+        "seed": 7,
+        "team": "hush",
+    }
+    assert "hush" not in f"{caught.value}{policy!r}"
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [({"tokens": True}, "token ids"), ({"base_url": ["http://a/v1", "http://b/v1"]}, "endpoint/gpt-5 for several")],
+)
+def test_what_a_hosted_model_cannot_do_is_refused_when_built(given: dict[str, object], complaint: str) -> None:
+    with pytest.raises(BadModelOption, match=complaint):
+        model("openai/gpt-5", api_key=KEY, **given)
 
 
 def test_the_address_of_a_foreign_folder_is_never_given_the_key_of_a_variable(

@@ -82,8 +82,8 @@ def test_asking_for_a_scripted_model_imports_no_client() -> None:
 def reached(name: str, **options: object) -> tuple[str, str | None, str | None]:
     """The name, base URL and key of a built model."""
     built = vars(gymsdk.model(name, **options))
-    key = built["_options"].api_key
-    return built["name"], built["_options"].base_url, key and key.get_secret_value()
+    found = built["_upstream"].options
+    return built["name"], ",".join(found.base_url), found.api_key and found.api_key.get_secret_value()
 
 
 @pytest.mark.parametrize("provider", ["vllm", "endpoint"])
@@ -108,6 +108,30 @@ def test_an_address_that_is_the_policys_own_has_the_policys_key(monkeypatch: pyt
     assert reached(f"vllm/m@{URL}", base_url=URL)[2] == "sk-variable"
     monkeypatch.setenv("GYMSDK_BASE_URL", URL)
     assert reached(f"vllm/m@{URL}")[2] == "sk-variable"
+
+
+def test_several_addresses_of_a_name_have_the_policys_key_where_all_are_the_policys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
+    other = "http://127.0.0.1:2/v1"
+    both = f"{URL},{other}"
+    assert reached(f"vllm/m@{both}") == ("m", both, None)
+    assert reached(f"vllm/m@{both}", base_url=URL) == ("m", both, None)
+    assert reached(f"vllm/m@{both}", base_url=[other, URL]) == ("m", both, "sk-variable")
+    monkeypatch.setenv("GYMSDK_BASE_URL", both)
+    assert reached(f"vllm/m@{other}") == ("m", other, "sk-variable")
+
+
+def test_a_model_says_what_it_is_and_where_and_nothing_secret() -> None:
+    built = gymsdk.model("vllm/m", base_url=[URL, "http://127.0.0.1:2/v1"], api_key="sk-a", headers={"X": "sk-b"})
+    assert repr(built) == f"vllm/m@{URL},http://127.0.0.1:2/v1"
+
+
+@pytest.mark.parametrize("given", [{"pinned": {"top_k": 1}}, {"tokens": True}])
+def test_a_scripted_policy_has_nothing_pinned(given: dict[str, object]) -> None:
+    with pytest.raises(BadModelOption, match="plays here and is sent no request"):
+        gymsdk.model("scripted/null", **given)
 
 
 @pytest.mark.parametrize("provider", ["vllm", "endpoint", "openai", "vlm"])

@@ -134,9 +134,7 @@ async def test_the_oracle_needs_an_environment_that_solves(row):
 
 
 async def test_the_oracle_needs_an_episode_in_this_process():
-    with pytest.raises(
-        Failed, match=r"the oracle plays an episode in this process; it has none here: .* write Policy\(model, env\)"
-    ):
+    with pytest.raises(Failed, match=r"plays an episode in this process, .* write Policy\(model, env\), over HTTP ask"):
         await build("oracle").respond({"input": "?"})
 
 
@@ -199,7 +197,7 @@ def test_an_unknown_policy_names_those_there_are(name):
         build(name)
     message = str(caught.value)
     assert message.startswith(f"no scripted policy named {name!r}")
-    assert message.lower().endswith("there are oracle, oracle:share, null, echo, random, replay:file")
+    assert message.lower().endswith("there are oracle, oracle:share, null, echo, random, script:file, replay:file")
 
 
 async def test_tokens_are_counted_as_bytes(adding, row):

@@ -48,6 +48,8 @@ def test_the_same_plan_has_no_differences() -> None:
         ({"split": "test"}, "--split of sums was train, now test"),
         ({"skip_bad_rows": True}, "--skip-bad-rows was not given, now given"),
         ({"sampling": {"temperature": 0.5}}, "--temperature was not given, now 0.5"),
+        ({"pinned": {"top_k": 5}}, "--pin top_k was not given, now 5"),
+        ({"tokens": True}, "--token-ids was not given, now given"),
         ({"sampling": {"stop": ["x"]}}, "--param stop was not given, now ['x']"),
         ({"budget": Budget(turns=3)}, "--turns was 32, now 3"),
         ({"budget": Budget(tools=3)}, "--tool-calls was 128, now 3"),

@@ -12,13 +12,16 @@ import httpx
 import orjson
 import pytest
 
-from gymsdk import Environment, Model, load, model, play
+from gymsdk import Environment, Model, http, load, model, play
 from gymsdk.rollouts import lines
 from gymsdk.rollouts.jobs import Job, seed_of, stamped
 from gymsdk.servers import agent, environment, resources
+from gymsdk.servers.instances import Instances, asking
 from gymsdk.servers.remote import Remote
+from gymsdk.servers.spread import Spread
 from gymsdk.types import UNMASKED, Playable, Row
 
+from .nodes import Instance, heading
 from .reached import asked, listening
 
 NAMES = ("math", "multineedle", "tool_call")
@@ -81,6 +84,20 @@ async def by_an_agent_elsewhere(found: Environment, policy: Model, recorded: Pat
             yield lambda row: _posted(client, row)
 
 
+@asynccontextmanager
+async def by_two_instances(found: Environment, policy: Model, recorded: Path) -> AsyncIterator[Played]:
+    async with (
+        heading() as head_url,
+        Instance(found, head_url).there(),
+        Instance(load(found.name), head_url).there(),
+        asked(
+            agent.app(Spread(found.name, Instances(asking(head_url))), _elsewhere(policy, recorded)),
+        ) as client,
+    ):
+        yield lambda row: _posted(client, row)
+        await http.aclose()
+
+
 def _elsewhere(policy: Model, recorded: Path) -> Model:
     """The oracle knows episodes of this process alone: elsewhere, what it did here is played again."""
     return model(f"scripted/replay:{recorded}") if "oracle" in repr(policy) else policy
@@ -93,7 +110,7 @@ async def _posted(client: httpx.AsyncClient, row: Row) -> Row:
     return told
 
 
-@pytest.mark.parametrize("way", [by_agent, by_environment_server, by_remote, by_an_agent_elsewhere])
+@pytest.mark.parametrize("way", [by_agent, by_environment_server, by_remote, by_an_agent_elsewhere, by_two_instances])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_rollout_over_http_is_the_one_in_process(name: str, policy: str, way: Any, tmp_path: Path) -> None:

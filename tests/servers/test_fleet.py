@@ -10,11 +10,15 @@ from contextlib import asynccontextmanager
 import pytest
 from fastapi import FastAPI
 
-from gymsdk import GymsdkError
+from gymsdk import GymsdkError, http
+from gymsdk.errors import UsageError
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.figures import Figures
-from gymsdk.servers.fleet import Fleet, Part, Times
+from gymsdk.servers.fleet import HEAD, Fleet, Known, Part, Times
 from gymsdk.servers.head import PATIENCE, Service
+from gymsdk.servers.members import Load
+
+from .nodes import heading, told
 
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp")
 
@@ -63,3 +67,47 @@ async def test_its_servers_are_known_once_it_is_up() -> None:
     assert [(each.name, each.port > 0) for each in made.services] == [("lamp", True)]
     await ended(running)
     assert running.cancelled()
+
+
+def lamp(**options) -> Fleet:
+    part = Part(LAMP, lambda _: bare("lamp", "A lamp.", figures=Figures("lamp")))
+    return Fleet([part], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1), **options)
+
+
+async def test_a_fleet_that_joins_is_known_at_the_head_under_the_host_it_is_told_of() -> None:
+    loads = {"lamp": Load(sessions=3)}
+    async with heading() as head_url:
+        joining = lamp(known=Known(head_url, advertise="127.0.0.9", loads=lambda: loads))
+        running = asyncio.ensure_future(joining.run())
+        await joining.up(running)
+        (known,) = (await told(head_url))["instances"]
+        await ended(running)
+        after = await told(head_url)
+        await http.aclose()
+    assert known["url"] == f"http://127.0.0.9:{joining.services[0].port}"
+    assert known["load"]["sessions"] == 3
+    assert (joining.head_url, after["instances"], after["lost"]) == (head_url, [], [])
+
+
+async def test_a_fleet_that_cannot_join_says_so_and_leaves_nothing_running() -> None:
+    async with heading(LAMP.model_copy(update={"implementation": "candle"})) as head_url:
+        joining = lamp(known=Known(head_url))
+        running = asyncio.ensure_future(joining.run())
+        with pytest.raises(UsageError, match="refuses this node: 'lamp' is resources_servers/candle"):
+            await joining.up(running)
+        await http.aclose()
+    assert running.done()
+
+
+async def test_an_app_is_told_where_the_head_is() -> None:
+    seen = {}
+
+    def app(urls):
+        seen.update(urls)
+        return bare("lamp", "A lamp.", figures=Figures("lamp"))
+
+    made = Fleet([Part(LAMP, app)], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1))
+    running = asyncio.ensure_future(made.run())
+    await made.up(running)
+    assert seen == {HEAD: made.head_url, "lamp": made.services[0].url}
+    await ended(running)

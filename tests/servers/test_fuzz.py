@@ -46,7 +46,9 @@ Urls = dict[str, str]
 @pytest.fixture(scope="module")
 def urls() -> Iterator[Urls]:
     """The servers of three environments, in a process of their own."""
-    words = [sys.executable, "-m", "gymsdk", "serve", *NAMES, "--mcp", "--port", "0", "--json"]
+    # One that answers whatever it is asked: the oracle would look for the row of each question.
+    policy = ("--model", "scripted/random")
+    words = [sys.executable, "-m", "gymsdk", "serve", *NAMES, *policy, "--mcp", "--port", "0", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         told = orjson.loads(process.stdout.readline())
         yield {"head": told["head"], **{name: each["url"] for name, each in told["servers"].items()}}

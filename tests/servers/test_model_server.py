@@ -6,14 +6,17 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic import NotFoundError
 from openai import AsyncOpenAI
 
 from gymsdk import Failed, model, wire
+from gymsdk.replicas import STICKY
 from gymsdk.servers import model as server
 from gymsdk.transcript import Item
 from gymsdk.types import Episode, Model
 
-from .reached import asked
+from .proxies import sdks
+from .reached import asked, listening
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -49,6 +52,28 @@ async def test_the_sdk_reads_both_forms_under_every_prefix(base: str) -> None:
     assert (chat.choices[0].message.content, response.output_text) == ("hello", "hello")
 
 
+class Sticky(Replies):
+    """Remembers which conversation a request was said to belong to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.together: list[str | None] = []
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.together.append(STICKY.get())
+        return await super().respond(request, episode=episode)
+
+
+async def test_what_belongs_together_is_what_a_rollout_or_its_client_says() -> None:
+    told = Sticky()
+    async with asked(server.app(told)) as client:
+        await client.post("/ng-rollout/r1/v1/responses", json={"input": "a", "prompt_cache_key": "k"})
+        await client.post("/ng-rollout/r1/training-token-capture/v1/messages", json={"max_tokens": 9, "messages": HI})
+        await client.post("/v1/chat/completions", json={"messages": HI, "prompt_cache_key": "k"})
+        await client.post("/v1/chat/completions", json={"messages": HI})
+    assert told.together == ["r1", "r1", "k", None]
+
+
 async def test_details_nobody_knows_are_zeros_for_clients_that_take_no_null() -> None:
     async with asked(server.app(Replies())) as client:
         told = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
@@ -61,10 +86,61 @@ async def test_the_sdk_lists_the_one_model() -> None:
         assert [each.id async for each in sdk(client).models.list()] == ["replies"]
 
 
+async def test_a_model_has_the_name_it_is_served_by_and_its_own() -> None:
+    async with asked(server.app(Replies(), serves="org/policy")) as client:
+        assert [each.id async for each in sdk(client).models.list()] == ["org/policy", "replies"]
+        assert (await sdk(client).models.retrieve("org/policy")).id == "org/policy"
+
+
+async def test_the_list_of_models_is_anthropics_too() -> None:
+    async with listening(server.app(Replies(), serves="org/policy")) as url, sdks(url) as (_, anthropic):
+        assert [each.display_name async for each in anthropic.models.list()] == ["org/policy", "replies"]
+        assert (await anthropic.models.retrieve("org/policy")).type == "model"
+        with pytest.raises(NotFoundError, match="there is org/policy, replies"):
+            await anthropic.models.retrieve("another")
+
+
+async def test_another_name_is_no_models_but_may_be_asked_for() -> None:
+    async with asked(server.app(Replies())) as client:
+        missing = await client.get("/v1/models/another")
+        answer = await client.post("/v1/responses", json={"input": "hi", "model": "another"})
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+    assert (answer.status_code, answer.json()["model"]) == (200, "replies")
+
+
+async def test_a_path_that_is_no_apis_is_not_found() -> None:
+    async with asked(server.app(Replies())) as client:
+        answer = await client.post("/v1/embeddings", json={})
+    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+
+
+@pytest.mark.parametrize("path", ["responses", "chat/completions", "messages"])
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"{torn", {}, 400),
+        (b"[1]", {}, 400),
+        (b"", {}, 400),
+        (b'{"messages":' + b"[" * 20000 + b"]" * 20000 + b"}", {}, 400),
+        (b"{}", {"content-length": str(2**40)}, 413),
+    ],
+    ids=["torn", "list", "empty", "deep", "large"],
+)
+async def test_a_body_that_is_no_request_is_answered_in_each_apis_form(
+    path: str, content: bytes, headers: dict[str, str], status: int
+) -> None:
+    async with asked(server.app(Replies())) as client:
+        answer = await client.post(f"/v1/{path}", content=content, headers=headers)
+    assert answer.status_code == status
+    told = answer.json()
+    assert told["error"]["message"]
+    assert told.get("type") == ("error" if path == "messages" else None)
+
+
 async def test_a_key_nobody_knows_is_no_error() -> None:
     told = Replies()
     async with asked(server.app(told)) as client:
-        answer = await client.post("/v1/responses", json={"input": "hi", "top_k": 3, "stream": False})
+        answer = await client.post("/v1/responses", json={"input": "hi", "top_k": 3, "odd": 1, "stream": False})
     assert answer.status_code == 200
     assert told.asked == [{"input": "hi", "top_k": 3}]
 
@@ -76,12 +152,10 @@ async def test_a_key_nobody_knows_is_no_error() -> None:
         ("responses", {"input": ["x"]}, "input"),
         ("responses", {"input": [{"role": "user", "content": 5}]}, "input"),
         ("responses", {"input": "x", "tools": 3}, "tools"),
-        ("responses", {"input": "x", "stream": True}, "stream"),
         ("chat/completions", {}, "messages"),
         ("chat/completions", {"messages": [{"content": "x"}]}, "messages"),
         ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": [7]}]}, "messages"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 2}, "n"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream": True}, "stream"),
     ],
 )
 async def test_a_bad_request_is_answered_in_openais_form(path: str, body: Item, param: str) -> None:
@@ -96,7 +170,13 @@ async def test_a_bad_request_is_answered_in_openais_form(path: str, body: Item, 
     [
         ("model_rate_limited", True, 429),
         ("model_unreachable", True, 503),
+        ("model_timeout", True, 504),
+        ("model_bad_answer", True, 502),
         ("model_refused", False, 400),
+        ("model_bad_request", False, 400),
+        ("model_unauthorized", False, 502),
+        ("model_not_found", False, 502),
+        ("model_misconfigured", False, 502),
         ("no_episode", False, 422),
     ],
 )
@@ -106,20 +186,20 @@ async def test_a_failure_of_the_adapter_has_its_status(kind: str, retryable: boo
         answer = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, kind)
     assert answer.headers.get("retry-after") == ("9" if retryable else None)
+    assert answer.headers.get("x-should-retry") == ("false" if status == 502 and not retryable else None)
 
 
 @pytest.mark.parametrize("text", [b"{torn", b"[1]", b"\xff"])
 async def test_a_body_that_is_no_object_is_answered_in_openais_form(text: bytes) -> None:
     async with asked(server.app(Replies())) as client:
         answer = await client.post("/v1/responses", content=text)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (422, "invalid_request_error")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-@pytest.mark.parametrize("output", [[{"type": "function_call"}], [{"id": "x"}]])
-async def test_an_answer_that_is_no_completion_is_the_models_failure(output: list[Any]) -> None:
-    async with asked(server.app(Replies(*output))) as client:
+async def test_an_answer_that_is_no_completion_is_the_models_failure() -> None:
+    async with asked(server.app(Replies({"type": "function_call"}))) as client:
         answer = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_bad_answer")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "model_bad_answer")
 
 
 async def test_the_oracle_says_where_it_plays() -> None:
@@ -127,4 +207,4 @@ async def test_the_oracle_says_where_it_plays() -> None:
     async with asked(server.app(oracle)) as client:
         answer = await client.post("/v1/responses", json={"input": "hi"})
     assert answer.status_code == 422
-    assert "POST the row to /run of an agent, or serve another model" in answer.json()["error"]["message"]
+    assert "gymsdk policy serve oracle --env" in answer.json()["error"]["message"]

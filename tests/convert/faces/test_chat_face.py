@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gymsdk import wire
 from gymsdk.convert import chat
 from gymsdk.convert.faces import chat as served
+from gymsdk.convert.faces.face import Malformed
 from gymsdk.transcript import Item
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
@@ -57,7 +59,7 @@ def test_parameters_have_their_responses_names() -> None:
     assert {key: value for key, value in asked.items() if key != "input"} == {
         "model": "m",
         "temperature": 0.5,
-        "metadata": {"extra_body": '{"top_k": 20}'},
+        "top_k": 20,
         "max_output_tokens": 9,
         "reasoning": {"effort": "low"},
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
@@ -72,6 +74,147 @@ def test_there_and_back_is_the_same_body() -> None:
     expected = copy.deepcopy({key: value for key, value in BODY.items() if key not in {"stream", "n"}})
     expected["messages"][1]["content"][1]["image_url"]["detail"] = "auto"
     assert back == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"max_completion_tokens": 9, "max_tokens": 7}, {"max_output_tokens": 9}),
+        ({"max_completion_tokens": 0, "max_tokens": 7}, {"max_output_tokens": 0}),
+        ({"max_tokens": 7}, {"max_output_tokens": 7}),
+        ({"verbosity": "low"}, {"text": {"verbosity": "low"}}),
+        ({"response_format": {"type": "json_object"}}, {"text": {"format": {"type": "json_object"}}}),
+        ({"tool_choice": "required"}, {"tool_choice": "required"}),
+        (
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "add"}}]},
+                }
+            },
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "add"}]}},
+        ),
+        ({"stop": ["x"], "seed": 1, "min_p": 0.1}, {"stop": ["x"], "seed": 1, "min_p": 0.1}),
+        ({"metadata": {"extra_body": '{"top_k": 3}'}}, {"metadata": {"extra_body": '{"top_k": 3}'}}),
+        ({"stream": True, "stream_options": {"include_usage": True}, "n": 1, "tools": [], "seed": None}, {}),
+        ({"functions": [], "function_call": None}, {}),
+    ],
+)
+def test_a_wish_has_its_place(body: Item, expected: Item) -> None:
+    assert served.request({"messages": []} | body) == expected | {"input": []}
+
+
+def test_a_key_nobody_knows_is_ignored_with_one_word(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        assert served.request({"messages": [], "surprise_of_chat": 1}) == {"input": []}
+    assert [record.getMessage().count("surprise_of_chat") for record in caplog.records] == [1]
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "messages", "list of messages"),
+        ({"messages": "hi"}, "messages", "list of messages"),
+        ({"messages": ["hi"]}, "messages", "list of messages"),
+        ({"messages": [{"content": "hi"}]}, "messages", "a role"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages", "role 'user' is malformed"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages", "role 'user' is malformed"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]}, "messages", "role 'assistant'"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages", "tool_calls"),
+        ({"messages": [{"role": "function", "name": "f", "content": "3"}]}, "messages", "tool_calls"),
+        ({"messages": [], "n": 2}, "n", "one answer at a time"),
+        ({"messages": [], "n": [1]}, "n", "one answer at a time"),
+        ({"messages": [], "tools": {"type": "function"}}, "tools", "list of tools"),
+        ({"messages": [], "tools": [{"type": "function", "function": {}}]}, "tools", r"tools\[0\]"),
+        ({"messages": [], "functions": [{"name": "f"}]}, "functions", "send 'tools'"),
+        ({"messages": [], "function_call": "auto"}, "function_call", "send 'tools'"),
+        ({"messages": [], "response_format": "json"}, "response_format", "an object"),
+        ({"messages": [], "response_format": {"name": "n"}}, "response_format", "a type"),
+        ({"messages": [], "tool_choice": {"type": "allowed_tools", "tools": 7}}, "tool_choice", "are allowed"),
+        ({"messages": [], "stream_options": []}, "stream_options", "an object"),
+    ],
+)
+def test_what_is_no_chat_body_is_malformed(body: Item, param: str, words: str) -> None:
+    with pytest.raises(Malformed, match=words) as caught:
+        served.request(body)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("message", "kinds"),
+    [
+        ({"content": "4"}, ["message"]),
+        ({"content": "4", "reasoning": "2+2"}, ["reasoning", "message"]),
+        ({"content": "4", "reasoning_content": "2+2", "reasoning": "2+2"}, ["reasoning", "message"]),
+        ({"content": None, "tool_calls": [CALL, CALL]}, ["function_call", "function_call"]),
+        ({"tool_calls": [CALL]}, ["function_call"]),
+        ({"content": "I add.", "tool_calls": [CALL]}, ["message", "function_call"]),
+        ({"content": ""}, ["message"]),
+        ({}, ["message"]),
+    ],
+)
+def test_an_assistants_message_is_the_items_of_its_turn(message: Item, kinds: list[str]) -> None:
+    assert [item["type"] for item in served.items({"role": "assistant"} | message)] == kinds
+
+
+def test_thoughts_in_the_text_of_history_stay_text() -> None:
+    [item] = served.items({"role": "assistant", "content": "<think>2+2</think>4"})
+    assert item["content"] == [{"type": "output_text", "text": "<think>2+2</think>4", "annotations": []}]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None, "refusal": "no"},
+        {"content": [{"type": "refusal", "refusal": "no"}]},
+    ],
+)
+def test_a_refusal_of_history_is_a_refusal(message: Item) -> None:
+    [item] = served.items({"role": "assistant"} | message)
+    assert item["content"] == [{"type": "refusal", "refusal": "no"}]
+
+
+def test_a_message_without_content_is_empty() -> None:
+    assert served.items({"role": "user"}) == [{"role": "user", "content": ""}]
+
+
+def test_a_file_is_a_file() -> None:
+    part = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}}
+    [item] = served.items({"role": "user", "content": [part]})
+    assert item["content"] == [
+        {"type": "input_file", "file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}
+    ]
+
+
+def test_thoughts_are_told_under_both_names_or_as_the_client_wants_them() -> None:
+    said = wire.response([wire.reasoning("2+2"), wire.message("4")], model="m")
+
+    def told(**asked: Any) -> Item:
+        message: Item = served.FACE.answer(said, asked)["choices"][0]["message"]
+        return {key: value for key, value in message.items() if key not in {"role", "refusal"}}
+
+    assert told() == {"content": "4", "reasoning_content": "2+2", "reasoning": "2+2"}
+    assert told(include_reasoning=False) == {"content": "4"}
+    assert told(separate_reasoning=False) == {"content": "<think>\n2+2\n</think>\n\n4"}
+
+
+def test_token_ids_are_also_where_vllm_has_them_if_they_are_wanted() -> None:
+    said = wire.response([wire.message("hi") | TOKENS], model="m")
+    plain, wanted = served.FACE.answer(said, {}), served.FACE.answer(said, {"return_token_ids": True})
+    assert TOKENS.items() <= plain["choices"][0]["message"].items()
+    assert "prompt_token_ids" not in plain
+    assert (wanted["prompt_token_ids"], wanted["choices"][0]["token_ids"]) == ([1, 2], [3])
+    chunks = [json.loads(frame[6:]) for frame in served.FACE.events(wanted, {}) if frame.startswith(b"data: {")]
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2], None, None]
+    assert chunks[-1]["choices"][0]["token_ids"] == [3]
+
+
+def test_what_was_cut_short_for_no_known_reason_was_cut_for_its_length() -> None:
+    said = wire.response([wire.function_call("add", "{", "c1")], model="m", status="incomplete")
+    assert served.completion(said)["choices"][0]["finish_reason"] == "length"
 
 
 def test_token_ids_come_in_on_the_last_item() -> None:

@@ -1,0 +1,92 @@
+"""`gymsdk config`: the settings of a deployment and where each comes from, or a file to start with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gymsdk.cli import options
+from gymsdk.errors import UsageError
+
+if TYPE_CHECKING:
+    from gymsdk.environment import Environment
+
+Files = Annotated[
+    list[Path],
+    typer.Option("--config", metavar="FILE", help="A configuration; later ones win.", show_default=False),
+]
+
+
+def config(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME | KEY=VALUE...]",
+            help="An environment to write a file for, or settings that win over the files.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    files: Files = [],  # noqa: B006  # typer copies it
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The file to write; standard output, if none."),
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Show settings and where each comes from, or write a file that serves an environment."""
+    given = list(words or [])
+    names = [word for word in given if "=" not in word and not word.startswith("~")]
+    if not names:
+        _show(files, given, json=json)
+        return
+    if len(given) > 1 or files:
+        raise UsageError(f"{names[0]!r} is no setting; write it as KEY=VALUE, or name one environment and nothing else")
+    _write(names[0], output)
+
+
+def _show(files: list[Path], given: list[str], *, json: bool) -> None:
+    from gymsdk import configuration
+    from gymsdk.configuration import showing
+
+    deployment = configuration.read(files, given)
+    if json:
+        from gymsdk import rows
+
+        typer.echo(rows.document(showing.told(deployment)), nl=False)
+        return
+    typer.echo("\n".join(showing.lines(deployment)))
+    for line in filter(None, (deployment.reported, *deployment.notes)):
+        typer.echo(line, err=True)
+
+
+def _write(name: str, output: Path | None) -> None:
+    from gymsdk.configuration import starting
+    from gymsdk.plugins import registry
+
+    text = starting.text(name, _settings(registry.load(name)))
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{output} is there and is not replaced; choose another --output") from None
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error.strerror}; choose another --output") from None
+    typer.echo(f"Wrote {output}: gymsdk serve --config {output}")
+
+
+def _settings(environment: Environment) -> dict[str, Any]:
+    """Give the environment's own settings with their defaults, `null` for those that must be given."""
+    from pydantic_core import to_jsonable_python
+
+    return {
+        name: None
+        if field.is_required()
+        else to_jsonable_python(field.get_default(call_default_factory=True), fallback=repr)
+        for name, field in type(environment.config).model_fields.items()
+    }

@@ -1,0 +1,151 @@
+"""`gymsdk status`: how the servers of a head are."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gymsdk.cli import options
+from gymsdk.errors import UsageError
+
+if TYPE_CHECKING:
+    from gymsdk.servers.survey import Row, Survey
+
+PAUSE = 2.0
+"""Seconds between two looks."""
+
+KINDS = {
+    "resources_servers": "resources",
+    "responses_api_agents": "agent",
+    "environment_servers": "environment server",
+    "responses_api_models": "model",
+}
+
+WORDS = {
+    "missing": "is expected, and not registered",
+    "unhealthy": "does not answer the head as it should",
+    "exit": "ended by itself not long ago",
+    "slow": "takes the head more than 100 ms to reach",
+}
+"""What is wrong, in words."""
+
+CLEAR = "\x1b[H\x1b[2J"
+
+
+def status(
+    *,
+    head: options.Head = None,
+    json: options.Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
+) -> None:
+    """Tell how the servers of a head are; exit code 1 where something is wrong, 2 where no head answers."""
+    from gymsdk.cli.stopping import Stopped, until_stopped
+
+    look = _Look(head, json=json)
+    try:
+        until_stopped(look.on() if watch else look.once())
+    except Stopped as stop:
+        raise typer.Exit(look.code if watch else stop.code) from None
+    raise typer.Exit(look.code)
+
+
+class _Look:
+    """Looks at the servers of a *head* and prints what there is; *code* is the exit code of the last look."""
+
+    def __init__(self, head: str | None, *, json: bool) -> None:
+        self.code = 0
+        self._head = head
+        self._json = json
+
+    async def once(self) -> None:
+        from gymsdk import http
+        from gymsdk.client import HEAD
+        from gymsdk.servers.survey import survey
+
+        try:
+            found = await survey(self._head or HEAD)
+        finally:
+            await http.aclose()
+        self.code = 0 if found.is_well else 1
+        typer.echo(_line(found) if self._json else text(found))
+
+    async def on(self) -> None:
+        import asyncio
+
+        while True:
+            if sys.stdout.isatty() and not self._json:
+                typer.echo(CLEAR, nl=False)
+            try:
+                await self.once()
+            except UsageError as error:
+                # It may be back in a moment: that is what one watches for.
+                self.code = 2
+                typer.echo(f"Error: {error}", err=True)
+            sys.stdout.flush()
+            await asyncio.sleep(PAUSE)
+
+
+def _line(found: Survey) -> str:
+    import orjson
+
+    return orjson.dumps({"ok": found.is_well, **found.model_dump(mode="json")}).decode()
+
+
+def text(found: Survey) -> str:
+    """Give what there is as a table, and beneath it what is wrong."""
+    with_gpus, with_nodes = (any(each.gpus for each in found.servers), any(each.node for each in found.servers))
+    columns = [dict(_cells(each)) for each in found.servers]
+    names = [name for name in columns[0] if (name != "GPU" or with_gpus) and (name != "node" or with_nodes)]
+    cells = [names, *([column[name] for name in names] for column in columns)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return "\n".join([*lines, "", *_told(found)])
+
+
+def _cells(row: Row) -> Iterator[tuple[str, str]]:
+    yield "server", row.name
+    yield "kind", KINDS.get(row.kind or "", row.kind or "")
+    yield "node", row.node[:8]
+    yield "health", _marked(row.health, row.wrong, "missing", "unhealthy")
+    yield "last exit", _marked(_exit(row), row.wrong, "exit")
+    yield "uptime", "" if row.uptime is None else _span(row.uptime)
+    yield "sessions", "" if row.sessions is None else f"{row.sessions:,}"
+    yield "in flight", "" if row.in_flight is None else f"{row.in_flight:,}"
+    yield "round trip", "" if row.round_trip is None else _marked(f"{row.round_trip * 1e3:.1f} ms", row.wrong, "slow")
+    gpus = " ".join(f"{used:.0%}" for used in row.gpus.values())
+    yield "GPU", f"{gpus} !" if row.idle else gpus
+
+
+def _exit(row: Row) -> str:
+    from gymsdk.supervisor import told
+
+    if row.exit_code is None or row.exit_at is None:
+        return ""
+    times = f", {row.restarts} restarts" if row.restarts and row.restarts > 1 else ""
+    return f"{told(row.exit_code)} {_span(max(0.0, time.time() - row.exit_at))} ago{times}"
+
+
+def _marked(cell: str, wrong: Sequence[str], *which: str) -> str:
+    return f"{cell} !" if any(each in wrong for each in which) else cell
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _told(found: Survey) -> Iterator[str]:
+    nodes = f", {found.nodes} nodes beside it" if found.nodes else ""
+    yield f"{found.head}: {found.registered} of {found.expected} expected servers registered{nodes}"
+    if found.round_trip_by == "command":
+        yield "round trips are from here: this head does not measure them"
+    for row in found.servers:
+        yield from (f"! {row.name} {WORDS[each]}" for each in row.wrong)
+        if row.idle:
+            yield f"! a GPU of {row.name} is used less than half of the time (no fault, but worth a look)"

@@ -1,0 +1,170 @@
+"""Blocks: the servers that a configuration names, each read by its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gymsdk.configuration import keys
+from gymsdk.configuration.checking import checked, given, is_given
+from gymsdk.configuration.deployment import Agent, Block, Dataset, Player, Policy, Resources
+from gymsdk.configuration.kinds import (
+    ENVIRONMENTS,
+    IMPLEMENTATIONS,
+    KINDS,
+    MODELS,
+    REFUSED,
+    RESOURCES,
+    Kind,
+    named,
+)
+from gymsdk.configuration.nodes import Node, plain
+from gymsdk.configuration.places import Problems, Trail, dotted
+from gymsdk.configuration.players import player
+from gymsdk.errors import suggestion
+
+MCP = "expose_tools_over_mcp"
+LISTENING = ("host", "port", "advertise_host", "domain")
+BUDGET = {"turns": "turns", "tool_calls": "tool_calls", "seconds": "deadline"}
+TURNS = ("turns", "max_steps", "max_turns")
+EPISODE = "default_episode_timeout_seconds"
+DATASET = {"name": "name", "path": "jsonl_fpath", "type": "type", "repeats": "num_repeats"}
+
+
+def is_block(node: Node) -> bool:
+    """Whether *node* has the shape of a server: a kind, and beneath it an implementation."""
+    return any(kind in node.children for kind in KINDS)
+
+
+class Blocks:
+    """One reading of the blocks of *root*; *ignored* gathers NeMo Gym's keys that mean nothing here."""
+
+    def __init__(self, root: Node, policy: Policy, folder: Path, problems: Problems) -> None:
+        self.ignored: set[str] = set()
+        self._root = root
+        self._policy = policy
+        self._folder = folder
+        self._problems = problems
+
+    def read(self) -> tuple[Block, ...]:
+        """Give the blocks that are right."""
+        found = (self._block(name, node) for name, node in self._root.children.items() if is_block(node))
+        return tuple(block for block in found if block is not None)
+
+    def _block(self, name: str, node: Node) -> Block | None:
+        kind = self._kind(name, node)
+        implementation = self._implementation(name, kind, node.children[kind]) if kind else None
+        if kind is None or implementation is None:
+            return None
+        trail = (name, kind, implementation)
+        body = node.children[kind].children[implementation]
+        if body.value is None:
+            body = Node({}, body.place)
+        if not body.is_mapping:
+            self._problems.add(body.place, f"{dotted(trail)} must hold `key: value` lines, as in entrypoint: app.py")
+            return None
+        return self._read(trail, kind, body)
+
+    def _read(self, trail: Trail, kind: Kind, body: Node) -> Block | None:
+        refers = {key: each for key, node in body.children.items() if (each := _reference(node))}
+        rest = body.without(*keys.BLOCK, *refers, *keys.ignored(trail[2]))
+        self.ignored |= {key for key in body.children if key in keys.ignored(trail[2]) and key not in refers}
+        if kind != RESOURCES:
+            self._unknown(trail, rest)
+        part = self._part(kind, trail, rest)
+        values = given(body, {key: key for key in LISTENING})
+        datasets = tuple(self._datasets(trail, body))
+        whole = {
+            "name": trail[0],
+            "kind": kind,
+            "implementation": trail[2],
+            # Where the part is wrong, that has been told: the rest of the block is looked at all the same.
+            "part": part or Agent(),
+            "settings": plain(rest.without(MCP)) if kind == RESOURCES else plain(rest),
+            "refers": {key: each[1] for key, each in refers.items()},
+            "datasets": datasets,
+            "place": body.place,
+        }
+        return checked(Block, whole | values, keys={}, root=self._root, trail=trail, problems=self._problems)
+
+    def _kind(self, name: str, node: Node) -> Kind | None:
+        kinds = [kind for kind in KINDS if kind in node.children]
+        if len(kinds) > 1:
+            first, second = (f"{kind} at {node.children[kind].place}" for kind in kinds[:2])
+            self._problems.add(node.place, f"{name} is both {first} and {second}; call one of them something else")
+            return None
+        for key in node.children:
+            if key not in kinds:
+                near = suggestion(key, KINDS, f"move it beneath {kinds[0]} and its implementation")
+                self._problems.add(node.children[key].place, f"{name}.{key} is no kind of server{near}")
+        return kinds[0]
+
+    def _implementation(self, name: str, kind: Kind, node: Node) -> str | None:
+        below = list(node.children)
+        if len(below) != 1:
+            told = " and ".join(f"{each} ({node.children[each].place})" for each in below) or "none"
+            self._problems.add(node.place, f"{name}.{kind} needs one implementation, and has {told}; keep one")
+            return None
+        implementation, known = below[0], IMPLEMENTATIONS.get(kind)
+        place = node.children[implementation].place
+        if kind == MODELS and implementation in REFUSED:
+            self._problems.add(place, f"{name}: {implementation} has no counterpart here; {REFUSED[implementation]}")
+            return None
+        if known is not None and implementation not in known:
+            near = suggestion(implementation, known, f"there are {', '.join(known)}")
+            self._problems.add(place, f"{name}: {kind} has no implementation {implementation!r} here{near}")
+            return None
+        return implementation
+
+    def _unknown(self, trail: Trail, rest: Node) -> None:
+        known = keys.known(trail[2])
+        for key, node in rest.children.items():
+            if key not in known:
+                near = suggestion(key, known, f"it may hold {', '.join(sorted(known - keys.ignored(trail[2])))}")  # type: ignore[operator]  # a frozenset
+                self._problems.add(node.place, f"{dotted(trail)} has no setting {key!r}{near}")
+
+    def _part(self, kind: Kind, trail: Trail, rest: Node) -> Resources | Player | Agent | None:
+        if kind == MODELS:
+            return player(trail[2], rest, self._policy, trail, self._problems)
+        if kind == RESOURCES:
+            mcp = rest.at(MCP)
+            values: dict[str, Any] = {"environment": named(trail[2])} | ({"mcp": mcp.value} if mcp else {})
+            return checked(Resources, values, keys={"mcp": MCP}, root=self._root, trail=trail, problems=self._problems)
+        turns = next((key for key in TURNS if is_given(rest.at(key))), TURNS[0])
+        called = BUDGET | {"turns": turns} | ({"seconds": EPISODE} if kind == ENVIRONMENTS else {})
+        values = given(rest, called)
+        return checked(Agent, values, keys=called, root=self._root, trail=trail, problems=self._problems)
+
+    def _datasets(self, trail: Trail, body: Node) -> Iterator[Dataset]:
+        node = body.at("datasets")
+        if node is None or node.value is None:
+            return
+        if not isinstance(node.value, list):
+            self._problems.add(node.place, f"{dotted(trail)}.datasets must be a list of name and jsonl_fpath")
+            return
+        for number, each in enumerate(node.value):
+            values = given(each, DATASET)
+            if isinstance(path := values.get("path"), str):
+                values["path"] = self._folder / path
+            where = (*trail, "datasets", str(number))
+            values["place"] = each.place
+            found = checked(Dataset, values, keys=DATASET, root=self._root, trail=where, problems=self._problems)
+            if found is not None:
+                yield found
+
+
+def _reference(node: Node) -> tuple[str, str] | None:
+    """Give kind and name of the server *node* refers to, `None` where it is no reference."""
+    kind, name = node.at("type"), node.at("name")
+    if kind is None or name is None or kind.value not in KINDS or not isinstance(name.value, str):
+        return None
+    return str(kind.value), name.value
+
+
+def references(root: Node, block: Block) -> Iterator[tuple[str, str, str, Node]]:
+    """Yield key, kind, name and node of every reference of *block*."""
+    body = root.at(block.name, block.kind, block.implementation)
+    for key, node in (body.children if body else {}).items():
+        if found := _reference(node):
+            yield key, *found, node

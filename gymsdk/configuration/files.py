@@ -1,0 +1,112 @@
+"""Files: configuration files and those they include, in the order in which later ones win."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gymsdk.configuration import builtin, documents
+from gymsdk.configuration.kinds import spelled
+from gymsdk.configuration.nodes import Node
+from gymsdk.configuration.places import Place, Problems
+from gymsdk.configuration.resolving import expanded
+from gymsdk.errors import BadConfig, suggestion
+
+INCLUDES = "config_paths"
+
+
+class Files:
+    """The files of one configuration, looked for in *folder*; each counts once, what it includes before it."""
+
+    def __init__(self, folder: Path, problems: Problems) -> None:
+        self._folder = folder
+        self._problems = problems
+        self._read: set[str] = set()
+        self._open: dict[str, str] = {}
+
+    def named(self, entries: Sequence[tuple[str, Place]], beside: Path | None = None) -> Iterator[Node]:
+        """Yield what *entries* hold, the first first, each behind what it includes."""
+        for entry, place in entries:
+            try:
+                yield from self._one(entry, place, beside)
+            except BadConfig as error:
+                self._problems.keep(error)
+
+    def at(self, path: Path) -> Iterator[Node]:
+        """Yield what the file at *path* holds, if it is there."""
+        if path.is_file():
+            yield from self.named([(str(path), Place(source=self._shown(path)))])
+
+    def _one(self, entry: str, place: Place, beside: Path | None) -> Iterator[Node]:
+        path = self._found(entry, beside)
+        text = self._builtin(entry, place) if path is None else _text(path)
+        source = f"built-in {entry}" if path is None else self._shown(path)
+        identity = entry if path is None else str(path.resolve())
+        if identity in self._open:
+            shown = [*self._open.values()][[*self._open].index(identity) :]
+            chain = " includes ".join([*shown, source])
+            raise BadConfig(f"{place}: {chain}; take one of them out of config_paths")
+        if identity in self._read:
+            return
+        self._read.add(identity)
+        self._open[identity] = source
+        try:
+            root = _mapping(documents.read(text, source))
+            yield from self.named(included(root, self._problems), path.parent if path else None)
+        finally:
+            del self._open[identity]
+        yield spelled(root.without(INCLUDES))
+
+    def _found(self, entry: str, beside: Path | None) -> Path | None:
+        folders = [beside, self._folder] if beside else [self._folder]
+        return next((path for folder in folders if (path := folder / entry).is_file()), None)
+
+    def _builtin(self, entry: str, place: Place) -> str:
+        try:
+            text = builtin.text(entry)
+        except BadConfig as error:
+            raise BadConfig(f"{place}: {entry}: {error}") from None
+        if text is not None:
+            return text
+        there = [each.name for pattern in ("*.yaml", "*.yml") for each in self._folder.glob(pattern)]
+        near = suggestion(entry, there, "a path is looked up beside the file that names it, then in the folder")
+        raise BadConfig(f"{place}: there is no file {entry}{near}")
+
+    def _shown(self, path: Path) -> str:
+        try:
+            return str(path.resolve().relative_to(self._folder.resolve()))
+        except ValueError:
+            return str(path)
+
+
+def included(root: Node, problems: Problems) -> list[tuple[str, Place]]:
+    """Give the entries that *root* includes, one or several."""
+    node = root.at(INCLUDES)
+    if node is None or node.value is None:
+        return []
+    below = node.value if isinstance(node.value, list) else [node]
+    entries = [(expanded(each.value), each.place) for each in below if isinstance(each.value, str)]
+    if len(entries) < len(below):
+        problems.add(node.place, "config_paths must be a list of files, as in config_paths: [a.yaml, b.yaml]")
+    return [(entry.strip(), place) for entry, place in entries if entry.strip()]
+
+
+def open_to_others(path: Path) -> bool:
+    """Whether others than its owner may read *path*."""
+    return path.is_file() and bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+
+
+def _mapping(root: Node) -> Node:
+    if root.value is None:
+        return Node({}, root.place)
+    if root.is_mapping:
+        return root
+    raise BadConfig(f"{root.place}: a configuration is made of `key: value` lines, as in default_host: 127.0.0.1")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadConfig(f"{path}: this cannot be read ({type(error).__name__}); give a file of UTF-8 text") from None

@@ -1,0 +1,142 @@
+"""Players: what a model server's block means to `gymsdk.model`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import SecretStr
+
+from gymsdk import addresses
+from gymsdk.configuration.deployment import Player, Policy
+from gymsdk.configuration.nodes import Node, plain
+from gymsdk.configuration.places import Problems, Trail, dotted
+from gymsdk.errors import BadModelOption
+from gymsdk.settings import VARIABLES, options
+
+OPENAI = "https://api.openai.com/"
+SAME = ("api", "timeout", "retries", "thoughts", "pinned", "extra_body", "chat_template_kwargs", "headers", "tokens")
+"""Keys that are called so by `gymsdk.model` too."""
+
+RENAMED = {"sampling_overrides": "pinned", "default_headers": "headers", "return_token_id_information": "tokens"}
+
+
+def endpoint(implementation: str) -> tuple[str, str, str]:
+    """Give what base URL, key and model are called in a block of *implementation*."""
+    if implementation == "openai_model":
+        return "openai_base_url", "openai_api_key", "openai_model"
+    return "base_url", "api_key", "model"
+
+
+def player(implementation: str, node: Node, policy: Policy, trail: Trail, problems: Problems) -> Player | None:
+    """Give what the block *node* plays with, *policy* where it names no endpoint; `None` where that is not enough."""
+    reading = _Reading(implementation, node, policy, trail, problems)
+    found = reading.ours() if implementation == "gymsdk_model" else reading.theirs()
+    if found is None:
+        return None
+    try:
+        options(found.name, found.options)
+    except BadModelOption as error:
+        problems.add(node.place, f"{dotted(trail)}: {error}")
+        return None
+    return found
+
+
+class _Reading:
+    """One block of a model server while it is read."""
+
+    def __init__(self, implementation: str, node: Node, policy: Policy, trail: Trail, problems: Problems) -> None:
+        self._implementation = implementation
+        self._values: dict[str, Any] = {key: value for key, value in plain(node).items() if value not in (None, "")}
+        self._node = node
+        self._policy = policy
+        self._trail = trail
+        self._problems = problems
+        self._keys = endpoint(implementation)
+
+    def ours(self) -> Player | None:
+        """Give the player of a `gymsdk_model`: its model is named `provider/name`."""
+        name = str(self._values.get("model", "scripted/oracle"))
+        provider, _, rest = name.partition("/")
+        if provider == "scripted":
+            # It plays here: no endpoint, and no key of one.
+            return Player(name=name, options=self._same())
+        if not rest:
+            rest = self._name() or ""
+        base_urls = self._base_urls()
+        if base_urls is None and provider != "openai":
+            self._absent("base URL", self._keys[0], "policy_base_url")
+            return None
+        if not rest:
+            return None
+        return Player(name=f"{provider}/{rest}", options=self._endpoint(base_urls or ()) | self._same())
+
+    def theirs(self) -> Player | None:
+        """Give the player of one of NeMo Gym's model servers."""
+        name, base_urls = self._name(), self._base_urls()
+        hosted = self._implementation == "openai_model"
+        if base_urls is None and not hosted:
+            self._absent("base URL", self._keys[0], "policy_base_url")
+        if name is None or (base_urls is None and not hosted):
+            return None
+        urls = base_urls or ()
+        own = {"api": "responses"} if self._values.get("is_responses_native") in {True, "true"} else {}
+        given = self._endpoint(urls) | self._same() | own
+        if not hosted:
+            return Player(name=f"vllm/{name}", options=given)
+        if all(url.startswith(OPENAI) for url in urls):
+            return Player(name=f"openai/{name}", options=given)
+        # A server of somebody else's is asked as NeMo Gym asks it, and needs no SDK.
+        return Player(name=f"endpoint/{name}", options={"api": "responses"} | given)
+
+    def _name(self) -> str | None:
+        key = self._keys[2]
+        found = self._values.get(key) if self._implementation != "gymsdk_model" else None
+        if name := found or self._policy.model_name:
+            return str(name)
+        self._absent("model's name", key, "policy_model_name")
+        return None
+
+    def _base_urls(self) -> tuple[str, ...] | None:
+        """Give the block's addresses or else the policy's, `None` where neither has one."""
+        own = self._values.get(self._keys[0])
+        return (urls(own) if own is not None else ()) or self._policy.base_urls or None
+
+    def _endpoint(self, base_urls: tuple[str, ...]) -> dict[str, Any]:
+        """Give address and key; a server that is not the policy's is not given the policy's key."""
+        own = self._values.get(self._keys[1])
+        policys = not base_urls or set(base_urls) <= set(self._policy.base_urls)
+        key = SecretStr(str(own)) if own else self._policy.api_key if policys else None
+        endpoint = {"base_url": base_urls, "apart": True} if base_urls else {}
+        return endpoint | ({"api_key": key} if key else {})
+
+    def _same(self) -> dict[str, Any]:
+        return dict(self._options())
+
+    def _options(self) -> Iterator[tuple[str, Any]]:
+        for key, value in self._values.items():
+            name = RENAMED.get(key, key)
+            if name in SAME and value not in ({}, False):
+                yield name, _hidden(value) if name == "headers" and isinstance(value, dict) else value
+
+    def _absent(self, what: str, key: str, setting: str) -> None:
+        self._problems.add(
+            self._node.place,
+            f"{dotted(self._trail)} needs the {what}: give {key} there, or {setting} "
+            f"(in env.yaml, as {setting}=…, or as {VARIABLES[setting]})",
+        )
+
+
+def urls(given: object) -> tuple[str, ...]:
+    """Give base URLs out of one text or several, each with `/v1` where it has no path."""
+    texts = [str(each) for each in given if each is not None] if isinstance(given, (list, tuple)) else str(given)
+    return tuple(_completed(each) for each in addresses.several(texts))
+
+
+def _completed(url: str) -> str:
+    return f"{url.rstrip('/')}/v1" if re.fullmatch(r"https?://[^/]+/?", url) else url
+
+
+def _hidden(headers: dict[str, Any]) -> dict[str, SecretStr]:
+    return {name: SecretStr(str(value)) for name, value in headers.items()}

@@ -1,0 +1,81 @@
+"""The policy's endpoint: base URL, key and model name, out of files, environment variables and overrides."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+
+from gymsdk.configuration.nodes import Node
+from gymsdk.configuration.places import COMMAND, HANDED, Place, Trail
+from gymsdk.settings import VARIABLES
+
+KEY = "policy_api_key"
+BASE_URL = "policy_base_url"
+
+SWITCHES = {"token_file": "GYMSDK_TOKEN_FILE", "insecure": "GYMSDK_INSECURE"}
+"""Further settings that an environment variable can give."""
+
+
+class Source(Enum):
+    """Who wrote a setting: the command line or a program, the environment, a file."""
+
+    GIVEN = 1
+    VARIABLE = 2
+    FILE = 3
+
+
+def source(place: Place) -> Source:
+    """Give who wrote what stands at *place*."""
+    if place in {COMMAND, HANDED}:
+        return Source.GIVEN
+    variables = {*VARIABLES.values(), *SWITCHES.values()}
+    return Source.VARIABLE if place.line is None and place.source in variables else Source.FILE
+
+
+def completed(root: Node) -> tuple[Node, tuple[str, ...]]:
+    """Give *root* with what environment variables say, and sentences about a key that is not used.
+
+    A file's base URL is not given an environment variable's key, nor the other way round: a folder that somebody else
+    wrote would learn the key, or somebody else's server the folder's.
+    """
+    written = root.at(KEY)
+    for key, variable in {**VARIABLES, **SWITCHES}.items():
+        root = _set(root, key, variable)
+    keys = [node for node in (root.at(KEY), written) if node is not None and node.value]
+    if not keys:
+        return root, ()
+    base_url = root.at(BASE_URL)
+    whose = source(base_url.place) if base_url is not None and base_url.value else None
+    fitting = [node for node in keys if whose is None or _fits(source(node.place), whose)]
+    if fitting:
+        return root.with_key(KEY, fitting[0]), ()
+    where = base_url.place if base_url is not None else ""
+    note = f"the key of {keys[0].place} is not used for the base URL of {where}; give both in the same place"
+    return root.without(KEY), (note,)
+
+
+def _fits(key: Source, base_url: Source) -> bool:
+    if key is Source.GIVEN:
+        return True
+    return key is (Source.FILE if base_url is Source.FILE else Source.VARIABLE)
+
+
+def _set(root: Node, key: str, variable: str) -> Node:
+    value, there = os.environ.get(variable), root.at(key)
+    if not value or (there is not None and source(there.place) is Source.GIVEN):
+        return root
+    return root.with_key(key, Node(value, Place(source=variable)))
+
+
+def secrets(root: Node) -> set[str]:
+    """Give the texts in *root* that nobody may read."""
+    return {str(node.value) for trail, node in root.walk() if node.value and is_secret(trail)}
+
+
+def is_secret(trail: Trail) -> bool:
+    """Whether what *trail* leads to is a secret, by its name."""
+    if any(key in {"default_headers", "headers"} for key in trail[:-1]):
+        return True
+    named = next((key.lower() for key in reversed(trail) if not key.isdecimal()), "")
+    ends = ("api_key", "apikey", "_token", "secret", "password", "authorization", "access_key", "private_key")
+    return named == "token" or named.endswith(ends)

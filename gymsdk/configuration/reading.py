@@ -1,0 +1,137 @@
+"""Reading: files, variables and overrides become a deployment, or all that is wrong with them is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from gymsdk.configuration import keys, policy, top
+from gymsdk.configuration.blocks import Blocks, is_block
+from gymsdk.configuration.consistency import check_ports, check_references, completed
+from gymsdk.configuration.deployment import Deployment
+from gymsdk.configuration.files import INCLUDES, Files, included, open_to_others
+from gymsdk.configuration.inheriting import inherited
+from gymsdk.configuration.kinds import KINDS, kind_of, spelled
+from gymsdk.configuration.nodes import Node, merged, node_of, swept
+from gymsdk.configuration.overrides import Override, applied, parsed
+from gymsdk.configuration.places import COMMAND, DEFAULT, HANDED, Place, Problems
+from gymsdk.configuration.resolving import referred, resolved
+from gymsdk.configuration.showing import settings
+from gymsdk.errors import suggestion
+from gymsdk.settings import FILES
+
+EMPTY = Node({}, DEFAULT)
+
+
+def read(paths: Sequence[Path | str] = (), overrides: Sequence[str] = (), *, folder: Path | None = None) -> Deployment:
+    """Give the deployment that *paths* describe, those of `config_paths` included, with *overrides* laid over it.
+
+    Files are looked up in *folder*, by default the current one, whose `env.yaml` and `.env.yaml` win over them.
+    Raises `BadConfig` with a line for everything that is wrong.
+    """
+    problems, home = Problems(), folder or Path()
+    given = parsed(overrides, problems)
+    entries = [(str(path), COMMAND) for path in paths]
+    entries += [entry for each in given if each.trail == (INCLUDES,) for entry in _entries(each, problems)]
+    under = _files(entries, [home / name for name in FILES], home, problems)
+    rest = [each for each in given if each.trail != (INCLUDES,)]
+    return _deployment(applied(under, rest, problems), home, problems)
+
+
+def from_mapping(given: Mapping[str, Any], *, folder: Path | None = None, env_file: Path | None = None) -> Deployment:
+    """Give the deployment that a program hands over, as trainers do: a mapping, or OmegaConf's own.
+
+    Its `config_paths` are looked up in *folder*, by default the current one; *env_file*, if named, is read instead of
+    the folder's `env.yaml`. What is *given* wins over both. Raises `BadConfig`.
+    """
+    problems, home = Problems(), folder or Path()
+    over = spelled(node_of(_plain(given), HANDED))
+    beside = [env_file] if env_file else [home / name for name in FILES]
+    under = _files(included(over, problems), beside, home, problems)
+    return _deployment(merged(under, over.without(INCLUDES)), home, problems)
+
+
+def _plain(given: Mapping[str, Any]) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(given, resolve=False) if OmegaConf.is_config(given) else dict(given)
+
+
+def _entries(override: Override, problems: Problems) -> list[tuple[str, Place]]:
+    if override.value is None:
+        return []
+    return included(Node({INCLUDES: override.value}, COMMAND), problems)
+
+
+def _files(entries: list[tuple[str, Place]], beside: Iterable[Path], folder: Path, problems: Problems) -> Node:
+    files = Files(folder, problems)
+    layers = [*files.named(entries)]
+    for path in beside:
+        layers += files.at(path)
+    problems.check()
+    return reduce(merged, layers, EMPTY)
+
+
+def _deployment(root: Node, folder: Path, problems: Problems) -> Deployment:
+    root = swept(inherited(root, problems))
+    root, notes = policy.completed(root)
+    notes += _readable(root, folder)
+    problems.secrets |= policy.secrets(root)
+    known, ignored = _sorted_out(root, problems)
+    unresolved = Problems()
+    known = resolved(known, unresolved, absent=keys.POLICY)
+    problems.secrets |= policy.secrets(known)
+    if unresolved:
+        # What does not resolve is missing further down: only it is told.
+        problems.join(unresolved)
+        problems.check()
+    found = top.read(known, folder, problems)
+    blocks = Blocks(known, found.policy, folder, problems)
+    servers = blocks.read()
+    check_references(root, known, servers, problems)
+    ignored |= blocks.ignored
+    whole = found.model_copy(update={"servers": completed(servers), "notes": notes, "ignored": tuple(sorted(ignored))})
+    check_ports(known, whole, problems)
+    problems.check()
+    return whole.model_copy(update={"settings": settings(known, whole, problems.secrets)})
+
+
+def _readable(root: Node, folder: Path) -> tuple[str, ...]:
+    key = root.at(policy.KEY)
+    if key is None or not key.value or key.place.line is None or not open_to_others(folder / key.place.source):
+        return ()
+    return (f"{key.place.source} holds a key that others can read; run: chmod 600 {key.place.source}",)
+
+
+def _sorted_out(root: Node, problems: Problems) -> tuple[Node, set[str]]:
+    """Give *root* without what means nothing here, and the names of that; unknown keys go to *problems*."""
+    used = referred(root)
+    unknown = {
+        key: node
+        for key, node in root.children.items()
+        if key not in keys.USED and key not in used and not is_block(node)
+    }
+    ignored = {key for key, node in unknown.items() if keys.is_ignored(key) or _is_anothers(key, node)}
+    for key, node in unknown.items():
+        if key not in ignored:
+            problems.add(node.place, _complaint(key, node))
+    return root.without(*unknown), ignored
+
+
+def _is_anothers(key: str, node: Node) -> bool:
+    """Whether *key* is some other program's: `env.yaml` is read by more than one."""
+    return node.place.source in FILES and not node.is_mapping and not suggestion(key, keys.USED)
+
+
+def _complaint(key: str, node: Node) -> str:
+    kinds = [kind for each in node.children if (kind := kind_of(each))]
+    if kinds:
+        return f"{key} says no kind of server; write {kinds[0]}: above {next(iter(node.children))}:"
+    near = next(filter(None, (suggestion(each, KINDS) for each in node.children)), "")
+    if near:
+        return f"{key} has no kind of server{near}"
+    known = (*keys.USED, *keys.IGNORED)
+    told = suggestion(key, known, "a server is written NAME: {KIND: {IMPLEMENTATION: {…}}}" if node.is_mapping else "")
+    return f"there is no setting {key!r}{told or '; leave it out, or refer to it with ${' + key + '}'}"

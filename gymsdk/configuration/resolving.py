@@ -1,0 +1,143 @@
+"""Resolving: `${...}` put in through OmegaConf, and what must be given found."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from gymsdk.configuration.nodes import Node, node_of, plain
+from gymsdk.configuration.places import Place, Problems, Trail, dotted
+from gymsdk.errors import suggestion
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+MISSING = "???"
+MARK = "${"
+VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*\}")
+ROOT = re.compile(r"\$\{([A-Za-z_]\w*)[.}\[]")
+
+
+def expanded(text: str) -> str:
+    """Give *text* with the environment variables it refers to; as it is where they do not resolve."""
+    if MARK not in text:
+        return text
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return str(OmegaConf.create({"text": text}).text)
+    except OmegaConfBaseException:
+        return text
+
+
+def referred(root: Node) -> set[str]:
+    """Give the keys at the top that something in *root* refers to."""
+    texts = (node.value for _, node in root.walk() if isinstance(node.value, str))
+    return {name for text in texts for name in ROOT.findall(text)}
+
+
+def resolved(root: Node, problems: Problems, absent: tuple[str, ...] = ()) -> Node:
+    """Give *root* with all references put in, keys that may be *absent* as null; what is wrong goes to *problems*."""
+    from omegaconf import OmegaConf
+
+    sound = _sound(root, (), problems)
+    values = dict.fromkeys(absent) | plain(sound)
+    config = OmegaConf.create(values)
+    whole = _Resolving(config, sound, problems).node(sound, ())
+    _demanded(whole, problems)
+    return whole
+
+
+def _sound(node: Node, trail: Trail, problems: Problems) -> Node:
+    """Give *node* without texts that OmegaConf cannot even parse."""
+    if isinstance(node.value, dict):
+        return Node({key: _sound(each, (*trail, key), problems) for key, each in node.value.items()}, node.place)
+    if isinstance(node.value, list):
+        below = [_sound(each, (*trail, str(number)), problems) for number, each in enumerate(node.value)]
+        return Node(below, node.place)
+    if not isinstance(node.value, str) or MARK not in node.value or _parses(node.value):
+        return node
+    problems.add(node.place, f"{dotted(trail)} has a ${{ that does not close as it should; write ${{key.of.another}}")
+    return Node(None, node.place)
+
+
+def _parses(text: str) -> bool:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        OmegaConf.create({"text": text})
+    except OmegaConfBaseException:
+        return False
+    return True
+
+
+class _Resolving:
+    """One resolution: *config* as OmegaConf has it, the nodes it was made of, and what is wrong."""
+
+    def __init__(self, config: DictConfig, root: Node, problems: Problems) -> None:
+        self._config = config
+        self._root = root
+        self._problems = problems
+
+    def node(self, node: Node, trail: Trail) -> Node:
+        if isinstance(node.value, dict):
+            return Node({key: self.node(each, (*trail, key)) for key, each in node.value.items()}, node.place)
+        if isinstance(node.value, list):
+            below = [self.node(each, (*trail, str(number))) for number, each in enumerate(node.value)]
+            return Node(below, node.place)
+        if isinstance(node.value, str) and MARK in node.value:
+            return node_of(self._value(node.value, trail, node.place), node.place)
+        return node
+
+    def _value(self, text: str, trail: Trail, place: Place) -> Any:
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            found = self._found(trail)
+            return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+        except (OmegaConfBaseException, RecursionError):
+            self._problems.add(place, f"{dotted(trail)} refers to what is not there: {self._said(text)}")
+            return None
+
+    def _found(self, trail: Trail) -> Any:
+        found: Any = self._config
+        for key in trail:
+            found = found[int(key)] if _is_list(found) else found[key]
+        return found
+
+    def _said(self, text: str) -> str:
+        """Give which reference of *text* is wrong and what to do; a default in it may be a secret."""
+        unset = [name for name in VARIABLE.findall(text) if name not in os.environ]
+        if unset:
+            return f"set the environment variable {unset[0]}, or write ${{oc.env:{unset[0]},DEFAULT}}"
+        absent = [name for name in ROOT.findall(text) if name not in self._root.children]
+        if absent:
+            return f"nothing is called {absent[0]!r}{suggestion(absent[0], self._root.children)}"
+        return "give the whole way to a key from the top, and see that that one resolves"
+
+
+def _is_list(value: object) -> bool:
+    from omegaconf import ListConfig
+
+    return isinstance(value, ListConfig)
+
+
+def _demanded(root: Node, problems: Problems) -> None:
+    """Tell all values that must be given in one sentence, at the place of the first."""
+    open_: list[tuple[Trail, Place]] = list(_missing(root))
+    if not open_:
+        return
+    told = ", ".join(f"{dotted(trail)} ({place})" for trail, place in open_)
+    first = dotted(open_[0][0])
+    problems.add(
+        open_[0][1], f"values that must be given are ???: {told}; write {first}=VALUE, or put them into env.yaml"
+    )
+
+
+def _missing(root: Node) -> Iterator[tuple[Trail, Place]]:
+    return ((trail, node.place) for trail, node in root.walk() if node.value == MISSING)

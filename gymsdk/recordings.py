@@ -1,0 +1,191 @@
+"""Recordings: episodes played once, whose turns are found again by the conversation that asks for them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gymsdk import rows
+from gymsdk.errors import BadRow
+from gymsdk.transcript import Item
+from gymsdk.turns import spans, turns
+
+ALIKE = 256
+"""Recordings kept of one opening: the next ones that differ in nothing but what comes later are left out."""
+
+
+def history(request: Item) -> list[Item]:
+    """Give the items of a Responses *request*."""
+    given = request.get("input") or []
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+def marks(items: Sequence[Item], instructions: str | None = None) -> list[bytes]:
+    """Give a mark of all that was said before each of the policy's turns in *items*, and one of the whole.
+
+    Two tellings of one conversation have the same marks, whichever API carried them: thoughts, ids and the spacing of
+    JSON count for nothing, nor does it whether something is told to the system, the developer or as *instructions*.
+    """
+    starts = {span.start for span in spans(items)}
+    said, found = _Said(), []
+    said.add({"role": "system", "content": instructions or ""})
+    for index, item in enumerate(items):
+        if index in starts:
+            found.append(said.mark())
+        said.add(item)
+    return [*found, said.mark()]
+
+
+class _Said:
+    """What has been said so far, as two running digests: what the system was told may move to the front."""
+
+    def __init__(self) -> None:
+        self._system = blake2b(digest_size=16)
+        self._rest = blake2b(digest_size=16)
+        self._speaker = ""
+
+    def mark(self) -> bytes:
+        whole = self._system.copy()
+        whole.update(b"\0" + self._rest.digest())
+        return whole.digest()
+
+    def add(self, item: Item) -> None:
+        match item.get("type") or "message":
+            case "reasoning":
+                return
+            case "function_call":
+                self._say("call", f"{item.get('name')} {_canonical(item.get('arguments'))}")
+            case "function_call_output":
+                self._say("output", _text(item.get("output")))
+            case _:
+                self._message(str(item.get("role")), _text(item.get("content")))
+
+    def _message(self, role: str, text: str) -> None:
+        if role in {"system", "developer"}:
+            # Who makes one message of several puts what it likes between them.
+            self._system.update("".join(text.split()).encode("utf-8", "replace"))
+            return
+        # Some APIs want speakers to alternate, and clients then make one message of two.
+        self._say(role, text.strip(), goes_on=role == self._speaker)
+
+    def _say(self, speaker: str, text: str, *, goes_on: bool = False) -> None:
+        head = "" if goes_on else f"\0{speaker}\0"
+        self._rest.update((head + text).encode("utf-8", "replace"))
+        self._speaker = speaker
+
+
+def _text(content: Any) -> str:
+    """Give the text of *content*, and where its images and files are."""
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    return "".join(
+        value
+        for part in content
+        for key in ("text", "image_url", "file_data")
+        if isinstance(value := part.get(key), str)
+    )
+
+
+def _canonical(arguments: Any) -> str:
+    try:
+        value = orjson.loads(arguments) if isinstance(arguments, str) else arguments
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        return str(arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One episode: its *turns* as JSON, each with the mark of what was said before it.
+
+    *row* is what was played, as whoever recorded it packs one, with the *environment* and the *seed*.
+    """
+
+    marks: tuple[bytes, ...]
+    turns: tuple[bytes, ...]
+    environment: str = ""
+    row: bytes = b""
+    seed: int = 0
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return len(self.row) + sum(map(len, self.turns)) + 64 * len(self.marks)
+
+    def turn(self, number: int) -> list[Item]:
+        """Give the output items of one turn."""
+        found: list[Item] = orjson.loads(self.turns[number])
+        return found
+
+    def after(self, mark: bytes) -> int | None:
+        """Give the number of the turn before which just what *mark* stands for was said, `None` where there is none."""
+        return self.marks.index(mark) if mark in self.marks else None
+
+
+def recording(asked: Iterable[bytes], turns: Iterable[list[Item]]) -> Recording:
+    """Give the recording of *turns*, each *asked* for by a conversation with that mark."""
+    return Recording(tuple(asked), tuple(map(orjson.dumps, turns)))
+
+
+class Recordings:
+    """Recordings by how they open."""
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, list[Recording]] = defaultdict(list)
+
+    def add(self, recording: Recording) -> None:
+        """Keep *recording*."""
+        self._found[recording.marks[0]].append(recording)
+
+    def lacks(self, recording: Recording) -> bool:
+        """Whether *recording* says what none of those kept does, and there are not too many that open like it."""
+        alike = self.opening(recording.marks[0])
+        return len(alike) < ALIKE and all(
+            (each.marks, each.turns) != (recording.marks, recording.turns) for each in alike
+        )
+
+    def opening(self, mark: bytes) -> Sequence[Recording]:
+        """Give the recordings that open with what *mark* stands for."""
+        return self._found.get(mark, ())
+
+    def find(self, marks: Sequence[bytes]) -> tuple[Recording, int] | None:
+        """Give the recording that a conversation with *marks* follows the furthest, and which of its turns comes next.
+
+        Of those that it follows equally far, that is the first. A prompt may hold turns itself: the longest counts.
+        """
+        for index in reversed(range(len(marks))):
+            if alike := self._found.get(marks[index]):
+                said = set(marks[index:])
+                found = max(alike, key=lambda each: len(said.intersection(each.marks)))
+                after = found.after(marks[-1])
+                return found, len(marks) - 1 - index if after is None else after
+        return None
+
+
+def read(path: Path) -> Recordings:
+    """Give the recordings in a rollouts file; raises `BadRow` where it is none."""
+    found = Recordings()
+    where = str(path)
+    try:
+        for number, row in rows.read(path):
+            where = f"{path}:{number}"
+            found.add(_of_line(row))
+    except (LookupError, TypeError, AttributeError):
+        raise BadRow(f"{where} is no line of a rollouts file") from None
+    return found
+
+
+def _of_line(row: Item) -> Recording:
+    asked, output = row["responses_create_params"], row["response"]["output"]
+    opening = history(asked)
+    # A prompt may end with words of the assistant's own: where the policy's begin is known here.
+    *_, first = marks(opening, asked.get("instructions"))
+    later = marks([*opening, *output], asked.get("instructions"))
+    said = list(turns(output))
+    return recording([first, *later[-len(said) : -1]][: max(1, len(said))], said)

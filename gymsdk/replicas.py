@@ -1,0 +1,196 @@
+"""The replicas of one model: a conversation stays with one of them, and moves where that one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import takewhile
+from typing import TypeAlias
+
+from pydantic import SecretStr
+
+from gymsdk import http
+from gymsdk.errors import Failed
+from gymsdk.transcript import Item, text_of
+from gymsdk.turns import of_policy
+from gymsdk.types import Episode
+
+log = logging.getLogger("gymsdk")
+
+STICKY: ContextVar[str | None] = ContextVar("gymsdk_sticky", default=None)
+"""What the calls of one conversation have in common, where a server knows it of its clients."""
+
+FIRST, LONGEST = 1.0, 30.0
+"""Seconds a lost replica is left alone: doubled each time it stays lost."""
+
+LOST = frozenset({502, 503, 504})
+"""The statuses of a server that is not there behind what answers."""
+
+ONCE = http.Retry(times=0)
+Found: TypeAlias = http.Answer | Failed
+Final: TypeAlias = Callable[[http.Answer], bool]
+
+
+@dataclass(slots=True)
+class Replica:
+    """The server at *url*; lost, it is left alone for a *pause*, until *back*, when one call is *trying* it again."""
+
+    url: str
+    pause: float = 0.0
+    back: float = 0.0
+    trying: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether it may be asked before the others have been."""
+        return not self.pause or (not self.trying and time.monotonic() >= self.back)
+
+    def at(self, path: str) -> str:
+        """Give the address of *path* under the base URL, or beside its `/v1` where it begins with a slash."""
+        base = self.url.rstrip("/")
+        return f"{base.removesuffix('/v1')}{path}" if path.startswith("/") else f"{base}/{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: what is posted at *path*, by when, and which answers to it are *final*, whatever their status."""
+
+    path: str
+    body: bytes
+    deadline: float
+    final: Final
+
+
+class Replicas:
+    """The servers at *urls*, each of which serves the same model; a call has *seconds* in all."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        key: SecretStr | None = None,
+        headers: Mapping[str, SecretStr] | None = None,
+        seconds: float = 600.0,
+        retry: http.Retry = http.RETRY,
+    ) -> None:
+        self._all = [Replica(url) for url in urls]
+        self._key = key
+        self._headers = headers or {}
+        self._seconds = seconds
+        self._retry = retry
+
+    async def post(self, path: str, body: Item, *, sticky: str, deadline: float, final: Final) -> http.Answer:
+        """Give the answer to *body* at *path* of the replica that has the conversation *sticky*, or of another.
+
+        One that fails is followed by the next at once, and all of them by a pause, until the *deadline*. Raises
+        `Failed` where there is no answer at all.
+        """
+        call, order = Call(path, http.written(body), deadline, final), self._ordered(sticky)
+        clock = asyncio.get_running_loop().time
+        for number in range(self._retry.times):
+            found = await self._round(order, call)
+            if isinstance(found, http.Answer) and _settled(found, call):
+                return found
+            asked_for = found.retry_after or 0.0
+            wait = self._retry.wait(number) + asked_for
+            if clock() + wait >= deadline:
+                break
+            await asyncio.sleep(wait)
+        else:
+            found = await self._round(order, call)
+        if isinstance(found, Failed):
+            raise found
+        return found
+
+    def _ordered(self, sticky: str) -> list[Replica]:
+        """The replicas as the conversation prefers them: each its own order, which no other's absence changes."""
+        if len(self._all) == 1:
+            return self._all
+        return sorted(self._all, key=lambda each: blake2b(f"{each.url}\0{sticky}".encode(), digest_size=8).digest())
+
+    async def _round(self, order: Sequence[Replica], call: Call) -> Found:
+        """The first answer that settles it, else the last answer there was, else the last failure."""
+        found: Found | None = None
+        for replica in _turn(order):
+            latest = await self._ask(replica, call)
+            found = latest if isinstance(latest, http.Answer) or not isinstance(found, http.Answer) else found
+            if isinstance(found, http.Answer) and _settled(found, call):
+                return found
+        assert found is not None
+        return found
+
+    async def _ask(self, replica: Replica, call: Call) -> Found:
+        clock = asyncio.get_running_loop().time
+        left, trial = call.deadline - clock(), bool(replica.pause)
+        replica.trying = replica.trying or trial
+        try:
+            answer = await http.post(
+                replica.at(call.path), call.body, key=self._key, headers=self._headers, timeout=left, retry=ONCE
+            )
+        except Failed as error:
+            if not error.retryable:
+                raise
+            if error.kind != "model_timeout":
+                self._strike(replica, str(error))
+                return error
+            # Whoever was asked last may have had no time to answer.
+            if left > self._seconds / 2:
+                self._strike(replica, str(error))
+            raise http.late(http.host(replica.url), self._seconds) from error
+        finally:
+            # A call that began before the loss says nothing of who tries it now.
+            replica.trying = replica.trying and not trial
+        self._heard(replica, answer)
+        return answer
+
+    def _heard(self, replica: Replica, answer: http.Answer) -> None:
+        if answer.status in LOST:
+            self._strike(replica, f"{answer.host} answered {answer.status}")
+            return
+        if replica.pause and len(self._all) > 1:
+            log.warning("%s answers again: its conversations are back", http.host(replica.url))
+        replica.pause = 0.0
+
+    def _strike(self, replica: Replica, why: str) -> None:
+        now = time.monotonic()
+        if replica.pause and now < replica.back:
+            # One loss, though many calls are hit by it.
+            return
+        if not replica.pause and len(self._all) > 1:
+            log.warning("%s; its conversations go to the model's other servers until it answers again", why)
+        replica.pause = min(LONGEST, replica.pause * 2) or FIRST
+        replica.back = now + replica.pause
+
+
+def _turn(order: Sequence[Replica]) -> Iterator[Replica]:
+    """Those that are open when it is their turn; where none is, all."""
+    asked = False
+    for replica in order:
+        if replica.open:
+            asked = True
+            yield replica
+    if not asked:
+        yield from order
+
+
+def _settled(answer: http.Answer, call: Call) -> bool:
+    return not http.worth_retrying(answer.status) or call.final(answer)
+
+
+def sticky(request: Item, episode: Episode | None) -> str:
+    """Give what the calls of the conversation that *request* is part of have in common, and few others have."""
+    return (episode.id if episode else "") or STICKY.get() or _opening(request)
+
+
+def _opening(request: Item) -> str:
+    """What was said before the policy's first turn."""
+    given = request.get("input")
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given or []
+    first = takewhile(lambda item: not of_policy(item), items)
+    said = (f"{item.get('role')}: {text_of(item.get('content'))}" for item in first)
+    return "\n".join([str(request.get("instructions") or ""), *said])

@@ -1,0 +1,148 @@
+"""Forwarding: a request for a session that another instance has, handed on to that one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+
+from gymsdk import http
+from gymsdk.errors import EpisodeError
+from gymsdk.servers.app import Refused, answer, arrived
+from gymsdk.servers.cookies import brought_by, instance_of
+from gymsdk.servers.mcp import TOKEN
+from gymsdk.servers.routing import PREFIX, App, Receive, Scope, Send
+
+ONCE = "x-gymsdk-forwarded"
+"""The header of what has been handed on: it is answered where it comes to, whoever has the session."""
+
+BELONGING = frozenset({"/aggregate_metrics"})
+"""Posts that belong to no session."""
+
+OWN = frozenset(
+    {"host", "connection", "keep-alive", "transfer-encoding", "te", "upgrade", "content-length", "accept-encoding"}
+)
+THEIRS = OWN | {"date", "server", "content-encoding"}
+"""Headers that belong to one connection, of a request and of an answer."""
+
+MOST = 4
+"""Instances of one request that are looked for."""
+
+LONGEST = 3600.0
+"""Seconds that an answer may take: the instance has bounds of its own."""
+
+PAUSE = 1.0
+
+NEVER = http.Retry(times=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The other instances of a server, as the one with the id *instance* knows them.
+
+    *url* gives where one is by its id, `None` where it is gone.
+    """
+
+    instance: str
+    url: Callable[[str], Awaitable[str | None]]
+
+
+class Forwarding:
+    """Hands a request on whose session one of *peers* has, by the *cookie* of that name or the key of `/mcp`.
+
+    Where that one is gone, the session is, which is then said here. What was handed on once is not again.
+    """
+
+    def __init__(self, app: App, cookie: str, peers: Peers) -> None:
+        self._app = app
+        self._cookie = cookie
+        self._peers = peers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        url = await self._elsewhere(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if url is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            body = await arrived(request)
+        except Refused as refused:
+            await answer({"detail": str(refused)}, status=refused.status)(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        found = await self._handed_on(url, request, body)
+        if found is None:
+            await self._app(scope, _again(body, receive), send)
+        else:
+            await found(scope, receive, send)
+
+    async def _elsewhere(self, scope: Scope) -> str | None:
+        """Give where the instance is that has the session of a request, `None` where it is this one, or none."""
+        for other in self._others(scope):
+            if (url := await self._peers.url(other)) is not None:
+                return url
+        return None
+
+    def _others(self, scope: Scope) -> list[str]:
+        """Give the instances that a request names; none where this one is among them."""
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        path = PREFIX.sub("", scope["path"])
+        if ONCE in headers or path in BELONGING:
+            return []
+        if path == "/mcp":
+            tokens: Iterable[str] = [headers.get(TOKEN.lower(), "")]
+        else:
+            tokens = brought_by(scope, self._cookie)
+        instances = [found for token in tokens if (found := instance_of(token)) is not None]
+        return [] if self._peers.instance in instances else instances[:MOST]
+
+    async def _handed_on(self, url: str, request: Request, body: bytes) -> Response | None:
+        """Give the answer of the instance at *url*, `None` where nobody is there."""
+        headers = {_titled(name): value for name, value in request.headers.items() if name not in OWN}
+        path = request.scope["raw_path"].decode("latin-1") if request.scope.get("raw_path") else request.url.path
+        query = f"?{request.url.query}" if request.url.query else ""
+        try:
+            told = await http.post(
+                f"{url}{path}{query}", body, headers={**headers, ONCE: "1"}, timeout=LONGEST, retry=NEVER, once=True
+            )
+        except http.Unsent:
+            return None
+        except EpisodeError as error:
+            # It may have been done: whoever asked decides whether it can be asked for again.
+            return _broken(error)
+        found = Response(told.body, status_code=told.status)
+        kept = [(name.lower(), value) for name, value in told.headers.items() if name.lower() not in THEIRS]
+        found.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in kept]
+        return found
+
+
+def _titled(name: str) -> str:
+    """Give a header's *name* as our own client writes it, so that none is sent twice."""
+    return "Content-Type" if name == "content-type" else name
+
+
+def _broken(error: EpisodeError) -> Response:
+    detail = f"the instance that has the session broke off: {error}"
+    about = {"stage": "step", "kind": "server_unreachable", "retryable": True, "outcome": "failed"}
+    found = answer({"detail": detail, **about}, status=503)
+    found.headers["retry-after"] = f"{PAUSE:g}"
+    return found
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Give what a request's *body* comes by that has been read before."""
+    told = False
+
+    async def received() -> MutableMapping[str, Any]:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return received

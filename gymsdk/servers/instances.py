@@ -1,0 +1,119 @@
+"""Instances: the servers of one name, as somebody sees them who asks the head where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from pydantic import ValidationError
+
+from gymsdk import credentials, http
+from gymsdk.errors import EpisodeError
+from gymsdk.servers.members import Instance, Nodes
+from gymsdk.servers.service import Kind
+
+Look: TypeAlias = Callable[[], Awaitable[Nodes]]
+"""Asks a head for all it knows."""
+
+FRESH = 1.0
+"""Seconds for which what the head said is believed."""
+
+STALE = 10.0
+"""Seconds after which it is not used until the head has been asked again, if that answers."""
+
+PATIENCE = 2.0
+"""Seconds the head may take to answer."""
+
+SOONEST = 0.1
+"""Seconds between two questions for an id that nobody knows: anybody can make one up."""
+
+ONCE = http.Retry(times=0)
+
+log = logging.getLogger("gymsdk")
+
+
+def carried() -> http.Headers:
+    """Give what our own requests carry: this process's token, where it has one."""
+    return credentials.carried(None)
+
+
+def asking(
+    head_url: str, *, headers: Callable[[], http.Headers] = carried, seconds: float = PATIENCE
+) -> Callable[[], Awaitable[Nodes]]:
+    """Give what asks the head at *head_url* for all it knows, within *seconds*."""
+
+    async def look() -> Nodes:
+        answer = await http.get(head_url.rstrip("/") + "/nodes", headers=headers(), timeout=seconds, retry=ONCE)
+        return Nodes.model_validate(answer.json())
+
+    return look
+
+
+class Instances:
+    """Every instance of every server, by what *look* tells, which is asked after *fresh* seconds at the soonest.
+
+    What was known lasts for as long as the head does not answer.
+    """
+
+    def __init__(self, look: Look, *, fresh: float = FRESH, patience: float = PATIENCE) -> None:
+        self._look = look
+        self._fresh = fresh
+        self._patience = patience
+        self._known: dict[str, Instance] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._failing = False
+        self._asked = float("-inf")
+        self.at = float("-inf")
+
+    async def named(self, name: str, kind: Kind) -> list[Instance]:
+        """Give the instances of the server *name*, as they were *at* a time of the monotonic clock."""
+        await self._refresh()
+        return [each for each in self.latest(name) if each.kind == kind]
+
+    def latest(self, name: str) -> list[Instance]:
+        """Give the instances of the server *name* that were known when the head was asked last."""
+        return [each for each in self._known.values() if each.name == name]
+
+    async def known(self, id: str) -> bool:
+        """Whether the instance *id* is there."""
+        await self._refresh()
+        return id in self._known
+
+    async def url(self, id: str) -> str | None:
+        """Give where the instance *id* is, `None` where there is none: the head is asked before that is said."""
+        if id not in self._known:
+            await self._refresh(fresh=SOONEST, wait=True)
+        found = self._known.get(id)
+        return None if found is None else found.url
+
+    async def renew(self) -> None:
+        """Ask the head again, and wait for its answer."""
+        await self._refresh(fresh=SOONEST, wait=True)
+
+    async def _refresh(self, *, fresh: float | None = None, wait: bool = False) -> None:
+        """Ask the head where that was long ago; its answer is waited for only where nothing else will do."""
+        now = time.monotonic()
+        if self._looking is None and now - self._asked >= (self._fresh if fresh is None else fresh):
+            self._asked = now
+            self._looking = asyncio.ensure_future(self._looked())
+        if self._looking is not None and (wait or (now - self.at > STALE and not self._failing)):
+            await asyncio.wait({self._looking}, timeout=self._patience)
+
+    async def _looked(self) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                nodes = await self._look()
+        except (EpisodeError, ValidationError, TimeoutError) as error:
+            if not self._failing:
+                log.warning("the head does not say where the servers are: %s", str(error) or "it takes too long")
+            self._failing = True
+        else:
+            # A head that has just begun does not know yet whoever was there before it.
+            before = {} if nodes.settled else self._known
+            self._known = before | {each.id: each for each in nodes.instances}
+            self.at, self._failing = time.monotonic(), False
+        finally:
+            self._looking = None

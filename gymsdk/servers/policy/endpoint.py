@@ -1,0 +1,203 @@
+"""The endpoint of a policy: what an engine's server answers, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.metadata import version
+from typing import TypeAlias
+
+import orjson
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from gymsdk.convert.faces import chat
+from gymsdk.convert.faces.face import Face, Malformed, Trouble
+from gymsdk.convert.faces.known import FACES
+from gymsdk.errors import Failed, UsageError
+from gymsdk.servers.figures import Figures
+from gymsdk.transcript import Item
+from gymsdk.types import Model
+
+from .delivery import delivered, json, refused
+from .engine import BadRequest, Engine, Reasoning, shown
+from .faults import SOUND, Fate, Faults, fates
+from .tokenizing import detokenized, tokenized
+
+NAME = "policy"
+"""What a policy is called where nobody says otherwise."""
+
+BACKLOG = 4096
+LARGEST_BODY = 256 * 1024**2
+GONE = 499
+"""The status that is counted where a client went away before its answer."""
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def app(
+    model: Model,
+    *,
+    name: str = NAME,
+    faults: Faults = SOUND,
+    reasoning: Reasoning = "field",
+    bundles: bool = False,
+) -> web.Application:
+    """The application that serves *model* under *name*, in every API there is a face of, streamed or not.
+
+    What it has been asked for is at `/metrics`. *reasoning* is how a chat is told thoughts, *bundles* puts the tokens
+    that a chat asks for on its message too.
+    """
+    figures = Figures(name)
+    engine = Engine(model, name=name, faults=faults, reasoning=reasoning, bundles=bundles)
+    served = web.Application(client_max_size=LARGEST_BODY, middlewares=[_counting(figures)])
+    drawn = fates(faults)
+    for face in FACES.values():
+        served.router.add_post(f"/v1/{face.path}", partial(_handle, face=face, engine=engine, drawn=drawn))
+    plain: dict[str, Callable[[Item], Item]] = {
+        "/v1/messages/count_tokens": _counted,
+        "/tokenize": partial(tokenized, context=faults.context),
+        "/detokenize": detokenized,
+    }
+    for path, give in plain.items():
+        served.router.add_post(path, partial(_plain, give=give))
+    served.router.add_get("/v1/models", partial(_models, name, faults.context))
+    served.router.add_get("/metrics", partial(_metrics, figures))
+    served.router.add_get("/version", _version)
+    served.router.add_get("/health", _healthy)
+    served.router.add_get("/", _root)
+    return served
+
+
+@asynccontextmanager
+async def serve(
+    application: web.Application, host: str = "127.0.0.1", port: int = 0, *, insecure: bool = False
+) -> AsyncIterator[str]:
+    """Serve *application* while the context is open; gives its base URL, which ends in /v1.
+
+    It asks nobody for a key: a *host* that other machines reach has to be *insecure* by name.
+    """
+    if not insecure and not _is_loopback(host):
+        raise UsageError(
+            f"anybody who reaches {host!r} could use this policy: serve on 127.0.0.1, or say insecure=True"
+        )
+    bound = _bound(host, port)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
+    await runner.setup()
+    try:
+        # A full queue of waiting connections costs each client whom it turns away a second.
+        await web.SockSite(runner, bound, backlog=BACKLOG).start()
+        named = f"[{host}]" if ":" in host else host
+        yield f"http://{named}:{bound.getsockname()[1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+def _counting(figures: Figures) -> Middleware:
+    @web.middleware
+    async def counting(request: web.Request, handler: Handler) -> web.StreamResponse:
+        started, status = time.perf_counter(), 500
+        try:
+            answer = await handler(request)
+        except web.HTTPException as error:
+            status = error.status
+            raise
+        except asyncio.CancelledError:
+            status = GONE
+            raise
+        else:
+            status = answer.status
+            return answer
+        finally:
+            resource = request.match_info.route.resource
+            route = "other" if resource is None else resource.canonical
+            figures.answered(route, status, time.perf_counter() - started)
+
+    return counting
+
+
+async def _handle(request: web.Request, *, face: Face, engine: Engine, drawn: Iterator[Fate]) -> web.StreamResponse:
+    fate, sent = next(drawn), await request.read()
+    if fate.delay:
+        await asyncio.sleep(fate.delay)
+    if fate.status:
+        return refused(face, Trouble(fate.status, "this policy fails on purpose"))
+    try:
+        body = _parsed(sent)
+        answer = await engine.answer(face, body, fate)
+    except (Malformed, BadRequest) as error:
+        return refused(face, Trouble(400, str(error), param=error.param))
+    except Failed as error:
+        return refused(face, Trouble(_status(error), str(error), code=error.kind))
+    return await delivered(request, face, body, answer, fate)
+
+
+async def _plain(request: web.Request, *, give: Callable[[Item], Item]) -> web.Response:
+    try:
+        return json(give(_parsed(await request.read())))
+    except (Malformed, BadRequest) as error:
+        return refused(chat.FACE, Trouble(400, str(error), param=error.param))
+
+
+def _counted(body: Item) -> Item:
+    face = FACES["messages"]
+    # The face asks for a limit of what is said, where here nothing is.
+    _, size = shown(face, body, face.request({"max_tokens": 1} | body))
+    return {"input_tokens": size}
+
+
+async def _models(name: str, context: int | None, _: web.Request) -> web.Response:
+    one = {"id": name, "object": "model", "created": 0, "owned_by": "gymsdk", "root": name, "max_model_len": context}
+    return json({"object": "list", "data": [one]})
+
+
+async def _metrics(figures: Figures, _: web.Request) -> web.Response:
+    return web.Response(text=figures.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+async def _version(_: web.Request) -> web.Response:
+    return json({"version": version("gymsdk")})
+
+
+async def _healthy(_: web.Request) -> web.Response:
+    return web.Response()
+
+
+async def _root(_: web.Request) -> web.Response:
+    return json({"status": "ok"})
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UsageError(f"the policy cannot listen at port {port} of {host} ({why}); choose another one") from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _parsed(body: bytes) -> Item:
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise BadRequest("the body must be a JSON object")
+    return parsed
+
+
+def _status(error: Failed) -> int:
+    if error.kind == "model_rate_limited":
+        return 429
+    return 503 if error.retryable else 422

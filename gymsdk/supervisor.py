@@ -1,0 +1,186 @@
+"""A supervisor: processes that are started, watched, started again when they end, and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from gymsdk.errors import GymsdkError, UsageError
+
+FIRST, LONGEST = 0.1, 10.0
+"""Seconds before a process that ended is started again: twice as many each time, up to a bound."""
+
+HEALTHY = 30.0
+"""Seconds a process has to live for its next pause to be the first again."""
+
+USAGE = 2
+"""The exit code of what was asked for wrongly: again would be as wrong."""
+
+LINE = 2**20
+"""Bytes a line of a process's output may have to be passed on in one piece."""
+
+log = logging.getLogger("gymsdk")
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """A process to be: its *name*, the words that start it, the socket it is handed down, open under the same number.
+
+    Connections wait at the socket while nobody is there to answer them. A process that opens one itself is handed
+    none. It is started *again* for as long as that says so; an end after which it does not is everybody's.
+    """
+
+    name: str
+    words: Sequence[str]
+    at: socket.socket | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    again: Callable[[], bool] = lambda: True
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended last: by its exit *code*, negative for a signal, at *at* (seconds since the epoch)."""
+
+    code: int
+    at: float
+    restarts: int
+
+
+class Supervisor:
+    """Keeps *charges* running; what they write to standard error goes to *out*, each line behind its process's name.
+
+    One that ends is started again. At the end each has *seconds* to end, and is killed then; the *last* of them is
+    told to end when the others have.
+    """
+
+    def __init__(
+        self, charges: Sequence[Charge], *, seconds: float = 12.0, last: str | None = None, out: TextIO | None = None
+    ) -> None:
+        self.exits: dict[str, Exit] = {}
+        self._charges = charges
+        self._seconds = seconds
+        self._last = last
+        self._out = out or sys.stderr
+        self._width = max((len(each.name) for each in charges), default=0)
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._ending: set[str] = set()
+
+    def pid(self, name: str) -> int | None:
+        """Give the process that is *name* just now, `None` between two of them."""
+        process = self._running.get(name)
+        return None if process is None else process.pid
+
+    async def run(self) -> None:
+        """Run until cancelled; raises `GymsdkError` where one is asked for wrongly. Nothing is left running."""
+        watches = {asyncio.create_task(self._watched(each)): each.name for each in self._charges}
+        try:
+            ended, _ = await asyncio.wait(watches, return_when="FIRST_EXCEPTION")
+            for each in ended:
+                each.result()
+        finally:
+            await asyncio.shield(asyncio.ensure_future(self._end(watches)))
+
+    async def _watched(self, charge: Charge) -> None:
+        pause = FIRST
+        while charge.name not in self._ending:
+            began = time.monotonic()
+            code = await self._lived(charge)
+            if charge.name in self._ending:
+                return
+            before = self.exits.get(charge.name)
+            self.exits[charge.name] = Exit(code, time.time(), before.restarts + 1 if before else 1)
+            if code == USAGE:
+                raise UsageError(f"the server {charge.name!r} cannot be served as asked; what it wrote says why")
+            if not charge.again():
+                raise GymsdkError(f"the server {charge.name!r} ended ({told(code)}); what it wrote says why")
+            pause = FIRST if time.monotonic() - began > HEALTHY else pause
+            log.warning("the server %r ended (%s); it is started again in %.1f s", charge.name, told(code), pause)
+            await asyncio.sleep(pause)
+            pause = min(LONGEST, 2 * pause)
+
+    async def _lived(self, charge: Charge) -> int:
+        """Give the exit code of one life of *charge*."""
+        process = await asyncio.create_subprocess_exec(
+            *charge.words,
+            env={**os.environ, **charge.environment},
+            # Its other end is closed with this process, however that ends: see `lifeline`.
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            pass_fds=[charge.at.fileno()] if charge.at else [],
+            # Ctrl-C is the supervisor's alone to hear of.
+            start_new_session=True,
+        )
+        self._running[charge.name] = process
+        try:
+            await self._passed_on(charge.name, process)
+            return await process.wait()
+        finally:
+            self._running.pop(charge.name, None)
+
+    async def _passed_on(self, name: str, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None, "it is a pipe"
+        async for line in _lines(process.stdout):
+            self._out.write(f"{name:<{self._width}} | {line.decode(errors='replace').rstrip()}\n")
+            self._out.flush()
+
+    async def _end(self, watches: Mapping[asyncio.Task[None], str]) -> None:
+        """End the processes, the last one when the others have; each within its seconds."""
+        self._ending |= {each.name for each in self._charges}
+        # One that is not there just now is between two lives, or about to be started: it is not waited for.
+        for watch, name in watches.items():
+            if name not in self._running:
+                watch.cancel()
+        await self._told([name for name in self._running if name != self._last])
+        await self._told([name for name in self._running if name == self._last])
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+
+    async def _told(self, names: Sequence[str]) -> None:
+        waiting = [asyncio.ensure_future(self._ended(name, self._running[name])) for name in names]
+        if waiting:
+            await asyncio.wait(waiting)
+
+    async def _ended(self, name: str, process: asyncio.subprocess.Process) -> None:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self._seconds):
+                await process.wait()
+        except TimeoutError:
+            log.warning("the server %r did not end within %g s, and is killed", name, self._seconds)
+            process.kill()
+            await process.wait()
+
+
+def told(code: int) -> str:
+    """Give an exit code in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the lines of *stream*, one that is longer than `LINE` in pieces."""
+    begun = b""
+    while some := await stream.read(LINE):
+        *whole, begun = (begun + some).split(b"\n")
+        for line in whole:
+            yield line
+        if len(begun) > LINE:
+            yield begun
+            begun = b""
+    if begun:
+        yield begun

@@ -1,0 +1,121 @@
+"""A topology: all servers that a deployment comes to, those that follow from what it names among them, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+from gymsdk.configuration.deployment import Agent, Block, Deployment, Player, Resources
+from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, POLICY, RESOURCES, Kind
+from gymsdk.rollouts.jobs import AGENT
+from gymsdk.servers.environment import NAMED
+
+Role: TypeAlias = Literal["head", "resources", "agent", "model"]
+"""What a node may be there for alone."""
+
+ROLES: Mapping[Role, frozenset[Kind]] = {
+    "head": frozenset(),
+    "resources": frozenset({RESOURCES}),
+    "agent": frozenset({AGENTS, ENVIRONMENTS}),
+    "model": frozenset({MODELS}),
+}
+
+RESOURCES_REF, MODEL_REF, AGENT_REF = "resources_server", "model_server", "agent_server"
+"""The keys by which servers refer to others."""
+
+
+def agent_of(resources: str) -> str:
+    """Give the name of the agent of a resources server, where nobody says otherwise."""
+    return resources + AGENT
+
+
+def server_of(resources: str) -> str:
+    """Give the name of the environment server of a resources server, where nobody says otherwise."""
+    return resources + NAMED
+
+
+def resources(name: str, settings: Mapping[str, Any] | None = None, *, mcp: bool = False) -> Block:
+    """Give the resources server of the environment *name*."""
+    part = Resources(environment=name, mcp=mcp)
+    return Block(name=name, kind=RESOURCES, implementation=name, part=part, settings=settings or {})
+
+
+def model(player: Player) -> Block:
+    """Give the model server of the policy, where *player* plays."""
+    return Block(name=POLICY, kind=MODELS, implementation="gymsdk_model", part=player)
+
+
+def whole(deployment: Deployment, *blocks: Block, player: Player | None = None) -> tuple[Block, ...]:
+    """Give every server of *deployment* and *blocks*: with an agent and an environment server for each environment.
+
+    Where no model server is named and there is a *player*, there is one of it.
+    """
+    named = [*deployment.servers, *blocks]
+    if player is not None and not any(each.kind == MODELS for each in named):
+        named.append(model(player))
+    policy = _policy(named)
+    agents = [_agent(each, policy) for each in named if each.kind == RESOURCES and not _has_agent(each, named)]
+    named += agents
+    named += [_server(each) for each in named if each.kind == AGENTS and not _has_server(each, named)]
+    return tuple(sorted(named, key=_order(named)))
+
+
+def here(blocks: Iterable[Block], *, role: Role | None = None, only: str | None = None) -> tuple[Block, ...]:
+    """Give those of *blocks* that run in this process: those of a *role*, the one called *only*, or all."""
+    kept = [each for each in blocks if only is None or each.name == only]
+    return tuple(each for each in kept if role is None or each.kind in ROLES[role])
+
+
+def _policy(blocks: Iterable[Block]) -> str:
+    """The model server that agents ask who name none: that of the policy, or else the only one there is."""
+    models = [each.name for each in blocks if each.kind == MODELS]
+    return models[0] if len(models) == 1 else POLICY
+
+
+def _has_agent(resources: Block, blocks: Iterable[Block]) -> bool:
+    return any(each.kind == AGENTS and each.refers.get(RESOURCES_REF) == resources.name for each in blocks)
+
+
+def _has_server(agent: Block, blocks: Iterable[Block]) -> bool:
+    return any(each.kind == ENVIRONMENTS and each.refers.get(AGENT_REF) == agent.name for each in blocks)
+
+
+def _agent(resources: Block, policy: str) -> Block:
+    refers = {RESOURCES_REF: resources.name, MODEL_REF: policy}
+    return Block(name=agent_of(resources.name), kind=AGENTS, implementation="simple_agent", part=Agent(), refers=refers)
+
+
+def _server(agent: Block) -> Block:
+    its = agent.refers.get(RESOURCES_REF)
+    name = server_of(its) if its and agent.name == agent_of(its) else server_of(agent.name)
+    refers = {AGENT_REF: agent.name} | ({RESOURCES_REF: its} if its else {})
+    return Block(
+        name=name,
+        kind=ENVIRONMENTS,
+        implementation="single_agent_turn",
+        part=agent.part,
+        refers={**refers, **_model(agent)},
+    )
+
+
+def _model(agent: Block) -> dict[str, str]:
+    asked = agent.refers.get(MODEL_REF)
+    return {MODEL_REF: asked} if asked else {}
+
+
+def _order(blocks: Iterable[Block]) -> Any:
+    """The order of the configuration: each environment's servers together, in the order they were named; then models."""
+    places: dict[str, int] = {}
+    for number, each in enumerate(blocks):
+        if each.kind == RESOURCES:
+            places[each.name] = number
+
+    def key(block: Block) -> tuple[bool, int, int]:
+        its = block.name if block.kind == RESOURCES else block.refers.get(RESOURCES_REF, "")
+        return (
+            block.kind == MODELS,
+            places.get(its, len(places)),
+            (RESOURCES, AGENTS, ENVIRONMENTS, MODELS).index(block.kind),
+        )
+
+    return key

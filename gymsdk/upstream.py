@@ -1,0 +1,162 @@
+"""An upstream: one model behind the servers that serve it, asked in their dialect, its answer read as a Response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from gymsdk import http, wire
+from gymsdk.addresses import public
+from gymsdk.convert import keys, misfits
+from gymsdk.convert import tokens as token_fields
+from gymsdk.convert.dialect import Dialect
+from gymsdk.convert.extras import TEMPLATE
+from gymsdk.discretion import discreet
+from gymsdk.errors import Failed
+from gymsdk.replicas import Final, Replicas, sticky
+from gymsdk.settings import ModelOptions
+from gymsdk.transcript import Item
+from gymsdk.types import Episode
+
+STREAMED = ("stream", "stream_options")
+"""What a call never says: its answer is read whole."""
+
+
+class Post(Protocol):
+    """Gives the answer to a body at a path; raises `Failed` where there is none by the deadline."""
+
+    async def __call__(self, path: str, body: Item, *, sticky: str, deadline: float, final: Final) -> http.Answer: ...
+
+
+class Upstream:
+    """The model *name*, asked in *dialect* as *options* say; what it is told *always* goes over the request."""
+
+    def __init__(
+        self,
+        name: str,
+        options: ModelOptions,
+        dialect: Dialect,
+        *,
+        always: Callable[[Item], Item] | None = None,
+        post: Post | None = None,
+    ) -> None:
+        self.name = name
+        self.options = options
+        self._dialect = dialect
+        self._always = always
+        self._post = post or _replicas(options).post
+
+    def __repr__(self) -> str:
+        return f"{self.name}@{','.join(map(public, self.options.base_url or ()))}"
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        """Give the answer to *request* as a Response; a prompt that does not fit makes it incomplete."""
+        asked = self._asked(request)
+        body = self._body(asked)
+        call = _Call(asked, body, sticky(request, episode), _now() + self.options.timeout)
+        return await self._read(await self._posted(self._dialect.path, body, call), call)
+
+    async def _posted(self, path: str, body: Item, call: _Call) -> http.Answer:
+        return await self._post(path, body, sticky=call.sticky, deadline=call.deadline, final=call.is_final)
+
+    def _asked(self, request: Item) -> Item:
+        """The request as the model is asked it, for a Response repeats that."""
+        pinned = {key: value for key, value in self.options.pinned.items() if key in keys.RESPONSES}
+        always = self._always(request) if self._always else {}
+        return request | {"model": self.name} | always | pinned
+
+    def _body(self, asked: Item) -> Item:
+        options, body = self.options, self._dialect.body(asked)
+        template = {**options.extra_body.get(TEMPLATE, {}), **options.chat_template_kwargs, **body.get(TEMPLATE, {})}
+        whole = {**options.extra_body, **body} | ({TEMPLATE: template} if template else {})
+        asks = token_fields.ASKED if options.tokens else {}
+        pinned = {key: value for key, value in options.pinned.items() if key not in self._dialect.translated}
+        sent = {**whole, **asks, **pinned}
+        if sent.get("n") not in {None, 1}:
+            raise Failed("one answer is read at a time; leave 'n' out of the request", kind="model_bad_request")
+        return {key: value for key, value in sent.items() if value is not None and key not in STREAMED}
+
+    async def _read(self, answer: http.Answer, call: _Call) -> Item:
+        asked = call.asked
+        if wire.overflowed(answer.status, answer.body):
+            return wire.overflow(answer.text, model=asked["model"], request=asked)
+        with discreet(*answer.secrets):
+            self._check(answer, asked)
+            told = answer.json()
+            wanted = token_fields.wanted(call.body)
+            if wanted and "messages" in call.body and _lacks_prompt(told):
+                told["prompt_token_ids"] = await self._tokenized(call)
+            response = self._dialect.response(told, asked, strict=wanted)
+            if self.options.tokens:
+                _check_tokens(response, answer.host)
+            misfits.check(response, asked, host=answer.host)
+            return response
+
+    def _check(self, answer: http.Answer, asked: Item) -> None:
+        """Raise a `Failed` that says more of a refusal than its status does."""
+        if answer.ok:
+            return
+        said = f"{answer.host} answered {answer.status}: {answer.text[: http.EXCERPT]}"
+        if asked.get("tools") and (advice := misfits.mend(answer.text)):
+            raise Failed(f"{said}; {advice}", kind="model_misconfigured")
+        bare = [url for url in self.options.base_url or () if not url.rstrip("/").endswith("/v1")]
+        if answer.status == 404 and bare:  # noqa: PLR2004 - nothing is there
+            message = f"{said}; the base URL {public(bare[0])} does not end in /v1, where such servers answer"
+            raise Failed(message, kind="model_not_found")
+
+    async def _tokenized(self, call: _Call) -> object:
+        """The ids of a call's prompt, by the tokenizer of the server."""
+        prompt = {key: call.body[key] for key in token_fields.PROMPT if key in call.body}
+        answer = await self._posted("/tokenize", prompt, call)
+        if answer.status == 404:  # noqa: PLR2004 - nothing is there
+            raise token_fields.bad(f"it has no ids of the prompt, and {answer.host} has no /tokenize that would tell")
+        told = answer.json()
+        if not isinstance(told, dict) or not isinstance(told.get("tokens"), list):
+            raise token_fields.bad(f"/tokenize of {answer.host} gave no list of tokens")
+        return told["tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call while it is made: what was *asked*, its *body*, whose conversation it is of, by when."""
+
+    asked: Item
+    body: Item
+    sticky: str
+    deadline: float
+
+    def is_final(self, answer: http.Answer) -> bool:
+        """Whether an *answer* that is worth retrying by its status says that it will stay."""
+        if wire.overflowed(answer.status, answer.body):
+            return True
+        return bool(self.asked.get("tools") and misfits.mend(answer.text))
+
+
+def _replicas(options: ModelOptions) -> Replicas:
+    return Replicas(
+        options.base_url or (),
+        key=options.api_key,
+        headers=options.headers,
+        seconds=options.timeout,
+        retry=http.Retry(times=options.retries, first=options.wait),
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _lacks_prompt(told: object) -> bool:
+    try:
+        return isinstance(told, dict) and token_fields.lacks_prompt(told)
+    except (LookupError, TypeError, AttributeError):
+        # What is no completion is said to be none by who reads it.
+        return False
+
+
+def _check_tokens(response: Item, host: str) -> None:
+    if not any(item.get(wire.TOKENS[1]) is not None for item in response["output"]):
+        message = f"{host} sent no token ids, though it was asked for them"
+        raise Failed(f"{message}; serve the model with vLLM, or do without --token-ids", kind="model_bad_tokens")

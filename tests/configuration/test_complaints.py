@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+from configuration.conftest import Complaints, Write
+
+from gymsdk.configuration import check_environments, read
+from gymsdk.errors import BadConfig
+
+MATH = "math:\n  resources_servers:\n    math:\n      port: 11001\n"
+MODEL = "m:\n  responses_api_models:\n    vllm_model:\n      base_url: http://h:1\n      model: x\n"
+AGENT = "a:\n  responses_api_agents:\n    simple_agent:\n"
+
+WRONG = [
+    ("lo_level: 2\n", "a.yaml:1: there is no setting 'lo_level'; did you mean 'log_level'?"),
+    ("log_level: loud\n", "a.yaml:1: log_level: input should be 'debug', 'info', 'warning' or 'error'"),
+    ("\ninsecure: perhaps\n", "a.yaml:2: insecure: input should be a valid boolean, unable to interpret input"),
+    ("head_server:\n  hots: x\n", "a.yaml:2: head_server has no setting 'hots'; did you mean 'host'?"),
+    ("head_server:\n  port: 70000\n", "a.yaml:2: head_server.port: input should be less than or equal to 65535"),
+    ("head_server: here\n", "a.yaml:1: head_server must hold host and port"),
+    ("tls_key: k\n", "a.yaml:1: tls_key is given without tls_certificate"),
+    ("port_range_low: 9\nport_range_high: 8\n", "a.yaml:1: port_range_low 9 is above port_range_high 8"),
+    ("disallowed_ports: [1, x]\n", "a.yaml:1: disallowed_ports.1: input should be a valid integer"),
+    ("a:\n\tb: 1\n", "a.yaml:2: this is no YAML"),
+    ("- a\n", "a.yaml:1: a configuration is made of `key: value` lines"),
+    ("insecure: true\nlog_level: info\ninsecure: false\n", "a.yaml:3: 'insecure' stands here and in line 1"),
+    ("x: &x\n  y: *x\n", "a.yaml:1: this repeats itself without end"),
+    ("config_paths: {a: 1}\n", "a.yaml:1: config_paths must be a list of files"),
+    ("config_paths: [b.yaml]\n", "a.yaml:1: there is no file b.yaml; did you mean 'a.yaml'?"),
+    (
+        "config_paths:\n- responses_api_models/vlm_model/configs/vlm_model.yaml\n",
+        "a.yaml:2: responses_api_models/vlm_model/configs/vlm_model.yaml: there is no model server 'vlm_model'",
+    ),
+    (
+        "config_paths: [responses_api_models/vllm_model/configs/vllm_modle.yaml]\n",
+        "a.yaml:1: responses_api_models/vllm_model/configs/vllm_modle.yaml: vllm_model has no file vllm_modle.yaml",
+    ),
+    ("m:\n  vllm_model: {}\n", "a.yaml:1: m says no kind of server; write responses_api_models: above vllm_model:"),
+    ("m:\n  responses_api_model: {}\n", "a.yaml:1: m has no kind of server; did you mean 'responses_api_models'?"),
+    (MATH + "  resource_server: {}\n", "a.yaml:5: math.resource_server is no kind of server; did you mean 'resources"),
+    (
+        MATH + "    maths: {}\n",
+        "a.yaml:2: math.resources_servers needs one implementation, and has math (a.yaml:3) and",
+    ),
+    (
+        "a:\n  responses_api_agents:\n    simpel_agent: {}\n",
+        "a.yaml:3: a: responses_api_agents has no implementation 'simpel_agent' here; did you mean 'simple_agent'?",
+    ),
+    (
+        "m:\n  responses_api_models:\n    local_vllm_model: {}\n",
+        "a.yaml:3: m: local_vllm_model has no counterpart here; start vLLM with `gymsdk serve --launch-vllm`",
+    ),
+    (MODEL + "      modle: y\n", "a.yaml:6: m.responses_api_models.vllm_model has no setting 'modle'; did you mean"),
+    (MODEL.replace("http://h:1", "h"), "a.yaml:3: m.responses_api_models.vllm_model: option 'base_url' of vllm/x: "),
+    (
+        "m:\n  responses_api_models:\n    vllm_model:\n      model: x\n",
+        "a.yaml:3: m.responses_api_models.vllm_model needs the base URL: give base_url there, or policy_base_url",
+    ),
+    (
+        "m:\n  responses_api_models:\n    gymsdk_model:\n      model: vllm/x\n",
+        "a.yaml:3: m.responses_api_models.gymsdk_model needs the base URL: give base_url there, or policy_base_url",
+    ),
+    (MATH + "      host: [1]\n", "a.yaml:5: math.resources_servers.math.host: input should be a valid string"),
+    (MATH.replace("11001", "11000"), "a.yaml:4: math and head_server both have port 11000 of 127.0.0.1"),
+    (MATH + "disallowed_ports: [11001]\n", "a.yaml:4: math has port 11001, which disallowed_ports forbids"),
+    (AGENT + "      max_steps: many\n", "a.yaml:4: a.responses_api_agents.simple_agent.max_steps: input should be a"),
+    (
+        MATH + AGENT + "      resources_server: {type: resources_servers, name: mth}\n",
+        "a.yaml:8: a.resources_server refers to 'mth', which is none of the resources_servers; did you mean 'math'?",
+    ),
+    (
+        MATH + AGENT + "      model_server: {type: responses_api_models, name: math}\n",
+        "a.yaml:8: a.model_server refers to 'math', which is none of the responses_api_models; add a block math",
+    ),
+    (
+        MATH + "      datasets:\n      - name: x\n",
+        "a.yaml:6: math.resources_servers.math.datasets.0.jsonl_fpath: field required",
+    ),
+    (
+        "log_dir: ${oc.env:NOT_SET_HERE}\n",
+        "a.yaml:1: log_dir refers to what is not there: set the environment variable",
+    ),
+    ("log_dir: ${log_dri}\n", "a.yaml:1: log_dir refers to what is not there: nothing is called 'log_dri'; did you"),
+    ("\nlog_dir: ${a\n", "a.yaml:2: log_dir has a ${ that does not close"),
+    ("\nlog_dir: ???\n", "a.yaml:2: values that must be given are ???: log_dir (a.yaml:2); write log_dir=VALUE"),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), WRONG, ids=lambda each: each[:30])
+def test_what_is_wrong_is_one_sentence_with_its_line(complaints: Complaints, text: str, line: str) -> None:
+    [told] = complaints(text)
+    assert told.startswith(line)
+
+
+def test_everything_that_is_wrong_is_told_at_once(complaints: Complaints) -> None:
+    lines = complaints(f"lo_level: 2\n{MATH}{AGENT}      max_steps: many\n      port: 11001\n")
+    assert [line.split(": ")[0] for line in lines] == ["a.yaml:1", "a.yaml:9", "a.yaml:10"]
+
+
+def test_values_that_must_be_given_are_one_sentence(complaints: Complaints) -> None:
+    [line] = complaints("log_dir: ???\ntoken_file: ???\n")
+    assert "log_dir (a.yaml:1), token_file (a.yaml:2)" in line
+
+
+def test_a_name_of_two_kinds_names_both_files(write: Write, complaints: Complaints) -> None:
+    write("b.yaml", "config_paths: []\n" + MATH.replace("resources_servers", "responses_api_models"))
+    [line] = complaints("config_paths: [b.yaml]\n" + MATH)
+    assert "math is both resources_servers at a.yaml:3 and responses_api_models at b.yaml:3" in line
+
+
+def test_two_servers_share_a_port_only_on_different_hosts(write: Write, complaints: Complaints) -> None:
+    other = MATH.replace("math:\n  r", "more:\n  r")
+    [line] = complaints(MATH + other + "      host: 0.0.0.0\n")
+    assert line.startswith("a.yaml:8: more and math both have port 11001")
+    write("b.yaml", MATH + other + "      host: 192.168.1.7\n")
+    assert len(read(["b.yaml"]).servers) == 2
+
+
+def test_a_key_is_in_no_complaint(complaints: Complaints) -> None:
+    lines = complaints(f"{MODEL}      api_key: sk-12345678\n      timeout: sk-12345678\nsk-12345678: 1\n")
+    assert len(lines) == 2
+    assert "sk-12345678" not in "".join(lines)
+
+
+def test_an_environment_that_is_not_installed_is_told_with_the_nearest(write: Write) -> None:
+    write("a.yaml", MATH.replace("    math:", "    mth:"))
+    found = read(["a.yaml"])
+    with pytest.raises(
+        BadConfig, match=r"^a.yaml:3: math: no environment named 'mth' is installed; did you mean 'math'"
+    ):
+        check_environments(found, {"math", "multineedle"})
+    write("b.yaml", MATH.replace("    math:", "    library_judge_math:"))
+    check_environments(read(["b.yaml"]), {"math"})
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 5000, "a: " + "{a: " * 5000])
+def test_a_file_without_an_end_is_told_too(complaints: Complaints, text: str) -> None:
+    [line] = complaints(text)
+    assert line.startswith("a.yaml")
+
+
+def test_a_file_that_multiplies_itself_is_told(complaints: Complaints) -> None:
+    levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
+    [line] = complaints(f"a0: &a0 [1]\n{levels}")
+    assert "this repeats itself without end" in line

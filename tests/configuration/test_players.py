@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from configuration.conftest import Write, shown
+from pydantic import SecretStr
+
+from gymsdk import model
+from gymsdk.configuration import Agent, Deployment, Player, read
+
+VLLM = """\
+policy_model:
+  responses_api_models:
+    vllm_model:
+      entrypoint: app.py
+      base_url: [http://a:1, http://b:2/v1]
+      api_key: own-key
+      model_name: Qwen/Qwen3-4B
+      return_token_id_information: true
+      uses_reasoning_parser: true
+      replace_developer_role_with_system: false
+      is_responses_native: true
+      sampling_overrides: {temperature: 0.5}
+      extra_body: {top_k: 20}
+      chat_template_kwargs: {enable_thinking: false}
+      default_headers: {Authorization: Bearer tell-nobody}
+      num_workers: 4
+"""
+OURS = "policy_model:\n  responses_api_models:\n    gymsdk_model:\n      model: "
+
+
+def player(deployment: Deployment) -> Player:
+    [block] = deployment.of("responses_api_models")
+    assert isinstance(block.part, Player)
+    return block.part
+
+
+def options(deployment: Deployment) -> dict[str, Any]:
+    return dict(player(deployment).options)
+
+
+def test_every_setting_of_a_vllm_server_reaches_the_model(write: Write) -> None:
+    write("a.yaml", VLLM)
+    found = read(["a.yaml"])
+    assert player(found).name == "vllm/Qwen/Qwen3-4B"
+    assert options(found) == {
+        "base_url": ("http://a:1/v1", "http://b:2/v1"),
+        "apart": True,
+        "api_key": SecretStr("own-key"),
+        "tokens": True,
+        "api": "responses",
+        "pinned": {"temperature": 0.5},
+        "extra_body": {"top_k": 20},
+        "chat_template_kwargs": {"enable_thinking": False},
+        "headers": {"Authorization": SecretStr("Bearer tell-nobody")},
+    }
+    assert found.ignored == ("num_workers", "replace_developer_role_with_system", "uses_reasoning_parser")
+
+
+def test_what_is_read_builds_the_model(write: Write) -> None:
+    write("a.yaml", VLLM)
+    part = player(read(["a.yaml"]))
+    assert model(part.name, **part.options) is not None
+
+
+def test_no_secret_is_shown(write: Write) -> None:
+    write("a.yaml", VLLM)
+    found = read(["a.yaml"])
+    assert not any(
+        secret in repr(found) + found.model_dump_json() + str(shown(found)) for secret in ("own-key", "tell-nobody")
+    )
+
+
+@pytest.mark.parametrize("name", ["scripted/oracle", "scripted/null"])
+def test_a_scripted_policy_needs_no_endpoint(write: Write, name: str) -> None:
+    write("a.yaml", f"{OURS}{name}\n")
+    part = player(read(["a.yaml"]))
+    assert (part.name, dict(part.options)) == (name, {})
+
+
+def test_ours_takes_the_policy_s_endpoint_or_its_own(write: Write) -> None:
+    write("env.yaml", "policy_base_url: http://p:1\npolicy_api_key: policys\n")
+    write("a.yaml", f"{OURS}vllm/x\n")
+    assert options(read(["a.yaml"])) == {
+        "base_url": ("http://p:1/v1",),
+        "apart": True,
+        "api_key": SecretStr("policys"),
+    }
+    write("a.yaml", f"{OURS}endpoint/x\n      base_url: http://own:1\n      timeout: 5\n")
+    assert options(read(["a.yaml"])) == {"base_url": ("http://own:1/v1",), "apart": True, "timeout": 5}
+
+
+def test_an_openai_block_at_another_s_address_needs_no_sdk(write: Write) -> None:
+    write("env.yaml", "policy_base_url: http://p:1/v1\npolicy_model_name: x\n")
+    found = read([], ["+config_paths=[responses_api_models/openai_model/configs/openai_model.yaml]"])
+    assert (player(found).name, options(found)["api"]) == ("endpoint/x", "responses")
+
+
+BUILT_IN = "+config_paths=[responses_api_models/vllm_model/configs/vllm_model.yaml]"
+
+
+@pytest.mark.parametrize(
+    ("file", "variables", "word", "key"),
+    [
+        ("url key", "", "", "files"),
+        ("url", "key", "", None),
+        ("key", "url", "", None),
+        ("", "url key", "", "variables"),
+        ("url key", "url key", "", "variables"),
+        ("url key", "key", "url", "variables"),
+        ("key", "", "url", None),
+        ("url key", "", "url key", "words"),
+        ("url", "", "key", "words"),
+    ],
+)
+def test_a_key_goes_where_it_belongs(
+    write: Write, monkeypatch: pytest.MonkeyPatch, file: str, variables: str, word: str, key: str | None
+) -> None:
+    names = {"url": "policy_base_url", "key": "policy_api_key"}
+    text = {"url": "http://h:1/v1", "key": "files"}
+    write("env.yaml", "policy_model_name: x\n" + "".join(f"{names[each]}: {text[each]}\n" for each in file.split()))
+    for each in variables.split():
+        value = {"url": "http://h:2/v1", "key": "variables"}[each]
+        monkeypatch.setenv({"url": "GYMSDK_BASE_URL", "key": "GYMSDK_API_KEY"}[each], value)
+    words = [f"{names[each]}={ {'url': 'http://h:3/v1', 'key': 'words'}[each] }" for each in word.split()]
+    found = read([], [BUILT_IN, *words])
+    given = options(found).get("api_key")
+    assert (given.get_secret_value() if given else None) == key
+    assert bool(found.notes) == (key is None)
+
+
+def test_a_key_that_others_can_read_is_noted(write: Write) -> None:
+    write("env.yaml", "policy_api_key: x\n").chmod(0o644)
+    assert read([]).notes == ("env.yaml holds a key that others can read; run: chmod 600 env.yaml",)
+
+
+def test_an_agent_s_steps_are_its_turns(write: Write) -> None:
+    write("a.yaml", "a: {responses_api_agents: {simple_agent: {max_steps: 7, tool_calls: 9, deadline: 60}}}\n")
+    assert read(["a.yaml"]).servers[0].part == Agent(turns=7, tool_calls=9, seconds=60)
+
+
+def test_an_environment_server_has_its_episodes_time(write: Write) -> None:
+    block = "{default_episode_timeout_seconds: 30, max_concurrent_episodes: 4}"
+    write("a.yaml", f"e: {{environment_servers: {{single_agent_turn: {block}}}}}\n")
+    found = read(["a.yaml"])
+    assert found.servers[0].part == Agent(seconds=30)
+    assert found.ignored == ("max_concurrent_episodes",)

@@ -1,0 +1,44 @@
+"""A client of the real SDK, whose server is a face and the answer that stands behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TypeAlias
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from gymsdk.convert.faces.face import Trouble
+from gymsdk.convert.faces.known import FACES
+from gymsdk.transcript import Item
+
+Served: TypeAlias = Callable[[Item | Trouble], OpenAI]
+
+
+@pytest.fixture
+def served() -> Served:
+    """Gives the client of a server whose model says one Response, or of one in trouble."""
+
+    def client(said: Item | Trouble) -> OpenAI:
+        transport = httpx.MockTransport(lambda asked: answered(asked, said))
+        return OpenAI(
+            base_url="http://gym.test/v1", api_key="x", http_client=httpx.Client(transport=transport), max_retries=0
+        )
+
+    return client
+
+
+def answered(asked: httpx.Request, said: Item | Trouble) -> httpx.Response:
+    face, body = FACES[asked.url.path.removeprefix("/v1/")], json.loads(asked.content)
+    face.request(body)
+    streamed = {"content-type": "text/event-stream"}
+    if isinstance(said, Trouble):
+        if body.get("stream"):
+            return httpx.Response(200, content=face.beat + face.broken(said), headers=streamed)
+        return httpx.Response(said.status, json=face.error(said))
+    answer = face.answer(said, body)
+    if body.get("stream"):
+        return httpx.Response(200, content=face.beat + b"".join(face.events(answer, body)), headers=streamed)
+    return httpx.Response(200, json=answer)

@@ -1,0 +1,207 @@
+"""A Response as a message of Anthropic's API, and back as the history of the next request."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gymsdk import wire
+from gymsdk.convert.faces import messages
+from gymsdk.convert.faces.face import Trouble
+from gymsdk.convert.faces.known import FACES
+from gymsdk.transcript import Item
+from gymsdk.values import parsed, written
+
+TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
+REFUSAL = wire.message("") | {"content": [{"type": "refusal", "refusal": "No."}]}
+CALL = wire.function_call("add", '{"a": 1}', "c1")
+
+
+def told(*output: Item, **more: Any) -> Item:
+    return messages.answer(wire.response(list(output), model="m") | more, {"model": "asked"})
+
+
+def again(message: Item) -> list[Item]:
+    """The items of a message that a client has received and sends back as the history of its next request."""
+    received = parsed(written(message))
+    assert isinstance(received, dict)
+    said = {"role": "assistant", "content": received["content"]}
+    found: list[Item] = messages.request({"messages": [said]})["input"]
+    return found
+
+
+def without_new_ids(items: list[Item]) -> list[Item]:
+    """What survives of *items*: replies and calls have new ids, reasoning keeps its own."""
+    return [item if item["type"] == "reasoning" else {k: v for k, v in item.items() if k != "id"} for item in items]
+
+
+def test_a_message() -> None:
+    message = told(wire.reasoning("hmm", id="rs_1"), wire.message("I add."), CALL, usage=wire.usage(7, 4))
+    thinking, *rest = message["content"]
+    assert (thinking["type"], thinking["thinking"]) == ("thinking", "hmm")
+    assert thinking["signature"]
+    assert rest == [
+        {"type": "text", "text": "I add."},
+        {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
+    ]
+    assert message.pop("id").startswith("msg_")
+    assert message == {
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": message["content"],
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "stop_details": None,
+        "usage": {
+            "input_tokens": 7,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 4,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("output", "more", "reason"),
+    [
+        ([wire.message("hi")], {}, "end_turn"),
+        ([], {}, "end_turn"),
+        ([CALL], {}, "tool_use"),
+        ([CALL], {"incomplete_details": {"reason": "max_output_tokens"}}, "max_tokens"),
+        ([], {"incomplete_details": {"reason": "max_output_tokens", "message": "too long"}}, "max_tokens"),
+        ([wire.message("")], {"incomplete_details": {"reason": "content_filter"}}, "refusal"),
+        ([REFUSAL], {}, "refusal"),
+        ([wire.message("hi")], {"stop_sequence": "\n"}, "stop_sequence"),
+    ],
+)
+def test_why_it_stopped(output: list[Item], more: Item, reason: str) -> None:
+    message = told(*output, **more)
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, more.get("stop_sequence"))
+
+
+def test_input_from_a_cache_is_counted_apart() -> None:
+    usage = told(usage=wire.usage(9, 4, cached_tokens=6, reasoning_tokens=3))["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (3, 6)
+    assert usage["output_tokens_details"] == {"thinking_tokens": 3}
+
+
+def test_where_nothing_was_counted_it_is_zero() -> None:
+    assert told(usage=None)["usage"]["input_tokens"] == 0
+
+
+def test_tokens_are_on_the_last_block() -> None:
+    *_, first, last = told(wire.message("I add."), wire.reasoning("a", "b") | TOKENS)["content"]
+    assert not TOKENS.keys() & first.keys()
+    assert TOKENS.items() <= last.items()
+
+
+def test_a_call_whose_arguments_are_no_object_has_them_verbatim() -> None:
+    (block,) = told(wire.function_call("add", '{"a": ', "c"))["content"]
+    assert block["input"] == {"_arguments": '{"a": '}
+
+
+def test_a_refusal_is_text() -> None:
+    assert told(REFUSAL)["content"] == [{"type": "text", "text": "No."}]
+
+
+def test_a_changed_input_counts_more_than_what_the_model_wrote() -> None:
+    message = told(wire.function_call("add", '{"a":1}', "c"))
+    assert again(message)[0]["arguments"] == '{"a":1}'
+    message["content"][0]["input"]["a"] = 2
+    assert again(message)[0]["arguments"] == '{"a": 2}'
+
+
+def test_a_client_that_rebuilds_its_blocks_loses_no_more_than_spaces_and_ids() -> None:
+    message = told(wire.reasoning("hmm"), wire.function_call("add", '{"a":1}', "c") | TOKENS)
+    kept = {"type", "thinking", "signature", "id", "name", "input"}
+    message["content"] = [{key: block[key] for key in block if key in kept} for block in message["content"]]
+    thought, call = again(message)
+    assert thought["summary"] == [{"type": "summary_text", "text": "hmm"}]
+    assert (call["call_id"], call["arguments"]) == ("c", '{"a": 1}')
+
+
+def test_what_neither_says_nor_calls_anything_is_left_out() -> None:
+    assert told({"type": "web_search_call", "id": "ws_1", "status": "completed"})["content"] == []
+
+
+ODD = [
+    *["", "{}", "[]", "null", "NaN", '{"a": NaN}', '{"a": 1e999}', '{"a":1.50}', '{"a":1,"a":2}', "[" * 5000],
+    *['{"_arguments": "x"}', '{"_arguments": 1}', '{"a": 123456789012345678901234567890}', '{"a": "\\ud800"}'],
+]
+OBJECTS = st.dictionaries(st.text(), st.integers() | st.text() | st.none() | st.lists(st.booleans()))
+ARGUMENTS = st.text() | st.sampled_from(ODD) | OBJECTS.map(lambda each: json.dumps(each, separators=(",", ":")))
+IDS = st.text("abcdef0123456789", min_size=8).map("rs_{}".format)
+
+
+def written_out(texts: list[str], kind: str) -> list[Item]:
+    return [{"type": kind, "text": text} for text in texts]
+
+
+def thoughts() -> st.SearchStrategy[Item]:
+    texts = st.lists(st.text(), max_size=3)
+    summed = st.builds(lambda texts, name: wire.reasoning(*texts, id=name), texts, IDS)
+    plain = st.builds(
+        lambda texts, name: {
+            "id": name,
+            "type": "reasoning",
+            "summary": [],
+            "content": written_out(texts, "reasoning_text"),
+            "encrypted_content": "gAAA",
+        },
+        texts.filter(bool),
+        IDS,
+    )
+    return summed | plain
+
+
+OUTPUTS = st.lists(
+    st.one_of(
+        st.text().map(wire.message),
+        thoughts(),
+        st.builds(wire.function_call, st.text(), ARGUMENTS, st.text(min_size=1)),
+    ),
+    max_size=5,
+    unique_by=lambda item: item["id"],
+)
+
+
+@given(OUTPUTS, st.booleans())
+def test_what_a_model_said_is_what_it_is_told_to_have_said(output: list[Item], tokens: bool) -> None:
+    if output and tokens:
+        output[-1] |= TOKENS
+    assert without_new_ids(again(told(*output))) == without_new_ids(output)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (413, "request_too_large"),
+        (422, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (502, "api_error"),
+        (503, "overloaded_error"),
+        (504, "timeout_error"),
+        (529, "overloaded_error"),
+    ],
+)
+def test_an_error_in_the_words_of_the_api(status: int, kind: str) -> None:
+    said = messages.FACE.error(Trouble(status, "It is so.", param="messages"))
+    assert said == {"type": "error", "error": {"type": kind, "message": "It is so."}}
+
+
+def test_a_count_of_tokens() -> None:
+    assert messages.count(7) == {"input_tokens": 7}
+
+
+def test_it_is_among_the_faces() -> None:
+    assert FACES["messages"] is messages.FACE

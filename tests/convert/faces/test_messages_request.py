@@ -1,0 +1,297 @@
+"""A body of Anthropic's Messages as a Responses request."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from gymsdk import wire
+from gymsdk.convert import chat
+from gymsdk.convert.faces import messages
+from gymsdk.convert.faces.face import Malformed
+from gymsdk.transcript import Item
+
+TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+SHOWN = {"type": "input_image", "image_url": "data:image/png;base64,aGk=", "detail": "auto"}
+TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
+
+
+def asked(*said: Item, **more: Any) -> Item:
+    given = list(said) or [{"role": "user", "content": "hi"}]
+    return messages.request({"model": "m", "max_tokens": 9, "messages": given} | more)
+
+
+def items(*said: Item) -> list[Item]:
+    return [{key: value for key, value in item.items() if key != "id"} for item in asked(*said)["input"]]
+
+
+def text(*words: str) -> list[Item]:
+    return [{"type": "input_text", "text": word} for word in words]
+
+
+def block(text: str) -> Item:
+    return {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+
+
+def test_the_least_body() -> None:
+    assert asked() == {
+        "model": "m",
+        "max_output_tokens": 9,
+        "input": [{"role": "user", "content": text("hi")}],
+    }
+
+
+def test_a_string_is_one_text_block() -> None:
+    assert items({"role": "user", "content": "hi"}) == items({"role": "user", "content": [block("hi")]})
+
+
+def test_an_image_is_a_data_url_or_its_own() -> None:
+    linked = {"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}
+    (said,) = items({"role": "user", "content": [IMAGE, linked, block("what?")]})
+    assert said["content"] == [SHOWN, SHOWN | {"image_url": "http://a/b.png"}, *text("what?")]
+
+
+def test_a_document_of_text_is_its_title_its_context_and_its_text() -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "D"}
+    document = {"type": "document", "source": source, "title": "T", "context": "C"}
+    nested = {"type": "document", "source": {"type": "content", "content": [block("N"), IMAGE]}}
+    (said,) = items({"role": "user", "content": [document, nested]})
+    assert said["content"] == [*text("T", "C", "D", "N"), SHOWN]
+
+
+def test_results_are_items_and_keep_their_place() -> None:
+    results = [{"type": "tool_result", "tool_use_id": name, "content": name.upper()} for name in "ab"]
+    said = items({"role": "user", "content": [*results, block("go"), IMAGE, results[0]]})
+    answers = [wire.function_call_output(name, name.upper()) for name in "ab"]
+    assert said == [*answers, {"role": "user", "content": [*text("go"), SHOWN]}, answers[0]]
+
+
+@pytest.mark.parametrize(
+    ("content", "output"),
+    [
+        (None, ""),
+        ([], ""),
+        ("4", "4"),
+        ([block("4")], "4"),
+        ([block("4"), block("5")], text("4", "5")),
+        ([IMAGE], [SHOWN]),
+    ],
+)
+def test_a_result_is_text_or_parts(content: Any, output: Any) -> None:
+    (said,) = items({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": content}]})
+    assert said == wire.function_call_output("c", output)
+
+
+@pytest.mark.parametrize(
+    ("content", "output"),
+    [
+        ("no such file", "Error: no such file"),
+        ("Error: no such file", "Error: no such file"),
+        ("", "Error: "),
+        ([IMAGE], [*text("Error: "), SHOWN]),
+    ],
+)
+def test_a_result_that_is_an_error_says_so(content: Any, output: Any) -> None:
+    result = {"type": "tool_result", "tool_use_id": "c", "content": content, "is_error": True}
+    (said,) = items({"role": "user", "content": [result]})
+    assert said["output"] == output
+
+
+def test_a_turn_is_thoughts_text_and_calls() -> None:
+    thinking = {"type": "thinking", "thinking": "hmm", "signature": "c2lnbmVk"}
+    call = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1, "b": "ü"}}
+    said = items({"role": "assistant", "content": [thinking, block("I add."), call, call | {"id": "c2"}]})
+    expected = [
+        wire.reasoning("hmm"),
+        wire.message("I add."),
+        wire.function_call("add", '{"a": 1, "b": "ü"}', "c1"),
+        wire.function_call("add", '{"a": 1, "b": "ü"}', "c2"),
+    ]
+    assert said == [{key: value for key, value in item.items() if key != "id"} for item in expected]
+
+
+def test_what_another_service_has_encrypted_is_dropped() -> None:
+    hidden = {"type": "redacted_thinking", "data": "EmwKAhgBEgy3va3pzix"}
+    assert [item["type"] for item in items({"role": "assistant", "content": [hidden, block("4")]})] == ["message"]
+
+
+@pytest.mark.parametrize("signature", ["", "{", "[1]", '{"id": 1}', "{\ud800}", None])
+def test_a_thought_that_somebody_else_has_signed_is_kept(signature: str | None) -> None:
+    thinking = {"type": "thinking", "thinking": "hmm", "signature": signature}
+    (said,) = items({"role": "assistant", "content": [thinking]})
+    assert said["summary"] == [{"type": "summary_text", "text": "hmm"}]
+
+
+def test_token_ids_come_in_on_the_last_item() -> None:
+    call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
+    said = items({"role": "assistant", "content": [block("I add."), call | TOKENS]})
+    assert not TOKENS.keys() & said[0].keys()
+    assert TOKENS.items() <= said[1].items()
+
+
+@pytest.mark.parametrize("system", ["Be brief.", [block("Be brief.")], [block(""), block("Be brief.")]])
+def test_the_system_prompt_is_the_instructions(system: Any) -> None:
+    assert asked(system=system)["instructions"] == "Be brief."
+
+
+def test_a_line_of_billing_is_no_instruction() -> None:
+    billing = "x-anthropic-billing-header: cc_version=2.1; cch=eb6c6;"
+    apart, together = asked(system=[block(billing), block("A"), block("B")]), asked(system=f"{billing}\nA\n\nB")
+    assert apart["instructions"] == together["instructions"] == "A\n\nB"
+
+
+def test_a_system_message_stays_in_its_place() -> None:
+    said = items({"role": "user", "content": "a"}, {"role": "system", "content": "b"}, {"role": "user", "content": "c"})
+    assert [(item["role"], item["content"]) for item in said] == [
+        ("user", text("a")),
+        ("system", text("b")),
+        ("user", text("c")),
+    ]
+
+
+def test_tools_are_functions() -> None:
+    function = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+    given = asked(tools=[TOOL | {"cache_control": {}}, TOOL | {"type": "custom", "strict": True}])["tools"]
+    assert given == [function | {"strict": False}, function | {"strict": True}]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "any"}, {"tool_choice": "required"}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        ({"type": "tool", "name": "add"}, {"tool_choice": {"type": "function", "name": "add"}}),
+        ({"type": "auto", "disable_parallel_tool_use": False}, {"tool_choice": "auto"}),
+        (
+            {"type": "any", "disable_parallel_tool_use": True},
+            {"tool_choice": "required", "parallel_tool_calls": False},
+        ),
+    ],
+)
+def test_a_choice_of_tools(choice: Item, expected: Item) -> None:
+    given = asked(tools=[TOOL], tool_choice=choice)
+    assert {key: given[key] for key in ("tool_choice", "parallel_tool_calls") if key in given} == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "effort"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 4096}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 16384}}, "high"),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({"thinking": {"type": "disabled"}}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "medium"}}, "medium"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}, "high"),
+        ({"output_config": {"effort": "xhigh"}}, "high"),
+    ],
+)
+def test_thinking_is_an_effort(more: Item, effort: str | None) -> None:
+    assert asked(**more).get("reasoning") == (effort and {"effort": effort})
+
+
+@pytest.mark.parametrize("place", ["output_config", "output_format"])
+def test_a_form_of_the_answer(place: str) -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    given = asked(**{place: form if place == "output_format" else {"format": form}})
+    assert given["text"]["format"] == form | {"name": "answer", "strict": True}
+
+
+def test_sampling_and_what_engines_know() -> None:
+    given = asked(temperature=0.5, top_p=0.9, top_k=20, min_p=0.1, stop_sequences=["\n"], stream=True)
+    wished = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "stop": ["\n"]}
+    assert given == asked() | wished
+
+
+def test_metadata_beside_the_user_is_passed_on() -> None:
+    given = asked(metadata={"user_id": "u", "extra_body": '{"seed": 1}'})
+    assert (given["user"], given["metadata"]) == ("u", {"extra_body": '{"seed": 1}'})
+
+
+def test_an_unknown_key_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "gymsdk"):
+        assert asked(context_flux={}) == asked(context_flux={}) == asked()
+    assert [record.getMessage() for record in caplog.records if "context_flux" in record.getMessage()] != []
+    assert len(caplog.records) == 1
+
+
+def test_a_chat_server_can_be_asked_for_all_of_it() -> None:
+    call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
+    given = asked(
+        {"role": "user", "content": [IMAGE, block("add")]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "hmm", "signature": ""}, call | TOKENS]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "3"}]},
+        system="S",
+        tools=[TOOL],
+        tool_choice={"type": "any"},
+    )
+    body = chat.body(given)
+    assert [message["role"] for message in body["messages"]] == ["system", "user", "assistant", "tool"]
+    assert body["messages"][2].items() >= (TOKENS | {"content": None, "reasoning_content": "hmm"}).items()
+    assert (body["tool_choice"], body["max_tokens"]) == ("required", 9)
+
+
+USER: Item = {"role": "user"}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "words"),
+    [
+        ({"messages": None}, "messages", "a list"),
+        ({"messages": []}, "messages", "at least one"),
+        ({"messages": ["hi"]}, "messages.0", "an object"),
+        ({"messages": [{"role": "tool", "content": ""}]}, "messages.0.role", "'tool'"),
+        ({"messages": [{"role": [], "content": ""}]}, "messages.0.role", "'user'"),
+        ({"messages": [USER]}, "messages.0.content", "a list"),
+        ({"messages": [USER | {"content": [{"type": "text"}]}]}, "messages.0.content.0.text", "a string"),
+        ({"messages": [USER | {"content": [PDF]}]}, "messages.0.content.0.source", "application/pdf"),
+        ({"messages": [USER | {"content": [{"type": "search_result"}]}]}, "messages.0.content.0", "search_result"),
+        ({"messages": [USER | {"content": [{"type": "tool_use"}]}]}, "messages.0.content.0", "tool_use"),
+        (
+            {"messages": [USER | {"content": [{"type": "image", "source": {"type": "file"}}]}]},
+            "messages.0.content.0.source",
+            "'file'",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]},
+            "messages.0.content.0",
+            "server_tool_use",
+        ),
+        (
+            {"messages": [USER | {"content": [{"type": "tool_result", "content": ""}]}]},
+            "messages.0.content.0.tool_use_id",
+            "a string",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": 1}]}
+                ]
+            },
+            "messages.0.content.0.input",
+            "an object",
+        ),
+        ({"system": [IMAGE]}, "system.text", "a string"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0", "web_search_20250305"),
+        ({"tools": [{"name": "add"}]}, "tools.0.input_schema", "an object"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type", "'any'"),
+        ({"mcp_servers": [{"url": "u"}]}, "mcp_servers", "mcp_servers"),
+        ({"max_tokens": 0}, "max_tokens", "above zero"),
+        ({"max_tokens": "9"}, "max_tokens", "above zero"),
+        ({"stop_sequences": [1]}, "stop_sequences", "strings"),
+        ({"output_config": {"effort": "heroic"}}, "output_config.effort", "'max'"),
+        ({"output_config": {"format": {"type": "regex"}}}, "output_config.format", "json_schema"),
+        ({"thinking": {"type": "enabled", "budget_tokens": "1"}}, "thinking.budget_tokens", "whole number"),
+        ({"metadata": []}, "metadata", "an object"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_a_sentence(more: Item, param: str, words: str) -> None:
+    with pytest.raises(Malformed) as refused:
+        asked(**more)
+    assert refused.value.param == param
+    assert words in str(refused.value)

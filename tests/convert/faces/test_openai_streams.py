@@ -1,0 +1,212 @@
+"""Streams of the two OpenAI faces, folded by the real SDK: the same answer as without one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from openai import APIError, OpenAI
+
+from gymsdk import wire
+from gymsdk.convert.faces import chat, responses
+from gymsdk.convert.faces.face import Trouble
+from gymsdk.transcript import Item
+
+from .said import TOKENS, answers, refusal
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+COUNTED: Any = {"include_usage": True}
+SDK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+TURN = [wire.reasoning("a", "b"), wire.message("hi"), wire.function_call("add", '{"a": 1}', "c1") | TOKENS]
+
+
+def bare(value: Any) -> Any:
+    """A *value* without what the SDK adds to it as it folds."""
+    if isinstance(value, dict):
+        added = {"parsed", "parsed_arguments"}
+        kept = {key: bare(each) for key, each in value.items() if key not in added and each is not None}
+        return {key: each for key, each in kept.items() if not (key == "index" and "function" in kept)}
+    return [bare(each) for each in value] if isinstance(value, list) else value
+
+
+def told(frames: bytes) -> list[Item]:
+    """The data of *frames*, each event named as its data says."""
+    events = []
+    for frame in frames.decode().split("\n\n")[:-1]:
+        name, data = frame.removeprefix("event: ").split("\ndata: ")
+        events.append(json.loads(data))
+        assert name == events[-1]["type"]
+    return events
+
+
+def streamed(*output: Item, **fields: Any) -> list[Item]:
+    answer = responses.FACE.answer(wire.response(list(output), model="m", **fields), {})
+    return told(b"".join(responses.FACE.events(answer, {})))
+
+
+@SDK
+@given(answers())
+def test_a_stream_of_responses_ends_with_the_response(served: Callable[..., OpenAI], said: Item) -> None:
+    client = served(said)
+    plain = client.responses.create(model="m", input="x")
+    *_, last = client.responses.create(model="m", input="x", stream=True)
+    assert last.type == f"response.{said['status']}"
+    assert last.response.to_dict() == plain.to_dict()
+
+
+@SDK
+@given(answers())
+def test_the_sdk_folds_the_events_of_a_response(served: Callable[..., OpenAI], said: Item) -> None:
+    client = served(said)
+    plain = client.responses.create(model="m", input="x")
+    with client.responses.stream(model="m", input="x") as stream:
+        events = list(stream)
+        if said["status"] == "completed":
+            assert bare(stream.get_final_response().to_dict()) == bare(plain.to_dict())
+    done = [event.item.to_dict() for event in events if event.type == "response.output_item.done"]
+    assert bare(done) == bare([item.to_dict() for item in plain.output])
+    deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert deltas == plain.output_text
+
+
+@SDK
+@given(answers())
+def test_the_sdk_folds_the_chunks_of_a_completion(served: Callable[..., OpenAI], said: Item) -> None:
+    client = served(said)
+    plain = client.chat.completions.create(model="m", messages=HI).to_dict()
+    with client.chat.completions.stream(model="m", messages=HI, stream_options=COUNTED) as stream:
+        # The final completion is no answer to the SDK where it was cut short.
+        folded = stream.until_done().current_completion_snapshot.to_dict()
+    assert bare(folded) | {"id": plain["id"]} == bare(plain)
+
+
+def test_every_event_is_told_in_its_order() -> None:
+    kinds = [event["type"].removeprefix("response.") for event in streamed(*TURN)]
+    summary = [f"reasoning_summary_{word}" for word in ("part.added", "text.delta", "text.done", "part.done")]
+    text = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
+    call = ["function_call_arguments.delta", "function_call_arguments.done"]
+    items = [["output_item.added", *inner, "output_item.done"] for inner in (summary * 2, text, call)]
+    assert kinds == ["created", "in_progress", *chain(*items), "completed"]
+
+
+def test_events_are_numbered_and_say_where_they_belong() -> None:
+    events = streamed(*TURN)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    places = {(event["output_index"], event["item_id"]) for event in events if "item_id" in event}
+    assert places == {(place, item["id"]) for place, item in enumerate(TURN)}
+    assert [event["summary_index"] for event in events if "summary_index" in event] == [0] * 4 + [1] * 4
+
+
+def test_nothing_is_told_of_an_item_before_its_time() -> None:
+    begun = [event["item"] for event in streamed(*TURN) if event["type"].endswith("item.added")]
+    assert [item["status"] for item in begun] == ["in_progress"] * 3
+    assert (begun[0]["summary"], begun[1]["content"], begun[2]["arguments"]) == ([], [], "")
+    assert not TOKENS.keys() & begun[2].keys()
+
+
+def test_tokens_come_with_the_done_item_and_with_the_whole_response() -> None:
+    *_, done, last = streamed(*TURN)
+    assert TOKENS.items() <= done["item"].items()
+    assert last["response"]["output"] == TURN
+
+
+def test_a_refusal_and_a_raw_thought_are_told_as_such() -> None:
+    raw = wire.reasoning() | {"content": [{"type": "reasoning_text", "text": "hmm"}]}
+    kinds = [event["type"].removeprefix("response.") for event in streamed(raw, refusal("no")) if "delta" in event]
+    assert kinds == ["reasoning_text.delta", "refusal.delta"]
+
+
+def test_an_item_nobody_here_knows_is_told_whole() -> None:
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
+    assert [event["item"] for event in streamed(search) if "item" in event] == [search, search]
+
+
+def test_annotations_and_log_probabilities_are_told_once_begun() -> None:
+    note = {"type": "url_citation", "url": "u", "title": "t", "start_index": 0, "end_index": 1}
+    chances = [{"token": "hi", "logprob": -0.1, "bytes": [104, 105], "top_logprobs": []}]
+    said = wire.message("hi")
+    said["content"][0] |= {"annotations": [note], "logprobs": chances}
+    events = {event["type"].removeprefix("response."): event for event in streamed(said)}
+    assert events["output_text.annotation.added"]["annotation"] == note
+    assert events["output_text.delta"]["logprobs"] == chances
+    assert events["content_part.added"]["part"] == {"type": "output_text", "text": "", "annotations": []}
+    assert events["completed"]["response"]["output"] == [said]
+
+
+def test_half_a_surrogate_pair_reaches_the_client() -> None:
+    *_, last = streamed(wire.message("\ud83d"))
+    assert last["response"]["output"][0]["content"][0]["text"] == "\ud83d"
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
+def test_no_frame_has_a_line_end_of_any_kind_in_it(mark: str) -> None:
+    said = wire.response([wire.message(f"a{mark}b")], model="m")
+    for face in (responses.FACE, chat.FACE):
+        frames = b"".join(face.events(face.answer(said, {}), {})).decode()
+        assert all(line.startswith(("event: ", "data: ")) for line in frames.splitlines() if line)
+
+
+def test_a_completion_of_one_word_is_told_in_three_chunks_and_a_farewell(served: Callable[..., OpenAI]) -> None:
+    said = wire.response([wire.message("hi")], model="m", usage=wire.usage(1, 2))
+    chunks = list(served(said).chat.completions.create(model="m", messages=HI, stream=True))
+    assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "hi", None]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "stop"]
+    assert "usage" not in chunks[0].to_dict()
+
+
+def test_the_usage_is_a_chunk_of_its_own_where_it_is_wanted(served: Callable[..., OpenAI]) -> None:
+    said = wire.response([wire.message("hi")], model="m", usage=wire.usage(1, 2))
+    *others, last = served(said).chat.completions.create(
+        model="m", messages=HI, stream=True, stream_options={"include_usage": True}
+    )
+    assert (last.choices, last.usage.total_tokens) == ([], 3)
+    assert all(chunk.usage is None for chunk in others)
+
+
+def test_parallel_calls_are_told_by_their_index(served: Callable[..., OpenAI]) -> None:
+    calls = [wire.function_call("add", f'{{"a": {n}}}', f"c{n}") for n in range(2)]
+    said = wire.response(calls, model="m")
+    chunks = served(said).chat.completions.create(model="m", messages=HI, stream=True)
+    deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    assert [(call.index, call.id, call.function.arguments) for call in deltas] == [
+        (0, "c0", ""),
+        (0, None, '{"a": 0}'),
+        (1, "c1", ""),
+        (1, None, '{"a": 1}'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, "invalid_request_error"), (429, "rate_limit_error"), (503, "server_error")]
+)
+def test_a_broken_stream_raises_what_the_error_would_have_said(
+    served: Callable[..., OpenAI], status: int, kind: str
+) -> None:
+    client = served(Trouble(status, "no such luck", code="unlucky", param="luck"))
+    asking: list[Callable[..., Any]] = [
+        lambda **more: client.responses.create(model="m", input="x", **more),
+        lambda **more: client.chat.completions.create(model="m", messages=HI, **more),
+    ]
+    for ask in asking:
+        with pytest.raises(APIError, match="no such luck") as plain:
+            ask()
+        with pytest.raises(APIError, match="no such luck") as broken:
+            list(ask(stream=True))
+        assert broken.value.body == plain.value.body
+        assert (broken.value.code, broken.value.param, broken.value.type) == ("unlucky", "luck", kind)
+
+
+def test_a_broken_response_is_first_told_as_failed(served: Callable[..., OpenAI]) -> None:
+    seen = []
+    with (
+        pytest.raises(APIError, match="no such luck"),
+        served(Trouble(503, "no such luck")).responses.stream(model="m", input="x") as stream,
+    ):
+        seen.extend(stream)
+    frames = told(responses.FACE.broken(Trouble(503, "no such luck")))
+    assert [event["type"] for event in frames] == ["response.created", "response.failed", "error"]
+    assert frames[1]["response"]["error"] == {"code": "server_error", "message": "no such luck"}

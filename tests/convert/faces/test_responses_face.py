@@ -1,0 +1,108 @@
+"""A Responses body as a request, a Response made whole for the clients of the API, errors in OpenAI's form."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymsdk import wire
+from gymsdk.convert.faces.face import Malformed, Trouble
+from gymsdk.convert.faces.known import FACES
+from gymsdk.convert.faces.responses import FACE
+from gymsdk.transcript import Item
+
+TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
+HISTORY = [
+    {"role": "user", "content": "add"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "1 and 2"}], "status": None},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None},
+    {"type": "function_call", "name": "add", "arguments": "{}", "call_id": "c1"} | TOKENS,
+    {"type": "function_call_output", "call_id": "c1", "output": "3"},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "3"}], "phase": None},
+]
+
+
+@pytest.mark.parametrize("given", ["hi", [], HISTORY])
+def test_what_clients_send_is_the_request_itself(given: object) -> None:
+    body = {"model": "m", "input": given, "tools": [{"type": "function", "name": "add"}], "top_k": 3, "reasoning": None}
+    assert FACE.request(body | {"stream": True, "stream_options": {}}) == body
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": 7}, "input"),
+        ({"input": ["x"]}, "input"),
+        ({"input": [{"role": "user", "content": 7}]}, "input"),
+        ({"input": [{"role": "user", "content": ["x"]}]}, "input"),
+        ({"input": "x", "tools": 7}, "tools"),
+        ({"input": "x", "tools": ["add"]}, "tools"),
+        ({"input": "x", "background": True}, "background"),
+        ({"input": "x", "include": "all"}, "include"),
+        ({"input": "x", "reasoning": "low"}, "reasoning"),
+        ({"input": "x", "metadata": []}, "metadata"),
+        ({"input": "x", "text": {"format": "json"}}, "text.format"),
+        ({"input": "x", "text": {"format": {"name": "n"}}}, "text.format.type"),
+        ({"input": [{"type": "reasoning", "summary": ["hmm"]}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": {"a": 1}}]}, "input"),
+    ],
+)
+def test_what_is_no_request_is_malformed(body: Item, param: str) -> None:
+    with pytest.raises(Malformed, match=param) as caught:
+        FACE.request(body)
+    assert caught.value.param == param
+
+
+def test_a_key_nobody_knows_is_ignored_with_one_word(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        assert FACE.request({"input": "x", "surprise_of_responses": 1}) == {"input": "x"}
+    assert [record.getMessage().count("surprise_of_responses") for record in caplog.records] == [1]
+
+
+def test_details_nobody_knows_are_zeros_for_clients_that_take_no_null() -> None:
+    told = FACE.answer(wire.response([], model="m", usage=wire.usage(3, 4)), {})["usage"]
+    assert (told["input_tokens_details"], told["output_tokens_details"]) == (
+        {"cached_tokens": 0},
+        {"reasoning_tokens": 0},
+    )
+
+
+def test_a_response_that_says_little_is_made_whole() -> None:
+    output = [{"role": "assistant", "content": "hi"}, {"type": "function_call", "name": "add", "call_id": "c"}]
+    told = FACE.answer({"output": output}, {"model": "m", "temperature": 0.5})
+    assert told.keys() >= wire.response([], model="m").keys()
+    assert (told["model"], told["temperature"]) == ("m", 0.5)
+    message, call = told["output"]
+    assert message["content"] == [{"type": "output_text", "text": "hi", "annotations": []}]
+    assert (message["type"], message["id"][:4], call["id"][:3]) == ("message", "msg_", "fc_")
+
+
+def test_a_whole_response_is_given_as_it_is() -> None:
+    said = wire.response([wire.message("hi") | TOKENS], model="m")
+    told = FACE.answer(said, {})
+    assert told == said
+    assert told["output"][0] is said["output"][0]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (422, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "server_error"),
+        (503, "server_error"),
+    ],
+)
+@pytest.mark.parametrize("path", ["responses", "chat/completions"])
+def test_errors_have_the_form_of_openai(path: str, status: int, kind: str) -> None:
+    told = FACES[path].error(Trouble(status, "No.", code="c", param="p"))
+    assert told == {"error": {"message": "No.", "type": kind, "param": "p", "code": "c"}}
+
+
+@pytest.mark.parametrize("path", FACES)
+def test_a_face_is_known_by_its_path(path: str) -> None:
+    assert FACES[path].path == path

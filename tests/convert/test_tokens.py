@@ -1,0 +1,94 @@
+"""Where a completion has its token ids, and what is wrong with some."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from gymsdk.convert import tokens
+from gymsdk.errors import Failed
+from gymsdk.transcript import Item
+
+MESSAGE = {"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": [-0.5, -1]}
+
+
+def chances(*words: str) -> Item:
+    return {"content": [{"token": word, "logprob": chance} for word, chance in zip(words, (-0.5, -1), strict=False)]}
+
+
+def completion(message: Item | None = None, choice: Item | None = None, **fields: Any) -> Item:
+    return {"choices": [{"message": {"content": "x"} | (message or {})} | (choice or {})]} | fields
+
+
+SPELLED = {"logprobs": chances("token_id:3", "token_id:4")}
+BESIDE = {"token_ids": [3, 4], "logprobs": chances("a", "b")}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        completion(MESSAGE),
+        completion(MESSAGE, SPELLED),
+        completion(None, BESIDE, prompt_token_ids=[1, 2]),
+        completion(None, BESIDE | {"prompt_token_ids": [1, 2]}),
+        completion(None, BESIDE | SPELLED, prompt_token_ids=[1, 2]),
+        completion(None, SPELLED, prompt_token_ids=[1, 2]),
+    ],
+)
+def test_each_source_gives_all_three(given: Item) -> None:
+    assert tokens.bundle(given) == MESSAGE
+
+
+@pytest.mark.parametrize("choice", [{}, {"logprobs": None}, {"logprobs": chances("a")}, {"token_ids": None}])
+def test_where_there_are_no_ids_there_is_nothing(choice: Item) -> None:
+    assert tokens.bundle(completion(None, choice, prompt_token_ids=None)) == {}
+
+
+def test_an_answer_without_tokens_has_none() -> None:
+    nothing = completion(None, {"token_ids": [], "logprobs": {"content": []}}, prompt_token_ids=[1])
+    assert tokens.bundle(nothing) == dict(zip(MESSAGE, ([1], [], []), strict=True))
+
+
+def test_what_else_the_server_sends_of_its_tokens_goes_with_them() -> None:
+    assert tokens.bundle(completion(MESSAGE | {"routed_experts": [[7]]}))["routed_experts"] == [[7]]
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (completion(MESSAGE, BESIDE | {"token_ids": [3, 5]}), "differ from those beside"),
+        (completion(None, BESIDE | {"logprobs": chances("token_id:3", "token_id:5")}), "differ from the ids among"),
+        (completion(None, {"logprobs": chances("token_id:3", "b")}, prompt_token_ids=[1]), "some are not"),
+        (completion(None, {"logprobs": chances("token_id:3", "4")}, prompt_token_ids=[1]), "1 token ids and 2 log"),
+        (completion({"prompt_token_ids": [1]}), "no generation_token_ids"),
+        (completion(MESSAGE | {"generation_log_probs": [-0.5]}), "2 token ids and 1 log-probabilities"),
+        (completion(MESSAGE | {"generation_log_probs": [-0.5, None]}), "no numbers"),
+        (completion(MESSAGE | {"generation_log_probs": "no"}), "no lists"),
+        (completion(MESSAGE | {"generation_token_ids": [3, "4"]}), "no whole numbers"),
+        (completion(MESSAGE | {"prompt_token_ids": [1.5]}), "no whole numbers"),
+        (completion(None, BESIDE), "no prompt_token_ids"),
+        (completion(None, {"token_ids": [3, 4]}, prompt_token_ids=[1]), "2 token ids and 0 log-probabilities"),
+    ],
+)
+def test_what_does_not_fit_together_is_said(given: Item, what: str) -> None:
+    with pytest.raises(Failed, match=what) as caught:
+        tokens.bundle(given)
+    assert caught.value.kind == "model_bad_tokens"
+
+
+def test_only_the_prompt_may_have_to_be_asked_for() -> None:
+    assert tokens.lacks_prompt(completion(None, SPELLED))
+    assert not tokens.lacks_prompt(completion(None, SPELLED, prompt_token_ids=[1]))
+    assert not tokens.lacks_prompt(completion(MESSAGE))
+    assert not tokens.lacks_prompt(completion())
+
+
+def test_a_long_answer_is_read_in_a_few_passes() -> None:
+    content = [{"token": f"token_id:{n}", "logprob": -0.5, "bytes": None, "top_logprobs": []} for n in range(65_536)]
+    choice = {"token_ids": list(range(65_536)), "logprobs": {"content": content}}
+    started = time.process_time()
+    found = tokens.bundle(completion(None, choice, prompt_token_ids=[1] * 1000))
+    assert time.process_time() - started < 1
+    assert len(found["generation_log_probs"]) == 65_536

@@ -1,0 +1,161 @@
+"""The words that start vLLM, and what is refused before."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from gymsdk import UsageError
+from gymsdk.engine import Launch, command, families
+
+
+def launch(*flags: str, name: str = "Qwen/Qwen3-4B", **given: bool) -> Launch:
+    return Launch(name=name, flags=flags, **given)
+
+
+def words(*flags: str, name: str = "Qwen/Qwen3-4B") -> str:
+    return " ".join(command.words(launch(*flags, name=name), "vllm", 8123))
+
+
+def test_it_listens_on_loopback_under_the_name_that_is_asked() -> None:
+    assert words() == (
+        "vllm serve Qwen/Qwen3-4B --host 127.0.0.1 --port 8123 --served-model-name Qwen/Qwen3-4B"
+        " --enable-auto-tool-choice --tool-call-parser hermes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "left_out"),
+    [
+        (("--port", "9000"), "8123"),
+        (("--port=9000",), "8123"),
+        (("--host", "::1"), "127.0.0.1"),
+        (("--served-model-name", "Qwen/Qwen3-4B", "short"), "--served-model-name Qwen/Qwen3-4B --enable"),
+        (("--tool-call-parser", "mine"), "hermes"),
+        (("--tool_call_parser=mine",), "hermes"),
+        (("--config", "vllm.yaml"), "--enable-auto-tool-choice"),
+        (("--no-enable-auto-tool-choice",), "--enable-auto-tool-choice --tool"),
+    ],
+)
+def test_what_its_user_says_is_not_said_again(flags: tuple[str, ...], left_out: str) -> None:
+    assert left_out not in words(*flags)
+    assert words(*flags).endswith(" ".join(flags))
+
+
+def test_a_parser_alone_is_switched_on() -> None:
+    assert "--enable-auto-tool-choice --tool-call-parser mine" in words("--tool-call-parser", "mine", name="my/policy")
+
+
+def test_no_parser_of_thoughts_is_asked_for() -> None:
+    assert "reasoning" not in words(name="openai/gpt-oss-20b")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--api-key", "secret"), "VLLM_API_KEY"),
+        (("--api_key=secret",), "VLLM_API_KEY"),
+        (("--uds", "/tmp/x"), "over HTTP"),
+        (("--served-model-name", "short"), "Qwen/Qwen3-4B"),
+        (("--host", "0.0.0.0"), "--insecure"),
+        (("--ssl-keyfile", "key.pem"), "TLS"),
+    ],
+)
+def test_flags_by_which_it_could_not_be_used_are_refused(
+    flags: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(UsageError, match=says) as raised:
+        command.checked(launch(*flags))
+    assert "secret" not in str(raised.value)
+
+
+def test_a_host_that_others_reach_is_fine_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "sesame")
+    command.checked(launch("--host", "0.0.0.0"))
+
+
+@pytest.mark.parametrize("written", ["0", "65536", "http", ""])
+def test_a_port_that_is_none_is_refused(written: str) -> None:
+    with pytest.raises(UsageError, match="is no port"):
+        command.port(command.given(["--port", written]))
+
+
+def test_values_of_flags_may_be_several_and_negative() -> None:
+    given = command.given(["--seed", "-1", "-tp", "2", "--served_model_name", "a", "b", "--eager"])
+    assert given == {"--seed": ("-1",), "-tp": ("2",), "--served-model-name": ("a", "b"), "--eager": ()}
+
+
+def test_a_vllm_that_is_not_there_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"pip install 'gymsdk\[vllm\]'(?s:.*)--base-url"):
+        command.program()
+
+
+@pytest.mark.parametrize(
+    ("name", "parser"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "hermes"),
+        ("Qwen/Qwen3-8B", "hermes"),
+        ("Qwen/Qwen3-80B", "hermes"),
+        ("Qwen/Qwen2.5-7B-Instruct", "hermes"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_coder"),
+        ("Qwen/Qwen3.5-35B-A3B", "qwen3_coder"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "hermes"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3_json"),
+        ("meta-llama/Meta-Llama-3-8B", None),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4_pythonic"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek_v3"),
+        ("deepseek-ai/DeepSeek-V3.1-Terminus", "deepseek_v31"),
+        ("deepseek-ai/DeepSeek-V3.2", "deepseek_v32"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek_v3"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", None),
+        ("deepseek-ai/DeepSeek-R1-0528-Qwen3-8B", None),
+        ("zai-org/GLM-4.6", "glm45"),
+        ("zai-org/GLM-4.7-Flash", "glm47"),
+        ("openai/gpt-oss-120b", "openai"),
+        ("ibm-granite/granite-4.0-h-small", "granite4"),
+        ("ibm-granite/granite-3.1-8b-instruct", "granite"),
+        ("ibm-granite/granite-20b-functioncalling", "granite-20b-fc"),
+        ("microsoft/Phi-4-mini-instruct", "phi4_mini_json"),
+        ("moonshotai/Kimi-K2-Instruct", "kimi_k2"),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "qwen3_coder"),
+        ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", None),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5", None),
+        ("MiniMaxAI/MiniMax-M2", "minimax_m2"),
+        ("internlm/internlm2_5-7b-chat", "internlm"),
+        ("tencent/Hunyuan-A13B-Instruct", "hunyuan_a13b"),
+        ("/checkpoints/my-run/step-3000", None),
+        ("/models/Qwen3-4B/checkpoint-12/", "hermes"),
+        ("my/policy", None),
+    ],
+)
+def test_a_family_is_known_by_the_name(name: str, parser: str | None) -> None:
+    family = families.of(name)
+    assert (family.parser if family else None) == parser
+
+
+@pytest.mark.parametrize(("written", "parser"), [('{"model_type": "qwen3_moe"}', "hermes"), ("[]", None), ("{", None)])
+def test_a_folder_is_known_by_its_config_too(tmp_path: Path, written: str, parser: str | None) -> None:
+    (tmp_path / "config.json").write_text(written)
+    family = families.of(str(tmp_path))
+    assert (family.parser if family else None) == parser
+
+
+def test_what_is_picked_is_told_in_one_line_with_the_template_that_is_advised() -> None:
+    said = command.told(launch(name="meta-llama/Llama-3.1-8B-Instruct"))
+    assert "'llama3_json'" in said
+    assert "Llama 3.1" in said
+    assert "tool_chat_template_llama3.1_json.jinja" in said
+    assert "\n" not in said
+    assert "jinja" not in command.told(launch("--chat-template", "x", name="meta-llama/Llama-3.1-8B-Instruct"))
+
+
+def test_who_has_no_tools_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
+    command.told(launch(name="my/policy", tools=False))
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

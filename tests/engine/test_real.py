@@ -1,0 +1,115 @@
+"""The real vLLM, where one is on the PATH: it calls a tool, and nothing is left of it whatever ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymsdk import http, model
+from gymsdk.engine import Engine, Launch, launched
+
+from .fakes import runs
+
+VLLM = shutil.which("vllm")
+FLAGS = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager")
+CALL = r'<tool_call>\n\{"name": "add", "arguments": \{"a": [0-9]{1,3}\}\}\n</tool_call>'
+TOOL = {
+    "type": "function",
+    "name": "add",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+}
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(VLLM is None, reason="there is no vllm on the PATH"),
+]
+
+
+@pytest.fixture
+def qwen3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A Qwen3 of random weights, made by the Python that has vLLM."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert VLLM is not None
+    folder = tmp_path / "tiny-qwen3"
+    python = Path(Path(VLLM).read_text().partition("\n")[0].removeprefix("#!"))
+    subprocess.run([python, Path(__file__).with_name("tiny.py"), folder], check=True, capture_output=True)
+    return str(folder)
+
+
+def below(pid: int) -> list[int]:
+    """The processes that come of one."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == pid:
+            found += [int(folder.name), *below(int(folder.name))]
+    return found
+
+
+async def called(engine: Engine) -> dict[str, Any]:
+    asked = model(
+        f"vllm/{engine.name}",
+        base_url=engine.url,
+        extra_body={"structured_outputs": {"regex": CALL}},
+        retries=200,
+        wait=1.0,
+        timeout=600,
+    )
+    response = await asked.respond({"input": "add", "tools": [TOOL], "max_output_tokens": 200})
+    item: dict[str, Any] = response["output"][-1]
+    return item
+
+
+async def test_it_calls_a_tool_is_started_again_and_leaves_nothing(qwen3: str) -> None:
+    out = io.StringIO()
+    async with launched(Launch(name=qwen3, flags=FLAGS), out=out) as engine:
+        assert "'hermes'" in out.getvalue()
+        assert (await called(engine))["name"] == "add"
+        warden = engine.supervisor.pid("vllm")
+        assert warden is not None
+        served = below(warden)
+        assert len(served) >= 2
+        os.kill(served[0], signal.SIGKILL)
+        assert (await called(engine))["type"] == "function_call"
+        assert not any(runs(pid) for pid in served)
+        left = below(os.getpid())
+    await http.aclose()
+    assert not any(runs(pid) for pid in left)
+
+
+async def test_it_ends_with_a_process_that_is_killed(qwen3: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import asyncio\n"
+        "from gymsdk.engine import Launch, launched\n"
+        "async def main():\n"
+        f"    async with launched(Launch(name={qwen3!r}, flags={FLAGS!r})):\n"
+        "        print('ready', flush=True)\n"
+        "        await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    served = below(process.pid)
+    assert len(served) >= 3
+    process.kill()
+    await process.wait()
+    async with asyncio.timeout(30):
+        while any(runs(pid) for pid in served):  # noqa: ASYNC110 - processes tell of nothing
+            await asyncio.sleep(0.1)

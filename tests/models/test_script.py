@@ -1,0 +1,94 @@
+"""A policy that says the lines of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gymsdk
+from gymsdk import wire
+from gymsdk.errors import BadModelOption, UnknownModel
+from gymsdk.models.scripted import build
+from gymsdk.transcript import Item
+
+LINES = """
+{"reasoning": "I need the sum", "calls": [{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": "{a"}]}
+{"text": "I give up", "when": "error"}
+{"text": "it is 3"}
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.jsonl"
+    path.write_text(LINES)
+    return path
+
+
+async def said(path: Path, *history: Item) -> list[Item]:
+    found: list[Item] = (await build(f"script:{path}").respond({"input": list(history)}))["output"]
+    return found
+
+
+USER = {"role": "user", "content": "What is 1 + 2?"}
+
+
+async def test_the_first_turn_says_the_first_line(script: Path) -> None:
+    thought, first, second = await said(script, USER)
+    assert thought["summary"][0]["text"] == "I need the sum"
+    assert (first["arguments"], second["arguments"]) == ('{"a": 1}', "{a")
+    assert first["call_id"] != second["call_id"]
+
+
+async def test_the_last_line_is_said_again_and_again(script: Path) -> None:
+    history = [USER]
+    for _ in range(3):
+        history += [*await said(script, *history), {"role": "user", "content": "And?"}]
+    [last] = await said(script, *history)
+    assert last["content"][0]["text"] == "it is 3"
+
+
+async def test_a_line_with_a_word_to_wait_for_goes_first(script: Path) -> None:
+    _, call, *_ = turn = await said(script, USER)
+    [told] = await said(script, USER, *turn, wire.function_call_output(call["call_id"], '{"error": "no"}'))
+    assert told["content"][0]["text"] == "I give up"
+
+
+async def test_it_plays_by_name(script: Path) -> None:
+    model = gymsdk.model(f"scripted/script:{script}")
+    assert len((await model.respond({"input": "hi"}))["output"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{torn", "not valid JSON"),
+        ("[1]", "a row is a JSON object"),
+        ('{"txet": "x"}', "txet"),
+        ('{"calls": [{"arguments": {}}]}', "calls.0.name"),
+        ('{"text": 7}', "text"),
+    ],
+)
+def test_a_line_that_is_none_is_named_with_its_file_and_number(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "script.jsonl"
+    path.write_text(f'{{"text": "hi"}}\n{line}\n')
+    with pytest.raises(BadModelOption, match="scripted/script") as caught:
+        build(f"script:{path}")
+    assert f"{path}:2: " in str(caught.value)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", '{"text": "x", "when": "y"}\n'])
+def test_a_script_has_a_line_for_any_turn(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "script.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadModelOption, match="no line without `when`"):
+        build(f"script:{path}")
+
+
+def test_a_script_needs_a_file() -> None:
+    with pytest.raises(UnknownModel):
+        build("script:")
+    with pytest.raises(BadModelOption, match="nowhere"):
+        build("script:nowhere.jsonl")

@@ -1,0 +1,66 @@
+"""What the tests of the policy endpoint share: policies that say the same every time, and clients that ask them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+
+from gymsdk import wire
+from gymsdk.errors import Failed
+from gymsdk.servers.policy import app, serve
+from gymsdk.transcript import Item
+from gymsdk.types import Episode, Model
+
+CALLS = (wire.function_call("add", '{"a": 1}', "c1"), wire.function_call("add", '{"a": 2}', "c2"))
+THOUGHT = wire.reasoning("two sums, then")
+FLAT = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+HELLO = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+class Replies:
+    """Answers with the same items every time, or fails; remembers what it was asked."""
+
+    def __init__(self, *output: Item, failure: Failed | None = None) -> None:
+        self.output = list(output) or [wire.message("hello")]
+        self.failure = failure
+        self.asked: list[Item] = []
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.asked.append(request)
+        if self.failure:
+            raise self.failure
+        return wire.response(self.output, model="replies", usage=wire.usage(3, 4), request=request)
+
+
+@asynccontextmanager
+async def asking(model: Model, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with serve(app(model, name="stub", **options)) as url, httpx.AsyncClient(base_url=url) as client:
+        yield client
+
+
+@asynccontextmanager
+async def openai(model: Model, **options: Any) -> AsyncIterator[AsyncOpenAI]:
+    async with (
+        serve(app(model, name="stub", **options)) as url,
+        AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def anthropic(model: Model, **options: Any) -> AsyncIterator[AsyncAnthropic]:
+    async with (
+        serve(app(model, name="stub", **options)) as url,
+        AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="x", max_retries=0) as client,
+    ):
+        yield client
+
+
+def root(client: httpx.AsyncClient, path: str) -> str:
+    return str(client.base_url).replace("/v1/", path)

@@ -1,0 +1,179 @@
+"""Several nodes on one machine: heads and servers on addresses of the loopback, a balancer before them, processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from gymsdk import Environment, http
+from gymsdk.servers import head, resources
+from gymsdk.servers.figures import Figures
+from gymsdk.servers.forwarding import Peers
+from gymsdk.servers.instances import Instances, asking
+from gymsdk.servers.listener import Listener, bound
+from gymsdk.servers.members import LEASE, Members
+from gymsdk.servers.node import Node, loads
+from gymsdk.servers.routing import App
+from gymsdk.servers.service import Service
+from gymsdk.servers.strand import Strand
+
+LOOK = 0.05
+SCRIPT = """
+import asyncio, sys
+from gymsdk import load
+from tests.servers.nodes import Instance
+
+async def main(name, head_url, lease):
+    async with Instance(load(name), head_url, lease=float(lease)).there() as one:
+        print(one.url, flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@asynccontextmanager
+async def listening(app: App, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+    """The port at which *app* is served on *host*."""
+    at = bound(host, port)
+    strand = Strand("a server", Listener(app, at, grace=0.1, host=host).run)
+    await strand.up(20)
+    try:
+        yield at.getsockname()[1]
+    finally:
+        await strand.end(5)
+
+
+@asynccontextmanager
+async def heading(
+    *services: Service, host: str = "127.0.0.1", port: int = 0, lease: float = LEASE
+) -> AsyncIterator[str]:
+    """The address of a head."""
+    app = head.app(services, host=host, port=port, members=Members(services, lease=lease))
+    async with listening(app, host, port) as at:
+        yield f"http://{host}:{at}"
+
+
+@asynccontextmanager
+async def noded(node: Node) -> AsyncIterator[Node]:
+    """A node that is known for as long as it runs."""
+    strand = Strand(node.what, node.run)
+    await strand.up(10)
+    try:
+        yield node
+    finally:
+        await strand.end(5)
+
+
+@dataclass
+class Instance:
+    """A resources server of *environment*, known to the head; `cut` ends it without a word, as a lost machine ends."""
+
+    environment: Environment
+    head_url: str
+    host: str = "127.0.0.1"
+    lease: float = LEASE
+    options: dict[str, Any] = field(default_factory=dict)
+    url: str = ""
+    id: str = ""
+    node: Node = field(init=False)
+    figures: Figures = field(default_factory=lambda: Figures("one"))
+    server: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    @asynccontextmanager
+    async def there(self) -> AsyncIterator[Instance]:
+        name = self.environment.name
+        service = Service(name=name, kind="resources_servers", implementation=name, host=self.host)
+        self.id = service.id
+        peers = Peers(self.id, Instances(asking(self.head_url), fresh=LOOK).url)
+        app = resources.app(self.environment, figures=self.figures, peers=peers, **self.options)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.server)
+            port = await self.server.enter_async_context(listening(app, self.host))
+            placed = service.model_copy(update={"port": port})
+            self.url = placed.url
+            self.node = Node(self.head_url, [placed], lambda: loads({name: self.figures}), lease=self.lease)
+            await stack.enter_async_context(noded(self.node))
+            yield self
+
+    async def cut(self) -> None:
+        """Have nobody answer any more, though the head has not been told."""
+        await self.server.aclose()
+
+    @property
+    def sessions(self) -> int:
+        return int(self.figures.gauges["sessions_open"]())
+
+
+@asynccontextmanager
+async def balancing(urls: Sequence[str]) -> AsyncIterator[str]:
+    """The address of a balancer that gives each connection to the next of *urls* that takes it."""
+    turn = itertools.cycle(urls)
+
+    async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in urls:
+            place = httpx.URL(next(turn))
+            try:
+                there = await asyncio.open_connection(place.host, place.port)
+            except OSError:
+                continue
+            with contextlib.suppress(ConnectionError):
+                await asyncio.gather(_copied(reader, there[1]), _copied(there[0], writer))
+            break
+        writer.close()
+
+    async with await asyncio.start_server(taken, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def process(name: str, head_url: str, *, lease: float) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A process of its own that serves the environment *name*, and where it does."""
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SCRIPT, name, head_url, str(lease), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert started.stdout is not None
+        yield started, (await started.stdout.readline()).decode().strip()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(started.pid, signal.SIGKILL)
+        await started.communicate()
+
+
+async def told(head_url: str) -> dict[str, Any]:
+    """What the head says of its nodes."""
+    answer: dict[str, Any] = (await http.get(f"{head_url}/nodes")).json()
+    return answer
+
+
+async def until(true: Callable[[], Any], seconds: float = 15.0) -> None:
+    """Wait until something is *true*."""
+    async with asyncio.timeout(seconds):
+        while not (await found if asyncio.iscoroutine(found := true()) else found):  # noqa: ASYNC110  # of anything
+            await asyncio.sleep(0.02)
+
+
+def free(host: str = "127.0.0.1") -> int:
+    """A port nobody listens at."""
+    with socket.create_server((host, 0)) as one:
+        port: int = one.getsockname()[1]
+        return port

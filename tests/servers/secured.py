@@ -1,0 +1,88 @@
+"""What the tests of safety share: every server of the environment that counts, on sockets of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from pydantic import SecretStr
+
+from gymsdk import Environment, http
+from gymsdk.models import registry as models
+from gymsdk.rollouts.jobs import AGENT
+from gymsdk.servers import agent, resources
+from gymsdk.servers import environment as environment_server
+from gymsdk.servers import model as model_server
+from gymsdk.servers.fleet import Fleet, Part, Times
+from gymsdk.servers.remote import Remote
+from gymsdk.servers.routing import App
+from gymsdk.servers.safety import OPEN, Safety
+from gymsdk.servers.service import Kind, Service
+
+TOKEN = SecretStr("a-token-of-32-characters-and-more")
+
+
+@dataclass(frozen=True)
+class Up:
+    """Servers that run: their head's URL, theirs by name, their apps by name."""
+
+    head: str
+    urls: Mapping[str, str]
+    apps: Mapping[str, App]
+
+
+@asynccontextmanager
+async def secured(environment: Environment, safety: Safety = OPEN) -> AsyncIterator[Up]:
+    """All the servers of *environment*, kept as *safety* says, played by who knows nothing."""
+    apps: dict[str, App] = {}
+    fleet = Fleet(
+        [*_parts(environment, safety, apps)],
+        host="127.0.0.1",
+        port=0,
+        lasting={"the environment": environment},
+        about={"policy_model_name": "scripted/null", "gymsdk_version": "1"},
+        times=Times(grace=0.5, ending=0.5),
+        safety=safety,
+    )
+    running = asyncio.ensure_future(fleet.run())
+    try:
+        await fleet.up(running)
+        yield Up(fleet.head_url, {each.name: each.url for each in fleet.services}, apps)
+    finally:
+        await http.aclose()
+        running.cancel()
+        await asyncio.wait({running})
+
+
+def _parts(environment: Environment, safety: Safety, apps: dict[str, App]) -> Iterator[Part]:
+    name, model = environment.name, models.model("scripted/null")
+
+    def kept(called: str, app: App) -> App:
+        apps[called] = app
+        return app
+
+    def agents(urls: Mapping[str, str]) -> App:
+        return kept(
+            name + AGENT, agent.app(environment, model, resources=Remote(urls[name], name, token=safety.token or ""))
+        )
+
+    yield Part(
+        _service(name, "resources_servers", name),
+        lambda _: kept(name, resources.app(environment, with_mcp=True)),
+    )
+    yield Part(_service(name + AGENT, "responses_api_agents", "simple_agent", name), agents)
+    yield Part(
+        _service(name + "_environment_server", "environment_servers", "single_agent_turn"),
+        lambda _: kept(name + "_environment_server", environment_server.app(environment, model)),
+    )
+    yield Part(
+        _service("policy_model", "responses_api_models", "gymsdk_model"),
+        lambda _: kept("policy_model", model_server.app(model)),
+    )
+
+
+def _service(name: str, kind: Kind, implementation: str, tools: str | None = None) -> Service:
+    fields = {"resources_server": {"type": "resources_servers", "name": tools}} if tools else {}
+    return Service(name=name, kind=kind, implementation=implementation, fields=fields)

@@ -1,0 +1,344 @@
+"""The token: every route of every server asks for it, our own clients carry it, and nobody is told what it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import aiohttp
+import httpx
+import pytest
+from aiohttp import web
+from fastapi import FastAPI
+from starlette.routing import BaseRoute, Mount, Route
+
+from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials, http
+from gymsdk.bench import meters, stage
+from gymsdk.rollouts.served import served
+from gymsdk.servers import auth, engagements, head
+from gymsdk.servers.auth import Auth
+from gymsdk.servers.engagements import Opening
+from gymsdk.servers.remote import Remote
+from gymsdk.servers.safety import Safety
+
+from .secured import TOKEN, Up, secured
+
+ROW = Task.ask("add", initial_count=3, expected_count=3).row()
+RIGHT = TOKEN.get_secret_value()
+WRONG = [
+    {},
+    {"authorization": f"Bearer {RIGHT}x"},
+    {"authorization": f"Bearer {RIGHT[:-1]}"},
+    {"authorization": f"Basic {RIGHT}"},
+    {"authorization": "Bearer"},
+    {"authorization": ""},
+    {"x-api-key": RIGHT.upper()},
+    {"cookie": f"authorization={RIGHT}"},
+]
+GOOD = [
+    {"authorization": f"Bearer {RIGHT}"},
+    {"Authorization": f"bearer  {RIGHT}"},
+    {"x-api-key": RIGHT},
+    {"authorization": "Bearer another", "x-api-key": RIGHT},
+]
+UNKNOWN = [
+    "/nowhere",
+    "/v1/nowhere",
+    "/v1/messages/nowhere",
+    "/ng-rollout/r1/v1/responses",
+    "//",
+    "/..%2f",
+    "/metrics/",
+]
+VERBS = ["GET", "POST", "HEAD", "OPTIONS"]
+
+
+@pytest.fixture
+async def up(counter: Callable[..., Environment]) -> AsyncIterator[Up]:
+    async with secured(counter(), Safety(token=TOKEN)) as running:
+        yield running
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of the token, as the environment names it."""
+    file = tmp_path / "token.txt"
+    file.touch(mode=0o600)
+    file.write_text(RIGHT + "\n")
+    monkeypatch.setenv(credentials.VARIABLE, str(file))
+    return file
+
+
+def routes(app: object) -> Iterator[tuple[str, str]]:
+    """Each verb and path that *app* answers, those of apps in it too, parameters filled in."""
+    while not isinstance(app, FastAPI):
+        app = app._app  # type: ignore[attr-defined]  # the layers of ours keep what they are before under this name
+    yield from _routes(app.routes, "")
+
+
+def _routes(found: list[BaseRoute], before: str) -> Iterator[tuple[str, str]]:
+    for each in found:
+        if isinstance(each, Mount):
+            yield before + each.path, "GET"
+            yield from _routes(each.routes, before + each.path)
+            continue
+        assert isinstance(each, Route), f"a kind of route nobody has thought of: {each}"
+        path = before + re.sub(r"\{[^}]*\}", "some", each.path)
+        yield from ((path, verb) for verb in each.methods or ())
+
+
+def everything(up: Up) -> list[tuple[str, str]]:
+    """Each verb and URL of every server."""
+    known = {(f"{up.urls[name]}{path}", verb) for name, app in up.apps.items() for path, verb in routes(app)}
+    known |= {(up.head + path, verb) for path, verb in routes(head.app([], host="127.0.0.1", port=0))}
+    unknown = {(url + path, verb) for url in (up.head, *up.urls.values()) for path in UNKNOWN for verb in VERBS}
+    return [(verb, url) for url, verb in sorted(known | unknown)]
+
+
+async def statuses(asked: list[tuple[str, str]], headers: dict[str, str]) -> dict[tuple[str, str], int]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as client:
+        found = {}
+        for verb, url in asked:
+            async with client.request(verb, url, headers=headers, json={} if verb == "POST" else None) as answer:
+                found[verb, url] = answer.status
+                assert RIGHT.encode() not in await answer.read()
+    return found
+
+
+async def test_every_route_of_every_server_asks_for_the_token(up: Up) -> None:
+    asked = everything(up)
+    assert {
+        "/seed_session",
+        "/verify",
+        "/run",
+        "/v1/responses",
+        "/mcp",
+        "/metrics",
+        "/docs",
+        "/openapi.json",
+        "/nodes/some",
+    } <= {httpx.URL(url).path for _, url in asked}
+    for headers in WRONG[:3]:
+        found = await statuses(asked, headers)
+        assert {key: status for key, status in found.items() if status != 401} == {}
+    found = await statuses(asked, GOOD[0])
+    assert {key: status for key, status in found.items() if status == 401 or status >= 500} == {}
+    assert len(found) > 100
+
+
+@pytest.mark.parametrize("headers", WRONG)
+async def test_what_is_not_the_token_is_refused(up: Up, headers: dict[str, str]) -> None:
+    found = await statuses([("GET", up.head + "/"), ("POST", up.urls["counter"] + "/verify")], headers)
+    assert set(found.values()) == {401}
+
+
+@pytest.mark.parametrize("headers", GOOD)
+async def test_the_token_may_come_in_either_header(up: Up, headers: dict[str, str]) -> None:
+    assert set((await statuses([("GET", up.head + "/nodes")], headers)).values()) == {200}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/verify", "detail"),
+        ("/health", "detail"),
+        ("/v1/chat/completions", "openai"),
+        ("/v1/responses", "openai"),
+        ("/ng-rollout/r1/v1/responses", "openai"),
+        ("/v1/messages", "anthropic"),
+        ("/ng-rollout/r1/v1/messages/count_tokens", "anthropic"),
+    ],
+)
+async def test_a_refusal_says_how_to_send_one_as_the_clients_of_its_path_read_it(up: Up, path: str, kind: str) -> None:
+    async with httpx.AsyncClient() as client:
+        answer = await client.post(up.urls["policy_model"] + path, json={})
+    told = answer.json()
+    sentence = told["detail"] if kind == "detail" else told["error"]["message"]
+    assert "`Authorization: Bearer TOKEN`" in sentence
+    assert credentials.VARIABLE in sentence
+    assert ("type" in told) == (kind == "anthropic")
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+async def test_the_sdks_of_others_are_let_in_by_their_keys(up: Up) -> None:
+    from anthropic import AsyncAnthropic, AuthenticationError
+    from openai import AsyncOpenAI
+
+    base = up.urls["policy_model"]
+    async with AsyncOpenAI(base_url=base + "/v1", api_key=RIGHT) as openai:
+        assert (await openai.models.list()).data
+    async with AsyncAnthropic(base_url=base, api_key="wrong", max_retries=0) as anthropic:
+        with pytest.raises(AuthenticationError, match="asks for a token"):
+            await anthropic.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
+    async with AsyncAnthropic(base_url=base, api_key=RIGHT) as anthropic:
+        told = await anthropic.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
+    assert told.role == "assistant"
+
+
+@pytest.mark.usefixtures("named")
+async def test_our_clients_carry_the_token_that_the_environment_names(up: Up) -> None:
+    client = ServerClient(up.head)
+    assert (await client.post("counter", "/seed_session", json=ROW)).ok
+    remote = Remote(up.urls["counter"], "counter")
+    episode = await remote.reset(ROW)
+    await remote.close(episode)
+    found = await served(up.head)
+    assert set(found.agents) == {"counter_simple_agent"}
+    joined = await stage.joined(up.head)
+    assert (await meters.reading(joined.metered, joined.served.client.headers)).requests["counter"] >= 1
+
+
+async def test_a_program_names_the_token_itself(up: Up) -> None:
+    assert (await ServerClient(up.head, token=RIGHT).servers())["counter"] == up.urls["counter"]
+    remote = Remote(up.urls["counter"], "counter", token=TOKEN)
+    await remote.close(await remote.reset(ROW))
+
+
+@pytest.mark.parametrize("token", ["", "another-token-of-some-length"])
+async def test_a_client_without_the_right_token_is_told_what_to_set(up: Up, token: str) -> None:
+    with pytest.raises(Failed, match=rf"token; set {credentials.VARIABLE} to the file") as caught:
+        await ServerClient(up.head, token=token).config()
+    assert not caught.value.retryable
+    with pytest.raises(Failed, match="asks for a token") as caught:
+        await Remote(up.urls["counter"], "counter", token=token).reset(ROW)
+    assert not caught.value.retryable
+    assert "another-token" not in str(caught.value)
+
+
+async def test_the_token_goes_to_no_server_but_ours(up: Up) -> None:
+    ours = up.urls["counter"]
+    remote = Remote(ours, "counter", token=TOKEN)
+    assert remote.carried(ours + "/")
+    assert remote.carried(ours.replace("127.0.0.1", "localhost"))
+    for other in (
+        "http://192.0.2.7:80",
+        ours + "1",
+        ours.replace("http", "https"),
+        ours.replace("127.0.0.1", "evil.test"),
+        "http://[::",
+    ):
+        assert not remote.carried(other)
+
+
+def test_an_agent_takes_the_token_to_the_tools_of_our_own_server_alone() -> None:
+    remote = Remote("http://127.0.0.1:8001", "counter", token=TOKEN)
+
+    def carried(base_url: str) -> set[str]:
+        access = {"kind": "direct_http", "name": "tools", "base_url": base_url, "headers": {"x-theirs": "1"}}
+        ids = {"agent_session_id": "s", "episode_id": {"rollout_id": "e"}, "task_id": {"taskset": "t", "task_id": 1}}
+        line = engagements.line(Opening.model_validate({**ids, "tool_accesses": [access]}), remote.carried)
+        return set(line.headers) if line else set()
+
+    assert carried("http://127.0.0.1:8001/") == {"x-theirs", "authorization"}
+    assert carried("http://192.0.2.7:8001") == {"x-theirs"}
+
+
+async def test_nothing_behind_sees_the_token() -> None:
+    seen: list[list[tuple[bytes, bytes]]] = []
+
+    async def behind(scope: dict[str, object], *_: object) -> None:
+        seen.append(scope["headers"])  # type: ignore[arg-type]  # as ASGI has it
+
+    headers = [(b"host", b"a"), (b"authorization", f"Bearer {RIGHT}".encode()), (b"x-api-key", b"k")]
+    await Auth(behind, TOKEN)({"type": "http", "path": "/", "headers": headers}, None, None)  # type: ignore[arg-type]  # nothing is received or sent
+    assert seen == [[(b"host", b"a")]]
+
+
+async def test_the_token_is_told_nowhere(
+    up: Up, caplog: pytest.LogCaptureFixture, named: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    client = ServerClient(up.head)
+    async with httpx.AsyncClient(headers=GOOD[0]) as asking:
+        paths = ("/global_config_dict_yaml", "/server_instances", "/nodes", "/openapi.json", "/metrics")
+        texts = [(await asking.get(up.head + path)).text for path in paths]
+        texts += [
+            (await asking.get(url + path)).text for url in up.urls.values() for path in ("/openapi.json", "/metrics")
+        ]
+        texts += [(await asking.get(up.head, headers={"authorization": RIGHT + "x"})).text]
+    remote = Remote(up.urls["counter"], "counter")
+    episode = await remote.reset(ROW)
+    texts += [repr(each) for each in (client, vars(client), remote, vars(remote), episode, Safety(token=TOKEN))]
+    await remote.close(episode)
+    assert RIGHT not in "".join(texts)
+    # What httpx and httpcore log is theirs; no line of the servers' has it.
+    assert not [each for each in caplog.records if RIGHT in each.getMessage() and not each.name.startswith("http")]
+
+
+async def test_a_server_that_repeats_what_it_is_sent_is_not_repeated() -> None:
+    async def echo(request: web.Request) -> web.Response:
+        return web.Response(status=400, text=f"bad {dict(request.headers)}")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", echo)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        with pytest.raises(Failed) as caught:
+            await Remote(url, "counter", token=TOKEN).reset(ROW)
+        answers = [
+            await http.get(url, headers=credentials.headers(TOKEN)),
+            await http.put(url, {}, headers=credentials.headers(TOKEN)),
+        ]
+    finally:
+        await http.aclose()
+        await runner.cleanup()
+    assert "***" in str(caught.value)
+    assert not [text for text in (str(caught.value), *(each.text for each in answers)) if RIGHT in text]
+
+
+async def test_an_aiohttp_server_asks_for_it_too() -> None:
+    async def fine(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    app = web.Application(middlewares=[auth.middleware(TOKEN)])
+    app.router.add_post("/v1/chat/completions", fine)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    asked = [("POST", url + "/v1/chat/completions"), ("GET", url + "/nowhere")]
+    try:
+        for headers in WRONG:
+            assert set((await statuses(asked, headers)).values()) == {401}
+        for headers in GOOD:
+            assert list((await statuses(asked, headers)).values()) == [200, 404]
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "10.0.0.5", "node5"])  # where others reach it
+def test_a_host_that_others_reach_needs_a_token_or_a_word(host: str) -> None:
+    with pytest.raises(UsageError, match=r"--token-file FILE.*--insecure"):
+        auth.check(host, None, insecure=False)
+    auth.check(host, TOKEN, insecure=False)
+    auth.check(host, None, insecure=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1"])
+def test_loopback_needs_neither(host: str) -> None:
+    auth.check(host, None, insecure=False)
+
+
+@pytest.mark.parametrize(("said", "meant"), [("1", True), ("yes", True), ("0", False), ("", False)])
+def test_the_environment_may_let_anybody_in(said: str, meant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(auth.INSECURE, said)
+    assert auth.insecure() is meant
+
+
+def test_what_the_environment_says_otherwise_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(auth.INSECURE, "perhaps")
+    with pytest.raises(UsageError, match="write 1"):
+        auth.insecure()
+
+
+async def test_two_that_ask_at_once_wait_for_no_comparison(up: Up) -> None:
+    asked = [("GET", up.head + "/")]
+    found = await asyncio.gather(*(statuses(asked, each) for each in (*WRONG, *GOOD)))
+    assert [set(each.values()) for each in found] == [{401}] * len(WRONG) + [{200}] * len(GOOD)

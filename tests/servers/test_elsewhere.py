@@ -1,0 +1,133 @@
+"""A model elsewhere: asked where the head says it is, an episode at one server, failures by the server's own names."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gymsdk import Model, http, load, model, play, wire
+from gymsdk.errors import Failed
+from gymsdk.servers import model as model_server
+from gymsdk.servers.elsewhere import Elsewhere
+from gymsdk.servers.instances import Instances, asking
+from gymsdk.servers.node import Node
+from gymsdk.servers.service import Service
+from gymsdk.transcript import Item
+from gymsdk.types import Episode
+
+from .nodes import LOOK, heading, listening, noded
+
+REQUEST: Item = {"input": [{"role": "user", "content": "say"}]}
+
+
+class Told:
+    """A model that says what it is told, and notes that it was asked."""
+
+    name = "told"
+
+    def __init__(self, said: str | Failed) -> None:
+        self.said = said
+        self.asked = 0
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.asked += 1
+        if isinstance(self.said, Failed):
+            raise self.said
+        return wire.response([wire.message(self.said)], model="told")
+
+
+@pytest.fixture(autouse=True)
+async def closed():
+    yield
+    await http.aclose()
+
+
+@asynccontextmanager
+async def served(*models: Model, **options: Any) -> AsyncIterator[tuple[Elsewhere, list[AsyncExitStack]]]:
+    """A model elsewhere that has these *models* as its instances, and what ends each of their servers."""
+    async with AsyncExitStack() as stack:
+        head_url = await stack.enter_async_context(heading())
+        ends = []
+        for each in models:
+            ending = await stack.enter_async_context(AsyncExitStack())
+            port = await ending.enter_async_context(listening(model_server.app(each)))
+            service = Service(
+                name="policy_model", kind="responses_api_models", implementation="gymsdk_model", port=port
+            )
+            await stack.enter_async_context(noded(Node(head_url, [service])))
+            ends.append(ending)
+        known = Instances(asking(head_url), fresh=LOOK)
+        yield Elsewhere("policy_model", known, **{"coming": 0.3, "retry": http.Retry(times=0)} | options), ends
+
+
+async def said(asked: Elsewhere, episode: Episode | None = None) -> str:
+    response = await asked.respond(REQUEST, episode=episode)
+    text: str = response["output"][0]["content"][0]["text"]
+    return text
+
+
+async def test_it_is_asked_where_the_head_says_it_is():
+    async with served(Told("yes")) as (asked, _):
+        assert await said(asked) == "yes"
+
+
+async def test_an_episode_stays_with_one_server_and_many_share_them():
+    models = [Told("one"), Told("other")]
+    found = load("multineedle")
+    async with found, served(*models) as (asked, _):
+        for number in range(16):
+            row = next(found.tasks("train", seed=number)).row()
+            episode = await found.reset(row, id=f"r{number}")
+            assert len({await said(asked, episode) for _ in range(3)}) == 1
+            await found.close(episode)
+    assert all(each.asked for each in models)
+
+
+async def test_an_episode_goes_on_at_another_server_where_its_own_is_lost():
+    models = [Told("one"), Told("one")]
+    async with served(*models) as (asked, ends):
+        await ends[0].aclose()
+        assert [await said(asked) for _ in range(4)] == ["one"] * 4
+    assert models[1].asked == 4
+
+
+async def test_where_there_is_none_the_sentence_says_how_to_start_one():
+    async with served() as (asked, _):
+        with pytest.raises(Failed, match="`gymsdk serve --role model --model NAME --head URL`") as raised:
+            await asked.respond(REQUEST)
+    assert (raised.value.kind, raised.value.retryable) == ("model_unreachable", True)
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "retryable"),
+    [
+        (Failed("too long", kind="model_refused"), "model_refused", False),
+        (Failed("slow down", kind="model_rate_limited", retryable=True), "model_rate_limited", True),
+        (Failed("lost", kind="model_unreachable", retryable=True, retry_after=2.0), "model_unreachable", True),
+        (Failed("odd", kind="own_word"), "model_refused", False),
+    ],
+)
+async def test_a_failure_there_is_the_same_failure_here(failure: Failed, kind: str, retryable: bool):
+    async with served(Told(failure)) as (asked, _):
+        with pytest.raises(Failed, match=str(failure)) as raised:
+            await asked.respond(REQUEST)
+    assert (raised.value.kind, raised.value.retryable) == (kind, retryable)
+
+
+async def test_the_oracle_elsewhere_says_that_it_cannot():
+    async with load("multineedle") as found, served(model("scripted/oracle")) as (asked, _):
+        rollout = await play(found, asked, next(found.tasks("train")).row())
+    assert rollout.failure is not None
+    assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == ("model", "no_episode", False)
+
+
+async def test_what_it_answers_is_played_as_in_process():
+    async with load("multineedle") as found:
+        row = next(found.tasks("train")).row()
+        here = await play(found, Told("yes"), row)
+        async with served(Told("yes")) as (asked, _):
+            there = await play(found, asked, row)
+    assert (there.outcome, there.reward, there.components) == ("scored", here.reward, here.components)

@@ -1,0 +1,178 @@
+"""Two instances behind a balancer that knows nothing of sessions: each request finds its session all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from gymsdk import http, wire
+from gymsdk.servers import resources
+from gymsdk.servers.cookies import instance_of
+from gymsdk.servers.forwarding import ONCE, Peers
+
+from .nodes import Instance, balancing, heading, listening
+
+ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3, "expected_count": 8}
+CALL = wire.function_call("increment_counter", {"count": 5})
+BODY = {**ROW, "response": {"output": [CALL, wire.function_call_output(CALL["call_id"], "{}"), wire.message("done")]}}
+COOKIE = "ResourcesServer___counter"
+APART = {"connection": "close"}
+
+
+@pytest.fixture(autouse=True)
+async def closed():
+    yield
+    await http.aclose()
+
+
+@asynccontextmanager
+async def balanced(counter, **options) -> AsyncIterator[tuple[str, Instance, Instance]]:
+    async with (
+        heading() as head_url,
+        Instance(counter(), head_url, "127.0.0.2", options=options).there() as one,
+        Instance(counter(), head_url, "127.0.0.3", options=options).there() as other,
+        balancing([one.url, other.url]) as url,
+    ):
+        yield url, one, other
+
+
+def client(url: str) -> httpx.AsyncClient:
+    # A connection for each request: so that each may come to another instance.
+    return httpx.AsyncClient(base_url=url, headers=APART)
+
+
+async def cycle(url: str) -> tuple[list[int], float]:
+    async with client(url) as asking:
+        paths = [
+            ("/seed_session", ROW),
+            ("/increment_counter", {"count": 5}),
+            ("/ng-rollout/r1/get_counter_value", {}),
+            ("/verify", BODY),
+            ("/close_session", {}),
+        ]
+        answers = [await asking.post(path, json=sent) for path, sent in paths]
+    return [each.status_code for each in answers], answers[3].json()["final"]
+
+
+async def test_every_request_finds_its_session(counter):
+    async with balanced(counter) as (url, _, _):
+        answers = await asyncio.gather(*(cycle(url) for _ in range(8)))
+    assert answers == [([200] * 5, 8)] * 8
+
+
+async def opened(asking: httpx.AsyncClient) -> dict[str, dict[str, str]]:
+    """The cookie of a session of each instance, by instance."""
+    held = {}
+    for _ in range(2):
+        token = (await asking.post("/seed_session", json=ROW)).cookies[COOKIE]
+        asking.cookies.clear()
+        held[instance_of(token) or ""] = {"cookie": f"{COOKIE}={token}"}
+    return held
+
+
+async def test_each_opens_sessions_that_say_whose_they_are(counter):
+    async with balanced(counter) as (url, one, other), client(url) as asking:
+        assert (await opened(asking)).keys() == {one.id, other.id}
+        assert (one.sessions, other.sessions) == (1, 1)
+
+
+async def test_turns_find_their_session_too(counter):
+    turn = {"response": {"output": [CALL]}}
+    async with balanced(counter) as (url, _, _), client(url) as asking:
+        statuses = [(await asking.post("/reset", json=ROW)).status_code]
+        for _ in range(4):
+            answer = await asking.post("/step", json=turn)
+            statuses.append(answer.status_code)
+        statuses.append((await asking.post("/close", json={})).status_code)
+    assert statuses == [200] * 6
+
+
+async def test_tools_are_found_by_their_protocol_too(counter):
+    async with balanced(counter, with_mcp=True) as (url, _, _), client(url) as asking:
+        key = (await asking.post("/seed_session", json=ROW)).json()["mcp"]["headers"]
+        asking.cookies.clear()
+        call = {"name": "increment_counter", "arguments": {"count": 1}}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        told = [(await asking.post("/mcp", json=message, headers=key)).json() for _ in range(4)]
+    assert [each["result"]["isError"] for each in told] == [False] * 4
+
+
+async def test_what_an_instance_that_is_gone_held_is_lost_and_the_rest_goes_on(counter):
+    call = ("/increment_counter", {"count": 5})
+    async with balanced(counter) as (url, one, other), client(url) as asking:
+        held = await opened(asking)
+        await one.cut()
+        lost = [await asking.post(path, json=sent, headers=held[one.id]) for path, sent in (call, ("/verify", BODY))]
+        asking.cookies.clear()
+        there = [await asking.post(path, json=sent, headers=held[other.id]) for path, sent in (call, ("/verify", BODY))]
+        again = await cycle(url)
+    assert [(each.status_code, each.json()["kind"]) for each in lost] == [(409, "session_lost"), (503, "session_lost")]
+    assert ([each.status_code for each in there], there[1].json()["final"]) == ([200, 200], 8)
+    assert again == ([200] * 5, 8)
+
+
+async def test_what_has_been_handed_on_is_not_handed_on_again(counter):
+    async with balanced(counter) as (url, one, other), client(url) as asking:
+        held = (await opened(asking))[one.id]
+        path = f"{other.url}/increment_counter"
+        there = await asking.post(path, json={"count": 1}, headers=held)
+        here = await asking.post(path, json={"count": 1}, headers=held | {ONCE: "1"})
+    assert (there.status_code, here.status_code, here.json()["kind"]) == (200, 409, "session_lost")
+
+
+async def test_an_instance_nobody_knows_is_asked_of_nobody(counter):
+    asked = []
+
+    async def url(id: str) -> str | None:
+        asked.append(id)
+        return None
+
+    async with listening(resources.app(counter(), peers=Peers("0" * 12, url))) as port, httpx.AsyncClient() as asking:
+        at = f"http://127.0.0.1:{port}"
+        for token in ("a" * 12 + "." + "x" * 32, "a" * 12 + "." + "x" * 31, "none." + "x" * 32, "../../x." + "y" * 32):
+            answer = await asking.post(f"{at}/increment_counter", json={}, headers={"cookie": f"{COOKIE}={token}"})
+            assert (answer.status_code, answer.json()["kind"]) == (409, "session_lost")
+    assert asked == ["a" * 12]
+
+
+async def test_a_request_is_handed_on_as_it_came_and_so_is_its_answer(counter):
+    seen = []
+    other = FastAPI()
+
+    @other.post("/{path:path}")
+    async def noted(path: str, request: Request):
+        headers = {name: request.headers.get(name) for name in ("authorization", "content-type", "x-own", ONCE)}
+        seen.append((path, request.url.query, await request.body(), headers))
+        return {"there": True}
+
+    async with listening(other) as port:
+
+        async def url(_: str) -> str | None:
+            return f"http://127.0.0.1:{port}"
+
+        app = resources.app(counter(), peers=Peers("0" * 12, url))
+        async with listening(app) as here, httpx.AsyncClient() as asking:
+            answer = await asking.post(
+                f"http://127.0.0.1:{here}/ng-rollout/r1/spell?a=%20b",
+                content=b'{"torn',
+                headers={
+                    "cookie": f"{COOKIE}={'a' * 12}.{'x' * 32}",
+                    "authorization": "Bearer s",
+                    "content-type": "application/json",
+                    "x-own": "1",
+                },
+            )
+    assert answer.json() == {"there": True}
+    told = {"authorization": "Bearer s", "content-type": "application/json", "x-own": "1", ONCE: "1"}
+    assert seen == [("ng-rollout/r1/spell", "a=%20b", b'{"torn', told)]
+
+
+async def test_without_peers_a_token_says_nothing_of_an_instance(counter):
+    async with listening(resources.app(counter())) as port, httpx.AsyncClient() as asking:
+        answer = await asking.post(f"http://127.0.0.1:{port}/seed_session", json=ROW)
+    assert len(answer.cookies[COOKIE]) == 32

@@ -1,0 +1,115 @@
+"""The head's routes for nodes: they join, are told of beside the head's own servers, and leave."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import yaml
+
+from gymsdk.servers import head
+from gymsdk.servers.members import Load
+from gymsdk.servers.service import Service
+
+from .nodes import listening
+
+OWN = Service(name="math", kind="resources_servers", implementation="math", port=9, fields={"domain": "math"})
+OTHER = Service(name="sums", kind="resources_servers", implementation="sums", host="10.9.9.9", port=9)
+
+
+def client(*services: Service, host: str = "127.0.0.1", **options) -> httpx.AsyncClient:
+    app = head.app(services, host=host, port=11000, about={"policy_model_name": "a"}, **options)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=("10.0.0.7", 1)), base_url="http://h:11000")
+
+
+@pytest.fixture
+async def answering() -> AsyncIterator[int]:
+    """The port of a server that answers."""
+    async with listening(head.app((), host="127.0.0.1", port=0)) as port:
+        yield port
+
+
+def saying(*services: Service, **fields) -> dict:
+    return {"services": [each.model_dump() for each in services], **fields}
+
+
+async def configured(asking: httpx.AsyncClient) -> dict:
+    return yaml.safe_load((await asking.get("/global_config_dict_yaml")).json())
+
+
+async def test_a_node_joins_is_told_of_and_leaves() -> None:
+    asking = client(OWN)
+    joined = await asking.put("/nodes/n1", json=saying(OTHER, loads={"sums": {"sessions": 3}}))
+    assert (joined.status_code, joined.json()) == (200, {"lease": 10.0})
+    assert (await configured(asking))["sums"]["resources_servers"]["sums"]["host"] == "10.9.9.9"
+    told = (await asking.get("/nodes")).json()
+    assert [each["id"] for each in told["nodes"]] == ["n1"]
+    assert [(each["name"], each["node"], each["load"]["sessions"]) for each in told["instances"]] == [
+        ("math", "", 0),
+        ("sums", "n1", 3),
+    ]
+    assert (await asking.delete("/nodes/n1")).status_code == 200
+    assert (await asking.delete("/nodes/n1")).status_code == 200
+    assert "sums" not in await configured(asking)
+
+
+async def test_the_heads_own_server_stands_for_its_name() -> None:
+    asking = client(OWN)
+    further = OWN.model_copy(update={"port": 10, "started": 1.0, "id": "0" * 12})
+    await asking.put("/nodes/n1", json=saying(further))
+    assert (await configured(asking))["math"]["resources_servers"]["math"]["port"] == 9
+    assert [each["port"] for each in (await asking.get("/server_instances")).json()] == [9, 10]
+
+
+async def test_an_instance_that_answers_stands_for_one_that_does_not(answering: int) -> None:
+    asking = client()
+    gone = OTHER.model_copy(update={"host": "127.0.0.1", "port": 9, "started": 1.0})
+    await asking.put("/nodes/n1", json=saying(gone))
+    there = gone.model_copy(update={"port": answering, "started": 2.0, "id": "1" * 12})
+    await asking.put("/nodes/n2", json=saying(there))
+    assert (await configured(asking))["sums"]["resources_servers"]["sums"]["port"] == answering
+    told = (await asking.get("/nodes")).json()["instances"]
+    assert [each["status"] for each in told] == ["connection_error", "success"]
+
+
+async def test_what_the_head_itself_has_to_do_and_expects_is_told() -> None:
+    asking = client(OWN, loads=lambda: {"math": Load(sessions=2, in_flight=1)}, expected=["math", "sums"])
+    told = (await asking.get("/nodes")).json()
+    assert told["instances"][0]["load"] == {"sessions": 2, "in_flight": 1}
+    assert (told["expected"], told["settled"]) == (["math", "sums"], False)
+
+
+async def test_a_node_that_listens_everywhere_is_told_as_the_address_it_asked_from() -> None:
+    asking = client(OWN)
+    await asking.put("/nodes/n1", json=saying(OTHER.model_copy(update={"host": "0.0.0.0"})))
+    assert (await asking.get("/nodes")).json()["instances"][1]["url"] == "http://10.0.0.7:9"
+
+
+async def test_a_contradiction_is_answered_in_a_sentence() -> None:
+    answer = await client(OWN).put("/nodes/n1", json=saying(OWN.model_copy(update={"implementation": "other"})))
+    assert answer.status_code == 409
+    assert "give it another name" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "status"),
+    [
+        ("/nodes/n1", {"json": {"services": [{"name": "x"}]}}, 422),
+        ("/nodes/n1", {"content": b"{"}, 422),
+        ("/nodes/n1", {"json": {"services": [], "pad": "x" * 2**20}}, 413),
+        ("/nodes/-n", {"json": {}}, 422),
+        ("/nodes/" + "n" * 101, {"json": {}}, 422),
+    ],
+)
+async def test_what_is_no_registration_is_refused(path: str, sent: dict, status: int) -> None:
+    asking = client()
+    assert (await asking.put(path, **sent)).status_code == status
+    assert (await asking.get("/nodes")).json()["nodes"] == []
+
+
+async def test_a_body_of_a_length_nobody_tells_is_refused() -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"{}"
+
+    assert (await client().put("/nodes/n1", content=parts())).status_code == 411

@@ -1,0 +1,100 @@
+"""Limits: what one server takes of headers, bodies and connections, as it was told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from gymsdk import Environment
+from gymsdk.servers import connection
+from gymsdk.servers.safety import Limits, Safety
+
+from .secured import Up, secured
+
+LIMITS = Limits(body=4096, header=4096, headers=20, connections=3)
+
+
+@pytest.fixture
+async def up(counter: Callable[..., Environment]) -> AsyncIterator[Up]:
+    async with secured(counter(), Safety(limits=LIMITS)) as running:
+        yield running
+
+
+def request(*lines: str, path: str = "/verify", verb: str = "POST") -> bytes:
+    return "\r\n".join([f"{verb} {path} HTTP/1.1", "host: 127.0.0.1", *lines, "", ""]).encode()
+
+
+async def connected(up: Up) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = up.urls["counter"].removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def told(up: Up, sent: bytes) -> bytes:
+    reader, writer = await connected(up)
+    writer.write(sent)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (request("connection: close", verb="GET", path="/"), b"200"),
+        (request("connection: close", *(f"x-{n}: a" for n in range(30)), verb="GET", path="/"), b"431"),
+        (request("connection: close", "x-long: " + "a" * 5000, verb="GET", path="/"), b"431"),
+        (request("connection: close", "content-length: 4097") + b"{" + b" " * 4096, b"413"),
+        (request("connection: close", "transfer-encoding: chunked") + b"1388\r\n" + b" " * 5000, b"413"),
+    ],
+)
+async def test_what_is_too_much_is_refused(up: Up, sent: bytes, status: bytes) -> None:
+    assert (await told(up, sent)).split(b" ", 2)[1] == status
+
+
+async def test_headers_that_do_not_end_are_not_kept(up: Up) -> None:
+    reader, writer = await connected(up)
+    async with asyncio.timeout(10):
+        for piece in (b"GET / HTTP/1.1\r\nx-long: ", *[b"a" * 1000] * 5):
+            writer.write(piece)
+            await asyncio.sleep(0.01)
+        assert (await reader.read()).split(b" ", 2)[1] == b"400"
+    writer.close()
+
+
+async def test_a_connection_beyond_the_most_is_told_so_and_the_others_go_on(up: Up) -> None:
+    kept = [await connected(up) for _ in range(3)]
+    for _, writer in kept:
+        writer.write(request(verb="GET", path="/"))
+    assert [(await reader.readline()).split(b" ")[1] for reader, _ in kept] == [b"200"] * 3
+    answer = await told(up, request(verb="GET", path="/"))
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"all the connections" in answer
+    kept[0][1].close()
+    await kept[0][1].wait_closed()
+    async with asyncio.timeout(10):
+        while b"503" in await told(up, request("connection: close", verb="GET", path="/")):  # noqa: ASYNC110  # the server hears of the end of one in its own time
+            await asyncio.sleep(0)
+    for _, writer in kept[1:]:
+        writer.close()
+
+
+async def test_the_rest_of_a_request_that_has_been_answered_is_not_waited_for_without_end(
+    up: Up, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LINGERING", 0.1)
+    reader, writer = await connected(up)
+    writer.write(request("content-length: 4000", path="/nowhere/at/all") + b"{")
+    async with asyncio.timeout(10):
+        while not reader.at_eof():
+            # It goes on, a byte at a time.
+            writer.write(b" ")
+            await asyncio.sleep(0.02)
+            try:
+                async with asyncio.timeout(0.01):
+                    await reader.read(4096)
+            except TimeoutError:
+                continue
+    writer.close()

@@ -1,0 +1,245 @@
+"""Logs of real servers: one search for a rollout finds its lines in all of them, and none holds a word of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from pydantic import ValidationError
+
+from gymsdk import UsageError, http
+from gymsdk.models.registry import model
+from gymsdk.servers import agent
+from gymsdk.servers.app import answer
+from gymsdk.servers.app import app as bare
+from gymsdk.servers.figures import Figures
+from gymsdk.servers.logs import Lines, Logging, kept
+from gymsdk.servers.remote import Remote
+
+PROMPT, SECRET = "What is the answer to Wunderhorn?", "hush-this-is-a-key"
+
+SERVING = """
+import asyncio, json, sys
+from pathlib import Path
+from gymsdk.launch import serving
+from gymsdk.servers.logs import Logging, kept
+
+async def main():
+    async with serving(["sums"], model="scripted/null", settings={"sums": {"key": sys.argv[2]}}) as running:
+        print(json.dumps(running.urls), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+with kept(Logging(level="info", format=sys.argv[3], directory=Path(sys.argv[1]))):
+    asyncio.run(main())
+"""
+"""Servers in a process of their own, until its standard input ends."""
+
+Started = Callable[..., dict[str, str]]
+Listening = Callable[[FastAPI], AbstractAsyncContextManager[str]]
+
+
+@pytest.fixture
+def started(installed: Callable[..., Path]) -> Iterator[Started]:
+    installed()
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(folder: Path, form: str = "json") -> dict[str, str]:
+        command = [sys.executable, "-c", SERVING, str(folder), SECRET, form]
+        process = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        processes.append(process)
+        told: dict[str, str] = json.loads(process.stdout.readline())
+        return told
+
+    yield start
+    for process in processes:
+        process.communicate(timeout=20)
+
+
+@pytest.fixture(autouse=True)
+async def closed():
+    yield
+    await http.aclose()
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def row(**fields: Any) -> dict[str, Any]:
+    return {"responses_create_params": {"input": [{"role": "user", "content": PROMPT}]}, "answer": 424242, **fields}
+
+
+async def played(url: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+    async with httpx.AsyncClient() as client:
+        return await client.post(f"{url}/run", json=body, headers=headers)
+
+
+async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
+    started: Started, listening: Listening, tmp_path: Path
+):
+    logs = tmp_path / "logs"
+    urls = started(logs)
+    player = model("endpoint/null", base_url=f"{urls['policy_model']}/v1")
+    app = agent.app(Remote(urls["sums"], "sums"), player)
+    with kept(Logging(level="info", format="json", directory=logs)):
+        async with listening(app) as url:
+            sent = [row(_ng_rollout_id="the-one"), row(_ng_rollout_id="another")]
+            answers = [await played(url, each, **{"x-request-id": f"asked-{each['_ng_rollout_id']}"}) for each in sent]
+    assert [each.status_code for each in answers] == [200, 200]
+    assert answers[0].headers["x-request-id"] == "asked-the-one"
+    found = {
+        file.stem: [line for line in lines(file) if line["rollout_id"] == "the-one"] for file in logs.glob("*.log")
+    }
+    routes = {name: [line["fields"]["route"] for line in of if line["level"] == "info"] for name, of in found.items()}
+    assert routes.pop("sums_simple_agent") == ["/run"]
+    assert routes.pop("policy_model") == ["/v1/responses"]
+    assert routes.pop("sums") == ["/seed_session", "/verify", "/close_session"]
+    assert not any(routes.values())
+    assert {line["request_id"] for of in found.values() for line in of} == {"asked-the-one"}
+    written = "".join(file.read_text() for file in logs.iterdir())
+    assert not any(word in written for word in ("Wunderhorn", "424242", SECRET))
+
+
+async def test_a_rollout_that_nobody_named_is_found_by_its_indices(started: Started, tmp_path: Path):
+    urls = started(tmp_path)
+    await played(urls["sums_simple_agent"], row(_ng_task_index=7, _ng_rollout_index=3))
+    [line] = [line for line in lines(tmp_path / "sums_simple_agent.log") if line["fields"].get("route") == "/run"]
+    assert line["rollout_id"] == "7:3"
+
+
+async def test_tools_that_a_foreign_agent_calls_are_of_the_sessions_rollout(started: Started, tmp_path: Path):
+    urls = started(tmp_path)
+    async with httpx.AsyncClient(base_url=urls["sums"]) as client:
+        await client.post("/seed_session", json=row(_ng_rollout_id="theirs"))
+        await client.post("/step", json={})
+        await client.post("/verify", json={})
+        await client.post("/close_session", json={})
+    found = [(line["fields"]["route"], line["rollout_id"]) for line in lines(tmp_path / "sums.log")]
+    assert ("/seed_session", "theirs") in found
+
+
+async def test_text_has_a_line_for_each_request_too(started: Started, tmp_path: Path):
+    urls = started(tmp_path, "text")
+    await played(urls["sums_simple_agent"], row(_ng_rollout_id="r1"), **{"x-request-id": "q1"})
+    [line] = [line for line in (tmp_path / "sums_simple_agent.log").read_text().splitlines() if "/run" in line]
+    assert " info sums_simple_agent rollout=r1 request=q1 POST /run 200 in " in line
+
+
+async def test_what_failed_is_in_the_line_of_its_request(started: Started, tmp_path: Path):
+    urls = started(tmp_path)
+    answered = await played(urls["sums_simple_agent"], {"responses_create_params": {"input": PROMPT}})
+    [line] = [line for line in lines(tmp_path / "sums_simple_agent.log") if line["fields"].get("route") == "/run"]
+    assert (answered.status_code, line["fields"]["status"]) == (422, 422)
+    assert PROMPT not in json.dumps(line)
+
+
+@pytest.fixture
+async def asked(tmp_path: Path):
+    """A client of a server in this process, and its lines so far."""
+    made = bare("lamp", "A lamp.", figures=Figures("lamp"))
+
+    async def breaks() -> None:
+        raise ZeroDivisionError("of 424242")
+
+    async def carries(request: Request):
+        return answer({"request": request.headers.get("x-request-id")})
+
+    made.add_api_route("/breaks", breaks, methods=["POST"])
+    made.add_api_route("/carries", carries, methods=["POST"])
+    transport = httpx.ASGITransport(made, raise_app_exceptions=False)
+    with kept(Logging(level="info", format="json", directory=tmp_path)):
+        async with httpx.AsyncClient(transport=transport, base_url="http://lamp.test") as client:
+            yield client, lambda: lines(tmp_path / "lamp.log")
+
+
+async def test_a_bug_is_told_by_its_type_and_not_by_what_it_says(asked):
+    client, told = asked
+    assert (await client.post("/breaks")).status_code == 500
+    [line] = told()
+    assert (line["level"], line["fields"]["error"], "424242" in json.dumps(line)) == (
+        "warning",
+        "ZeroDivisionError",
+        False,
+    )
+
+
+@pytest.mark.parametrize("id", ["a b", "x" * 129, 'a"b', "", "ä"])
+async def test_an_id_that_is_none_is_replaced(asked, id):
+    client, told = asked
+    answered = await client.post("/carries", headers={b"x-request-id": id.encode("latin-1")})
+    assert len(answered.headers["x-request-id"]) == 16
+    assert told()[0]["request_id"] == answered.headers["x-request-id"]
+
+
+async def test_who_looks_whether_a_server_is_there_leaves_no_line(asked, tmp_path: Path):
+    client, _ = asked
+    for path in ("/", "/livez", "/readyz", "/metrics"):
+        assert (await client.get(path)).status_code == 200
+    assert not (tmp_path / "lamp.log").exists()
+
+
+def test_a_line_that_belongs_to_no_request_is_of_the_process(tmp_path: Path):
+    with kept(Logging(level="info", directory=tmp_path, server="math")):
+        logging.getLogger("gymsdk").info("over\nand %s", "out")
+    assert (tmp_path / "math.log").read_text().endswith("info math rollout=- request=- over\\nand out\n")
+
+
+def test_several_processes_write_their_lines_whole_into_one_file(tmp_path: Path):
+    source = (
+        "import logging, sys\nfrom pathlib import Path\nfrom gymsdk.servers.logs import Logging, kept\n"
+        "with kept(Logging(level='info', format='json', directory=Path(sys.argv[1]), server='both')):\n"
+        "    for number in range(300): logging.getLogger('gymsdk').info('x' * 5000)\n"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", source, str(tmp_path)]) for _ in range(2)]
+    assert [each.wait(30) for each in both] == [0, 0]
+    assert [len(line["message"]) for line in lines(tmp_path / "both.log")] == [5000] * 600
+
+
+def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UsageError, match="--log-dir .* cannot be written .*; name a folder"),
+        kept(Logging(directory=tmp_path / "file")),
+    ):
+        pass
+
+
+def test_nothing_changes_where_nothing_is_asked_for():
+    log = logging.getLogger("gymsdk")
+    before = (list(log.handlers), log.level)
+    with kept(Logging()):
+        assert (list(log.handlers), log.level) == before
+        assert not logging.getLogger("gymsdk.requests").isEnabledFor(logging.WARNING)
+    with kept(Logging(level="info")):
+        assert any(isinstance(each, Lines) for each in log.handlers)
+    assert (list(log.handlers), log.level) == before
+
+
+def test_a_level_or_form_that_is_none_is_refused():
+    with pytest.raises(ValidationError):
+        Logging(level="loud")
+
+
+def test_lines_go_to_standard_error_where_no_folder_is_named():
+    source = (
+        "import logging\nfrom gymsdk.servers.logs import Logging, kept\n"
+        "with kept(Logging(format='json')): logging.getLogger('gymsdk').warning('careful')\n"
+    )
+    said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, env=os.environ)
+    assert [json.loads(line)["message"] for line in io.StringIO(said.stderr)] == ["careful"]
+
+
+def test_another_process_is_told_to_log_alike(tmp_path: Path):
+    words = Logging(level="info", format="json", directory=tmp_path).words
+    assert words == ["--log-level", "info", "--log-format", "json", "--log-dir", str(tmp_path)]

@@ -1,0 +1,183 @@
+"""The nodes a head knows: each for its lease, none that contradicts another."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from gymsdk.servers.app import Refused
+from gymsdk.servers.members import Exit, Members, Registration, first, told
+from gymsdk.servers.service import Service
+
+MATH = Service(name="math", kind="resources_servers", implementation="math", port=1, started=5.0)
+HERE = "10.0.0.7"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def members(clock):
+    return Members(lease=10.0, clock=clock)
+
+
+def said(*services, **fields):
+    return Registration(services=list(services), **fields)
+
+
+def another(service=MATH, **fields):
+    return Service.model_validate(service.model_dump(exclude={"id"}) | fields)
+
+
+def test_a_member_is_there_for_its_lease(members, clock):
+    assert members.put("a", said(MATH), HERE) == 10.0
+    clock.now = 10.0
+    assert [each.name for each in members.services] == ["math"]
+    clock.now = 10.1
+    assert (members.services, len(members)) == ([], 0)
+
+
+def test_a_node_that_is_lost_is_remembered_until_it_is_back_and_one_that_left_is_not(members, clock):
+    for name in "ab":
+        members.put(name, said(MATH), HERE)
+    members.leave("b")
+    clock.now = 11.0
+    assert [each.id for each in members.lost] == ["a"]
+    members.put("a", said(MATH), HERE)
+    assert members.lost == []
+
+
+def test_a_member_that_is_heard_of_again_stays(members, clock):
+    members.put("a", said(MATH), HERE)
+    clock.now = 9.0
+    members.put("a", said(MATH), HERE)
+    clock.now = 18.0
+    assert len(members) == 1
+
+
+def test_a_node_may_ask_for_a_shorter_lease_and_for_no_longer_one(members):
+    assert members.put("a", said(seconds=2.0), HERE) == 2.0
+    assert members.put("b", said(seconds=2000.0), HERE) == 10.0
+
+
+def test_what_has_left_is_gone_at_once_and_does_not_come_back_late(members):
+    members.put("a", said(MATH), HERE)
+    members.leave("a")
+    members.leave("a")
+    assert members.services == []
+    with pytest.raises(Refused, match="node 'a' has left"):
+        members.put("a", said(MATH), HERE)
+
+
+def test_a_second_node_under_a_name_is_another_instance(members):
+    members.put("a", said(MATH), HERE)
+    members.put("b", said(another()), HERE)
+    assert [each.name for each in members.services] == ["math", "math"]
+    assert len({each.id for each in members.services}) == 2
+
+
+@pytest.mark.parametrize("other", [{"implementation": "sums"}, {"kind": "responses_api_models"}])
+def test_a_name_that_contradicts_another_is_refused_in_a_sentence(members, other):
+    members.put("a", said(MATH), HERE)
+    with pytest.raises(Refused, match=r"'math' is resources_servers/math here, and cannot be .*; give it another name"):
+        members.put("b", said(another(**other)), HERE)
+    assert len(members) == 1
+
+
+def test_a_name_that_contradicts_one_of_the_heads_own_is_refused(clock):
+    with pytest.raises(Refused, match="'math' is"):
+        Members([MATH], clock=clock).put("b", said(another(implementation="sums")), HERE)
+
+
+@pytest.mark.parametrize("name", ["head_server", "policy_model_name"])
+def test_a_server_may_not_be_called_like_a_key_of_the_configuration(name):
+    with pytest.raises(Refused, match="a key of the configuration"):
+        Members(taken=["policy_model_name"]).put("a", said(another(name=name)), HERE)
+
+
+def test_a_node_may_change_what_it_has(members):
+    members.put("a", said(MATH), HERE)
+    members.put("a", said(another(implementation="sums")), HERE)
+    assert [each.implementation for each in members.services] == ["sums"]
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "reached"),
+    [
+        ("0.0.0.0", "10.0.0.7", "10.0.0.7"),
+        ("::", "::ffff:10.0.0.7", "10.0.0.7"),
+        ("0.0.0.0", "127.0.0.1", "0.0.0.0"),
+        ("node-7", "10.0.0.7", "node-7"),
+        ("0.0.0.0", "nonsense", "0.0.0.0"),
+    ],
+)
+def test_a_node_that_does_not_say_where_it_is_is_where_it_asks_from(members, host, address, reached):
+    members.put("a", said(another(host=host)), address)
+    assert [each.host for each in members.services] == [reached]
+
+
+def test_there_are_no_more_than_there_is_place_for(clock):
+    members = Members(most=1, clock=clock)
+    members.put("a", said(), HERE)
+    members.put("a", said(), HERE)
+    with pytest.raises(Refused, match="this head has 1 nodes by now"):
+        members.put("b", said(), HERE)
+
+
+def test_it_is_settled_once_those_before_it_had_time_to_come(members, clock):
+    assert not members.settled
+    clock.now = 10.0
+    assert members.settled
+
+
+def test_what_is_expected_and_what_ended_is_told_by_whoever_knows(members):
+    ended = {"math": Exit(code=-9, at=1.0, restarts=2)}
+    members.put("a", said(expected=["math", "tool_call"], exits=ended), HERE)
+    members.put("b", said(MATH, expected=["math"]), HERE)
+    assert (members.expected, members.exits) == (["math", "tool_call"], ended)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"services": [MATH.model_dump() | {"port": 0}]},
+        {"services": [MATH.model_dump() | {"host": "a b/"}]},
+        {"services": [MATH.model_dump() | {"kind": "coffee"}]},
+        {"services": [MATH.model_dump() | {"id": "guessed"}]},
+        {"services": [MATH.model_dump() | {"name": ""}]},
+        {"services": [MATH.model_dump()] * 1001},
+        {"loads": {"math": {"sessions": -1}}},
+        {"seconds": 0},
+        {"seconds": float("nan")},
+    ],
+)
+def test_what_is_no_registration_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        Registration.model_validate(wrong)
+
+
+def test_the_oldest_that_answers_stands_for_all_of_a_name():
+    old, young, new = another(started=1.0), another(started=2.0), another(started=3.0)
+    assert first([new, old, young], {})["math"] is old
+    assert first([new, old, young], {old.id: "timeout", young.id: "success"})["math"] is young
+    assert first([new, old], {old.id: "timeout", new.id: "connection_error"})["math"] is old
+    assert first([new, old], {}, draining={old.id})["math"] is new
+
+
+def test_the_configuration_says_where_tasks_are_sent_and_what_the_model_is():
+    its = {"resources_server": {"type": "resources_servers", "name": "math"}}
+    server = another(name="math_server", kind="environment_servers", fields=its)
+    model = another(name="policy_model", kind="responses_api_models", fields={"model": "openai/x"})
+    assert told([MATH, server, model]) == {
+        "environment_server_routes": {"math": "math_server"},
+        "policy_model_name": "openai/x",
+    }

@@ -1,0 +1,186 @@
+"""A node: it joins a head, is heard of, outlasts an outage of the head, and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+
+import pytest
+from fastapi import FastAPI
+
+from gymsdk import http
+from gymsdk.errors import UsageError
+from gymsdk.servers.node import Node, is_own, place
+from gymsdk.servers.service import Service
+
+from .nodes import free, heading, listening, noded, process, told, until
+
+LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
+
+
+@pytest.fixture(autouse=True)
+async def closed():
+    yield
+    await http.aclose()
+
+
+async def names(head_url):
+    return [each["name"] for each in (await told(head_url))["instances"]]
+
+
+async def test_it_is_known_for_as_long_as_it_runs():
+    async with heading() as head_url:
+        async with noded(Node(head_url, [LAMP], expected=["lamp", "bulb"])):
+            known = await told(head_url)
+        assert ([each["name"] for each in known["instances"]], known["expected"]) == (["lamp"], ["lamp", "bulb"])
+        assert await names(head_url) == []
+
+
+async def test_it_is_heard_of_again_well_within_its_lease():
+    async with heading(lease=0.4) as head_url, noded(Node(head_url, [LAMP])):
+        ends = time.monotonic() + 1.2
+        while time.monotonic() < ends:
+            assert await names(head_url) == ["lamp"]
+            await asyncio.sleep(0.05)
+
+
+async def test_a_head_that_was_started_again_knows_it_again_and_the_log_says_so_once(caplog):
+    port = free()
+    async with heading(port=port, lease=0.5) as head_url:
+        node = Node(head_url, [LAMP])
+        running = noded(node)
+        await running.__aenter__()
+    with caplog.at_level(logging.WARNING, "gymsdk"):
+        await until(lambda: caplog.records)
+        await asyncio.sleep(0.3)
+        async with heading(port=port, lease=0.5):
+
+            async def known():
+                return await names(head_url) == ["lamp"]
+
+            await until(known)
+            await until(lambda: len(caplog.records) == 2)
+            await running.__aexit__(None, None, None)
+    out, back = [each.getMessage() for each in caplog.records]
+    assert "its servers go on, and it keeps trying" in out
+    assert "it answers again" in back
+
+
+async def test_a_head_that_hangs_keeps_no_node_from_ending(caplog):
+    async with heading(lease=0.5) as head_url:
+        port = int(head_url.rpartition(":")[2])
+        node = Node(head_url, [LAMP], joining=0.5)
+        await node.join()
+    with socket.create_server(("127.0.0.1", port)):
+        began = time.monotonic()
+        await node.beat()
+        await node.leave()
+    assert time.monotonic() - began < 5
+    assert "does not answer" in caplog.text or "did not answer" in caplog.text
+
+
+async def test_a_head_that_comes_late_is_waited_for():
+    port = free()
+    joining = asyncio.ensure_future(Node(f"http://127.0.0.1:{port}", [LAMP]).join())
+    await asyncio.sleep(0.3)
+    assert not joining.done()
+    async with heading(port=port) as head_url:
+        await joining
+        assert await names(head_url) == ["lamp"]
+
+
+async def test_a_head_that_never_comes_is_waited_for_no_longer_than_said():
+    with pytest.raises(UsageError, match=r"no head answers at http://127.*within 0.2 seconds .*name the right one"):
+        await Node(f"http://127.0.0.1:{free()}", [LAMP], joining=0.2).join()
+
+
+async def test_what_is_no_head_is_not_waited_for():
+    async with listening(FastAPI()) as port:
+        with pytest.raises(UsageError, match="is no head of gymsdk"):
+            await Node(f"http://127.0.0.1:{port}", [LAMP]).join()
+
+
+async def test_a_head_that_will_not_have_it_says_why():
+    other = LAMP.model_copy(update={"implementation": "candle"})
+    async with heading(other) as head_url:
+        with pytest.raises(UsageError, match=r"refuses this node: 'lamp' is .*candle here.*give it another name"):
+            await Node(head_url, [LAMP]).join()
+
+
+async def test_it_sends_what_it_is_told_to():
+    seen = []
+    app = FastAPI()
+
+    @app.middleware("http")
+    async def noted(request, handed_on):
+        seen.append((request.method, request.headers.get("authorization")))
+        return await handed_on(request)
+
+    @app.put("/nodes/{node}")
+    async def joined(node: str):
+        return {"lease": 10.0}
+
+    async with listening(app) as port:
+        node = Node(f"http://127.0.0.1:{port}", [LAMP], headers=lambda: {"Authorization": "Bearer s"})
+        await node.join()
+        await node.leave()
+    assert seen == [("PUT", "Bearer s"), ("DELETE", "Bearer s")]
+
+
+async def test_servers_tell_the_address_that_is_announced_not_the_one_they_listen_at():
+    announced = LAMP.model_copy(update={"host": "127.0.0.2"})
+    async with heading(host="127.0.0.3") as head_url, noded(Node(head_url, [announced])):
+        assert [each["url"] for each in (await told(head_url))["instances"]] == ["http://127.0.0.2:9"]
+
+
+async def test_a_process_that_is_killed_is_gone_within_its_lease():
+    async with heading(lease=1.0) as head_url, process("multineedle", head_url, lease=1.0) as (started, _):
+        assert await names(head_url) == ["multineedle"]
+        os.kill(started.pid, signal.SIGKILL)
+        killed = time.monotonic()
+
+        async def gone():
+            return await names(head_url) == []
+
+        await until(gone)
+        # Fifteen of ten are promised.
+        assert time.monotonic() - killed < 1.5
+
+
+async def test_a_head_that_answers_is_joined():
+    async with heading(host="127.0.0.2") as head_url:
+        assert await place("127.0.0.2", int(head_url.rpartition(":")[2])) is None
+
+
+async def test_a_head_at_an_address_of_this_machine_is_to_be_started_here():
+    port = free("127.0.0.2")
+    with await place("127.0.0.2", port) as at:
+        assert at.getsockname() == ("127.0.0.2", port)
+
+
+async def test_of_two_that_start_at_once_one_has_the_head_and_the_other_joins():
+    port = free()
+    with await place("127.0.0.1", port) as at:
+        other = asyncio.ensure_future(place("127.0.0.1", port, patience=10))
+        await asyncio.sleep(0.2)
+        assert not other.done()
+        at.close()
+        async with heading(port=port):
+            assert await other is None
+
+
+async def test_a_head_elsewhere_is_waited_for_with_a_bound():
+    # An address for documentation: nobody has it.
+    assert not is_own("192.0.2.1")
+    with pytest.raises(UsageError, match=r"no head answers at http://192\.0\.2\.1:9 within 0 seconds"):
+        await place("192.0.2.1", 9, patience=0)
+
+
+async def test_a_port_of_this_machine_that_something_else_has_is_told_of_at_once():
+    async with listening(FastAPI()) as port:
+        with pytest.raises(UsageError, match=r"is no head of gymsdk: it answered 404 at /nodes.*choose another port"):
+            await place("127.0.0.1", port)

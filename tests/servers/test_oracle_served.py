@@ -1,0 +1,210 @@
+"""The oracle over HTTP: whoever asks it scores what a perfect policy does, and nobody brings an episode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gymsdk import Environment, Model, http, load, model, wire
+from gymsdk.convert import chat
+from gymsdk.launch import serving
+from gymsdk.oracle import opened
+from gymsdk.rollouts.folder import Standing
+from gymsdk.rollouts.plan import Plan
+from gymsdk.rollouts.run import Run, carry_out
+from gymsdk.rollouts.tries import Played
+from gymsdk.servers import policy
+from gymsdk.transcript import Item, text_of
+from gymsdk.types import Row
+
+NAMES = ("math", "tool_call", "multineedle")
+COUNT = 20
+SYSTEM = ("system", "developer")
+
+ONE = """
+@hookimpl
+def tasks(split: Literal["train"]):
+    yield Task.ask("Well?")
+
+@hookimpl
+def verify(transcript):
+    return Verdict(reward=float(transcript.reply == "Well."))
+
+@hookimpl
+def solve():
+    return Message(content="Well.")
+"""
+
+
+@pytest.fixture(autouse=True)
+async def _let_go() -> AsyncIterator[None]:
+    yield
+    await http.aclose()
+
+
+@asynccontextmanager
+async def endpoint(environments: Sequence[Environment]) -> AsyncIterator[str]:
+    """The address of an endpoint that is the oracle of *environments*."""
+    named = {each.name: each for each in environments}
+    async with opened(named, model("scripted/oracle")) as oracle, policy.serve(policy.app(oracle)) as url:
+        yield url
+
+
+def rows_of(environment: Environment, *, count: int = COUNT) -> list[Row]:
+    return [task.row() for task in islice(environment.tasks("train"), count)]
+
+
+class Silent:
+    """Nobody follows the run."""
+
+    def told(self, sentence: str) -> None: ...
+
+    def begun(self, *, total: int, standing: Standing) -> None: ...
+
+    def ended(self, played: Played) -> None: ...
+
+
+@pytest.mark.parametrize("named", ["endpoint/policy", "vllm/policy"])
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_a_run_against_the_endpoint_scores_the_maximum(tmp_path: Path, named: str, api: wire.Api) -> None:
+    async with endpoint([load(name) for name in NAMES]) as url:
+        environments: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
+        plan = Plan(environments=environments, model=named, base_url=url, api=api, split="train", limit=COUNT)
+        figures = await carry_out(Run(plan, tmp_path / "run"), Silent())
+    assert {each["agent_ref"]["name"]: each["agent_metrics"]["mean/reward"] for each in figures} == dict.fromkeys(
+        [f"{name}_simple_agent" for name in NAMES], 1.0
+    )
+
+
+async def post(client: httpx.AsyncClient, url: str, body: Item) -> Item:
+    answer = await client.post(url, json=body)
+    assert answer.status_code == 200, answer.text
+    found: Item = answer.json()
+    return found
+
+
+@pytest.mark.parametrize("between", [0, 1])
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api: wire.Api, between: int) -> None:
+    environments = [load(name) for name in NAMES]
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(endpoint(environments))
+        for _ in range(between):
+            proxy = await stack.enter_async_context(serving(environments[:1], model=at(url, api)))
+            url = f"{proxy.urls['policy_model']}/v1"
+        running = await stack.enter_async_context(serving(environments, model=at(url, api)))
+        client = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
+        for environment in environments:
+            agent = running.urls[f"{environment.name}_simple_agent"]
+            played = [await post(client, f"{agent}/run", row) for row in rows_of(environment)]
+            assert [each["reward"] for each in played] == [1.0] * COUNT, environment.name
+
+
+def at(url: str, api: wire.Api) -> Model:
+    return model("endpoint/policy", base_url=url, api=api)
+
+
+class Foreign:
+    """An agent that plays rows over HTTP alone: tools and verdict at *resources*, turns at *policy_model*."""
+
+    def __init__(self, resources: str, policy_model: str, ask: Callable[[Item], tuple[str, Item]]) -> None:
+        self._resources = resources
+        self._policy_model = policy_model
+        self._ask = ask
+
+    async def play(self, row: Row) -> float:
+        async with httpx.AsyncClient(timeout=60) as client:
+            await post(client, f"{self._resources}/seed_session", row)
+            params = row["responses_create_params"]
+            items: list[Item] = []
+            while not items or items[-1]["type"] != "message":
+                path, body = self._ask({**params, "input": [*params["input"], *items]})
+                items += output(await post(client, f"{self._policy_model}/v1/{path}", body))
+                for call in [item for item in items if item["type"] == "function_call"]:
+                    if all(item.get("call_id") != call["call_id"] or item is call for item in items):
+                        arguments = json.loads(call["arguments"])
+                        said = await client.post(f"{self._resources}/{call['name']}", json=arguments)
+                        items.append(wire.function_call_output(call["call_id"], said.text))
+            judged = await post(client, f"{self._resources}/verify", {**row, "response": {"output": items}})
+        reward: float = judged["reward"]
+        return reward
+
+
+def output(answer: Item) -> list[Item]:
+    """What an answer of any of the APIs says, as output items."""
+    if "output" in answer:
+        return list(answer["output"])
+    if "choices" in answer:
+        return list(chat.response(answer, {})["output"])
+    return [
+        wire.message(block["text"])
+        if block["type"] == "text"
+        else wire.function_call(block["name"], block["input"], block["id"])
+        for block in answer["content"]
+    ]
+
+
+def messages(request: Item) -> Item:
+    """A request as Anthropic's clients write it."""
+    said: list[Item] = []
+    for item in request["input"]:
+        role, block = told(item)
+        if role not in SYSTEM:
+            said.append({"role": role, "content": [block]})
+    system = [text_of(item["content"]) for item in request["input"] if item.get("role") in SYSTEM]
+    return {"model": "policy", "max_tokens": 999, "system": "\n\n".join(system), "messages": said}
+
+
+def told(item: Item) -> tuple[str, Item]:
+    if "output" in item:
+        return "user", {"type": "tool_result", "tool_use_id": item["call_id"], "content": item["output"]}
+    if "arguments" in item:
+        block = {"type": "tool_use", "id": item["call_id"], "name": item["name"]}
+        return "assistant", block | {"input": json.loads(item["arguments"])}
+    return item["role"], {"type": "text", "text": text_of(item["content"])}
+
+
+ASKS: dict[str, Callable[[Item], tuple[str, Item]]] = {
+    "responses": lambda request: ("responses", request),
+    "chat": lambda request: ("chat/completions", chat.body(request)),
+    "messages": lambda request: ("messages", messages(request)),
+}
+
+
+@pytest.mark.parametrize("api", ASKS)
+async def test_a_foreign_agent_scores_the_maximum_with_what_is_served_by_default(api: str) -> None:
+    environments = [load(name) for name in NAMES]
+    async with serving(environments) as running:
+        for environment in environments:
+            agent = Foreign(running.urls[environment.name], running.urls["policy_model"], ASKS[api])
+            rewards = [await agent.play(row) for row in rows_of(environment)]
+            assert rewards == [1.0] * COUNT, environment.name
+
+
+async def test_a_visit_to_an_agent_is_answered_with_the_tools_of_its_session() -> None:
+    multineedle = load("multineedle")
+    [row] = rows_of(multineedle, count=1)
+    params = row["responses_create_params"] | {"tools": [tool.schema for tool in multineedle.tools.values()]}
+    async with serving([multineedle]) as running, httpx.AsyncClient(timeout=60) as client:
+        await post(client, f"{running.urls['multineedle']}/seed_session", row)
+        response = await post(client, f"{running.urls['multineedle_simple_agent']}/v1/responses", params)
+        judged = await post(client, f"{running.urls['multineedle']}/verify", {**row, "response": response})
+    assert judged["reward"] == 1.0
+
+
+@pytest.mark.parametrize("api", ASKS)
+async def test_a_conversation_of_no_row_is_refused_in_the_words_of_the_api(
+    environment: Callable[..., Environment], api: str
+) -> None:
+    path, body = ASKS[api]({"input": [{"role": "user", "content": "What is love?"}]})
+    async with serving([environment(ONE)]) as running, httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"{running.urls['policy_model']}/v1/{path}", json=body)
+    assert answer.status_code == 422
+    assert "(read: 1 of made); POST the row to /run of an agent" in answer.json()["error"]["message"]

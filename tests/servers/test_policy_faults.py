@@ -1,0 +1,234 @@
+"""What goes wrong at a served policy, on purpose: each fault as its client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from statistics import fmean, median
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError, RateLimitError
+from pydantic import ValidationError
+
+from gymsdk import wire
+from gymsdk.models.scripted import build
+from gymsdk.servers.policy import Faults
+from gymsdk.servers.policy.latency import draw
+from gymsdk.transcript import Item
+from gymsdk.wire import overflowed
+
+from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, Replies, anthropic, asking, openai, root
+
+BODIES = [
+    ("chat/completions", HELLO),
+    ("responses", {"input": "hi"}),
+    ("messages", HELLO | {"max_tokens": 500}),
+]
+
+
+@pytest.mark.parametrize(
+    ("spelled", "mean", "middle"),
+    [
+        (0.2, 0.2, 0.2),
+        ("0.2", 0.2, 0.2),
+        ("2e-1", 0.2, 0.2),
+        ("0.1-0.5", 0.3, 0.3),
+        ("exp:0.3", 0.3, 0.208),
+        ("lognormal:0.3:0.8", 0.413, 0.3),
+    ],
+)
+def test_a_latency_is_drawn_from_its_distribution(spelled: float | str, mean: float, middle: float) -> None:
+    luck = random.Random(1)
+    drawn = [draw(spelled, luck) for _ in range(4000)]
+    assert (fmean(drawn), median(drawn)) == pytest.approx((mean, middle), rel=0.1)
+    assert min(drawn) >= 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"latency": each} for each in ("", "x", "-1", "1-", "exp", "exp:x", "exp:1:2", "lognormal:1", "nan", "inf")),
+        {"limited": 2},
+        {"context": 1},
+        {"errors": 0.5, "limited": 0.6},
+    ],
+)
+def test_faults_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Faults.model_validate(wrong)
+
+
+async def test_a_limited_client_is_told_when_to_come_again() -> None:
+    async with openai(Replies(), faults=Faults(limited=1)) as client:
+        with pytest.raises(RateLimitError) as caught:
+            await client.responses.create(model="any", input="hi")
+    assert caught.value.response.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_errors_are_in_the_words_of_each_api(path: str, body: Item) -> None:
+    async with asking(Replies(), faults=Faults(errors=1)) as client:
+        answer = await client.post(path, json=body | {"stream": True})
+    assert answer.status_code in {500, 502, 503}
+    assert answer.json()["error"]["message"] == "this policy fails on purpose"
+
+
+async def test_malformed_arguments_come_in_their_share() -> None:
+    found = []
+    async with asking(Replies(*CALLS), faults=Faults(malformed=0.5)) as client:
+        for _ in range(40):
+            answer = (await client.post("chat/completions", json=HELLO)).json()
+            first, second = answer["choices"][0]["message"]["tool_calls"]
+            found.append(first["function"]["arguments"])
+            assert second["function"]["arguments"] == '{"a": 2}'
+    assert set(found) == {'{"a": 1}', '{"a"'}
+    assert 8 < found.count('{"a"') < 32
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_a_truncated_stream_ends_properly_and_too_early(path: str, body: Item) -> None:
+    async with asking(Replies(), faults=Faults(truncated=1)) as broken, asking(Replies()) as sound:
+        short = await broken.post(path, json=body | {"stream": True})
+        whole = await sound.post(path, json=body | {"stream": True})
+        plain = await broken.post(path, json=body)
+    ends = ("data: [DONE]", "response.completed", "message_stop")
+    assert any(end in whole.text for end in ends)
+    assert not any(end in short.text for end in ends)
+    assert short.text.endswith("\n\n")
+    assert plain.json()["usage"]
+
+
+async def test_a_cut_stream_breaks_off() -> None:
+    async with asking(Replies(), faults=Faults(cuts=1)) as client:
+        for _ in range(10):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.post("chat/completions", json=HELLO | {"stream": True})
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_a_prompt_that_does_not_fit_is_refused_in_vllms_words(path: str, body: Item) -> None:
+    async with asking(Replies(), faults=Faults(context=20)) as client:
+        answer = await client.post(path, json=body)
+    said = "This model's maximum context length is 20 tokens. However, your request has 21 input tokens."
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(said)
+    assert overflowed(400, answer.content)
+
+
+async def test_an_answer_that_could_not_fit_is_refused() -> None:
+    async with openai(Replies(), faults=Faults(context=100)) as client:
+        assert [model.max_model_len async for model in client.models.list()] == [100]
+        with pytest.raises(BadRequestError, match=r"too large: 90\. This model's maximum context length is 100 tokens"):
+            await client.chat.completions.create(model="any", max_tokens=90, **HELLO)
+
+
+async def test_an_answer_ends_where_the_context_does() -> None:
+    async with asking(Replies(wire.message("x" * 500)), faults=Faults(context=100)) as client:
+        answer = (await client.post("chat/completions", json=HELLO)).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == 100
+
+
+async def test_an_answer_is_cut_at_its_limit_in_every_api() -> None:
+    async with openai(Replies(wire.message("hello world"))) as client:
+        chat = await client.chat.completions.create(model="any", max_tokens=5, **HELLO)
+        whole = await client.responses.create(model="any", input="hi", max_output_tokens=5)
+    async with anthropic(Replies(wire.message("hello world"))) as other:
+        message = await other.messages.create(model="any", max_tokens=5, **HELLO)
+    assert chat.choices[0].message.content == whole.output_text == message.content[0].text == "hello"
+    assert (chat.choices[0].finish_reason, message.stop_reason) == ("length", "max_tokens")
+    assert (whole.status, whole.incomplete_details and whole.incomplete_details.reason) == (
+        "incomplete",
+        "max_output_tokens",
+    )
+    assert chat.usage is not None
+    assert chat.usage.completion_tokens == message.usage.output_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("limit", "kinds"),
+    [
+        (10, ["reasoning"]),
+        (50, ["reasoning", "message"]),
+        (100, ["reasoning", "message", "function_call"]),
+        (999, ["reasoning", "message", "function_call", "function_call"]),
+    ],
+)
+async def test_a_cut_turn_keeps_what_was_said_before(limit: int, kinds: list[str]) -> None:
+    said = (THOUGHT, wire.message("well then"), *CALLS)
+    async with asking(Replies(*said)) as client:
+        answer = (await client.post("responses", json={"input": "hi", "max_output_tokens": limit})).json()
+    assert [item["type"] for item in answer["output"]] == kinds
+    assert answer["output"][0]["summary"][0]["text"][:2] == "tw"
+
+
+@pytest.mark.parametrize("limit", [0, -1, "x"])
+async def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
+    async with asking(Replies()) as client:
+        answer = await client.post("responses", json={"input": "hi", "max_output_tokens": limit})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+
+
+async def test_calls_stay_in_the_text_where_the_engine_does_not_parse_them() -> None:
+    async with asking(Replies(wire.message("well"), *CALLS[:1]), faults=Faults(unparsed=True)) as client:
+        [choice] = (await client.post("chat/completions", json=HELLO | {"tools": [TOOL]})).json()["choices"]
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] == ('well\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>')
+
+
+async def test_tools_are_refused_in_vllms_words_where_nothing_parses_calls() -> None:
+    async with openai(Replies(), faults=Faults(refuses_tools=True)) as client:
+        with pytest.raises(BadRequestError, match="--enable-auto-tool-choice and --tool-call-parser to be set"):
+            await client.chat.completions.create(model="any", tools=[TOOL], **HELLO)
+        with pytest.raises(BadRequestError, match="--enable-auto-tool-choice"):
+            await client.responses.create(model="any", input="hi", tools=[FLAT])
+        unused = await client.chat.completions.create(model="any", tools=[TOOL], tool_choice="none", **HELLO)
+    assert unused.choices[0].message.content == "hello"
+
+
+class Waits:
+    """Never answers; tells when it has been asked, and when nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self.asked, self.left = asyncio.Event(), asyncio.Event()
+
+    async def respond(self, request: Item, *, episode: object = None) -> Item:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left.set()
+        return wire.response([], model="", request=request)
+
+
+async def test_a_client_that_goes_away_ends_what_was_done_for_it_and_is_counted() -> None:
+    model = Waits()
+    async with asking(model) as client:
+        going = asyncio.ensure_future(client.post("chat/completions", json=HELLO))
+        await model.asked.wait()
+        going.cancel()
+        async with asyncio.timeout(10):
+            await model.left.wait()
+        found = (await client.get(root(client, "/metrics"))).text
+    assert 'status="499"} 1' in found
+
+
+async def test_the_same_seed_draws_the_same_faults_whatever_is_said() -> None:
+    faults = Faults(errors=0.2, limited=0.2, malformed=0.5, seed=3)
+
+    async def told(model: Any) -> list[int]:
+        async with asking(model, faults=faults) as client:
+            return [(await client.post("chat/completions", json=HELLO)).status_code for _ in range(30)]
+
+    found = await told(Replies(*CALLS))
+    assert found == await told(build("echo"))
+    assert {200, 429} < set(found)
+
+
+def test_faults_are_told_in_json() -> None:
+    faults = Faults(latency="exp:0.3", context=10)
+    assert Faults.model_validate(json.loads(faults.model_dump_json())) == faults

@@ -1,0 +1,170 @@
+"""The token ids and log-probabilities of a served policy, held to what a trainer needs of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from gymsdk import wire
+from gymsdk.convert.tokens import bundle
+from gymsdk.models.scripted import build
+from gymsdk.tokens.bytes import Bytes
+from gymsdk.transcript import Item
+from gymsdk.types import Episode
+
+from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, Replies, asking, openai, root
+
+ASK = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
+TURNS = [
+    [THOUGHT, wire.message("let me see"), *CALLS],
+    [*CALLS[:1]],
+    [wire.message("")],
+    [wire.reasoning("nearly"), wire.message("déjà <|im_end|> vu")],
+    [wire.message("done")],
+]
+
+
+class Talks:
+    """Says its turns one after the other, by what it said before."""
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        said = sum("said by the user" in str(item.get("content")) for item in request["input"]) - 1
+        return wire.response(TURNS[said], model="talks", usage=wire.usage(0, 0), request=request)
+
+
+def answers(calls: list[Item], key: str) -> list[Item]:
+    return [{"role": "tool", "tool_call_id": call["id"], "content": f"{key} is 3"} for call in calls]
+
+
+async def turns(client: httpx.AsyncClient, extra: Item) -> list[Item]:
+    """The completions of a conversation that a client goes on with as it was told."""
+    found, messages = [], [{"role": "system", "content": "Be kind."}]
+    for number in range(len(TURNS)):
+        messages = [*messages, {"role": "user", "content": f"{number} said by the user"}]
+        body = {"messages": messages, "tools": [TOOL], **ASK, **extra}
+        answer = (await client.post("chat/completions", json=body)).json()
+        message = answer["choices"][0]["message"]
+        found.append(answer)
+        messages = [*messages, message, *answers(message.get("tool_calls") or [], "it")]
+    return found
+
+
+@pytest.mark.parametrize("reasoning", ["field", "tags", "none"])
+@pytest.mark.parametrize("extra", [{}, {"return_tokens_as_token_ids": True}])
+async def test_each_prompt_begins_with_the_last_one_and_what_was_generated(reasoning: str, extra: Item) -> None:
+    async with asking(Talks(), reasoning=reasoning, bundles=bool(extra)) as client:
+        found = await turns(client, extra)
+    so_far: list[int] = []
+    for answer in found:
+        prompt, ids = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
+        assert prompt[: len(so_far)] == so_far
+        so_far = prompt + ids
+    assert len(so_far) > 300
+
+
+async def test_each_prompt_of_responses_begins_so_too() -> None:
+    items: list[Item] = []
+    so_far: list[int] = []
+    async with asking(Talks()) as client:
+        for number in range(len(TURNS)):
+            items.append({"role": "user", "content": f"{number} said by the user"})
+            body = {"input": items, "tools": [FLAT], "instructions": "Be kind.", "return_token_ids": True}
+            output = (await client.post("responses", json=body)).json()["output"]
+            assert output[-1]["prompt_token_ids"][: len(so_far)] == so_far
+            so_far = output[-1]["prompt_token_ids"] + output[-1]["generation_token_ids"]
+            calls = [item for item in output if item["type"] == "function_call"]
+            items += [*output, *(wire.function_call_output(call["call_id"], "3") for call in calls)]
+    assert len(so_far) > 300
+
+
+async def test_the_ids_say_what_was_said_and_end_the_turn() -> None:
+    async with asking(Replies(THOUGHT, wire.message("so be it"))) as client:
+        answer = (await client.post("chat/completions", json=HELLO | ASK)).json()
+    ids = answer["choices"][0]["token_ids"]
+    assert Bytes().decode(ids) == "<think>\ntwo sums, then\n</think>\n\nso be it<|im_end|>"
+    assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"])
+    assert answer["usage"]["completion_tokens"] == len(ids)
+
+
+async def test_log_probabilities_are_one_for_each_id_finite_and_negative() -> None:
+    async with openai(Replies(wire.message("Zürich"))) as client:
+        answer = await client.chat.completions.create(model="any", logprobs=True, top_logprobs=1, **HELLO)
+    content = answer.choices[0].logprobs.content or []
+    assert [one.bytes for one in content[:-1]] == [[byte] for byte in "Zürich".encode()]
+    assert all(-2 < one.logprob < 0 and one.top_logprobs[0].logprob == one.logprob for one in content)
+
+
+async def test_ids_may_stand_in_the_place_of_the_tokens() -> None:
+    async with asking(Replies()) as client:
+        answer = await client.post("chat/completions", json=HELLO | ASK | {"return_tokens_as_token_ids": True})
+    choice = answer.json()["choices"][0]
+    assert [one["token"] for one in choice["logprobs"]["content"]] == [
+        f"token_id:{token}" for token in choice["token_ids"]
+    ]
+
+
+async def test_bundles_come_on_the_message_where_both_are_asked_for() -> None:
+    asked = HELLO | ASK | {"return_tokens_as_token_ids": True}
+    async with asking(Replies(), bundles=True) as client:
+        told = (await client.post("chat/completions", json=asked)).json()
+        plain = (await client.post("chat/completions", json=HELLO)).json()
+    message = told["choices"][0]["message"]
+    assert message["prompt_token_ids"] == told["prompt_token_ids"]
+    assert message["generation_token_ids"] == told["choices"][0]["token_ids"]
+    assert bundle(told) == {key: message[key] for key in wire.TOKENS}
+    assert not {*wire.TOKENS} & plain["choices"][0]["message"].keys()
+
+
+async def test_a_stream_has_the_same_ids() -> None:
+    async with openai(Replies()) as client:
+        asked: Any = {"model": "any", "extra_body": {"return_token_ids": True}, "logprobs": True, **HELLO}
+        plain = await client.chat.completions.create(**asked)
+        chunks = [chunk.model_dump() async for chunk in await client.chat.completions.create(stream=True, **asked)]
+    prompts = [chunk["prompt_token_ids"] for chunk in chunks if chunk.get("prompt_token_ids")]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    ids = [token for choice in choices for token in choice.get("token_ids") or []]
+    told = [one for choice in choices for one in (choice["logprobs"] or {}).get("content") or []]
+    assert prompts == [plain.model_dump()["prompt_token_ids"]]
+    assert ids == plain.model_dump()["choices"][0]["token_ids"]
+    assert len(told) == len(ids)
+
+
+async def test_a_conversation_is_tokenized_as_it_is_when_it_is_asked() -> None:
+    chat = HELLO | {"tools": [TOOL]}
+    async with asking(build("echo")) as client:
+        asked = (await client.post("chat/completions", json=chat | {"return_token_ids": True})).json()
+        told = (await client.post(root(client, "/tokenize"), json=chat)).json()
+        text = (await client.post(root(client, "/detokenize"), json={"tokens": told["tokens"]})).json()["prompt"]
+        open_ended = {"messages": [*HELLO["messages"], {"role": "assistant", "content": "well"}]}
+        goes_on = await client.post(root(client, "/tokenize"), json=open_ended | {"continue_final_message": True})
+    assert told["tokens"] == asked["prompt_token_ids"]
+    assert told["count"] == asked["usage"]["prompt_tokens"]
+    assert text.endswith("<|im_start|>assistant\n")
+    assert Bytes().decode(goes_on.json()["tokens"]).endswith("<|im_start|>assistant\nwell")
+
+
+async def test_text_is_tokenized_and_back() -> None:
+    async with asking(Replies()) as client:
+        told = (await client.post(root(client, "/tokenize"), json={"prompt": "hé", "return_token_strs": True})).json()
+        back = (await client.post(root(client, "/detokenize"), json={"tokens": told["tokens"]})).json()
+    assert (told["count"], told["token_strs"][0], back) == (3, "h", {"prompt": "hé"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": 7}),
+        ("/tokenize", {"messages": [7]}),
+        ("/tokenize", {"messages": [{"role": "nobody", "content": "x"}]}),
+        ("/detokenize", {"tokens": "x"}),
+        ("/detokenize", {"tokens": [9999]}),
+    ],
+)
+async def test_what_cannot_be_tokenized_is_refused(path: str, body: Item) -> None:
+    async with asking(Replies()) as client:
+        answer = await client.post(root(client, path), json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]

@@ -1,0 +1,93 @@
+"""What a model says, as released SDKs read it from the proxy: the same in every API, whichever way it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from gymsdk import wire
+from gymsdk.transcript import Item
+
+from .proxies import ADD, CLIENTS, NAME, UPSTREAMS, Rig, Said, asked, rigged, said
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CALL = wire.function_call("add", '{"a":40,"b":2}', "call_1")
+ADDED = ("add", {"a": 40, "b": 2})
+SAYINGS: dict[str, tuple[list[Item], str | None, Said]] = {
+    "a text": ([wire.message("42 é\n\n😀")], None, Said(text="42 é\n\n😀")),
+    "nothing": ([wire.message("")], None, Said()),
+    "thoughts and a text": ([wire.reasoning("hm\nhm"), wire.message("42")], None, Said("hm\nhm", "42")),
+    "a call": ([CALL], None, Said(calls=(ADDED,), end="calls")),
+    "thoughts, a text and calls at once": (
+        [wire.reasoning("hm"), wire.message("I add."), CALL, wire.function_call("add", {"a": 1, "b": 1}, "call_2")],
+        None,
+        Said("hm", "I add.", (ADDED, ("add", {"a": 1, "b": 1})), "calls"),
+    ),
+    "a text cut short": ([wire.message("4")], "max_output_tokens", Said(text="4", end="cut")),
+    "what a filter held back": ([wire.message("")], "content_filter", Said(end="withheld")),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig() -> AsyncIterator[Rig]:
+    """The proxies that the tests here share."""
+    async with rigged() as made:
+        yield made
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+@pytest.mark.parametrize("saying", SAYINGS)
+async def test_every_client_reads_what_the_model_said(
+    rig: Rig, saying: str, upstream: str, client: str, streamed: bool
+) -> None:
+    output, reason, expected = SAYINGS[saying]
+    rig.policy.says(*output, reason=reason)
+    answer = await asked(rig, client, upstream, streamed=streamed)
+    assert said(answer) == expected
+    assert answer.model == NAME
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+async def test_thoughts_within_the_text_are_thoughts(rig: Rig, upstream: str, client: str, streamed: bool) -> None:
+    rig.policy.says(wire.message("<think>hm</think>\n\n42"))
+    answer = await asked(rig, client, upstream, streamed=streamed)
+    assert (said(answer).thoughts.strip(), said(answer).text.strip()) == ("hm", "42")
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+async def test_the_model_is_asked_the_same_by_every_client(rig: Rig, upstream: str, client: str) -> None:
+    rig.policy.says(wire.message("42"))
+    await asked(rig, client, upstream, streamed=True)
+    [given] = rig.policy.asked
+    assert opening(given) == [("system", "Be brief."), ("user", "40 + 2?")]
+    [tool] = given["tools"]
+    assert (tool["name"], tool["description"], tool["parameters"]) == ("add", "Add.", ADD)
+    assert "stream" not in given
+
+
+def opening(request: Item) -> list[tuple[str, str]]:
+    """Who says what before the model does; instructions are the system's words."""
+    led = [("system", request["instructions"])] if request.get("instructions") else []
+    given: Any = request["input"]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return led + [(each["role"], words(each["content"])) for each in items]
+
+
+def words(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+async def test_the_clients_name_of_a_model_is_nobodys_business(rig: Rig, upstream: str) -> None:
+    rig.policy.says(wire.message("42"))
+    await asked(rig, "chat", upstream, streamed=False)
+    assert rig.policy.asked[0].get("model") in {NAME, None}

@@ -1,0 +1,175 @@
+"""Streams of the proxy: kept alive while the model thinks, ended as their API has it, given up with their client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import APIStatusError
+from openai import APIError
+
+from gymsdk import Failed, model, wire
+from gymsdk.convert.faces.known import FACES
+from gymsdk.servers import model as server
+from gymsdk.servers import policy
+from gymsdk.transcript import Item
+from gymsdk.types import Episode, Model
+
+from .proxies import sdks
+from .reached import listening
+
+SOON = 0.02
+"""Seconds between two signs of life here."""
+
+BODIES: dict[str, Item] = {
+    "responses": {"input": "hi"},
+    "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+}
+"""The least that each API is asked."""
+
+ENDS = {"responses": b"response.completed", "chat/completions": b"[DONE]", "messages": b"message_stop"}
+
+
+class Slow:
+    """A model that answers once it is let; it notes that it was asked, and that nobody waits any longer."""
+
+    name = "slow"
+
+    def __init__(self, failure: Failed | None = None) -> None:
+        self.let = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.left = asyncio.Event()
+        self.failure = failure
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.asked.set()
+        try:
+            await self.let.wait()
+        except asyncio.CancelledError:
+            self.left.set()
+            raise
+        if self.failure:
+            raise self.failure
+        return wire.response([wire.message("hello")], model="slow", usage=wire.usage(3, 4), request=request)
+
+
+@asynccontextmanager
+async def proxied(slow: Slow, every: float = SOON) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        listening(server.app(slow, every=every)) as url,
+        httpx.AsyncClient(base_url=url, timeout=10) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_stream_is_kept_alive_while_the_model_thinks(path: str) -> None:
+    slow, read = Slow(), b""
+    async with (
+        proxied(slow) as client,
+        client.stream("POST", f"/v1/{path}", json=BODIES[path] | {"stream": True}) as answer,
+    ):
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
+        async for chunk in answer.aiter_bytes():
+            read += chunk
+            if read.count(FACES[path].beat) == 3:
+                slow.let.set()
+    assert read.startswith(FACES[path].beat * 3)
+    assert ENDS[path] in read[-200:] or read.rstrip().endswith(b"}")
+    assert b"hello" in read
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_answer_that_comes_at_once_needs_no_sign_of_life(path: str) -> None:
+    slow = Slow()
+    slow.let.set()
+    async with proxied(slow, every=60) as client:
+        answer = await client.post(f"/v1/{path}", json=BODIES[path] | {"stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert int(answer.headers["content-length"]) == len(answer.content)
+    assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
+    assert FACES[path].beat not in answer.content
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_what_fails_before_a_stream_begins_has_its_status(path: str) -> None:
+    slow = Slow(Failed("no answer", kind="model_rate_limited", retryable=True, retry_after=9))
+    slow.let.set()
+    async with proxied(slow, every=60) as client:
+        answer = await client.post(f"/v1/{path}", json=BODIES[path] | {"stream": True})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "9")
+    assert "no answer" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_what_fails_once_a_stream_has_begun_is_an_error_of_the_sdk(path: str) -> None:
+    slow = Slow(Failed("no answer", kind="model_unreachable", retryable=True))
+    async with listening(server.app(slow, every=SOON)) as url, sdks(url) as (openai, anthropic):
+        creates: dict[str, Any] = {
+            "responses": openai.responses.create,
+            "chat/completions": openai.chat.completions.create,
+            "messages": anthropic.messages.create,
+        }
+        stream = await creates[path](model="any", stream=True, **BODIES[path])
+        slow.let.set()
+        with pytest.raises((APIError, APIStatusError), match="no answer"):
+            async for _ in stream:
+                pass
+
+
+@pytest.mark.parametrize("stream", [None, 0.0, SOON], ids=["whole", "before a stream", "within a stream"])
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_client_that_goes_away_takes_its_call_with_it(path: str, stream: float | None) -> None:
+    slow = Slow()
+    every = stream or 60.0
+    async with proxied(slow, every) as client, asyncio.TaskGroup() as group:
+        asking = group.create_task(_read(client, path, streamed=stream is not None))
+        await slow.asked.wait()
+        if stream:
+            await asyncio.sleep(3 * stream)
+        asking.cancel()
+        async with asyncio.timeout(5):
+            await slow.left.wait()
+
+
+async def _read(client: httpx.AsyncClient, path: str, *, streamed: bool) -> None:
+    async with client.stream("POST", f"/v1/{path}", json=BODIES[path] | {"stream": streamed}) as answer:
+        async for _ in answer.aiter_bytes():
+            pass
+
+
+async def test_one_that_went_away_is_counted() -> None:
+    slow = Slow()
+    async with proxied(slow, 60) as client, asyncio.TaskGroup() as group:
+        asking = group.create_task(_read(client, "responses", streamed=False))
+        await slow.asked.wait()
+        asking.cancel()
+        async with asyncio.timeout(5):
+            await slow.left.wait()
+        counted = (await client.get("/metrics")).text
+    assert 'route="/v1/responses",status="499"} 1' in counted
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_the_policy_endpoint_counts_a_call_whose_client_went_away(path: str) -> None:
+    slow = Slow()
+    async with policy.serve(policy.app(slow, name="slow")) as base:
+        behind: Model = model("endpoint/slow", base_url=base, api_key="x")
+        async with (
+            listening(server.app(behind, every=SOON)) as url,
+            httpx.AsyncClient(base_url=url) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            asking = group.create_task(_read(client, path, streamed=True))
+            await slow.asked.wait()
+            asking.cancel()
+            async with asyncio.timeout(5):
+                await slow.left.wait()
+            counted = (await client.get(f"{base.removesuffix('/v1')}/metrics")).text
+    assert 'route="/v1/chat/completions",status="499"} 1' in counted

@@ -1,0 +1,76 @@
+"""Token ids and log-probabilities on their way through the proxy: every byte of them arrives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+
+import httpx
+import orjson
+import pytest
+import pytest_asyncio
+
+from gymsdk import wire
+from gymsdk.transcript import Item
+
+from .proxies import Rig, rigged
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = 65_536
+UPSTREAMS = ("vllm", "endpoint-responses")
+BODIES: dict[str, Item] = {
+    "responses": {"input": "hi"},
+    "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "messages": {"max_tokens": 100_000_000, "messages": [{"role": "user", "content": "hi"}]},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig() -> AsyncIterator[Rig]:
+    """The proxies that the tests here share."""
+    async with rigged(UPSTREAMS) as made:
+        yield made
+
+
+def bundle() -> Item:
+    """Give the tokens of a prompt of a thousand, and of the longest answer there is."""
+    rng = random.Random(7)
+    ids = [rng.randrange(151_936) for _ in range(LONG)]
+    return dict(zip(wire.TOKENS, (ids[:1000], ids, [-rng.expovariate(3) for _ in ids]), strict=True))
+
+
+TOKENS = bundle()
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+async def test_the_tokens_of_a_long_answer_arrive(rig: Rig, upstream: str, path: str, streamed: bool) -> None:
+    rig.policy.says(wire.message("word " * LONG) | TOKENS)
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"{rig.urls[upstream]}/v1/{path}", json=BODIES[path] | {"stream": streamed})
+    assert answer.status_code == 200, answer.text[:500]
+    assert all(orjson.dumps(TOKENS[key]) in answer.content for key in wire.TOKENS)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_tokens_that_were_told_come_back_to_the_model(rig: Rig, path: str) -> None:
+    short = {key: TOKENS[key][:3] for key in wire.TOKENS}
+    rig.policy.says(wire.message("42") | short)
+    url = f"{rig.urls['vllm']}/v1/{path}"
+    async with httpx.AsyncClient(timeout=60) as client:
+        first = (await client.post(url, json=BODIES[path])).json()
+        await client.post(url, json=BODIES[path] | followed(path, first))
+    [*_, said, _] = rig.policy.asked[-1]["input"]
+    assert {key: said[key] for key in wire.TOKENS} == short
+
+
+def followed(path: str, answer: Item) -> Item:
+    """Give a conversation that goes on after *answer*."""
+    asks = {"role": "user", "content": "go on"}
+    if path == "responses":
+        return {"input": [{"role": "user", "content": "hi"}, *answer["output"], asks]}
+    said = answer["choices"][0]["message"] if path == "chat/completions" else answer
+    message = {"role": "assistant"} | {key: value for key, value in said.items() if key in {"content", *wire.TOKENS}}
+    return {"messages": [*BODIES[path]["messages"], message, asks]}

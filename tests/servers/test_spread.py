@@ -1,0 +1,325 @@
+"""Episodes spread over instances: each at the least loaded, where it stays, away from those that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import Any
+
+import httpx
+import pytest
+
+from gymsdk import Environment, Task, http, load, model, play
+from gymsdk.errors import BadRow, Failed
+from gymsdk.servers import agent
+from gymsdk.servers.app import Refused
+from gymsdk.servers.instances import Instances, asking
+from gymsdk.servers.spread import Own, Spread
+from gymsdk.transcript import ToolCall
+
+from .nodes import LOOK, Instance, free, heading, process, told, until
+from .reached import asked
+
+ROW = Task.ask("add", initial_count=1, expected_count=3).row()
+ADD = [("increment_counter", {"count": 2})]
+CALL = ToolCall(name="increment_counter", arguments='{"count": 2}', call_id="c")
+
+
+@pytest.fixture(autouse=True)
+async def closed():
+    yield
+    await http.aclose()
+
+
+def spread(head_url: str, name: str = "counter", **options: Any) -> Spread:
+    return Spread(name, Instances(asking(head_url), fresh=LOOK), watch=0.1, **{"coming": 0.3} | options)
+
+
+@asynccontextmanager
+async def two(
+    first: Environment, second: Environment, *, lease: float = 10.0, **options: Any
+) -> AsyncIterator[tuple[str, Instance, Instance]]:
+    """A head and two instances, on addresses of their own."""
+    async with (
+        heading() as head_url,
+        Instance(first, head_url, "127.0.0.2", lease, options).there() as one,
+        Instance(second, head_url, "127.0.0.3", lease, options).there() as other,
+    ):
+        yield head_url, one, other
+
+
+async def test_two_instances_share_the_load(counter):
+    async with two(counter(), counter()) as (head_url, one, other):
+        against = spread(head_url)
+        episodes = [await against.reset(ROW) for _ in range(10)]
+        assert (one.sessions, other.sessions) == (5, 5)
+        for each in episodes:
+            await against.close(each)
+        assert (one.sessions, other.sessions) == (0, 0)
+
+
+async def test_what_others_have_opened_counts(counter):
+    async with two(counter(), counter(), lease=0.6) as (head_url, one, other):
+        async with httpx.AsyncClient(base_url=one.url) as client:
+            for _ in range(4):
+                await client.post("/seed_session", json=ROW)
+
+        async def heard():
+            return 4 in [each["load"]["sessions"] for each in (await told(head_url))["instances"]]
+
+        await until(heard)
+        against = spread(head_url)
+        episodes = [await against.reset(ROW) for _ in range(4)]
+        assert (one.sessions, other.sessions) == (4, 4)
+        for each in episodes:
+            await against.close(each)
+
+
+async def test_an_episode_stays_where_it_was_opened(counter, policy):
+    async with two(counter(), counter()) as (head_url, _, _):
+        against = spread(head_url)
+        rollouts = await asyncio.gather(*(play(against, policy(ADD, ADD, "done"), ROW) for _ in range(6)))
+    assert [each.reward for each in rollouts] == [0.5] * 6
+    assert {each.verdict and each.verdict.model_dump()["final"] for each in rollouts} == {5}
+
+
+async def test_an_opening_goes_on_to_another_instance(counter, policy, caplog):
+    async with two(counter(), counter()) as (head_url, one, _):
+        await one.cut()
+        against = spread(head_url)
+        with caplog.at_level(logging.WARNING, "gymsdk"):
+            rollouts = [await play(against, policy(ADD, "done"), ROW) for _ in range(4)]
+    assert [each.reward for each in rollouts] == [1.5] * 4
+    assert len([each for each in caplog.records if "new episodes go to other instances" in each.getMessage()]) <= 1
+
+
+async def test_an_episode_under_way_at_an_instance_that_is_lost_fails_retryably(counter, policy):
+    async with two(counter(), counter()) as (head_url, one, other):
+        against = spread(head_url)
+        episodes = [await against.reset(ROW) for _ in range(2)]
+        await one.cut()
+        answers = await asyncio.gather(*(against.step(each, CALL) for each in episodes), return_exceptions=True)
+        lost = [each for each in answers if isinstance(each, Failed)]
+        assert [(each.kind, each.stage, each.retryable) for each in lost] == [("server_unreachable", "step", True)]
+        assert [each.output for each in answers if not isinstance(each, BaseException)] == ['{"success":true}']
+        for each in episodes:
+            await against.close(each)
+        assert other.sessions == 0
+
+
+async def test_an_instance_that_is_full_is_passed_over(counter):
+    async with two(counter(), counter(), cap=2) as (head_url, one, other):
+        async with httpx.AsyncClient(base_url=one.url) as client:
+            for _ in range(2):
+                await client.post("/seed_session", json=ROW)
+        against = spread(head_url)
+        episodes = [await against.reset(ROW) for _ in range(2)]
+        assert (one.sessions, other.sessions) == (2, 2)
+        with pytest.raises(Failed, match="all 2 sessions are in use") as raised:
+            await against.reset(ROW)
+        assert raised.value.retryable
+        for each in episodes:
+            await against.close(each)
+
+
+async def test_a_row_that_does_not_fit_is_asked_of_one_instance_alone(counter):
+    async with two(counter(), counter()) as (head_url, _, _):
+        with pytest.raises(BadRow, match="does not fit environment 'counter'"):
+            await spread(head_url).reset(ROW | {"initial_count": "many"})
+
+
+async def test_where_there_is_none_the_sentence_says_how_to_start_one(policy):
+    async with heading() as head_url:
+        rollout = await play(spread(head_url), policy("done"), ROW)
+    assert rollout.failure is not None
+    assert (rollout.failure.kind, rollout.failure.retryable) == ("server_unreachable", True)
+    assert "`gymsdk serve counter --role resources --head URL`" in rollout.failure.message
+
+
+async def test_one_that_comes_late_is_waited_for(counter, policy):
+    async with heading() as head_url:
+        playing = asyncio.ensure_future(play(spread(head_url, coming=10.0), policy(ADD, "done"), ROW))
+        await asyncio.sleep(0.2)
+        async with Instance(counter(), head_url).there():
+            rollout = await playing
+    assert rollout.reward == 1.5
+
+
+async def test_a_head_that_is_gone_stops_nobody(counter, policy):
+    async with heading() as head_url, Instance(counter(), head_url).there():
+        against = spread(head_url)
+        await against.instances.renew()
+        look = against.instances._look
+
+        async def hanging():
+            await asyncio.sleep(60)
+            return await look()
+
+        against.instances._look = hanging
+        rollouts = [await play(against, policy(ADD, "done"), ROW) for _ in range(3)]
+    assert [each.reward for each in rollouts] == [1.5] * 3
+
+
+async def test_the_instance_of_this_process_is_one_of_them(counter, policy):
+    here = counter()
+    async with heading() as head_url, Instance(counter(), head_url).there() as other, here:
+        against = spread(head_url, own=Own("0" * 12, here))
+        episodes = [await against.reset(ROW) for _ in range(6)]
+        assert (sum(each.environment is here for each in episodes), other.sessions) == (3, 3)
+        for each in episodes:
+            await against.close(each)
+        rollouts = [await play(against, policy(ADD, "done"), ROW) for _ in range(2)]
+    assert [each.reward for each in rollouts] == [1.5] * 2
+    assert here.plugin.CLOSED.count(1) == 4
+
+
+async def test_alone_the_instance_of_this_process_has_all(counter, policy):
+    here = counter()
+    async with heading() as head_url, here:
+        rollout = await play(spread(head_url, own=Own("0" * 12, here)), policy(ADD, "done"), ROW)
+    assert rollout.reward == 1.5
+
+
+async def test_an_agent_has_the_figures_of_an_instance(counter):
+    rows = {"verify_responses": [{"reward": 1.0, "_ng_task_index": 0}, {"reward": 0.0, "_ng_task_index": 1}]}
+    async with two(counter(), counter()) as (head_url, one, _):
+        await one.cut()
+        async with asked(agent.app(spread(head_url), model("scripted/random"))) as client:
+            answer = await client.post("/aggregate_metrics", json=rows)
+            wrong = await client.post("/aggregate_metrics", json={"verify_responses": 3})
+        async with counter() as here, httpx.AsyncClient() as client:
+            there = spread(head_url, own=Own("0" * 12, here))
+            assert await there.aggregated(rows) == answer.json()
+            with pytest.raises(Refused, match="must be a list of rows"):
+                await there.aggregated({"verify_responses": 3})
+    assert answer.json()["agent_metrics"]["mean/reward"] == 0.5
+    assert wrong.status_code == 422
+
+
+async def test_a_process_that_stops_answering_holds_nobody_for_longer_than_its_lease(policy):
+    found = load("multineedle")
+    row = next(found.tasks("train")).row()
+    async with heading(lease=1.0) as head_url, process("multineedle", head_url, lease=1.0) as (started, _):
+        against = spread(head_url, "multineedle")
+        episode = await against.reset(row)
+        os.kill(started.pid, signal.SIGSTOP)
+        verifying = asyncio.ensure_future(against.verify(episode))
+        opening = asyncio.ensure_future(against.reset(row))
+        done, _ = await asyncio.wait({verifying, opening}, timeout=15)
+        assert done == {verifying, opening}
+        failures = [each.exception() for each in (verifying, opening)]
+        await against.close(episode)
+    assert all(isinstance(each, Failed) and each.retryable and each.kind == "server_unreachable" for each in failures)
+
+
+async def test_of_rollouts_at_two_processes_of_which_one_is_killed_none_is_lost_for_good():
+    found, chosen = load("multineedle"), model("scripted/random")
+    rows = [task.row() for task in islice(found.tasks("train"), 60)]
+    async with (
+        heading(lease=1.0) as head_url,
+        process("multineedle", head_url, lease=1.0) as (doomed, _),
+        process("multineedle", head_url, lease=1.0),
+    ):
+        against, slots, killed = spread(head_url, "multineedle"), asyncio.Semaphore(8), []
+
+        async def played(number):
+            async with slots:
+                if number == 20:
+                    killed.append(os.kill(doomed.pid, signal.SIGKILL))
+                return await play(against, chosen, rows[number])
+
+        rollouts = await asyncio.gather(*(played(number) for number in range(60)))
+    failures = [each.failure for each in rollouts if each.failure is not None]
+    assert killed
+    assert all(each.retryable for each in failures), failures
+    assert len(failures) <= 8
+    assert all(each.outcome == "scored" for each in rollouts[40:])
+
+
+async def test_an_instance_that_is_gone_from_the_head_is_given_nothing_new(counter):
+    async with heading() as head_url:
+        async with Instance(counter(), head_url, "127.0.0.2").there():
+            pass
+        async with Instance(counter(), head_url, "127.0.0.3").there() as left:
+            assert [each["url"] for each in (await told(head_url))["instances"]] == [left.url]
+            against = spread(head_url)
+            episode = await against.reset(ROW)
+            await until(lambda: left.sessions == 1)
+            await against.close(episode)
+
+
+async def test_a_node_that_drains_is_given_nothing_new_and_ends_what_it_has(counter):
+    async with two(counter(), counter()) as (head_url, one, other):
+        against = spread(head_url)
+        episodes = [await against.reset(ROW) for _ in range(2)]
+        await one.node.drain()
+
+        async def heard():
+            return any(each.draining for each in await against.instances.named("counter", "resources_servers"))
+
+        await until(heard)
+        episodes += [await against.reset(ROW) for _ in range(2)]
+        assert (one.sessions, other.sessions) == (1, 3)
+        await one.node.leave()
+        await against.instances.renew()
+        answers = await asyncio.gather(*(against.step(each, CALL) for each in episodes))
+        assert [each.output for each in answers] == ['{"success":true}'] * 4
+        for each in episodes:
+            await against.close(each)
+        assert (one.sessions, other.sessions) == (0, 0)
+
+
+SLOW = """
+@hookimpl
+async def verify(task, transcript):
+    await asyncio.sleep(0.5)
+    return Verdict(reward=1.0)
+"""
+
+
+async def test_an_instance_that_left_is_believed_for_as_long_as_it_answers(environment):
+    async with heading() as head_url, Instance(environment(SLOW), head_url).there() as one:
+        against = spread(head_url, "made")
+        episode = await against.reset(ROW)
+        await one.node.leave()
+        # Longer than some looks whether it is still known.
+        verdict = await against.verify(episode)
+        await against.close(episode)
+    assert verdict.reward == 1.0
+
+
+async def test_a_head_that_was_started_again_takes_no_instance_away(counter, policy):
+    port = free()
+    async with heading(port=port) as head_url:
+        one = Instance(counter(), head_url)
+        there = one.there()
+        await there.__aenter__()
+        against = spread(head_url)
+        await against.close(await against.reset(ROW))
+    async with heading(port=port):
+        await against.instances.renew()
+        assert (await told(head_url))["instances"] == []
+        rollout = await play(against, policy(ADD, "done"), ROW)
+        await there.__aexit__(None, None, None)
+    assert rollout.reward == 1.5
+
+
+async def test_an_agent_goes_on_with_a_session_at_whichever_instance_has_it(counter, policy):
+    tool = {"type": "function", "name": "increment_counter", "parameters": {"type": "object", "properties": {}}}
+    async with two(counter(), counter()) as (head_url, one, other):
+        for each in (one, other):
+            async with (
+                httpx.AsyncClient(base_url=each.url) as seeding,
+                asked(agent.app(spread(head_url), policy(ADD, "done"))) as client,
+            ):
+                await seeding.post("/seed_session", json=ROW)
+                cookies = "; ".join(f"{name}={value}" for name, value in seeding.cookies.items())
+                body = {"input": "add", "tools": [tool]}
+                answer = await client.post("/v1/responses", json=body, headers={"cookie": cookies})
+                assert answer.status_code == 200
+                assert (await seeding.post("/get_counter_value", json={})).json() == {"count": 3}

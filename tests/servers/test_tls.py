@@ -1,0 +1,136 @@
+"""TLS: servers that show a certificate, those who believe it, those who do not, and a run over it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials, http, trust
+from gymsdk.servers.health import status
+from gymsdk.servers.remote import Remote
+from gymsdk.servers.safety import Safety, Tls
+
+from .secured import TOKEN, secured
+
+ROW = Task.ask("add", initial_count=3, expected_count=3).row()
+OPENSSL = shutil.which("openssl")
+
+pytestmark = pytest.mark.skipif(OPENSSL is None, reason="no openssl here that could make a certificate")
+
+
+def issued(folder: Path, names: str) -> Tls:
+    """A certificate for *names*, signed by itself, and its key."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=gym.test", "-addext", f"subjectAltName={names}"]
+    subprocess.run([OPENSSL or "", *words, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return Tls(certificate=certificate, key=key)
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Tls:
+    return issued(tmp_path, "DNS:localhost,IP:127.0.0.1")
+
+
+async def test_every_server_speaks_tls_and_is_told_of_so(counter: Callable[..., Environment], tls: Tls) -> None:
+    async with secured(counter(), Safety(token=TOKEN, tls=tls)) as up:
+        assert {url.partition(":")[0] for url in (up.head, *up.urls.values())} == {"https"}
+        context = ssl.create_default_context(cafile=str(tls.certificate))
+        headers = {"authorization": f"Bearer {TOKEN.get_secret_value()}"}
+        async with httpx.AsyncClient(verify=context, headers=headers) as client:
+            for url in (up.head, *up.urls.values()):
+                assert (await client.get(url + "/readyz")).status_code == 200
+            told = (await client.get(up.head + "/server_instances")).json()
+        assert {each["status"] for each in told} == {"success"}
+        assert {each["url"] for each in told} == set(up.urls.values())
+        client_of_all = ServerClient(up.head, token=TOKEN)
+        assert await client_of_all.servers() == dict(up.urls)
+        assert (await client_of_all.post("counter", "/seed_session", json=ROW)).ok
+
+
+async def test_what_a_process_shows_itself_it_believes_whatever_the_name(
+    counter: Callable[..., Environment], tmp_path: Path
+) -> None:
+    tls = issued(tmp_path, "DNS:gym.test")
+    async with secured(counter(), Safety(tls=tls)) as up:
+        remote = Remote(up.urls["counter"], "counter")
+        await remote.close(await remote.reset(ROW))
+        assert trust.at("127.0.0.1").check_hostname is False
+        assert trust.at("gym.elsewhere.test").check_hostname is True
+    assert trust.at("127.0.0.1").check_hostname is True
+
+
+async def test_who_speaks_plainly_to_tls_is_turned_away(counter: Callable[..., Environment], tls: Tls) -> None:
+    async with secured(counter(), Safety(tls=tls)) as up:
+        with pytest.raises(Failed, match="cannot reach"):
+            await http.get(up.head.replace("https", "http"), retry=http.Retry(times=0))
+        port = int(up.head.rpartition(":")[2])
+        assert await status("127.0.0.1", port) != "success"
+        assert await status("127.0.0.1", port, "https") == "success"
+
+
+async def run(*words: object, **variables: object) -> tuple[int, str]:
+    """How the command ends as a process of its own, and what it says."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GYMSDK_")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gymsdk", *map(str, words)),
+        env={**environment, **{name: str(value) for name, value in variables.items()}},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said = (await process.communicate())[0].decode()
+    return await process.wait(), said
+
+
+async def test_a_run_over_tls_with_the_token_needs_two_variables_alone(
+    counter: Callable[..., Environment], tls: Tls, tmp_path: Path
+) -> None:
+    token, rows, output = tmp_path / "token.txt", tmp_path / "rows.jsonl", tmp_path / "run"
+    token.touch(mode=0o600)
+    token.write_text(TOKEN.get_secret_value())
+    rows.write_bytes(orjson.dumps(ROW | {"agent_ref": {"name": "counter_simple_agent"}}) + b"\n")
+    words = ("rollout", "--tasks", rows, "--output", output, "--head")
+    known, held = {"GYMSDK_CA_FILE": tls.certificate}, {"GYMSDK_TOKEN_FILE": token}
+    async with secured(counter(), Safety(token=TOKEN, tls=tls)) as up:
+        ends = await asyncio.gather(run(*words, up.head, **held), run(*words, up.head, **known))
+        assert [code for code, _ in ends] == [1, 1]
+        assert "GYMSDK_CA_FILE" in ends[0][1]
+        assert f"asks for a token; set {credentials.VARIABLE}" in ends[1][1]
+        code, said = await run(*words, up.head, **known, **held)
+    assert code == 0, said
+    written = [each.read_bytes() for each in output.iterdir()]
+    assert (output / "run.json").exists()
+    assert b'"reward"' in b"".join(written)
+    assert TOKEN.get_secret_value().encode() not in b"".join([*written, said.encode()])
+
+
+@pytest.mark.parametrize("broken", ["certificate", "key", "another", "locked", "missing"])
+def test_files_that_are_no_certificate_and_its_key_are_refused(tls: Tls, tmp_path: Path, broken: str) -> None:
+    if broken == "missing":
+        tls.key.unlink()
+    elif broken == "another":
+        (tmp_path / "other").mkdir()
+        issued(tmp_path / "other", "DNS:other").key.replace(tls.key)
+    elif broken == "locked":
+        words = ["ec", "-in", str(tls.key), "-out", str(tls.key), "-aes256", "-passout", "pass:secret"]
+        subprocess.run([OPENSSL or "", *words], check=True, capture_output=True)
+    else:
+        (tls.key if broken == "key" else tls.certificate).write_text("none")
+    with pytest.raises(UsageError, match="password" if broken == "locked" else "PEM files"):
+        tls.context()
+
+
+def test_a_file_of_authorities_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "none.pem"))
+    with pytest.raises(UsageError, match=r"none\.pem cannot be read"):
+        trust.at("gym.test")

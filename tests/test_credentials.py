@@ -1,0 +1,62 @@
+"""The token's file: read once, never told, refused where it is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from gymsdk import UsageError, credentials
+
+GOOD = "0123456789abcdef"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    found = tmp_path / "token.txt"
+    found.touch(mode=0o600)
+    found.write_text(f"  {GOOD}\n")
+    return found
+
+
+def test_a_token_is_the_one_line_of_its_file(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert credentials.token(file).get_secret_value() == GOOD
+    assert caplog.text == ""
+
+
+def test_a_file_that_others_can_read_is_told_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file.chmod(0o644)
+    credentials.token(file)
+    assert f"run: chmod 600 {file}" in caplog.text
+    assert GOOD not in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "too-short", f"{GOOD}\n{GOOD}", f"{GOOD} {GOOD}", "é" * 20, "x" * 1025])
+def test_what_is_no_token_is_refused_and_not_repeated(file: Path, text: str) -> None:
+    file.write_text(text)
+    with pytest.raises(UsageError, match="openssl rand") as caught:
+        credentials.token(file)
+    assert str(file) in str(caught.value)
+    assert not text or text not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        credentials.token(tmp_path / "none.txt")
+
+
+def test_the_environment_names_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(credentials.VARIABLE, raising=False)
+    assert credentials.own() is None
+    assert credentials.carried(None) == {}
+    monkeypatch.setenv(credentials.VARIABLE, str(file))
+    assert credentials.own() == SecretStr(GOOD)
+    assert credentials.carried(None)["authorization"].get_secret_value() == f"Bearer {GOOD}"
+    assert credentials.carried("") == {}
+
+
+def test_a_file_is_read_once(file: Path) -> None:
+    first = credentials.own(file)
+    file.write_text("another-token-altogether")
+    assert credentials.own(file) == first

@@ -1,0 +1,74 @@
+"""Outputs that are too long: cut, with a word to the policy, wherever a tool is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gymsdk import Environment, play
+from gymsdk.cutting import cut
+from gymsdk.models.scripted import Scripted
+from gymsdk.sitting import Budget
+
+TALKS = """
+async def talk(length: int) -> str:
+    "Talk."
+    return "a" * length
+
+@hookimpl
+def tools():
+    return [talk]
+
+@hookimpl
+def tasks(split: Literal["train"], seed):
+    yield Task.ask("talk")
+
+@hookimpl
+async def verify(transcript):
+    return Verdict(reward=1.0)
+"""
+
+
+def picture(size: int) -> dict[str, str]:
+    return {"type": "input_image", "image_url": "d" * (size - len("input_image"))}
+
+
+@pytest.mark.parametrize("output", ["", "a" * 1000, [{"type": "input_text", "text": "a" * 990}], [picture(1000)]])
+def test_what_is_not_too_long_is_as_it_was(output: object) -> None:
+    assert cut(output, 1000) is output  # type: ignore[arg-type]  # parts as they come
+
+
+def test_a_text_is_cut_and_says_so_within_the_limit() -> None:
+    found = cut("a" * 5000, 1000)
+    assert isinstance(found, str)
+    assert found.endswith("[cut here: this output has 5000 characters, and at most 1000 of one are shown]")
+    assert len(found) == 1000
+    assert cut(found, 1000) is found
+
+
+def test_of_parts_those_are_shown_that_fit() -> None:
+    text = {"type": "input_text", "text": "b" * 2000}
+    shown = cut([picture(500), picture(900), text, picture(400)], 1000)
+    assert isinstance(shown, list)
+    assert shown[0] == picture(500)
+    assert shown[1]["text"].startswith("[left out: input_image of 900 characters")
+    assert shown[2]["text"].startswith("b" * 100)
+    assert "cut here" in shown[2]["text"]
+    assert "left out" in shown[3]["text"]
+
+
+async def test_a_policy_is_shown_as_much_as_the_budget_says(
+    environment: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    made = environment(TALKS)
+    task = next(iter(made.tasks("train")))
+    rollout = await play(made, policy([("talk", {"length": 9000})], "done"), task, budget=Budget(output=2000))
+    assert rollout.response is not None
+    [output] = [item["output"] for item in rollout.response["output"] if item["type"] == "function_call_output"]
+    assert len(output) == 2000
+    assert "9000 characters" in output
+
+
+def test_the_limit_is_no_part_of_what_a_run_is() -> None:
+    assert Budget(output=2000).model_dump() == Budget().model_dump()

@@ -1,0 +1,273 @@
+"""The oracle for those who bring no episode: which row a conversation is of, and what is said in it next."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import gymsdk
+from gymsdk import Environment, Failed, UsageError, rows, wire
+from gymsdk.errors import BadRow, UnknownSplit
+from gymsdk.oracle import Oracle, opened
+from gymsdk.recorder import of_splits
+from gymsdk.transcript import Item, text_of
+
+DOORS = """
+import random, threading
+threads = set()
+opened = []
+
+class Door(Task):
+    secret: str
+
+class Room(State):
+    code: int = 0
+
+@hookimpl
+def tasks(split: Literal["train", "test", "none"], seed):
+    for number in range(30 if split == "train" else 3 if split == "test" else 0):
+        threads.add(threading.current_thread())
+        yield Door.ask(f"Open door {number % 20} of {split}{seed or ''}.", secret=str(number))
+
+@hookimpl
+async def reset(task: Door, seed):
+    opened.append(task.secret)
+    return Reset(state=Room(code=random.Random(seed).randrange(10**6)))
+
+async def knock(task: Door) -> str:
+    "Knock."
+    return f"door {task.secret}"
+
+async def read_code(state: Room) -> int:
+    "Read the code at the wall."
+    return state.code
+
+@hookimpl
+def tools():
+    return [knock, read_code]
+
+@hookimpl
+def solve(task: Door, transcript: Transcript):
+    if not transcript.calls():
+        return [ToolCall(name="knock"), ToolCall(name="read_code")]
+    code = transcript.output(transcript.calls("read_code")[0].call_id)
+    return Message(content=f"{task.secret} {code}")
+
+@hookimpl
+def verify(transcript: Transcript):
+    return Verdict(reward=1.0)
+"""
+"""Rows that open alike in pairs, and are told apart by a tool's output; another tool's output is the episode's own."""
+
+SLOW = """
+@hookimpl
+def tasks(split: Literal["train"]):
+    gate.wait()
+    yield Task.ask("Well?")
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.0)
+
+@hookimpl
+def solve():
+    return Message(content="Well.")
+"""
+"""An environment whose rows do not come before the gate is open."""
+
+UNSOLVED = """
+@hookimpl
+def tasks(split: Literal["train"]):
+    yield Task.ask("Well?")
+    raise ValueError("no more")
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.0)
+"""
+
+Opening = Callable[..., AbstractAsyncContextManager[Oracle]]
+
+
+@pytest.fixture
+def building(made: Callable[..., ModuleType]) -> ModuleType:
+    return made(DOORS, "doors_env")
+
+
+@pytest.fixture
+def doors(building: ModuleType) -> Environment:
+    return Environment("made", building)
+
+
+@pytest.fixture
+def asked() -> Opening:
+    def make(*environments: Environment, **options: Any) -> AbstractAsyncContextManager[Oracle]:
+        return opened({each.name: each for each in environments}, gymsdk.model("scripted/oracle"), **options)
+
+    return make
+
+
+def question(text: str) -> Item:
+    return {"input": [{"role": "user", "content": text}]}
+
+
+def told(request: Item, output: list[Item], *answers: str) -> Item:
+    """The request that follows when *output* has been answered so."""
+    calls = [item for item in output if item["type"] == "function_call"]
+    answered = [wire.function_call_output(call["call_id"], text) for call, text in zip(calls, answers, strict=True)]
+    return {"input": [*request["input"], *output, *answered]}
+
+
+def said(response: Item) -> str:
+    return text_of(response["output"][0]["content"])
+
+
+async def test_a_conversation_is_answered_as_its_row_was(installed: Callable[..., Path], asked: Opening) -> None:
+    installed()
+    sums = gymsdk.load("sums")
+    tasks = [task for task, _ in zip(sums.tasks("test"), range(20), strict=False)]
+    async with asked(sums) as oracle:
+        answers = await asyncio.gather(*(oracle.respond({"input": task.input}) for task in tasks))
+    assert [said(each) for each in answers] == [str(task.row()["answer"]) for task in tasks]
+    assert answers[0]["usage"]["output_tokens"] == len(said(answers[0]))
+
+
+async def test_rows_that_open_alike_are_told_apart_by_what_their_tools_say(doors: Environment, asked: Opening) -> None:
+    first = question("Open door 4 of train.")
+    async with asked(doors) as oracle:
+        with pytest.raises(Failed):
+            await oracle.respond(question("Have every row read."))
+        output = (await oracle.respond(first))["output"]
+        found = [
+            await oracle.respond(told(first, output, f"door {secret}", code))
+            for secret, code in (("4", code_of(oracle, "4")), ("24", code_of(oracle, "24")))
+        ]
+    assert [said(each).split()[0] for each in found] == ["4", "24"]
+
+
+def code_of(oracle: Oracle, secret: str) -> str:
+    """What was recorded of the code behind a door."""
+    alike = [each for kept in oracle._recorder.found._found.values() for each in kept]
+    [answer] = [text for each in alike if (text := text_of(each.turn(1)[0]["content"])).startswith(f"{secret} ")]
+    return answer.split()[1]
+
+
+async def test_an_episode_that_goes_another_way_is_solved_as_it_goes(doors: Environment, asked: Opening) -> None:
+    first = question("Open door 4 of train.")
+    async with asked(doors) as oracle:
+        output = (await oracle.respond(first))["output"]
+        answer = await oracle.respond(told(first, output, "door 4", "of no seed"))
+    assert said(answer) == "4 of no seed"
+
+
+async def test_one_call_of_several_may_be_made_first(doors: Environment, asked: Opening) -> None:
+    first = question("Open door 4 of train.")
+    async with asked(doors) as oracle:
+        output = (await oracle.respond(first))["output"]
+        answer = await oracle.respond(told(first, output[1:], "17"))
+    assert said(answer) == "4 17"
+
+
+async def test_an_episode_that_is_over_is_not_gone_on_with(doors: Environment, asked: Opening) -> None:
+    request = {
+        "input": [*question("Open door 1 of test.")["input"], wire.message("1 0"), {"role": "user", "content": "?"}]
+    }
+    async with asked(doors) as oracle:
+        with pytest.raises(Failed, match="the episode is over") as caught:
+            await oracle.respond(request)
+    assert caught.value.kind == "not_recorded"
+
+
+async def test_a_conversation_of_no_row_is_told_which_are_known(doors: Environment, asked: Opening) -> None:
+    async with asked(doors) as oracle:
+        with pytest.raises(Failed) as caught:
+            await oracle.respond(question("Open door 99."))
+    assert (caught.value.kind, caught.value.retryable) == ("not_recorded", False)
+    assert "(read: 33 of made); POST the row to /run of an agent, or name its file: `gymsdk policy" in str(caught.value)
+
+
+async def test_rows_are_read_as_they_are_needed_and_by_all_together(
+    building: ModuleType, doors: Environment, asked: Opening
+) -> None:
+    async with asked(doors) as oracle:
+        await asyncio.gather(*(oracle.respond(question("Open door 0 of train.")) for _ in range(50)))
+        few = len(building.opened)
+        with pytest.raises(Failed):
+            await oracle.respond(question("Open door 99."))
+    assert (few, len(building.opened)) == (8, 33)
+
+
+async def test_rows_are_read_beside_the_event_loop(building: ModuleType, doors: Environment, asked: Opening) -> None:
+    async with asked(doors) as oracle:
+        await oracle.respond(question("Open door 12 of train."))
+    assert building.threads
+    assert threading.main_thread() not in building.threads
+
+
+async def test_no_more_rows_are_read_than_asked_for(doors: Environment, asked: Opening) -> None:
+    async with asked(doors, limit=10) as oracle:
+        with pytest.raises(Failed, match=r"read: 10 of made"):
+            await oracle.respond(question("Open door 12 of train."))
+
+
+async def test_rows_are_those_of_a_split_a_seed_or_a_file(doors: Environment, asked: Opening, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(rows.line({"responses_create_params": {"input": "Open mine."}, "secret": "0"}) + b"{torn\n")
+    for options, known in (
+        ({"split": "test"}, "Open door 2 of test."),
+        ({"seed": 7}, "Open door 2 of train7."),
+        ({"tasks": path}, "Open mine."),
+    ):
+        async with asked(doors, **options) as oracle:
+            assert (await oracle.respond(question(known)))["output"][0]["name"] == "knock"
+            with pytest.raises(Failed, match="no row opens like this conversation"):
+                await oracle.respond(question("Open door 2 of train."))
+
+
+async def test_rows_that_are_not_to_be_had_are_told_at_once(doors: Environment, asked: Opening, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    refused: list[tuple[dict[str, Any], type[UsageError], str]] = [
+        ({"split": "tset"}, UnknownSplit, "no split 'tset' in made"),
+        ({"tasks": empty}, BadRow, "holds no row"),
+        ({"tasks": tmp_path / "none.jsonl"}, BadRow, "No such file"),
+        ({"tasks": empty, "split": "test"}, UsageError, "choose one of them"),
+    ]
+    for options, error, words in refused:
+        with pytest.raises(error, match=words):
+            async with asked(doors, **options):
+                pass
+
+
+SOLVED = "@hookimpl\ndef solve():\n    return Message(content='Well.')"
+
+
+@pytest.mark.parametrize(("more", "read", "why"), [("", 0, "its `solve` is missing"), (SOLVED, 1, "no more")])
+async def test_what_could_not_be_played_is_told(
+    environment: Callable[..., Environment], asked: Opening, more: str, read: int, why: str
+) -> None:
+    async with asked(environment(UNSOLVED + more)) as oracle:
+        with pytest.raises(Failed, match=f"read: {read} of made; the last that could not be played: .*{why}"):
+            await oracle.respond(question("How so?"))
+
+
+async def test_a_request_waits_no_longer_than_it_may_and_may_come_again(
+    made: Callable[..., ModuleType], stuck: threading.Event
+) -> None:
+    module = made(SLOW, "slow_env")
+    module.__dict__["gate"] = stuck
+    model, named = gymsdk.model("scripted/oracle"), {"made": Environment("made", module)}
+    async with Oracle(model, named, of_splits(named), wait=0.05) as oracle:
+        with pytest.raises(Failed) as caught:
+            await oracle.respond(question("Well?"))
+        stuck.set()
+        await oracle._recorder.more(60)
+        answer = await oracle.respond(question("Well?"))
+    assert (caught.value.kind, caught.value.retryable, said(answer)) == ("still_reading", True, "Well.")

@@ -1,0 +1,143 @@
+"""Recordings: one conversation has the same marks whoever carried it, and is followed turn by turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gymsdk import rows, wire
+from gymsdk.convert import chat
+from gymsdk.convert.faces.known import FACES
+from gymsdk.errors import BadRow
+from gymsdk.recordings import Recordings, history, marks, read, recording
+from gymsdk.transcript import Item
+
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+CALLS = [
+    wire.function_call("add", {"numbers": [1, 2], "twice": True}, "c1"),
+    wire.function_call("look", "{}", "c2"),
+]
+SAID = [wire.reasoning("Hm."), wire.message("Let me see."), *CALLS]
+TOLD = [wire.function_call_output("c1", "6"), wire.function_call_output("c2", "a pixel")]
+OPENING: list[Item] = [
+    {"role": "developer", "content": "Be brief."},
+    {
+        "role": "user",
+        "content": [{"type": "input_text", "text": "Look: "}, {"type": "input_image", "image_url": PIXEL}],
+    },
+    {"role": "user", "content": "What is it?"},
+]
+REQUEST: Item = {"instructions": "Be right.", "input": [*OPENING, *SAID, *TOLD, wire.message("Six.")]}
+
+MESSAGES: Item = {
+    "max_tokens": 9,
+    "system": [{"type": "text", "text": "Be right.\n"}, {"type": "text", "text": "Be brief."}],
+    "messages": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Look: "},
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}},
+                {"type": "text", "text": "What is it?"},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "t1", "name": "add", "input": {"twice": True, "numbers": [1, 2]}},
+                {"type": "tool_use", "id": "t2", "name": "look", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": "6"},
+                {"type": "tool_result", "tool_use_id": "t2", "content": [{"type": "text", "text": "a pixel"}]},
+            ],
+        },
+        {"role": "assistant", "content": "Six."},
+    ],
+}
+"""The same as Anthropic's clients say it."""
+
+BODIES = {"responses": REQUEST, "chat/completions": chat.body(REQUEST), "messages": MESSAGES}
+
+
+def marked(request: Item) -> list[bytes]:
+    return marks(history(request), request.get("instructions"))
+
+
+def user(text: str) -> Item:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_conversation_has_the_same_marks_through_every_face(path: str) -> None:
+    found = marked(FACES[path].request(BODIES[path]))
+    assert found == marked(REQUEST)
+    assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [*OPENING[:1], user("What is it?")],
+        [*OPENING[1:]],
+        [*OPENING, user("What is it?")],
+        [*OPENING[:2], {"role": "assistant", "content": "What is it?"}],
+        [OPENING[0], user("Look: "), user("What is it?")],
+    ],
+)
+def test_another_opening_has_another_mark(other: list[Item]) -> None:
+    assert marks(other)[-1] != marks(OPENING)[-1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [CALLS[0], wire.function_call_output("c1", "7")],
+        [wire.function_call("add", {"numbers": [2, 1], "twice": True}, "c1"), TOLD[0]],
+        [wire.function_call("add", "{torn", "c1"), TOLD[0]],
+        [wire.function_call("sub", CALLS[0]["arguments"], "c1"), TOLD[0]],
+    ],
+)
+def test_what_calls_said_and_were_told_counts(other: list[Item]) -> None:
+    assert marks(other)[-1] != marks([CALLS[0], TOLD[0]])[-1]
+
+
+def test_of_recordings_that_open_alike_the_one_is_found_that_a_conversation_followed() -> None:
+    found, opening = Recordings(), marks(OPENING)[-1]
+    for number in (1, 2):
+        told = [*OPENING, CALLS[1], wire.function_call_output("x", str(number))]
+        found.add(recording([opening, marks(told)[-1]], [[CALLS[1]], [wire.message(f"It is {number}.")]]))
+    asked = marks([*OPENING, CALLS[1], wire.function_call_output("y", "2")])
+    chosen, turn = found.find(asked) or pytest.fail("none is found")
+    assert (turn, chosen.turn(turn)[0]["content"][0]["text"]) == (1, "It is 2.")
+    first, turn = found.find(marks(OPENING)) or pytest.fail("none is found")
+    assert (turn, first) == (0, found.opening(opening)[0])
+    assert found.find(marks([user("Hello.")])) is None
+
+
+def test_a_prompt_that_holds_turns_is_an_opening_as_a_whole(tmp_path: Path) -> None:
+    prompt = [user("One?"), wire.message("1"), user("Two?")]
+    lines = [([user("One?")], "1"), (prompt, "2"), ([*prompt, wire.message("Well:")], "2!")]
+    path = tmp_path / "rollouts.jsonl"
+    path.write_bytes(
+        b"".join(
+            rows.line({"responses_create_params": {"input": given}, "response": {"output": [wire.message(said)]}})
+            for given, said in lines
+        )
+    )
+    found = read(path)
+    for given, said in lines:
+        chosen, turn = found.find(marks(given)) or pytest.fail("none is found")
+        assert chosen.turn(turn)[0]["content"][0]["text"] == said
+
+
+def test_a_file_that_holds_no_rollouts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(rows.line({"responses_create_params": {"input": "One?"}}))
+    with pytest.raises(BadRow, match=r"tasks.jsonl:1 is no line of a rollouts file"):
+        read(path)

@@ -1,0 +1,257 @@
+"""The replicas of a model, as real servers that are there, lost, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
+
+import pytest
+from aiohttp import web
+
+from gymsdk import Failed, model, replicas, wire
+from gymsdk.replicas import STICKY, sticky
+from gymsdk.servers.policy import serve
+from gymsdk.transcript import Item
+from gymsdk.types import Model
+
+HI = {"role": "user", "content": "hi"}
+QUICK = {"wait": 0.001, "retries": 1}
+
+
+class Server:
+    """Answers with its own number; with another *status*, or not at all, when told to."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.status = 200
+        self.asked = 0
+        self.url = ""
+        self._stack = AsyncExitStack()
+
+    async def begin(self, port: int = 0) -> None:
+        application = web.Application()
+        application.router.add_post("/{path:.*}", self._answer)
+        self.url = await self._stack.enter_async_context(serve(application, port=port))
+
+    async def end(self) -> None:
+        await self._stack.aclose()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        self.asked += 1
+        if self.status == 0:
+            await asyncio.sleep(30)
+        message = {"role": "assistant", "content": str(self.number)}
+        body = {"model": "m", "choices": [{"message": message, "finish_reason": "stop"}]}
+        return web.json_response(body if self.status == 200 else {"error": "no"}, status=self.status)
+
+
+@asynccontextmanager
+async def three(**options: object) -> AsyncIterator[tuple[Model, list[Server]]]:
+    servers = [Server(number) for number in range(3)]
+    for server in servers:
+        await server.begin()
+    try:
+        yield model("endpoint/m", base_url=[each.url for each in servers], **(QUICK | options)), servers
+    finally:
+        for server in servers:
+            await server.end()
+
+
+async def ask(policy: Model, name: str) -> int:
+    """The number of the server that answered in the conversation *name*."""
+    response = await policy.respond({"input": [HI]}, episode=SimpleNamespace(id=name))
+    return int(response["output"][0]["content"][0]["text"])
+
+
+async def homes(policy: Model, count: int = 30) -> dict[str, int]:
+    return {name: await ask(policy, name) for name in map(str, range(count))}
+
+
+@pytest.fixture
+def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "FIRST", 0.05)
+
+
+async def test_a_conversation_stays_where_it_began_and_many_are_spread() -> None:
+    async with three() as (policy, _):
+        first, again = await homes(policy), await homes(policy)
+    assert first == again
+    assert min(Counter(first.values()).values()) >= 3
+
+
+async def test_only_the_conversations_of_a_dead_server_move() -> None:
+    async with three() as (policy, servers):
+        before = await homes(policy)
+        await servers[1].end()
+        after = await homes(policy)
+    assert {name for name in before if before[name] != after[name]} == {name for name in before if before[name] == 1}
+
+
+async def test_a_dead_server_costs_one_attempt_and_not_one_per_call(caplog: pytest.LogCaptureFixture) -> None:
+    async with three() as (policy, servers):
+        servers[1].status = 503
+        with caplog.at_level(logging.WARNING):
+            await homes(policy)
+    assert servers[1].asked == 1
+    assert [record.message.split(";")[0] for record in caplog.records] == [
+        f"{servers[1].url[7:-3]} answered 503",
+    ]
+
+
+@pytest.mark.usefixtures("_brief")
+async def test_a_server_that_is_back_has_its_conversations_back(caplog: pytest.LogCaptureFixture) -> None:
+    async with three() as (policy, servers):
+        before = await homes(policy)
+        port = int(servers[1].url.split(":")[2].partition("/")[0])
+        await servers[1].end()
+        with caplog.at_level(logging.WARNING):
+            await homes(policy)
+            await servers[1].begin(port)
+            await asyncio.sleep(0.1)
+            assert await homes(policy) == before
+    assert ["its conversations go" in text or "are back" in text for text in caplog.messages] == [True, True]
+
+
+@pytest.mark.usefixtures("_brief")
+async def test_a_server_that_may_be_back_is_tried_by_one_call_at_a_time() -> None:
+    async with three(timeout=10) as (policy, servers):
+        names = [name for name, home in (await homes(policy)).items() if home == 1]
+        servers[1].status = 503
+        await ask(policy, names[0])
+        await asyncio.sleep(0.1)
+        servers[1].status, servers[1].asked = 0, 0
+        trying = asyncio.create_task(ask(policy, names[0]))
+        await asyncio.sleep(0.1)
+        assert {await ask(policy, name) for name in names} <= {0, 2}
+        trying.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await trying
+        assert servers[1].asked == 1
+
+
+@pytest.mark.usefixtures("_brief")
+async def test_a_call_that_hangs_since_before_the_loss_keeps_no_server_away() -> None:
+    async with three(timeout=10) as (policy, servers):
+        names = [name for name, home in (await homes(policy)).items() if home == 1]
+        servers[1].status = 0
+        hanging = asyncio.create_task(ask(policy, names[0]))
+        await asyncio.sleep(0.1)
+        servers[1].status = 503
+        assert await ask(policy, names[0]) != 1
+        servers[1].status = 200
+        await asyncio.sleep(0.1)
+        assert await ask(policy, names[0]) == 1
+        hanging.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await hanging
+
+
+@pytest.mark.parametrize("status", [429, 500])
+async def test_an_error_is_got_past_and_loses_no_server(status: int) -> None:
+    async with three() as (policy, servers):
+        names = [name for name, home in (await homes(policy)).items() if home == 1]
+        servers[1].status, servers[1].asked = status, 0
+        assert {await ask(policy, name) for name in names} <= {0, 2}
+    assert servers[1].asked == len(names)
+
+
+async def test_a_refusal_is_final_wherever_it_comes_from() -> None:
+    async with three() as (policy, servers):
+        for server in servers:
+            server.status = 400
+        with pytest.raises(Failed, match="answered 400"):
+            await ask(policy, "one")
+    assert sum(server.asked for server in servers) == 1
+
+
+async def test_where_all_are_lost_all_are_tried_and_the_failure_says_so() -> None:
+    async with three() as (policy, servers):
+        for server in servers:
+            server.status = 503
+        for _ in range(2):
+            with pytest.raises(Failed, match="answered 503") as caught:
+                await ask(policy, "one")
+    assert (caught.value.kind, caught.value.retryable) == ("model_error", True)
+    assert [server.asked for server in servers] == [4, 4, 4]
+
+
+async def test_a_server_that_hangs_is_a_timeout_and_a_lost_server() -> None:
+    async with three(timeout=0.2) as (policy, servers):
+        home = await ask(policy, "one")
+        servers[home].status = 0
+        with pytest.raises(Failed, match=r"within 0\.2 s") as caught:
+            await ask(policy, "one")
+        assert caught.value.kind == "model_timeout"
+        assert await ask(policy, "one") != home
+
+
+async def test_a_call_given_up_by_its_caller_loses_no_server() -> None:
+    async with three() as (policy, servers):
+        home = await ask(policy, "one")
+        servers[home].status = 0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await ask(policy, "one")
+        servers[home].status = 200
+        assert await ask(policy, "one") == home
+
+
+SERVING = """
+import asyncio, sys
+from gymsdk import model
+from gymsdk.servers.policy import app, serve
+async def main():
+    async with serve(app(model("scripted/echo"))) as url:
+        print(url, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_a_process_killed_among_three_costs_no_call() -> None:
+    begun = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", SERVING, stdout=asyncio.subprocess.PIPE)
+        for _ in range(3)
+    ]
+    try:
+        urls = [(await each.stdout.readline()).decode().strip() for each in begun if each.stdout]
+        policy = model("vllm/policy", base_url=urls, wait=0.01)
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(_later(policy, number)) for number in range(60)]
+            await asyncio.sleep(0.1)
+            begun[0].send_signal(signal.SIGKILL)
+        assert {call.result()["output"][0]["content"][0]["text"] for call in calls} == set(map(str, range(60)))
+    finally:
+        for each in begun:
+            with contextlib.suppress(ProcessLookupError):
+                each.kill()
+            await each.communicate()
+
+
+async def _later(policy: Model, number: int) -> Item:
+    await asyncio.sleep(number / 200)
+    return await policy.respond({"input": str(number)})
+
+
+def test_a_conversation_is_known_by_its_opening_however_it_is_written() -> None:
+    words = [{"type": "input_text", "text": "hi"}]
+    later = [{"type": "message", "role": "user", "content": words}, wire.message("yo"), HI]
+    assert sticky({"input": "hi"}, None) == sticky({"input": [HI]}, None) == sticky({"input": later}, None)
+    assert sticky({"input": "hi"}, None) != sticky({"input": "hi", "instructions": "be brief"}, None)
+
+
+def test_a_conversation_is_known_by_its_episode_or_else_by_what_a_server_knows() -> None:
+    token = STICKY.set("rollout-7")
+    try:
+        assert sticky({"input": "hi"}, SimpleNamespace(id="e1")) == "e1"
+        assert sticky({"input": "hi"}, SimpleNamespace(id="")) == sticky({"input": "ho"}, None) == "rollout-7"
+    finally:
+        STICKY.reset(token)

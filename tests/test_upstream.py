@@ -1,0 +1,253 @@
+"""What goes to a model's servers with every call, and what their answers amount to."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from gymsdk import model, wire
+from gymsdk.convert import keys
+from gymsdk.errors import Failed
+from gymsdk.models.metered import Metered
+from gymsdk.servers.policy import serve
+from gymsdk.transcript import Item
+from gymsdk.wire import Api
+
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+ASKS = {"logprobs": True, "top_logprobs": 0, "return_tokens_as_token_ids": True, "return_token_ids": True}
+TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
+SPELLED = {"logprobs": {"content": [{"token": "token_id:3", "logprob": -0.5}]}}
+BOTH = pytest.mark.parametrize("api", ["chat", "responses"])
+
+
+def completion(message: Item, **choice: object) -> Item:
+    return {"model": "m", "choices": [{"message": message, "finish_reason": "stop"} | choice]}
+
+
+HELLO = completion({"role": "assistant", "content": "hello"})
+
+
+class Engine:
+    """Answers each path with what it is given; remembers what it was sent there."""
+
+    def __init__(self, **answers: object) -> None:
+        self._answers = {"completions": HELLO, "responses": {"output": [wire.message("hello")]}} | answers
+        self.sent: list[tuple[str, Item]] = []
+        self.headers: list[dict[str, str]] = []
+
+    @property
+    def body(self) -> Item:
+        """What it was sent first, its conversation left out."""
+        return {key: value for key, value in self.sent[0][1].items() if key not in {"messages", "input", "model"}}
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.sent.append((request.path, await request.json()))
+        self.headers.append(dict(request.headers))
+        found = self._answers.get(request.path.rpartition("/")[2], (404, {"detail": "Not Found"}))
+        status, body = found if isinstance(found, tuple) else (200, found)
+        return web.json_response(body, status=status)
+
+
+@asynccontextmanager
+async def behind(engine: Engine) -> AsyncIterator[str]:
+    application = web.Application(client_max_size=2**26)
+    application.router.add_post("/{path:.*}", engine.answer)
+    async with serve(application) as url:
+        yield url
+
+
+async def asked(engine: Engine, request: Item | None = None, name: str = "endpoint/m", **options: object) -> Item:
+    async with behind(engine) as url:
+        policy = model(name, **({"base_url": url, "wait": 0.001, "retries": 2} | options))
+        return await policy.respond({"input": "hi"} | (request or {}))
+
+
+async def failed(engine: Engine, request: Item | None = None, **options: object) -> Failed:
+    with pytest.raises(Failed) as caught:
+        await asked(engine, request, **options)
+    return caught.value
+
+
+class TestPins:
+    async def test_what_is_pinned_wins_over_the_caller(self) -> None:
+        engine = Engine()
+        metadata = {"extra_body": '{"top_k": 9, "seed": 1}'}
+        pins = {"temperature": 0.5, "top_k": 20, "max_output_tokens": 7, "top_p": None}
+        request = {"temperature": 0.9, "top_p": 0.9, "max_output_tokens": 99, "metadata": metadata}
+        response = await asked(engine, request, name="vllm/m", pinned=pins)
+        assert engine.body == {"temperature": 0.5, "top_k": 20, "max_tokens": 7, "seed": 1}
+        assert (response["temperature"], response["max_output_tokens"], "top_p" in response) == (0.5, 7, False)
+
+    async def test_what_is_pinned_reaches_a_server_that_speaks_responses(self) -> None:
+        engine = Engine()
+        await asked(engine, {"temperature": 0.9}, api="responses", pinned={"temperature": 0.5, "seed": 1})
+        assert engine.body == {"temperature": 0.5, "seed": 1}
+
+    @BOTH
+    async def test_what_is_extra_gives_way_to_the_request(self, api: Api) -> None:
+        engine = Engine()
+        extra = {"seed": 1, "top_k": 20, "temperature": 0.1}
+        metadata = {"extra_body": json.dumps({"top_k": 5})}
+        await asked(engine, {"temperature": 0.9, "metadata": metadata}, api=api, extra_body=extra)
+        assert engine.body == {"seed": 1, "top_k": 5, "temperature": 0.9}
+
+    @BOTH
+    async def test_template_arguments_of_both_sides_meet_and_the_request_wins(self, api: Api) -> None:
+        engine = Engine()
+        metadata = {"chat_template_kwargs": '{"b": 3, "c": 4}'}
+        await asked(engine, {"metadata": metadata}, api=api, chat_template_kwargs={"a": 1, "b": 2})
+        assert engine.body == {"chat_template_kwargs": {"a": 1, "b": 3, "c": 4}}
+
+    async def test_headers_are_sent_and_told_to_nobody(self) -> None:
+        engine = Engine(completions=(400, {"error": "X-Team was hush-hush"}))
+        error = await failed(engine, headers={"X-Team": "hush-hush"})
+        assert engine.headers[0]["X-Team"] == "hush-hush"
+        assert "hush" not in str(error)
+
+    @BOTH
+    async def test_a_key_that_nobody_knows_is_left_out_with_one_word(
+        self, api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(keys, "_told", set())
+        engine = Engine()
+        with caplog.at_level(logging.WARNING):
+            await asked(engine, {"_rowidx": 3, "min_p": 0.1, "safety_identifier": "s"}, api=api)
+            await asked(engine, {"_rowidx": 4}, api=api)
+        assert engine.body == {"min_p": 0.1, "safety_identifier": "s"}
+        assert [text for text in caplog.messages if "'_rowidx'" in text] == caplog.messages[:1] == caplog.messages
+
+    @BOTH
+    async def test_an_answer_is_never_asked_for_in_pieces(self, api: Api) -> None:
+        engine = Engine()
+        extra = json.dumps({"stream": True, "stream_options": {}, "n": 1})
+        await asked(engine, {"stream": True, "metadata": {"extra_body": extra}}, api=api)
+        assert engine.body == {"n": 1}
+
+    async def test_several_answers_are_not_asked_for(self) -> None:
+        engine = Engine()
+        error = await failed(engine, {"metadata": {"extra_body": '{"n": 2}'}})
+        assert (error.kind, engine.sent) == ("model_bad_request", [])
+
+    @BOTH
+    async def test_a_call_that_is_required_needs_tools(self, api: Api) -> None:
+        engine = Engine()
+        error = await failed(engine, {"tool_choice": "required"}, api=api)
+        assert "offers no tools" in str(error)
+        assert (error.kind, engine.sent) == ("model_bad_request", [])
+
+
+class TestTokens:
+    async def test_they_are_asked_for_and_come_with_the_last_item(self) -> None:
+        engine = Engine(completions=completion({"content": "hello", "reasoning": "hmm"} | TOKENS))
+        response = await asked(engine, tokens=True)
+        assert engine.body == ASKS
+        assert {key: response["output"][-1].get(key) for key in TOKENS} == TOKENS
+        assert not TOKENS.keys() & response["output"][0].keys()
+
+    @pytest.mark.parametrize("choice", [{"token_ids": [3]} | SPELLED, SPELLED])
+    async def test_the_prompt_is_asked_of_the_tokenizer_where_the_answer_lacks_it(self, choice: Item) -> None:
+        engine = Engine(
+            completions=completion({"content": "x"}, **choice),
+            tokenize={"tokens": [1, 2], "count": 2, "max_model_len": 8},
+        )
+        request = {"tools": [TOOL], "temperature": 0.5, "metadata": {"chat_template_kwargs": '{"a": 1}'}}
+        response = await asked(engine, request, tokens=True)
+        assert {key: response["output"][-1][key] for key in TOKENS} == TOKENS
+        (_, body), (path, told) = engine.sent
+        assert path == "/tokenize"
+        assert told == {key: body[key] for key in ("model", "messages", "tools", "chat_template_kwargs")}
+
+    async def test_a_request_may_ask_for_them_by_itself(self) -> None:
+        engine = Engine(completions=completion({"content": "x"}, **SPELLED), tokenize={"tokens": [1, 2]})
+        metadata = {"extra_body": json.dumps({"logprobs": True, "return_tokens_as_token_ids": True})}
+        response = await asked(engine, {"metadata": metadata})
+        assert response["output"][-1]["prompt_token_ids"] == [1, 2]
+
+    async def test_the_tokenizer_is_not_asked_where_nobody_wants_them(self) -> None:
+        engine = Engine(completions=completion({"content": "x"}, **SPELLED))
+        response = await asked(engine)
+        assert len(engine.sent) == 1
+        assert not TOKENS.keys() & response["output"][-1].keys()
+
+    @pytest.mark.parametrize("tokens", [True, False])
+    async def test_tokens_that_do_not_fit_are_a_failure_for_those_who_want_them(self, tokens: bool) -> None:
+        engine = Engine(completions=completion({"content": "x"} | TOKENS | {"generation_log_probs": []}))
+        if not tokens:
+            assert not TOKENS.keys() & (await asked(engine))["output"][-1].keys()
+            return
+        error = await failed(engine, tokens=True)
+        assert "1 token ids and 0 log-probabilities" in str(error)
+        assert (error.kind, error.retryable) == ("model_bad_tokens", False)
+
+    @pytest.mark.parametrize(
+        ("tokenize", "what"), [((404, {}), "no /tokenize"), ({"count": 2}, "no list of tokens"), ((500, {}), "500")]
+    )
+    async def test_a_tokenizer_that_does_not_tell_is_named(self, tokenize: object, what: str) -> None:
+        engine = Engine(completions=completion({"content": "x"}, **SPELLED), tokenize=tokenize)
+        assert what in str(await failed(engine, tokens=True, retries=0))
+
+    @BOTH
+    async def test_a_server_that_sends_none_is_named(self, api: Api) -> None:
+        error = await failed(Engine(), api=api, tokens=True)
+        assert "sent no token ids" in str(error)
+        assert error.kind == "model_bad_tokens"
+
+    async def test_a_server_that_speaks_responses_may_have_them_on_its_items(self) -> None:
+        engine = Engine(responses={"output": [wire.message("hello") | TOKENS]})
+        response = await asked(engine, api="responses", tokens=True)
+        assert {key: response["output"][-1][key] for key in TOKENS} == TOKENS
+        assert engine.body == ASKS
+
+    async def test_some_of_the_fields_alone_are_a_failure_in_responses_too(self) -> None:
+        engine = Engine(responses={"output": [wire.message("hello") | {"generation_token_ids": [3]}]})
+        assert "no prompt_token_ids" in str(await failed(engine, api="responses", tokens=True))
+
+
+class TestMisfits:
+    @pytest.mark.parametrize(
+        ("status", "message", "flag"),
+        [
+            (
+                400,
+                '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+                "start vLLM",
+            ),
+            (500, "tools param requires --jinja flag", "start llama-server with --jinja"),
+            (500, "Internal server error: Unsupported tool_call_parser: None", "start SGLang"),
+        ],
+    )
+    async def test_a_server_that_refuses_tools_is_named_at_once_with_its_flag(
+        self, status: int, message: str, flag: str
+    ) -> None:
+        engine = Engine(completions=(status, {"error": {"message": message}}))
+        error = await failed(engine, {"tools": [TOOL]})
+        assert flag in str(error)
+        assert (error.kind, error.retryable, len(engine.sent)) == ("model_misconfigured", False, 1)
+
+    @BOTH
+    async def test_a_server_that_leaves_calls_in_the_text_is_no_reward_of_0(self, api: Api) -> None:
+        text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+        engine = Engine(completions=completion({"content": text}), responses={"output": [wire.message(text)]})
+        error = await failed(engine, {"tools": [TOOL]}, api=api)
+        assert "--enable-auto-tool-choice --tool-call-parser hermes" in str(error)
+        assert (error.kind, error.retryable) == ("model_misconfigured", False)
+
+    async def test_a_base_url_without_v1_is_named(self) -> None:
+        engine = Engine(completions=(404, {"detail": "Not Found"}))
+        async with behind(engine) as url:
+            with pytest.raises(Failed, match=r"the base URL http://127\S+ does not end in /v1") as caught:
+                await model("vllm/m", base_url=url.removesuffix("/v1")).respond({"input": "hi"})
+        assert caught.value.kind == "model_not_found"
+
+    async def test_a_judge_has_all_of_it(self) -> None:
+        text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+        async with behind(Engine(completions=completion({"content": text}))) as url:
+            judge = Metered(model(f"vllm/judge@{url}"), role="judge")
+            with pytest.raises(Failed) as caught:
+                await judge.respond({"input": "hi", "tools": [TOOL]})
+        assert caught.value.kind == "model_misconfigured"
