@@ -31,7 +31,6 @@ EXCERPT = 200
 IDLE = 4.0
 """Seconds an idle connection is kept: below the 5 after which many servers close theirs, perhaps under a call."""
 
-
 Headers: TypeAlias = Mapping[str, str | SecretStr]
 """What a request carries; no message repeats a secret."""
 
@@ -192,7 +191,8 @@ def late(host: str, timeout: float) -> Failed:
 
 def worth_retrying(status: int) -> bool:
     """Whether the same request may be answered otherwise another time."""
-    return status in {408, 409, 429} or status >= 500  # noqa: PLR2004 - the server's own errors
+    # What a server has not implemented, it will not have another time.
+    return status in {408, 409, 429} or (status >= 500 and status != 501)  # noqa: PLR2004 - the server's own errors
 
 
 _KINDS = {

@@ -1,36 +1,42 @@
-"""A launch: the servers of some environments, all in this process and on one event loop."""
+"""A launch: servers of some environments in this process, on one event loop, with a head or known to one elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
-from typing import Annotated, Any, TypeAlias
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk import oracle
+from gymsdk import credentials, topology
 from gymsdk.addresses import public
+from gymsdk.assembly import Assembly
 from gymsdk.client import VERSION
+from gymsdk.configuration.deployment import Block, Deployment, Player
+from gymsdk.configuration.kinds import MODELS, POLICY
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError, suggestion
 from gymsdk.models import registry as models
-from gymsdk.plugins import registry
-from gymsdk.rollouts.jobs import AGENT
-from gymsdk.servers import agent, resources
-from gymsdk.servers import environment as environment_server
-from gymsdk.servers import model as model_server
-from gymsdk.servers.fleet import Fleet, Part, Times
-from gymsdk.servers.head import Kind, Service
-from gymsdk.servers.remote import Remote
-from gymsdk.servers.routing import App
+from gymsdk.oracle import Oracle
+from gymsdk.servers import auth, resources
+from gymsdk.servers.fleet import Fleet, Known, Times
+from gymsdk.servers.listener import bound_within
+from gymsdk.servers.members import ROUTES
+from gymsdk.servers.node import place
+from gymsdk.servers.safety import Limits, Safety, Tls
+from gymsdk.servers.service import Service, url
 from gymsdk.sitting import Budget
+from gymsdk.topology import RESOURCES_REF, Role, agent_of, server_of
 from gymsdk.types import Model
+
+__all__ = ["DEFAULT", "HEAD", "POLICY", "Options", "Running", "agent_of", "named", "server_of", "serving"]
 
 HEAD = 11000
 """The port where clients look for a head."""
@@ -38,42 +44,52 @@ HEAD = 11000
 DEFAULT = "scripted/oracle"
 """Who plays where no model is named."""
 
-POLICY = model_server.NAMED
-"""The name of the model server."""
-
-ROUTES = "environment_server_routes"
-"""The key under which the configuration says whom a task of which environment is sent to."""
-
 TAKEN = frozenset({"head_server", "default_host", "policy_model_name", VERSION, ROUTES})
 """Keys of the configuration that are no server's."""
-
-DOMAINS = frozenset(
-    {"math", "coding", "agent", "knowledge", "instruction_following", "long_context", "safety", "games"}
-)
-"""What the configuration may say that an environment is about; any other is `other`."""
-
-Urls: TypeAlias = Mapping[str, str]
-"""URLs of servers by name."""
 
 
 class Options(BaseModel):
     """Where the servers listen and what they may hold: *port* is the head's, *ports* are others' by name, 0 is any.
 
     A session is closed *ttl* seconds after its last use, and at most *sessions* of an environment are open. *mcp*
-    offers tools over MCP too, *budget* bounds the agents' episodes.
+    offers tools over MCP too, *budget* bounds the agents' episodes. Clients show the token in *token_file*, or in the
+    file that GYMSDK_TOKEN_FILE names; without one, only this machine may reach them, unless that is *insecure*.
+
+    *role* and *only* choose which of the servers run here: those of one kind, or the one of that name. With the URL of
+    a *head* they are known there; others are told of them at the host *advertise_host*. *sockets* are there by now, by
+    the name of the server or as `head_server`. Servers without a port have one of a *range*, if that is given, and none
+    that is *disallowed*.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     host: str = "127.0.0.1"
     port: int = Field(0, ge=0, le=65535)
     ports: dict[str, Annotated[int, Field(ge=0, le=65535)]] = {}
+    advertise_host: str | None = None
     insecure: bool = False
+    token_file: Path | None = None
+    tls: Tls | None = None
+    limits: Limits = Limits()
     ttl: float = Field(resources.TTL, gt=0)
     sessions: int = Field(resources.CAP, gt=0)
     mcp: bool = False
     budget: Budget = Budget()
     times: Times = Times()
+    role: Role | None = None
+    only: str | None = None
+    head: str | None = None
+    sockets: dict[str, socket.socket] = {}
+    range: tuple[int, int] | None = None
+    disallowed: tuple[int, ...] = ()
+
+    def safety(self) -> Safety:
+        """Give what keeps the servers safe; raises `UsageError` where they would not be, or a file is not right."""
+        token = credentials.own(self.token_file)
+        auth.check(self.host, token, insecure=self.insecure or auth.insecure())
+        if self.tls is not None:
+            self.tls.context()
+        return Safety(token=token, tls=self.tls, limits=self.limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +99,7 @@ class Running:
     head_url: str
     services: tuple[Service, ...]
     environments: tuple[Environment, ...]
-    model: Model
+    model: Model | None
     task: asyncio.Task[None]
 
     @property
@@ -98,28 +114,42 @@ class Running:
 
 @asynccontextmanager
 async def serving(
-    environments: Iterable[str | Environment],
+    environments: Iterable[str | Environment] = (),
     *,
-    model: str | Model = DEFAULT,
+    model: str | Model | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     options: Options | None = None,
+    deployment: Deployment | None = None,
 ) -> AsyncIterator[Running]:
     """Serve *environments* with *model*, each by its name or as it is, for as long as the context is open.
 
-    Raises `UsageError` where they cannot be served as asked, before anything listens; `GymsdkError` where one of the
-    servers does not start. Whatever is wrong, nothing is left running.
+    A *deployment* names further servers; without one, and without a *model*, the scripted oracle plays. Raises
+    `UsageError` where they cannot be served as asked, before anything listens; `GymsdkError` where one of the servers
+    does not start. Whatever is wrong, nothing is left running.
     """
     options = options or Options()
-    _guarded(options)
-    given = tuple(_loaded(each, settings or {}) for each in environments)
-    played = oracle.served(models.model(model) if isinstance(model, str) else model, given)
-    parts = _parts(given, played, options)
-    fleet = _fleet(given, parts, played, options)
+    safety = options.safety()
+    options = await placed(options, deployment, safety)
+    listed = list(environments)
+    blocks = planned(listed, model, settings or {}, options, deployment)
+    here = topology.here(blocks, role=options.role, only=options.only)
+    assembly = Assembly(
+        blocks,
+        here,
+        given={each.name: each for each in listed if isinstance(each, Environment)},
+        players=_players(model, here, options),
+        ttl=options.ttl,
+        sessions=options.sessions,
+        budget=options.budget,
+        token=safety.token,
+    )
+    fleet = _fleet(assembly, blocks, here, options, safety)
     # A task of its own, in which everything begins and ends: whoever opens the context may leave it in another.
     task = asyncio.ensure_future(fleet.run())
     try:
         await fleet.up(task)
-        yield Running(fleet.head_url, tuple(fleet.services), given, played, task)
+        served = tuple(assembly.environments.values())
+        yield Running(fleet.head_url, tuple(fleet.services), served, assembly.models.get(POLICY), task)
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -127,44 +157,46 @@ async def serving(
         task.result()
 
 
-def _loaded(environment: str | Environment, settings: Mapping[str, Mapping[str, Any]]) -> Environment:
-    if isinstance(environment, Environment):
-        return environment
-    return registry.load(environment, **settings.get(environment, {}))
+async def placed(options: Options, deployment: Deployment | None, safety: Safety) -> Options:
+    """Give *options* with the head there is to be: the one that *deployment* names where that answers, else one here.
+
+    Raises `UsageError` where it is to be on another machine, and does not answer in time.
+    """
+    if deployment is None or not deployment.head.given or options.head or "head_server" in options.sockets:
+        return options
+    host, port = deployment.head.host, deployment.head.port
+    if not port or options.role == "head":
+        return options
+    headers = partial(credentials.headers, safety.token)
+    at = await place(host, port, scheme=safety.scheme, listen=options.host, headers=headers)
+    if at is None:
+        return options.model_copy(update={"head": url(host, port, safety.scheme)})
+    return options.model_copy(update={"sockets": {**options.sockets, "head_server": at}})
 
 
-def _guarded(options: Options) -> None:
-    if not options.insecure and not _is_loopback(options.host):
-        raise UsageError(
-            f"anybody who reaches {options.host!r} could use these servers, which ask for no token;"
-            " listen on 127.0.0.1, or add --insecure"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _fleet(environments: Sequence[Environment], parts: Sequence[Part], model: Model, options: Options) -> Fleet:
-    # What OmegaConf would take for a missing value or a reference has no place in a configuration.
-    model_name = re.sub(r"\?\?\?|\$\{", "", named(model))
-    routes = {each.name: server_of(each.name) for each in environments}
-    lasting: dict[str, AbstractAsyncContextManager[Any]] = {
-        f"the lifespan of environment {each.name!r}": each for each in environments
-    }
-    if isinstance(model, oracle.Oracle):
-        lasting["the oracle"] = model
-    return Fleet(
-        parts,
-        host=options.host,
-        port=options.port,
-        lasting=lasting,
-        about={"policy_model_name": model_name, VERSION: version("gymsdk"), ROUTES: routes},
-        times=options.times,
-    )
+def planned(
+    environments: Iterable[str | Environment],
+    model: str | Model | None,
+    settings: Mapping[str, Mapping[str, Any]],
+    options: Options,
+    deployment: Deployment | None,
+) -> tuple[Block, ...]:
+    """Give all servers that there are to be, here or elsewhere, with their ports; raises `UsageError`."""
+    added = [_resources(each, settings, options) for each in environments]
+    if deployment is not None and options.mcp:
+        deployment = deployment.model_copy(update={"servers": tuple(map(topology.with_mcp, deployment.servers))})
+    player = _player(model, joined=options.head is not None or options.role is not None, deployment=deployment)
+    blocks = topology.whole(deployment or Deployment(), *added, player=player)
+    names = [each.name for each in blocks]
+    for name in names:
+        if names.count(name) > 1 or name in TAKEN:
+            raise UsageError(f"two things would be called {name!r}; leave out one of the environments named like that")
+    for name in options.ports:
+        if name not in names:
+            raise UsageError(f"no server {name!r} to give a port{suggestion(name, names, f'there are {_told(names)}')}")
+    if options.only is not None and options.only not in names:
+        raise UsageError(f"no server {options.only!r}; there are {_told(names)}")
+    return tuple(_at(each, options) for each in blocks)
 
 
 def named(model: Model) -> str:
@@ -172,63 +204,81 @@ def named(model: Model) -> str:
     return public(str(getattr(model, "name", type(model).__name__)))
 
 
-def _parts(environments: Sequence[Environment], model: Model, options: Options) -> list[Part]:
-    """Give the servers to be, on the ports asked for; raises `UsageError` where names or ports do not fit."""
-    made = [part for each in environments for part in _of(each, model, options)]
-    policy = _service(POLICY, "responses_api_models", "gymsdk_model")
-    made.append(Part(policy, lambda _: model_server.app(model, name=POLICY)))
-    names = Counter(each.service.name for each in made)
-    for name, times in names.items():
-        if times > 1 or name in TAKEN:
-            raise UsageError(f"two things would be called {name!r}; leave out one of the environments named like that")
-    for name in options.ports:
-        if name not in names:
-            near = suggestion(name, names, f"there are {', '.join(names)}")
-            raise UsageError(f"no server {name!r} to give a port{near}")
-    return [_at(each, options.ports.get(each.service.name, 0)) for each in made]
+def socket_of(block: Block, options: Options) -> socket.socket | None:
+    """Give the socket of a server that is there by now or has to be in a range, `None` where its port says enough."""
+    if block.name in options.sockets or block.port or options.range is None:
+        return options.sockets.get(block.name)
+    host = options.host if block.host is None else block.host
+    return bound_within(host, *options.range, but=options.disallowed, what=block.name)
 
 
-def _of(environment: Environment, model: Model, options: Options) -> Iterator[Part]:
-    """Yield the servers of one environment: its resources, its agent, its environment server."""
-    name = environment.name
-    domain = name if name in DOMAINS else "other"
-    its_resources = {"resources_server": {"type": "resources_servers", "name": name}}
-    its_model = {"model_server": {"type": "responses_api_models", "name": POLICY}}
-    its_agent = {"agent_server": {"type": "responses_api_agents", "name": agent_of(name)}}
+def _told(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
-    def its_app(_: Urls) -> App:
-        return resources.app(environment, ttl=options.ttl, cap=options.sessions, with_mcp=options.mcp)
 
-    def agents_app(urls: Urls) -> App:
-        # Rows are played in process; only who brings a session's cookies has its tools called over HTTP.
-        tools = Remote(urls[name], name)
-        return agent.app(environment, model, resources=tools, name=agent_of(name), budget=options.budget)
+def _resources(environment: str | Environment, settings: Mapping[str, Mapping[str, Any]], options: Options) -> Block:
+    name = environment if isinstance(environment, str) else environment.name
+    return topology.resources(name, settings.get(name), mcp=options.mcp)
 
-    def servers_app(_: Urls) -> App:
-        return environment_server.app(environment, model, name=server_of(name), budget=options.budget)
 
-    yield Part(_service(name, "resources_servers", name, domain=domain, version=environment.version), its_app)
-    yield Part(
-        _service(agent_of(name), "responses_api_agents", "simple_agent", **its_resources, **its_model), agents_app
+def _player(model: str | Model | None, *, joined: bool, deployment: Deployment | None) -> Player | None:
+    """Who plays where the deployment names no model server: nobody here, if one may be elsewhere."""
+    if model is not None:
+        return Player(name=model if isinstance(model, str) else named(model))
+    return None if joined or deployment is not None else Player(name=DEFAULT)
+
+
+def _players(model: str | Model | None, here: Iterable[Block], options: Options) -> dict[str, Model]:
+    """The model that plays, where its server is here, or an agent here is to have it for itself."""
+    if model is None or not (options.role == "agent" or any(each.name == POLICY for each in here)):
+        return {}
+    return {POLICY: models.model(model) if isinstance(model, str) else model}
+
+
+def _at(block: Block, options: Options) -> Block:
+    port = options.ports.get(block.name, block.port or 0)
+    return block.model_copy(update={"port": port})
+
+
+def _fleet(
+    assembly: Assembly, blocks: Sequence[Block], here: Sequence[Block], options: Options, safety: Safety
+) -> Fleet:
+    lasting: dict[str, AbstractAsyncContextManager[Any]] = {
+        f"the lifespan of environment {name!r}": each for name, each in assembly.environments.items()
+    }
+    lasting |= {f"the oracle of {name!r}": each for name, each in assembly.models.items() if isinstance(each, Oracle)}
+    known = Known(
+        head_url=options.head,
+        advertise=options.advertise_host,
+        loads=assembly.loads,
+        expected=[each.name for each in blocks],
+        at=options.sockets.get("head_server"),
     )
-    yield Part(
-        _service(server_of(name), "environment_servers", "single_agent_turn", **its_agent, **its_resources), servers_app
+    return Fleet(
+        assembly.parts({each.name: at for each in here if (at := socket_of(each, options)) is not None}),
+        host=options.host,
+        port=options.port,
+        lasting=lasting,
+        about=_about(assembly, blocks),
+        times=options.times,
+        safety=safety,
+        known=known,
     )
 
 
-def agent_of(environment: str) -> str:
-    """Give the name of an environment's agent."""
-    return environment + AGENT
+def _about(assembly: Assembly, blocks: Sequence[Block]) -> dict[str, Any]:
+    """What the head's configuration says beside the servers."""
+    playing = assembly.models.get(POLICY)
+    # What OmegaConf would take for a missing value or a reference has no place in a configuration.
+    name = re.sub(r"\?\?\?|\$\{", "", named(playing) if playing is not None else _name(blocks))
+    routes = {
+        each.refers[RESOURCES_REF]: each.name
+        for each in blocks
+        if each.kind == "environment_servers" and RESOURCES_REF in each.refers
+    }
+    return ({"policy_model_name": name} if name else {}) | {VERSION: version("gymsdk"), ROUTES: routes}
 
 
-def server_of(environment: str) -> str:
-    """Give the name of an environment's environment server."""
-    return environment + environment_server.NAMED
-
-
-def _service(name: str, kind: Kind, implementation: str, **fields: Any) -> Service:
-    return Service(name=name, kind=kind, implementation=implementation, fields=fields)
-
-
-def _at(part: Part, port: int) -> Part:
-    return replace(part, service=part.service.model_copy(update={"port": port}))
+def _name(blocks: Sequence[Block]) -> str:
+    parts = [each.part for each in blocks if each.kind == MODELS and each.name == POLICY]
+    return public(parts[0].name) if parts and isinstance(parts[0], Player) else ""

@@ -55,23 +55,40 @@ class Exit:
 
 
 class Supervisor:
-    """Keeps *charges* running; what they write to standard error goes to *out*, each line behind its process's name.
+    """Keeps *charges* running; what they write goes to *out*, each line behind its process's name unless that is *bare*.
 
     One that ends is started again. At the end each has *seconds* to end, and is killed then; the *last* of them is
     told to end when the others have.
     """
 
     def __init__(
-        self, charges: Sequence[Charge], *, seconds: float = 12.0, last: str | None = None, out: TextIO | None = None
+        self,
+        charges: Sequence[Charge],
+        *,
+        seconds: float = 12.0,
+        last: str | None = None,
+        out: TextIO | None = None,
+        bare: bool = False,
     ) -> None:
         self.exits: dict[str, Exit] = {}
         self._charges = charges
         self._seconds = seconds
         self._last = last
         self._out = out or sys.stderr
+        self._bare = bare
         self._width = max((len(each.name) for each in charges), default=0)
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._ending: set[str] = set()
+        self._asked: set[str] = set()
+        self._restarting: set[asyncio.Future[None]] = set()
+
+    def restart(self, name: str) -> None:
+        """Have the process *name* end as it does at the end, and start it again at once."""
+        if (process := self._running.get(name)) is not None and name not in self._asked:
+            self._asked.add(name)
+            waiting = asyncio.ensure_future(self._ended(name, process))
+            self._restarting.add(waiting)
+            waiting.add_done_callback(self._restarting.discard)
 
     def pid(self, name: str) -> int | None:
         """Give the process that is *name* just now, `None` between two of them."""
@@ -97,6 +114,9 @@ class Supervisor:
                 return
             before = self.exits.get(charge.name)
             self.exits[charge.name] = Exit(code, time.time(), before.restarts + 1 if before else 1)
+            if charge.name in self._asked:
+                self._asked.discard(charge.name)
+                continue
             if code == USAGE:
                 raise UsageError(f"the server {charge.name!r} cannot be served as asked; what it wrote says why")
             if not charge.again():
@@ -129,7 +149,8 @@ class Supervisor:
     async def _passed_on(self, name: str, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None, "it is a pipe"
         async for line in _lines(process.stdout):
-            self._out.write(f"{name:<{self._width}} | {line.decode(errors='replace').rstrip()}\n")
+            said = line.decode(errors="replace").rstrip()
+            self._out.write(f"{said}\n" if self._bare else f"{name:<{self._width}} | {said}\n")
             self._out.flush()
 
     async def _end(self, watches: Mapping[asyncio.Task[None], str]) -> None:

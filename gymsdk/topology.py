@@ -40,6 +40,13 @@ def resources(name: str, settings: Mapping[str, Any] | None = None, *, mcp: bool
     return Block(name=name, kind=RESOURCES, implementation=name, part=part, settings=settings or {})
 
 
+def with_mcp(block: Block) -> Block:
+    """Give *block* with its tools offered over MCP too, where it has any."""
+    if not isinstance(block.part, Resources):
+        return block
+    return block.model_copy(update={"part": block.part.model_copy(update={"mcp": True})})
+
+
 def model(player: Player) -> Block:
     """Give the model server of the policy, where *player* plays."""
     return Block(name=POLICY, kind=MODELS, implementation="gymsdk_model", part=player)
@@ -48,11 +55,11 @@ def model(player: Player) -> Block:
 def whole(deployment: Deployment, *blocks: Block, player: Player | None = None) -> tuple[Block, ...]:
     """Give every server of *deployment* and *blocks*: with an agent and an environment server for each environment.
 
-    Where no model server is named and there is a *player*, there is one of it.
+    Where there is a *player*, it is the policy's model server that plays, whatever the deployment says of that.
     """
     named = [*deployment.servers, *blocks]
-    if player is not None and not any(each.kind == MODELS for each in named):
-        named.append(model(player))
+    if player is not None:
+        named = [*(each for each in named if each.name != POLICY), model(player)]
     policy = _policy(named)
     agents = [_agent(each, policy) for each in named if each.kind == RESOURCES and not _has_agent(each, named)]
     named += agents
@@ -104,7 +111,7 @@ def _model(agent: Block) -> dict[str, str]:
 
 
 def _order(blocks: Iterable[Block]) -> Any:
-    """The order of the configuration: each environment's servers together, in the order they were named; then models."""
+    """The order of the configuration: the servers of each environment together, as they were named, then the models."""
     places: dict[str, int] = {}
     for number, each in enumerate(blocks):
         if each.kind == RESOURCES:

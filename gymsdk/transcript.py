@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeGuard
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
@@ -74,6 +74,11 @@ def text_of(content: Content | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(text for part in content if isinstance(text := part.get("text"), str))
+
+
+def are_objects(value: object) -> TypeGuard[list[Item]]:
+    """Whether *value* is a list of JSON objects."""
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def is_reply(item: Item) -> bool:

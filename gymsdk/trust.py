@@ -33,15 +33,17 @@ def of(url: str) -> ssl.SSLContext | bool:
 def at(host: str) -> ssl.SSLContext:
     """Give whom to believe at *host*; raises `UsageError` where a file of certificates is none."""
     believed = os.environ.get(VARIABLE, "").strip()
-    own = [certificate for name, certificate in _answering if name == host or _is_loopback(host)]
-    return _context(believed, tuple(dict.fromkeys(own)))
+    own = tuple(dict.fromkeys(certificate for _, certificate in _answering))
+    near = bool(own) and (_is_loopback(host) or any(name == host for name, _ in _answering))
+    return _context(believed, own, near)
 
 
 @contextmanager
 def answering(host: str, certificate: Path) -> Iterator[None]:
-    """Show *certificate* at *host* inside the block: there, and on loopback, it is believed whatever name it is for.
+    """Show *certificate* at *host* inside the block: it is believed, and at *host* and on loopback whatever it is for.
 
-    What a machine tells itself passes no network, and few certificates are for an address of loopback.
+    Who shows it elsewhere is one of ours too. What a machine tells itself passes no network, and few certificates are
+    for an address of loopback.
     """
     entry = (host, certificate)
     _answering.append(entry)
@@ -59,7 +61,7 @@ def refused(host: str, error: Exception) -> Failed:
 
 
 @cache
-def _context(believed: str, own: tuple[Path, ...]) -> ssl.SSLContext:
+def _context(believed: str, own: tuple[Path, ...], near: bool) -> ssl.SSLContext:
     # The system's and those of SSL_CERT_FILE.
     context = ssl.create_default_context()
     for file in (*([Path(believed).expanduser()] if believed else []), *own):
@@ -69,9 +71,9 @@ def _context(believed: str, own: tuple[Path, ...]) -> ssl.SSLContext:
             why = error.strerror or str(error)
             raise UsageError(f"the certificates in {file} cannot be read ({why}); give a PEM file") from None
     if own:
-        context.check_hostname = False
         # It may have been issued by somebody whom nothing here knows.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = not near
     return context
 
 

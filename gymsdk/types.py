@@ -8,22 +8,18 @@ from typing import Annotated, Any, Protocol, Self, TypeAlias, runtime_checkable
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny
 
-from gymsdk.transcript import Action, Content, Item, Message, Transcript
+from gymsdk.transcript import Action, Content, Item, Message, Transcript, are_objects
 
 Row: TypeAlias = dict[str, Any]
 """One line of a task file: `responses_create_params` and the environment's own fields."""
 
 
 def _prompt(params: Item) -> Item:
-    if not isinstance(params.get("input"), str) and not _are_objects(params.get("input")):
+    if not isinstance(params.get("input"), str) and not are_objects(params.get("input")):
         raise ValueError("`input` must be a string or a list of message objects")
-    if params.get("tools") is not None and not _are_objects(params["tools"]):
+    if params.get("tools") is not None and not are_objects(params["tools"]):
         raise ValueError("`tools` must be a list of tool objects")
     return params
-
-
-def _are_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 class Task(BaseModel):

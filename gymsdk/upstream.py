@@ -12,6 +12,7 @@ from gymsdk.addresses import public
 from gymsdk.convert import keys, misfits
 from gymsdk.convert import tokens as token_fields
 from gymsdk.convert.dialect import Dialect
+from gymsdk.convert.dialect import dialect as spoken
 from gymsdk.convert.extras import TEMPLATE
 from gymsdk.discretion import discreet
 from gymsdk.errors import Failed
@@ -22,6 +23,12 @@ from gymsdk.types import Episode
 
 STREAMED = ("stream", "stream_options")
 """What a call never says: its answer is read whole."""
+
+CHAT = spoken("chat")
+"""What a tokenizer is told a prompt in, whatever its engine is asked in."""
+
+ABSENT = frozenset({404, 405, 501})
+"""How servers say that there is nothing at a path."""
 
 
 class Post(Protocol):
@@ -53,10 +60,23 @@ class Upstream:
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Give the answer to *request* as a Response; a prompt that does not fit makes it incomplete."""
+        call = self._call(request, self._dialect, episode)
+        return await self._read(await self._posted(self._dialect.path, call.body, call), call)
+
+    async def count(self, request: Item) -> int | None:
+        """Give how many tokens the prompt of *request* has, `None` where the server has no tokenizer that tells."""
+        answer = await self._tokenized(self._call(request, CHAT))
+        if answer.status in ABSENT:
+            return None
+        with discreet(*answer.secrets):
+            told = answer.json()
+            size = told.get("count") if isinstance(told, dict) else None
+            return size if isinstance(size, int) else None
+
+    def _call(self, request: Item, dialect: Dialect, episode: Episode | None = None) -> _Call:
         asked = self._asked(request)
-        body = self._body(asked)
-        call = _Call(asked, body, sticky(request, episode), _now() + self.options.timeout)
-        return await self._read(await self._posted(self._dialect.path, body, call), call)
+        deadline = asyncio.get_running_loop().time() + self.options.timeout
+        return _Call(asked, self._body(asked, dialect), sticky(request, episode), deadline)
 
     async def _posted(self, path: str, body: Item, call: _Call) -> http.Answer:
         return await self._post(path, body, sticky=call.sticky, deadline=call.deadline, final=call.is_final)
@@ -67,12 +87,12 @@ class Upstream:
         always = self._always(request) if self._always else {}
         return request | {"model": self.name} | always | pinned
 
-    def _body(self, asked: Item) -> Item:
-        options, body = self.options, self._dialect.body(asked)
+    def _body(self, asked: Item, dialect: Dialect) -> Item:
+        options, body = self.options, dialect.body(asked)
         template = {**options.extra_body.get(TEMPLATE, {}), **options.chat_template_kwargs, **body.get(TEMPLATE, {})}
         whole = {**options.extra_body, **body} | ({TEMPLATE: template} if template else {})
         asks = token_fields.ASKED if options.tokens else {}
-        pinned = {key: value for key, value in options.pinned.items() if key not in self._dialect.translated}
+        pinned = {key: value for key, value in options.pinned.items() if key not in dialect.translated}
         sent = {**whole, **asks, **pinned}
         if sent.get("n") not in {None, 1}:
             raise Failed("one answer is read at a time; leave 'n' out of the request", kind="model_bad_request")
@@ -87,7 +107,7 @@ class Upstream:
             told = answer.json()
             wanted = token_fields.wanted(call.body)
             if wanted and "messages" in call.body and _lacks_prompt(told):
-                told["prompt_token_ids"] = await self._tokenized(call)
+                told["prompt_token_ids"] = await self._prompt(call)
             response = self._dialect.response(told, asked, strict=wanted)
             if self.options.tokens:
                 _check_tokens(response, answer.host)
@@ -106,16 +126,19 @@ class Upstream:
             message = f"{said}; the base URL {public(bare[0])} does not end in /v1, where such servers answer"
             raise Failed(message, kind="model_not_found")
 
-    async def _tokenized(self, call: _Call) -> object:
+    async def _prompt(self, call: _Call) -> object:
         """The ids of a call's prompt, by the tokenizer of the server."""
-        prompt = {key: call.body[key] for key in token_fields.PROMPT if key in call.body}
-        answer = await self._posted("/tokenize", prompt, call)
-        if answer.status == 404:  # noqa: PLR2004 - nothing is there
+        answer = await self._tokenized(call)
+        if answer.status in ABSENT:
             raise token_fields.bad(f"it has no ids of the prompt, and {answer.host} has no /tokenize that would tell")
         told = answer.json()
         if not isinstance(told, dict) or not isinstance(told.get("tokens"), list):
             raise token_fields.bad(f"/tokenize of {answer.host} gave no list of tokens")
         return told["tokens"]
+
+    async def _tokenized(self, call: _Call) -> http.Answer:
+        prompt = {key: call.body[key] for key in token_fields.PROMPT if key in call.body}
+        return await self._posted("/tokenize", prompt, call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +165,6 @@ def _replicas(options: ModelOptions) -> Replicas:
         seconds=options.timeout,
         retry=http.Retry(times=options.retries, first=options.wait),
     )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _lacks_prompt(told: object) -> bool:

@@ -18,7 +18,10 @@ Api: TypeAlias = Literal["chat", "responses"]
 """The two forms of the OpenAI API."""
 
 Thoughts: TypeAlias = Literal["field", "tags", "drop"]
-"""How earlier reasoning goes back to a chat model: a field of its own, `<think>` text, or not at all."""
+"""How earlier reasoning goes back to a chat model: a field of its own, `<think>` text, or not at all.
+
+A model asked in Responses is shown its items, or where they are to be dropped none but its own.
+"""
 
 TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 """What an item of a training model carries of its tokens: all three, or none."""

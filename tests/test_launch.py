@@ -177,7 +177,7 @@ async def test_where_a_port_is_in_use_nothing_is_started(environment: Callable[.
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 async def test_a_host_others_reach_is_refused(environment: Callable[..., Environment], host: str) -> None:
-    with pytest.raises(UsageError, match="add --insecure"):
+    with pytest.raises(UsageError, match="with --insecure"):
         async with serving([environment(ASKED)], options=Options(host=host)):
             pass
 

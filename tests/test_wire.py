@@ -28,7 +28,9 @@ def test_usage_adds_up_and_does_not_invent_details() -> None:
 
 
 def test_an_incomplete_response_is_what_the_sdk_calls_one() -> None:
-    read = Response.model_validate(wire.overflow("too long", model="m", request={}))
+    told = wire.overflow("too long", model="m", request={})
+    read = Response.model_validate(told | {"usage": None})
+    assert told["usage"] == wire.usage(cached_tokens=0, reasoning_tokens=0)
     assert read.incomplete_details is not None
     assert (read.status, read.incomplete_details.reason, read.output) == ("incomplete", "max_output_tokens", [])
 

@@ -18,7 +18,7 @@ from inspect_ai.model import ChatMessageAssistant, ChatMessageSystem, ChatMessag
 from inspect_ai.scorer import Score, Target, mean, scorer
 from inspect_ai.solver import Generate, TaskState, solver
 from inspect_ai.tool import ToolDef, ToolParams
-from session import Session, opened, show
+from session import Session, opened, rows_of, show
 
 
 @solver
@@ -56,6 +56,9 @@ def tool(session: Session, schema: dict[str, Any]) -> ToolDef:
         return await session.call(schema["name"], arguments)
 
     parameters = ToolParams.model_validate(schema["parameters"])
+    for name, each in parameters.properties.items():
+        # Inspect takes no tool that leaves one out.
+        each.description = each.description or name
     return ToolDef(execute, schema["name"], schema["description"], parameters)
 
 
@@ -79,7 +82,7 @@ def sample(row: dict[str, Any]) -> Sample:
 
 def main(plan: dict[str, Any]) -> None:
     """Play the plan's rows as each of its asks says."""
-    rows = [json.loads(line) for line in Path(plan["rows"]).read_text().splitlines()]
+    rows = rows_of(plan)
     for by, ask in plan["asks"].items():
         model = get_model(ask["model"], base_url=ask["base_url"], api_key="any", **ask.get("words", {}))
         task = Task(dataset=[sample(row) for row in rows], solver=playing(plan["resources"]), scorer=rewarded())

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -70,6 +71,11 @@ async def opened(row: dict[str, Any], resources: dict[str, str]) -> AsyncIterato
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
         (await client.post("/seed_session", json=row)).raise_for_status()
         yield Session(row, client)
+
+
+def rows_of(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """Give the rows that a *plan* names the file of."""
+    return [json.loads(line) for line in Path(plan["rows"]).read_text().splitlines()]
 
 
 def show(by: str, **told: Any) -> None:

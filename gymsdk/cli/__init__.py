@@ -20,6 +20,7 @@ from gymsdk.cli.profile import profile
 from gymsdk.cli.reverify import reverify
 from gymsdk.cli.rollout import rollout
 from gymsdk.cli.serve import serve
+from gymsdk.cli.status import status
 from gymsdk.cli.tasks import tasks
 from gymsdk.errors import GymsdkError, UsageError
 
@@ -40,6 +41,7 @@ app.command()(rollout)
 app.command()(reverify)
 app.command()(profile)
 app.command()(serve)
+app.command()(status)
 app.command()(config)
 app.add_typer(policy, name="policy")
 app.command()(bench)

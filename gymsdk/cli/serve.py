@@ -2,51 +2,81 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import Annotated, Literal
 
-import orjson
 import typer
 
 from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
-if TYPE_CHECKING:
-    from gymsdk.launch import Options, Running
-    from gymsdk.types import Model
-
-KINDS = {
-    "resources_servers": "resources",
-    "responses_api_agents": "agent",
-    "environment_servers": "environment server",
-    "responses_api_models": "model",
-}
-"""What people call the servers."""
+WHAT, SAFE, WATCH, WHERE = "What is served", "Who may ask", "What is told", "Where"
+"""The headings of the options."""
 
 
 def serve(  # noqa: PLR0913  # each is an option of the command
-    names: options.Names,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME | KEY=VALUE...] [-- FLAGS]",
+            help="Environments, settings that win over the files', and behind -- flags for vllm serve.",
+            show_default=False,
+        ),
+    ] = None,
     *,
-    model: options.Model = "scripted/oracle",
+    config: Annotated[
+        list[Path],
+        typer.Option("--config", metavar="FILE", help="A configuration; later ones win.", show_default=False),
+    ] = [],  # noqa: B006  # typer copies it
+    model: options.ModelIfAny = None,
     base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
     api: options.Api = None,
     pin: options.Pin = [],  # noqa: B006  # typer copies it
     token_ids: options.TokenIds = False,
     timeout: options.Timeout = 300.0,
+    launch_vllm: Annotated[
+        bool, typer.Option("--launch-vllm", help="Start vLLM here with the model; flags for it stand behind --.")
+    ] = False,
     settings: options.Set = [],  # noqa: B006  # typer copies it
-    host: Annotated[str, typer.Option(metavar="HOST", help="Where to listen; beyond loopback with --insecure.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The head's port; 0 is any.")] = 11000,
+    separate: Annotated[bool, typer.Option("--separate", help="Have a supervised process for each server.")] = False,
+    role: Annotated[
+        Literal["head", "resources", "agent", "model"] | None, typer.Option(help="Serve these alone.")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(metavar="URL", help="The head of other nodes to be known to, in place of one here.")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", help="Where to listen; beyond loopback with a token.", show_default="127.0.0.1"),
+    ] = None,
+    advertise_host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Where others reach what listens here.", show_default="the host")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="N", help="The head's port; 0 is any.", show_default="11000"),
+    ] = None,
     server_port: Annotated[
         list[str],
         typer.Option(metavar="SERVER=N", help="The port of another server; any, if not given.", show_default=False),
     ] = [],  # noqa: B006  # typer copies it
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Ask everybody for the token in it.", show_default="GYMSDK_TOKEN_FILE"),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Let anybody who reaches the host use them.")] = False,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS, with this certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
+    max_body: Annotated[
+        int | None, typer.Option(min=1024, metavar="BYTES", help="What a request may have.", show_default="256 MiB")
+    ] = None,
+    max_connections: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Connections to one server.", show_default="20000")
+    ] = None,
+    max_output: Annotated[
+        int | None, typer.Option(min=1, metavar="CHARS", help="What a tool may put out.", show_default="4 Mi")
+    ] = None,
     turns: options.Turns = 32,
     tool_calls: options.ToolCalls = 128,
     deadline: options.Deadline = 600.0,
@@ -58,48 +88,58 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         int, typer.Option(min=1, metavar="N", help="Sessions of an environment that may be open.")
     ] = 10_000,
     mcp: Annotated[bool, typer.Option("--mcp", help="Offer the tools at /mcp too.")] = False,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option(help="What is logged; from info on, a line for each request.", show_default="warning"),
+    ] = None,
+    log_format: Annotated[Literal["text", "json"] | None, typer.Option(help="How.", show_default="text")] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A file for each server; standard error, if not given."),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Tell CPU time by hook and route at /stats, and here at the end.")
+    ] = None,
     tries: Annotated[bool, typer.Option("--open", help="Print curl lines to try.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready.")] = False,
+    only: Annotated[str | None, typer.Option(hidden=True)] = None,
+    file: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,
 ) -> None:
     """Serve environments over HTTP until Ctrl-C, as NeMo Gym's clients expect them."""
-    from gymsdk.launch import Options
-    from gymsdk.models import registry as models
+    from gymsdk.cli.serving import Order, Player, Shown, Where, serve_until_stopped
     from gymsdk.sitting import Budget
 
-    configured = options.settings(names, settings)
-    asked = Options(
-        host=host,
-        port=port,
-        ports=dict(map(_port, server_port)),
+    names, overrides, flags = _parted(words or [])
+    if not names and not config and not overrides and role not in {"head", "model"}:
+        raise UsageError("name what to serve: an environment, as in gymsdk serve math, or a file with --config")
+    limits = {"body": max_body, "connections": max_connections}
+    budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
+    order = Order(
+        names=names,
+        settings=options.settings(names, settings),
+        files=tuple(config),
+        overrides=overrides,
+        player=Player(model, tuple(base_url), api, tuple(pin), token_ids, timeout, launch_vllm, flags),
+        where=Where(host, advertise_host, port, dict(map(_port, server_port)), head, role, separate, only, file),
+        token_file=token_file,
         insecure=insecure,
+        tls=_tls(tls_cert, tls_key),
+        limits={key: value for key, value in limits.items() if value is not None},
+        budget=budget if max_output is None else budget.model_copy(update={"output": max_output}),
         ttl=ttl,
         sessions=sessions,
         mcp=mcp,
-        budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
+        logs={"level": log_level, "format": log_format, "directory": log_dir},
+        profile=profile,
     )
-    address, pinned = options.addresses(base_url), options.pinned(pin)
-    player = models.model(model, base_url=address, api=api, timeout=timeout, pinned=pinned, tokens=token_ids)
-    _serve(configured, player, asked, model, json=json, tries=tries)
+    serve_until_stopped(order, Shown(json=json, tries=tries))
 
 
-def _serve(
-    configured: dict[str, dict[str, Any]], player: Model, asked: Options, model: str, *, json: bool, tries: bool
-) -> None:
-    import sys
-    from contextlib import redirect_stdout
-
-    from gymsdk.addresses import public
-    from gymsdk.cli.running import warnings
-    from gymsdk.cli.stopping import Stopped, until_stopped
-
-    shown = _Shown(public(model), out=sys.stdout, json=json, tries=tries)
-    try:
-        # What an author's code prints must not mix with what a program reads.
-        with warnings(), redirect_stdout(sys.stderr):
-            until_stopped(_served(configured, player, asked, shown))
-    except Stopped as stop:
-        # A server is there to be stopped: once it has been ready, that went well.
-        raise typer.Exit(0 if shown.ready else stop.code) from None
+def _parted(words: list[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Give the environments, the settings, and the flags for vLLM among *words*."""
+    at = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
+    settings = tuple(word for word in words[:at] if "=" in word or word.startswith(("+", "~")))
+    return tuple(word for word in words[:at] if word not in settings), settings, tuple(words[at:])
 
 
 def _port(pair: str) -> tuple[str, int]:
@@ -109,56 +149,10 @@ def _port(pair: str) -> tuple[str, int]:
     return name, int(port)
 
 
-async def _served(configured: dict[str, dict[str, Any]], player: Model, asked: Options, shown: _Shown) -> None:
-    from gymsdk import http
-    from gymsdk.launch import serving
-
-    with TemporaryDirectory(prefix="gymsdk-") as folder:
-        try:
-            async with serving(configured, model=player, settings=configured, options=asked) as running:
-                await shown(running, Path(folder))
-                await running.ended()
-        finally:
-            await http.aclose()
-
-
-class _Shown:
-    """Tells on *out* what runs, once it does; *ready* says that it has."""
-
-    def __init__(self, model: str, *, out: TextIO, json: bool, tries: bool) -> None:
-        self.ready = False
-        self._model = model
-        self._out = out
-        self._json = json
-        self._tries = tries
-
-    async def __call__(self, running: Running, folder: Path) -> None:
-        lines = [_line(running, self._model)] if self._json else [*_lines(running, self._model)]
-        if self._tries and not self._json:
-            from gymsdk.cli import curl
-
-            for environment in running.environments:
-                lines += ["", *await curl.lines(environment, running.urls, folder)]
-        typer.echo("\n".join(lines), file=self._out)
-        self._out.flush()
-        self.ready = True
-
-
-def _line(running: Running, model: str) -> str:
-    """Give what runs as one line of JSON, for a program that waits for it."""
-    servers = {each.name: {"url": each.url, "type": each.kind} for each in running.services}
-    return orjson.dumps({"head": running.head_url, "pid": os.getpid(), "model": model, "servers": servers}).decode()
-
-
-def _lines(running: Running, model: str) -> Iterator[str]:
-    width = max(len(each.name) for each in running.services)
-    yield f"{'head':<{width}}  {running.head_url}"
-    for each in running.services:
-        yield f"{each.name:<{width}}  {each.url}  {KINDS[each.kind]}"
-    yield f"Ready: {_player(model)}. Ctrl-C ends it."
-
-
-def _player(model: str) -> str:
-    if model != "scripted/oracle":
-        return f"{model} plays"
-    return "scripted/oracle plays, which knows the answers; name another with --model"
+def _tls(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
+    if certificate and key:
+        return certificate, key
+    if given := "--tls-cert" if certificate else "--tls-key" if key else None:
+        other = "--tls-key" if certificate else "--tls-cert"
+        raise UsageError(f"{given} is given without {other}; TLS needs both")
+    return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.announcing import KINDS
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 
 PAUSE = 2.0
 """Seconds between two looks."""
-
-KINDS = {
-    "resources_servers": "resources",
-    "responses_api_agents": "agent",
-    "environment_servers": "environment server",
-    "responses_api_models": "model",
-}
 
 WORDS = {
     "missing": "is expected, and not registered",

@@ -24,12 +24,13 @@ class Stopped(Exception):
         self.code = code
 
 
-def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "") -> T:
+def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "", quiet: bool = False) -> T:
     """Give what *work* returns; raises `Stopped` where a signal ends it first.
 
-    Work that cannot be stopped ends with the process, after *last_words*.
+    Work that cannot be stopped ends with the process, after *last_words*. That it is being stopped is said on standard
+    error, unless that is to be *quiet*.
     """
-    stop = _Stop(last_words)
+    stop = _Stop(last_words, quiet=quiet)
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return asyncio.run(stop.around(work))
@@ -61,8 +62,9 @@ def interruptible(work: Callable[[], T]) -> T:
 class _Stop:
     """A signal handler: the first signal cancels the work, the second ends the process."""
 
-    def __init__(self, last_words: str) -> None:
+    def __init__(self, last_words: str, *, quiet: bool) -> None:
         self.code = 0
+        self._quiet = quiet
         self._last_words = last_words
         self._cancel: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._clock: threading.Timer | None = None
@@ -85,7 +87,8 @@ class _Stop:
         self._clock = threading.Timer(PATIENCE, self._exit)
         self._clock.daemon = True
         self._clock.start()
-        _say("\nstopping; once more to stop at once\n")
+        if not self._quiet:
+            _say("\nstopping; once more to stop at once\n")
         if self._cancel:
             loop, task = self._cancel
             loop.call_soon_threadsafe(task.cancel)

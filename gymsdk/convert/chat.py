@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby, takewhile
 from typing import Any
 
@@ -148,7 +148,7 @@ def _by_policy(item: Item) -> bool:
 def _turn(items: list[Item], thoughts: wire.Thoughts) -> Item:
     """The one assistant message of a turn's *items*."""
     text = "".join(text_of(parts.to_chat(item.get("content"))) for item in items if is_reply(item))
-    thought = "\n".join(_thoughts(items)) if thoughts != "drop" else ""
+    thought = parts.thought(items) if thoughts != "drop" else ""
     calls = [_call(item) for item in items if item.get("type") == "function_call"]
     if thoughts == "tags":
         text = parts.tagged(thought, text)
@@ -158,19 +158,7 @@ def _turn(items: list[Item], thoughts: wire.Thoughts) -> Item:
         message |= {"reasoning_content": thought, "reasoning": thought}
     if calls:
         message["tool_calls"] = calls
-    return message | _tokens(items)
-
-
-def _tokens(items: list[Item]) -> Item:
-    """The token fields of a turn: the last item that has them carries those of all."""
-    carrier = next((item for item in reversed(items) if item.get(wire.TOKENS[1]) is not None), {})
-    return {key: carrier[key] for key in (*wire.TOKENS, token_fields.EXTRA) if carrier.get(key) is not None}
-
-
-def _thoughts(items: Iterable[Item]) -> Iterator[str]:
-    for item in items:
-        if item.get("type") == "reasoning":
-            yield from (part["text"] for part in item.get("summary") or item.get("content") or [] if part.get("text"))
+    return message | token_fields.carried(items)
 
 
 def _call(item: Item) -> Item:

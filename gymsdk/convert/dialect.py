@@ -11,6 +11,7 @@ from gymsdk.transcript import Item
 from gymsdk.wire import Api, Thoughts
 
 from . import chat, responses
+from .own import Own
 
 
 class Read(Protocol):
@@ -33,7 +34,10 @@ class Dialect:
 
 
 def dialect(api: Api, *, thoughts: Thoughts = "field", limit: str = "max_tokens") -> Dialect:
-    """The dialect of *api*; *thoughts* and *limit* are what chat servers are divided over."""
+    """The dialect of *api*; *thoughts* and *limit* are what servers are divided over."""
+    if api == "responses" and thoughts == "drop":
+        own = Own()
+        return Dialect(responses.PATH, own.body, own.response, frozenset())
     if api == "responses":
         return Dialect(responses.PATH, responses.body, responses.response, frozenset())
     body = partial(chat.body, thoughts=thoughts, limit=limit)

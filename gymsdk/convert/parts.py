@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gymsdk.errors import Failed
 from gymsdk.transcript import Content, Item
 
@@ -10,6 +12,10 @@ OPENING, CLOSING = "<think>", "</think>"
 
 FILE = ("file_data", "file_id", "filename")
 """What both APIs have of a file."""
+
+TEXTS = ("input_text", "output_text", "text", "refusal")
+SAME = ("input_audio", "image_url", "video_url", "audio_url")
+"""Types of parts: those of texts, and those that are a chat's as they are."""
 
 
 def to_chat(content: Content | None) -> Content:
@@ -32,8 +38,8 @@ def from_chat(content: Content | None, *, written: bool = False) -> Content:
 
 def _chat_part(part: Item) -> Item:
     kind = part.get("type")
-    if kind in {"input_text", "output_text", "text", "refusal"}:
-        return {"type": "text", "text": part.get("refusal" if kind == "refusal" else "text") or ""}
+    if kind in TEXTS:
+        return {"type": "text", "text": words(part.get("refusal" if kind == "refusal" else "text"))}
     if kind == "input_image" and part.get("image_url"):
         return {"type": "image_url", "image_url": {"url": part["image_url"], "detail": part.get("detail") or "auto"}}
     if kind == "input_video" and part.get("video_url"):
@@ -42,7 +48,7 @@ def _chat_part(part: Item) -> Item:
         return {"type": "audio_url", "audio_url": {"url": part["audio_url"]}}
     if kind == "input_file" and (part.get("file_data") or part.get("file_id")):
         return {"type": "file", "file": {key: part[key] for key in FILE if part.get(key) is not None}}
-    if kind in {"input_audio", "image_url", "video_url", "audio_url"}:
+    if kind in SAME:
         return part
     raise untranslatable(f"a content part of type {kind!r}")
 
@@ -69,6 +75,12 @@ def told(content: object) -> tuple[list[str], str]:
     inner = [words(part.get("thinking")) for part in content if part.get("type") == "thinking"]
     said = "".join(words(part.get("text")) for part in content if part.get("type") != "thinking")
     return [thought for each in inner if (thought := each.strip())], said
+
+
+def thought(items: Iterable[Item]) -> str:
+    """Give the thoughts among *items* as one text; servers are divided over where an item has them."""
+    told = (item.get("summary") or item.get("content") or [] for item in items if item.get("type") == "reasoning")
+    return "\n".join(text for parts in told for part in parts if (text := words(part.get("text"))))
 
 
 def words(value: object) -> str:

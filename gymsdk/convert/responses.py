@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeGuard
+from typing import Any
 
 from gymsdk import usage as counts
 from gymsdk import wire
 from gymsdk.errors import Failed
-from gymsdk.transcript import Item, is_reply, text_of
+from gymsdk.transcript import Item, are_objects, is_reply, text_of
 
 from . import keys, parts, tokens
 from .extras import plain
@@ -31,7 +31,7 @@ def response(answer: Any, request: Item, *, strict: bool = False) -> Item:
     Thoughts that stand in a text become items of their own. The items' tokens pass as they are; *strict* holds them to
     their form.
     """
-    if not isinstance(answer, dict) or not _are_objects(answer.get("output")):
+    if not isinstance(answer, dict) or not are_objects(answer.get("output")):
         message = f"the model's answer is no Response: {answer}"
         raise Failed(message, kind="model_bad_answer", retryable=True)
     if answer.get("status") == "failed" or answer.get("error"):
@@ -55,7 +55,7 @@ def _thought_through(output: list[Item]) -> Iterator[Item]:
 def _is_tagged(content: object) -> bool:
     if isinstance(content, str):
         return parts.OPENING in content or parts.CLOSING in content
-    return _are_objects(content) and any(_is_tagged(part.get("text")) for part in content)
+    return are_objects(content) and any(_is_tagged(part.get("text")) for part in content)
 
 
 def _apart(item: Item) -> Iterator[Item]:
@@ -80,7 +80,3 @@ def _usage(answer: Item) -> Item | None:
     counted = counts.body(counts.of(answer))
     details = {key: reported[key] | counted[key] for key in DETAILS if isinstance(reported.get(key), dict)}
     return reported | counted | details
-
-
-def _are_objects(value: object) -> TypeGuard[list[Item]]:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from operator import itemgetter
 from types import MappingProxyType
 
@@ -38,6 +39,12 @@ EXTRA = "routed_experts"
 
 CARRIED = (*TOKENS, EXTRA)
 """What one item of a turn carries for the whole of it."""
+
+
+def carried(items: Sequence[Item]) -> Item:
+    """Give the token fields of a turn's *items*: the last that has them carries those of all."""
+    carrier = next((item for item in reversed(items) if item.get(TOKENS[1]) is not None), {})
+    return {key: carrier[key] for key in CARRIED if carrier.get(key) is not None}
 
 
 def wanted(body: Item) -> bool:

@@ -10,7 +10,7 @@ from gymsdk import wire
 from gymsdk.convert.faces import chat as served
 from gymsdk.convert.faces.face import Malformed
 from gymsdk.errors import UsageError
-from gymsdk.transcript import Item
+from gymsdk.transcript import Item, are_objects
 from gymsdk.turns import of_policy
 
 
@@ -36,7 +36,7 @@ def _of_message(message: Item) -> list[Item]:
         raise UsageError(f"an action is what the assistant says; this message has role {message['role']!r}")
     _check(message.get("content"))
     calls = message.get("tool_calls")
-    if calls is not None and not _are_objects(calls):
+    if calls is not None and not are_objects(calls):
         raise UsageError(f"the `tool_calls` of the action are a list of calls, not {calls!r}")
     try:
         named = {number for number, call in enumerate(calls or []) if call.get("id")}
@@ -62,7 +62,7 @@ def _own(item: Item) -> Item:
 
 
 def _check(content: object) -> None:
-    if not (content is None or isinstance(content, str) or _are_objects(content)):
+    if not (content is None or isinstance(content, str) or are_objects(content)):
         raise UsageError(f"the content of a message is text or a list of parts, not {type(content).__name__}")
 
 
@@ -74,10 +74,6 @@ def _called(call: Item) -> Item:
         return call | {"arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
     except (TypeError, ValueError) as error:
         raise UsageError(f"the arguments of the call of {name!r} are no JSON: {error}") from None
-
-
-def _are_objects(given: object) -> bool:
-    return isinstance(given, list) and all(isinstance(each, dict) for each in given)
 
 
 def _unnamed(item: Item) -> Item:

@@ -24,6 +24,10 @@ class Endpoint:
         """Give the server's answer to *request* as a Response; a prompt that does not fit makes it incomplete."""
         return await self._upstream.respond(request, episode=episode)
 
+    async def count(self, request: Item) -> int | None:
+        """Give how many tokens the prompt of *request* has, `None` where the server cannot tell."""
+        return await self._upstream.count(request)
+
     async def aclose(self) -> None:
         """Nothing to release: connections are shared, and close with the event loop."""
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gymsdk import recordings, rows, wire
 from gymsdk.complaints import sentence
+from gymsdk.convert.parts import words
 from gymsdk.errors import BadModelOption, BadRow, Failed, UnknownModel, suggestion
 from gymsdk.recordings import Recording, Recordings
 from gymsdk.transcript import Item, ToolCall, text_of
@@ -233,7 +234,7 @@ def script(path: Path) -> Choose:
     async def choose(request: Item, episode: Episode | None) -> list[Item]:
         history = recordings.history(request)
         turn = sum(1 for _ in turns(history[len(episode.transcript.opening if episode else _opening(history)) :]))
-        told = text_of(history[-1].get("content") or history[-1].get("output")) if history else ""
+        told = words(history[-1].get("content") or history[-1].get("output")) if history else ""
         fitting = (line for line in lines if line.when is not None and line.when in told)
         return next(fitting, plain[min(turn, len(plain) - 1)]).items(turn)
 
@@ -269,6 +270,6 @@ def _turn(history: list[Item]) -> int:
 
 def _size(items: list[Item]) -> int:
     return sum(
-        len(text_of(item.get("content") or item.get("output") or item.get("arguments")).encode("utf-8", "replace"))
+        len(words(item.get("content") or item.get("output") or item.get("arguments")).encode("utf-8", "replace"))
         for item in items
     )

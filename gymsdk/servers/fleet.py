@@ -22,6 +22,7 @@ from gymsdk.servers.members import LEASE, Load
 from gymsdk.servers.node import Node
 from gymsdk.servers.routing import App
 from gymsdk.servers.safety import OPEN, Safety
+from gymsdk.servers.service import Scheme
 from gymsdk.servers.strand import Strand
 from gymsdk.transcript import Item
 
@@ -41,10 +42,17 @@ class Times(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One server to be: the service it is once it has a port, and its app, made of the URLs of all and of the head."""
+    """One server to be: the service it is once it has a port, and its app, made of the URLs of all and of the head.
+
+    It listens at *host*, or at the socket *at* that is there by now, and is told of at *advertise*, where they differ
+    from the fleet's.
+    """
 
     service: Service
     app: Callable[[Mapping[str, str]], App]
+    host: str | None = None
+    advertise: str | None = None
+    at: socket.socket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +60,16 @@ class Known:
     """How a fleet is known: by a head of its own, or to the one at *head_url*, as a node that joins it.
 
     Its servers are told of at the host *advertise*, if that is another than they listen at; *loads* says what they have
-    to do. One that joins is gone from the head *lease* seconds after it was last heard of.
+    to do, *expected* names the servers there are to be, if those are more than its own. One that joins is gone from the
+    head *lease* seconds after it was last heard of. The head listens at the socket *at*, where that is there by now.
     """
 
     head_url: str | None = None
     advertise: str | None = None
     loads: Callable[[], Mapping[str, Load]] = dict
     lease: float = LEASE
+    expected: Sequence[str] = ()
+    at: socket.socket | None = None
 
 
 class Fleet:
@@ -108,10 +119,12 @@ class Fleet:
         with ExitStack() as sockets:
             # All are bound before any is told of.
             elsewhere = self._known.head_url
-            at = None if elsewhere else sockets.enter_context(self._bound("the head", self._port))
-            ports = [sockets.enter_context(self._bound(each.service.name, each.service.port)) for each in self._parts]
+            at = None if elsewhere else sockets.enter_context(self._known.at or self._bound("the head", self._port))
+            ports = [sockets.enter_context(self._socket(each)) for each in self._parts]
             self.services += [
-                each.service.model_copy(update={"host": self._told, "port": _port(one), "scheme": self._safety.scheme})
+                each.service.model_copy(
+                    update={"host": self._told(each), "port": _port(one), "scheme": self._safety.scheme}
+                )
                 for each, one in zip(self._parts, ports, strict=True)
             ]
             self.head_url = elsewhere or head.url(self._host, _port(at) if at else 0, self._safety.scheme)
@@ -123,48 +136,57 @@ class Fleet:
                 self._up.clear()
                 await self._end()
 
-    def _bound(self, name: str, port: int) -> socket.socket:
-        return bound(self._host, port, what=name)
+    def _socket(self, part: Part) -> socket.socket:
+        return part.at or self._bound(part.service.name, part.service.port, part.host)
 
-    @property
-    def _told(self) -> str:
-        return self._known.advertise or self._host
+    def _bound(self, name: str, port: int, host: str | None = None) -> socket.socket:
+        return bound(self._host if host is None else host, port, what=name)
+
+    def _told(self, part: Part) -> str:
+        return part.advertise or self._known.advertise or part.host or self._host
 
     async def _begin(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
         if at is not None:
             await self._started([self._listening("the head", self._head(_port(at)), at)])
         # First, and each in a task of its own: what the servers share outlasts them, wherever it began.
         await self._started([Strand(what, partial(_kept, each)) for what, each in self._lasting.items()])
-        urls = {HEAD: self.head_url} | {each.name: self._near(each) for each in self.services}
+        urls = {HEAD: self.head_url} | {name: head.url(*near) for name, near in self._near().items()}
         await self._started(
             [
-                self._listening(f"the server {part.service.name!r}", part.app(urls), one)
+                self._listening(f"the server {part.service.name!r}", part.app(urls), one, part)
                 for part, one in zip(self._parts, ports, strict=True)
             ]
         )
         await self._asked()
         if at is None:
             # Last, so that it is the first to end: nobody is sent to servers that are about to.
-            self.node = Node(self.head_url, self.services, self._known.loads, lease=self._known.lease)
+            carried = partial(credentials.carried, self._safety.token)
+            loads, lease = self._known.loads, self._known.lease
+            self.node = Node(self.head_url, self.services, loads, headers=carried, lease=lease)
             await self._started([Strand(self.node.what, self.node.run)])
 
     def _head(self, port: int) -> App:
         return head.app(
             self.services,
-            host=self._told,
+            host=self._known.advertise or self._host,
             port=port,
             about=self._about,
             ready=self._up.is_set,
             loads=self._known.loads,
-            expected=[each.service.name for each in self._parts],
+            expected=[*(self._known.expected or (each.service.name for each in self._parts))],
         )
 
-    def _near(self, service: Service) -> str:
-        """Give where this process reaches one of its servers, wherever others do."""
-        return head.url(self._host, service.port, service.scheme)
+    def _near(self) -> dict[str, tuple[str, int, Scheme]]:
+        """Give where this process reaches its servers, wherever others do."""
+        return {
+            service.name: (self._host if part.host is None else part.host, service.port, service.scheme)
+            for part, service in zip(self._parts, self.services, strict=True)
+        }
 
-    def _listening(self, what: str, app: App, at: socket.socket) -> Strand:
-        listener = Listener(app, at, grace=self._times.grace, host=self._host, safety=self._safety)
+    def _listening(self, what: str, app: App, at: socket.socket, part: Part | None = None) -> Strand:
+        host = part.host if part and part.host is not None else self._host
+        also = [name for name in (part.advertise if part else None, self._known.advertise) if name]
+        listener = Listener(app, at, grace=self._times.grace, host=host, also=also, safety=self._safety)
         return Strand(what, listener.run)
 
     async def _started(self, strands: list[Strand]) -> None:
@@ -180,7 +202,7 @@ class Fleet:
             seconds=self._times.starting,
             headers=credentials.headers(self._safety.token),
         )
-        answers = await asyncio.gather(*(ready(self._host, each.port, each.scheme) for each in self.services))
+        answers = await asyncio.gather(*(ready(*near) for near in self._near().values()))
         for service, status in zip(self.services, answers, strict=True):
             if status != "success":
                 raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({status})")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
+from pydantic import SecretStr
 from starlette.requests import ClientDisconnect
 
-from gymsdk import http
+from gymsdk import credentials, http
 from gymsdk.errors import EpisodeError
 from gymsdk.servers.app import Refused, answer, arrived
 from gymsdk.servers.cookies import brought_by, instance_of
@@ -43,11 +44,12 @@ NEVER = http.Retry(times=0)
 class Peers:
     """The other instances of a server, as the one with the id *instance* knows them.
 
-    *url* gives where one is by its id, `None` where it is gone.
+    *url* gives where one is by its id, `None` where it is gone. They are asked with the *token*, or this process's own.
     """
 
     instance: str
     url: Callable[[str], Awaitable[str | None]]
+    token: SecretStr | str | None = None
 
 
 class Forwarding:
@@ -106,9 +108,11 @@ class Forwarding:
         headers = {_titled(name): value for name, value in request.headers.items() if name not in OWN}
         path = request.scope["raw_path"].decode("latin-1") if request.scope.get("raw_path") else request.url.path
         query = f"?{request.url.query}" if request.url.query else ""
+        # That of the request stays with whoever checked it.
+        carried: http.Headers = {**headers, ONCE: "1", **credentials.carried(self._peers.token)}
         try:
             told = await http.post(
-                f"{url}{path}{query}", body, headers={**headers, ONCE: "1"}, timeout=LONGEST, retry=NEVER, once=True
+                f"{url}{path}{query}", body, headers=carried, timeout=LONGEST, retry=NEVER, once=True
             )
         except http.Unsent:
             return None

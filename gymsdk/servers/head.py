@@ -46,6 +46,7 @@ HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What a node may be called."""
 
+RESTARTS = {202: "It will be.", 409: "Nobody supervises it."}
 REFUSALS = {410: "The node has left.", 411: "The body's length is not told."}
 
 
@@ -83,6 +84,7 @@ def app(
     shape = documented(Registration.model_json_schema(), more=REFUSALS)
     made.add_api_route("/nodes/{node}", head.joined, methods=["PUT"], **shape)
     made.add_api_route("/nodes/{node}", head.left, methods=["DELETE"])
+    made.add_api_route("/servers/{name}/restart", head.restarted, methods=["POST"], **documented({}, more=RESTARTS))
     return made
 
 
@@ -166,7 +168,13 @@ class Head:
             raise Refused(422, f"a node is called by letters, digits, dots and dashes, not {node[:80]!r}")
         said = read(Registration, await body(request))
         address = request.client.host if request.client else ""
-        return answer({"lease": self._members.put(node, said, address)})
+        lease = self._members.put(node, said, address)
+        return answer({"lease": lease, "restart": self._members.restarting(node)})
+
+    async def restarted(self, name: str) -> Response:
+        """Have a server end well, and be started anew."""
+        self._members.restart(name)
+        return answer({"restarting": name}, status=202)
 
     async def left(self, node: str) -> Response:
         """Have a node be gone; one that is not there has gone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
@@ -29,6 +30,12 @@ PATIENCE = 2.0
 
 SOONEST = 0.1
 """Seconds between two questions for an id that nobody knows: anybody can make one up."""
+
+COMING = 1.0
+"""Seconds in which an instance is told of that listens by now."""
+
+REMEMBERED = 1000
+"""Instances that are remembered of those that are gone."""
 
 ONCE = http.Retry(times=0)
 
@@ -63,6 +70,7 @@ class Instances:
         self._fresh = fresh
         self._patience = patience
         self._known: dict[str, Instance] = {}
+        self._before: OrderedDict[str, None] = OrderedDict()
         self._looking: asyncio.Task[None] | None = None
         self._failing = False
         self._asked = float("-inf")
@@ -83,11 +91,19 @@ class Instances:
         return id in self._known
 
     async def url(self, id: str) -> str | None:
-        """Give where the instance *id* is, `None` where there is none: the head is asked before that is said."""
-        if id not in self._known:
+        """Give where the instance *id* is, `None` where there is none: the head is asked before that is said.
+
+        One that was there and is no more is gone; another may have been asked for before it was told of.
+        """
+        until = time.monotonic() + COMING
+        while id not in self._known:
             await self._refresh(fresh=SOONEST, wait=True)
-        found = self._known.get(id)
-        return None if found is None else found.url
+            if id in self._known:
+                break
+            if id in self._before or time.monotonic() >= until:
+                return None
+            await asyncio.sleep(SOONEST)
+        return self._known[id].url
 
     async def renew(self) -> None:
         """Ask the head again, and wait for its answer."""
@@ -113,7 +129,15 @@ class Instances:
         else:
             # A head that has just begun does not know yet whoever was there before it.
             before = {} if nodes.settled else self._known
-            self._known = before | {each.id: each for each in nodes.instances}
+            self._note(before | {each.id: each for each in nodes.instances})
             self.at, self._failing = time.monotonic(), False
         finally:
             self._looking = None
+
+    def _note(self, known: dict[str, Instance]) -> None:
+        self._before.update(dict.fromkeys(self._known.keys() - known.keys()))
+        for back in self._before.keys() & known.keys():
+            del self._before[back]
+        while len(self._before) > REMEMBERED:
+            self._before.popitem(last=False)
+        self._known = known

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import random
 import resource
 import socket
 import ssl
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -51,6 +52,17 @@ def bound(host: str, port: int = 0, *, what: str = "a server") -> socket.socket:
     return listening
 
 
+def bound_within(host: str, low: int, high: int, *, but: Collection[int] = (), what: str = "a server") -> socket.socket:
+    """Give a socket for *what* at a port from *low* to *high* that is free, and none of *but*; raises `UsageError`."""
+    ports = [port for port in range(low, high + 1) if port not in but]
+    for port in random.sample(ports, len(ports)):
+        try:
+            return bound(host, port, what=what)
+        except UsageError:
+            continue
+    raise UsageError(f"{what} cannot listen: no port of {host} from {low} to {high} is free; widen the range")
+
+
 def _unbound(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} of {host} is in use; stop what listens there, or choose another port"
@@ -70,14 +82,22 @@ def roomy() -> None:
 class Listener:
     """Answers what comes to the socket *at* by *app*; requests under way get *grace* seconds to end when it does.
 
-    *host* is what it was told to listen at, where that is a name; *safety* says who may ask, and how much.
+    *host* is what it was told to listen at, where that is a name, *also* what else it is called; *safety* says who may
+    ask, and how much.
     """
 
     def __init__(
-        self, app: App, at: socket.socket, *, grace: float, host: str | None = None, safety: Safety = OPEN
+        self,
+        app: App,
+        at: socket.socket,
+        *,
+        grace: float,
+        host: str | None = None,
+        also: Sequence[str] = (),
+        safety: Safety = OPEN,
     ) -> None:
         self._bound_at: str = at.getsockname()[0]
-        allowed = guard.names(self._bound_at, *([host] if host else []))
+        allowed = guard.names(self._bound_at, *([host] if host else []), *also)
         named = app if allowed is None else Guard(app, allowed)
         self._app = named if safety.token is None else Auth(named, safety.token)
         self._at = at

@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import orjson
 from pydantic import BaseModel, ConfigDict
@@ -24,8 +26,8 @@ from gymsdk.trail import Trail
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 Form: TypeAlias = Literal["text", "json"]
 
-NAMES = ("gymsdk", "gymsdk.requests")
-"""The loggers whose level is what is asked for; the second has a line for each request."""
+WORDS, REQUESTS = "gymsdk", "gymsdk.requests"
+"""The loggers of what gymsdk has to say, and of a line for each request."""
 
 BUGS = "uvicorn.error"
 """The logger that tells of what nobody has thought of, with a traceback."""
@@ -59,6 +61,14 @@ class Logging(BaseModel):
         return ["--log-level", self.level, "--log-format", self.format, *folder]
 
 
+def asked(level: str, format: str, directory: Path | None = None, *, server: str = "gymsdk") -> Logging:
+    """Give what is asked for in words; raises `UsageError` where a word is none."""
+    for option, word, words in (("level", level, get_args(Level)), ("format", format, get_args(Form))):
+        if word not in words:
+            raise UsageError(f"--log-{option} {word}: write one of {', '.join(words)}")
+    return Logging.model_validate({"level": level, "format": format, "directory": directory, "server": server})
+
+
 @contextmanager
 def kept(asked: Logging) -> Iterator[None]:
     """Log as *asked* while the context is open; raises `UsageError` where the directory cannot be written."""
@@ -75,19 +85,21 @@ def configure(asked: Logging) -> Lines | None:
     if not asked.takes_stderr and asked.directory is None:
         return None
     handler = Lines(asked)
-    for name in NAMES:
+    for name in (WORDS, REQUESTS):
         logging.getLogger(name).setLevel(asked.level.upper())
-    logging.getLogger(NAMES[0]).addHandler(handler)
-    if asked.directory is not None:
-        logging.getLogger(BUGS).addHandler(handler)
+        logging.getLogger(name).addHandler(handler)
+    # Who shows gymsdk's warnings to people shows them no requests.
+    logging.getLogger(REQUESTS).propagate = False
+    logging.getLogger(BUGS).addHandler(handler)
     return handler
 
 
 def _drop(handler: Lines) -> None:
-    logging.getLogger(NAMES[0]).removeHandler(handler)
-    logging.getLogger(BUGS).removeHandler(handler)
-    logging.getLogger(NAMES[0]).setLevel(logging.NOTSET)
-    logging.getLogger(NAMES[1]).setLevel(logging.CRITICAL)
+    for name in (WORDS, REQUESTS, BUGS):
+        logging.getLogger(name).removeHandler(handler)
+    logging.getLogger(WORDS).setLevel(logging.NOTSET)
+    logging.getLogger(REQUESTS).setLevel(logging.CRITICAL)
+    logging.getLogger(REQUESTS).propagate = True
     handler.close()
 
 
@@ -159,10 +171,17 @@ def _text(record: logging.LogRecord, here: Trail, server: str) -> bytes:
 
 
 def _time(record: logging.LogRecord) -> str:
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z"
+    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=1)
+def _second(at: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
 
 
 def _traceback(record: logging.LogRecord) -> dict[str, str]:
-    if not record.exc_info:
+    """Give where an exception comes from, and of which type it is: what it says may hold what a policy said."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is None:
         return {}
-    return {"traceback": logging.Formatter().formatException(record.exc_info)}
+    return {"traceback": "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__}

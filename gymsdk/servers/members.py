@@ -7,7 +7,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -22,6 +22,9 @@ LEASE = 10.0
 
 REMEMBERED = 100
 """Nodes that are remembered of those that were lost."""
+
+HEAD = "head"
+"""What the head is called where servers are started anew."""
 
 MOST = 1000
 """Nodes that one head knows, services that one node has."""
@@ -61,8 +64,8 @@ class Exit(BaseModel):
 class Registration(BaseModel):
     """What a node says of itself, whole each time; it is to be heard of again within *seconds*.
 
-    *expected* names the servers there are to be, *exits* tells of those that ended. One that is *draining* is to be
-    given nothing new.
+    *expected* names the servers there are to be, *exits* tells of those that ended; one that *restarts* is told which
+    of them to start anew. One that is *draining* is to be given nothing new.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -72,6 +75,7 @@ class Registration(BaseModel):
     expected: list[Name] = Field([], max_length=MOST)
     exits: dict[Name, Exit] = Field({}, max_length=MOST)
     draining: bool = False
+    restarts: bool = False
     seconds: float = Field(LEASE, gt=0, le=3600)
 
     @model_validator(mode="after")
@@ -92,6 +96,7 @@ class Member:
     joined: float
     heard: float
     lease: float
+    to_restart: set[str] = field(default_factory=set)
 
 
 class Instance(BaseModel):
@@ -190,8 +195,28 @@ class Members:
         services = tuple(_reached(each, address) for each in said.services)
         lease = min(self.lease, said.seconds)
         self._lost.pop(id, None)
-        self._members[id] = Member(id, said, services, known.joined if known else now, now, lease)
+        member = Member(id, said, services, known.joined if known else now, now, lease)
+        member.to_restart |= known.to_restart if known else set()
+        self._members[id] = member
         return lease
+
+    def restart(self, name: str) -> None:
+        """Have the server *name* be started anew, once its supervisor is next heard of; raises `Refused`."""
+        told = [each for each in self if each.said.restarts and name in {*each.said.expected, HEAD}]
+        if not told:
+            sentence = f"nobody is there who could start {name!r} again: serve it with --separate"
+            raise Refused(409, sentence if name in self._names() else f"there is no server {name!r}")
+        for each in told:
+            each.to_restart.add(name)
+
+    def restarting(self, id: str) -> list[str]:
+        """Give which servers the node *id* is to start anew, and take that for told."""
+        member = self._members[id]
+        names, member.to_restart = sorted(member.to_restart), set()
+        return names
+
+    def _names(self) -> set[str]:
+        return {each.name for each in (*self._own, *self.services)} | set(self.expected)
 
     def leave(self, id: str) -> None:
         """Have the node *id* be gone; what it said before and comes later counts no more."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request, Response
 
 from gymsdk import responses
+from gymsdk.convert.faces import messages
 from gymsdk.convert.faces.face import Face, Malformed, Trouble
 from gymsdk.convert.faces.known import FACES
 from gymsdk.errors import EpisodeError, Failed
@@ -37,6 +38,11 @@ MORE = {
 }
 MISSING = 404
 
+Say: TypeAlias = Callable[[Item, Item], Awaitable[Item | bytes]]
+"""Gives what is said to a body and the request it is: a body, or all frames of a stream."""
+
+Count: TypeAlias = Callable[[Item], Awaitable[int | None]]
+
 
 def app(
     model: Model, *, name: str = NAMED, serves: str | None = None, figures: Figures | None = None, every: float = BEAT
@@ -50,10 +56,13 @@ def app(
     made = bare(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", figures=figures)
     own = str(getattr(model, "name", name))
     for path, face in FACES.items():
-        endpoint = Served(model, face, every=every).answer
+        served = Served(face, Asked(model, face).say, every=every)
         words = documented(SHAPES[path], more=MORE)
         words["responses"][200] = STREAMED
-        made.add_api_route(f"/v1/{path}", endpoint, methods=["POST"], **words)
+        made.add_api_route(f"/v1/{path}", served.answer, methods=["POST"], **words)
+    counted = Served(messages.FACE, Counted(model).say, every=every)
+    words = documented(CHAT, more=MORE | {troubles.UNABLE: "The engine cannot count."})
+    made.add_api_route("/v1/messages/count_tokens", counted.answer, methods=["POST"], **words)
     listed = Listed(dict.fromkeys((serves or own, own)))
     made.add_api_route("/v1/models", listed.all, methods=["GET"])
     unknown: dict[int | str, dict[str, Any]] = {MISSING: {"description": "There is no model of that name."}}
@@ -62,11 +71,11 @@ def app(
 
 
 class Served:
-    """*model* as the API of *face* has it; a stream gives a sign of life *every* so many seconds."""
+    """What is said to the requests of the API of *face*; a stream gives a sign of life *every* so many seconds."""
 
-    def __init__(self, model: Model, face: Face, *, every: float) -> None:
-        self._model = model
+    def __init__(self, face: Face, say: Say, *, every: float) -> None:
         self._face = face
+        self._say = say
         self._every = every
 
     async def answer(self, request: Request) -> Response:
@@ -85,8 +94,7 @@ class Served:
         if together:
             STICKY.set(together)
         try:
-            # One that a filter held back too: each API has its own word for that.
-            said = self._told(await responses.told(self._model, given, episode=None), asked)
+            said = await self._say(asked, given)
         except EpisodeError as error:
             trouble = troubles.of_failure(error)
             return Ending(troubles.told(self._face, trouble, error), self._face.broken(trouble))
@@ -94,14 +102,39 @@ class Served:
             return Ending(answer(said))
         return Ending(streamed(said), said)
 
-    def _told(self, response: Item, asked: Item) -> Item | bytes:
-        """Give the body that *response* amounts to, or all frames of its stream."""
+
+class Asked:
+    """*model* as the API of *face* has it."""
+
+    def __init__(self, model: Model, face: Face) -> None:
+        self._model = model
+        self._face = face
+
+    async def say(self, asked: Item, given: Item) -> Item | bytes:
+        """Give what the model answers to *given*, as the body that *asked* wants it told: whole, or all its frames."""
+        # One that a filter held back too: each API has its own word for that.
+        response = await responses.told(self._model, given, episode=None)
         try:
             said = self._face.answer(response, asked)
             return b"".join(self._face.events(said, asked)) if asked.get("stream") else said
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             message = f"the model's answer cannot be told at {self._face.path}: {error!r}"
             raise Failed(message, kind="model_bad_answer", retryable=True) from error
+
+
+class Counted:
+    """The tokens that the engine of *model* counts in a prompt."""
+
+    def __init__(self, model: Model) -> None:
+        self._count: Count | None = getattr(model, "count", None)
+
+    async def say(self, _: Item, given: Item) -> Item:
+        """Give how many there are in that of *given*; raises `Failed` where the engine cannot count."""
+        tokens = await self._count(given) if self._count else None
+        if tokens is None:
+            message = "the engine behind this server cannot count tokens; ask it, and read them off the answer's usage"
+            raise Failed(message, kind="model_cannot_count")
+        return messages.count(tokens)
 
 
 class Listed:

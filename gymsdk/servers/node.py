@@ -44,11 +44,12 @@ log = logging.getLogger("gymsdk")
 class Node:
     """*services* of this process, known to the head at *head_url* for as long as it runs.
 
-    *loads* tells what they have to do, *expected* which servers there are to be, *exits* how some have ended. It is
-    gone from the head *lease* seconds after it was last heard of; *joining* bounds the wait for the first answer.
+    *loads* tells what they have to do, *expected* which servers there are to be, *exits* how some have ended; whoever
+    can *restart* those is told when to. It is gone from the head *lease* seconds after it was last heard of; *joining*
+    bounds the wait for the first answer.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a node has to say, each by its name
         self,
         head_url: str,
         services: Callable[[], Sequence[Service]] | Sequence[Service] = (),
@@ -57,6 +58,7 @@ class Node:
         expected: Callable[[], Sequence[str]] | Sequence[str] = (),
         exits: Callable[[], Mapping[str, Exit]] = dict,
         headers: Headers = carried,
+        restart: Callable[[str], None] | None = None,
         lease: float = LEASE,
         joining: float = JOINING,
     ) -> None:
@@ -66,6 +68,7 @@ class Node:
         self._loads = loads
         self._expected = expected
         self._exits = exits
+        self._restart = restart
         self._headers = headers
         self._lease = lease
         self._granted = lease
@@ -145,6 +148,9 @@ class Node:
         if answer.status >= SERVER_ERROR:
             return f"it answered {answer.status}"
         self._granted = _lease(answer)
+        if self._restart is not None:
+            for name in answer.json().get("restart", ()):
+                self._restart(name)
         return None
 
     def _said(self) -> Registration:
@@ -156,6 +162,7 @@ class Node:
             expected=[*expected],
             exits=dict(self._exits()),
             draining=self._draining,
+            restarts=self._restart is not None,
             seconds=self._lease,
         )
 

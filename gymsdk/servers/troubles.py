@@ -11,14 +11,16 @@ from gymsdk.convert.faces.face import Face, Malformed, Trouble
 from gymsdk.errors import EpisodeError
 from gymsdk.servers.app import UNAVAILABLE, Refused, answer
 
-BAD, UNFIT, LIMITED, GATEWAY, LATE = 400, 422, 429, 502, 504
-"""A wrong request, one nobody can answer here, one that comes too soon; a bad answer from behind, or none in time."""
+BAD, UNFIT, LIMITED, UNABLE, GATEWAY, LATE = 400, 422, 429, 501, 502, 504
+"""A wrong request, one nobody can answer here, one that comes too soon; what the engine has not, a bad answer from
+behind, or none in time."""
 
 STATUSES = MappingProxyType(
     {
         "model_bad_answer": GATEWAY,
         "model_bad_request": BAD,
         "model_bad_tokens": GATEWAY,
+        "model_cannot_count": UNABLE,
         "model_misconfigured": GATEWAY,
         "model_not_found": GATEWAY,
         "model_rate_limited": LIMITED,

@@ -7,6 +7,7 @@ import pytest
 from gymsdk import wire
 from gymsdk.convert import responses
 from gymsdk.errors import Failed
+from gymsdk.transcript import text_of
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 
@@ -58,3 +59,37 @@ def test_usage_keeps_what_else_was_reported() -> None:
     usage = {"input_tokens": 1, "input_tokens_details": {"cached_tokens": 1, "audio_tokens": 2}, "cost": 0.5}
     told = responses.response({"output": [], "usage": usage}, {})["usage"]
     assert (told["cost"], told["input_tokens_details"]) == (0.5, {"cached_tokens": 1, "audio_tokens": 2})
+
+
+def kinds(*output: object) -> list[str]:
+    return [item["type"] for item in responses.response({"output": list(output)}, {})["output"]]
+
+
+@pytest.mark.parametrize("content", ["<think>hm</think>42", [{"type": "output_text", "text": "hm</think>42"}]])
+def test_thoughts_that_a_server_left_in_the_text_are_items(content: object) -> None:
+    said = responses.response({"output": [wire.message("") | {"content": content}]}, {})["output"]
+    assert [item["type"] for item in said] == ["reasoning", "message"]
+    assert (text_of(said[0]["summary"]), text_of(said[1]["content"])) == ("hm", "42")
+
+
+def test_nothing_but_thoughts_is_no_message_and_carries_the_tokens() -> None:
+    tokens = {"prompt_token_ids": [1], "generation_token_ids": [2], "generation_log_probs": [-0.5]}
+    [said] = responses.response({"output": [wire.message("<think>hm") | tokens]}, {}, strict=True)["output"]
+    assert (said["type"], said["generation_token_ids"]) == ("reasoning", [2])
+
+
+def test_an_empty_thought_leaves_what_stands_after_it() -> None:
+    [said] = responses.response({"output": [wire.message("<think></think>\n\n42")]}, {})["output"]
+    assert text_of(said["content"]) == "42"
+
+
+def test_what_has_no_thoughts_in_it_passes_as_it_is() -> None:
+    output = [wire.message("a <b>"), wire.message("") | {"content": None}, {"type": "web_search_call"}]
+    told = responses.response({"output": output}, {})["output"]
+    assert all(ours is theirs for ours, theirs in zip(told, output, strict=True))
+
+
+def test_a_refusal_after_thoughts_stays() -> None:
+    refusal = {"type": "refusal", "refusal": "No."}
+    said = wire.message("") | {"content": [{"type": "output_text", "text": "<think>hm</think>"}, refusal]}
+    assert kinds(said) == ["reasoning", "message"]

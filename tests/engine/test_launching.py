@@ -162,6 +162,17 @@ async def test_one_that_is_not_ready_in_time_is_ended(fake: Fake) -> None:
     assert not fake.left
 
 
+async def test_a_launch_that_is_given_up_leaves_nothing(fake: Fake) -> None:
+    fake.first("time.sleep(600)")
+    starting = asyncio.ensure_future(vllm().__aenter__())
+    await until((fake.folder / "argv").exists)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert fake.lives
+    assert not fake.left
+
+
 async def test_a_port_that_is_lost_before_it_is_used_is_chosen_anew_once(fake: Fake) -> None:
     fake.first("if life == 1: print('OSError: [Errno 98] Address already in use', flush=True); sys.exit(1)")
     async with vllm() as engine:

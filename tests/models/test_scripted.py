@@ -25,6 +25,7 @@ from gymsdk import (
 from gymsdk.errors import BadModelOption, UnknownModel
 from gymsdk.models.scripted import build
 from gymsdk.rollouts import lines
+from gymsdk.settings import ModelOptions
 from gymsdk.tools import tool
 
 
@@ -282,3 +283,9 @@ async def test_a_replay_is_found_by_what_is_said_however_it_is_written(tmp_path)
     ]
     response = await build(f"replay:{path}").respond({"input": asked})
     assert response["output"][0]["content"][0]["text"] == "Hi."
+
+
+@pytest.mark.parametrize("odd", [{"arguments": {"a": 1}}, {"output": ["x", None]}, {"content": 7}])
+async def test_whatever_was_said_before_is_no_reason_to_fail(odd: dict[str, object]) -> None:
+    said = [{"type": "function_call", "name": "add", "call_id": "c1"} | odd]
+    assert (await build("random", ModelOptions()).respond({"input": said}))["usage"]["input_tokens"] >= 0

@@ -17,8 +17,10 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials, http
 from gymsdk.bench import meters, stage
+from gymsdk.models import registry as models
 from gymsdk.rollouts.served import served
 from gymsdk.servers import auth, engagements, head
+from gymsdk.servers import model as model_server
 from gymsdk.servers.auth import Auth
 from gymsdk.servers.engagements import Opening
 from gymsdk.servers.remote import Remote
@@ -234,6 +236,32 @@ def test_an_agent_takes_the_token_to_the_tools_of_our_own_server_alone() -> None
 
     assert carried("http://127.0.0.1:8001/") == {"x-theirs", "authorization"}
     assert carried("http://192.0.2.7:8001") == {"x-theirs"}
+
+
+@pytest.mark.usefixtures("named")
+async def test_a_model_behind_the_servers_is_told_no_token() -> None:
+    seen: list[str] = []
+
+    async def upstream(request: web.Request) -> web.Response:
+        seen.append(str(dict(request.headers)))
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "hi"}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", upstream)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    model = models.model("endpoint/m", base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1", api="chat")
+    guarded = Auth(model_server.app(model), TOKEN)
+    try:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://gym.test") as client:
+            answer = await client.post("/v1/responses", json={"model": "m", "input": "hi"}, headers=GOOD[3])
+    finally:
+        await http.aclose()
+        await runner.cleanup()
+    assert answer.status_code == 200, answer.text
+    assert seen
+    assert RIGHT not in "".join(seen)
 
 
 async def test_nothing_behind_sees_the_token() -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from pydantic import ValidationError
 
 from gymsdk import UsageError, http
 from gymsdk.models.registry import model
@@ -25,7 +24,10 @@ from gymsdk.servers.app import answer
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.figures import Figures
 from gymsdk.servers.logs import Lines, Logging, kept
+from gymsdk.servers.logs import asked as asked_for
 from gymsdk.servers.remote import Remote
+
+from .nodes import until
 
 PROMPT, SECRET = "What is the answer to Wunderhorn?", "hush-this-is-a-key"
 
@@ -47,6 +49,7 @@ with kept(Logging(level="info", format=sys.argv[3], directory=Path(sys.argv[1]))
 
 Started = Callable[..., dict[str, str]]
 Listening = Callable[[FastAPI], AbstractAsyncContextManager[str]]
+Serving = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @pytest.fixture
@@ -80,6 +83,13 @@ def row(**fields: Any) -> dict[str, Any]:
     return {"responses_create_params": {"input": [{"role": "user", "content": PROMPT}]}, "answer": 424242, **fields}
 
 
+async def line_of(file: Path, route: str = "/run") -> dict[str, Any]:
+    """The line of a request, which is written when its answer is on the way."""
+    await until(lambda: file.exists() and route in file.read_text())
+    [found] = [line for line in lines(file) if line["fields"].get("route") == route]
+    return found
+
+
 async def played(url: str, body: dict[str, Any], **headers: str) -> httpx.Response:
     async with httpx.AsyncClient() as client:
         return await client.post(f"{url}/run", json=body, headers=headers)
@@ -98,12 +108,13 @@ async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
             answers = [await played(url, each, **{"x-request-id": f"asked-{each['_ng_rollout_id']}"}) for each in sent]
     assert [each.status_code for each in answers] == [200, 200]
     assert answers[0].headers["x-request-id"] == "asked-the-one"
+    await until(lambda: (logs / "sums.log").read_text().count("/close_session") == 2 * 2)
     found = {
         file.stem: [line for line in lines(file) if line["rollout_id"] == "the-one"] for file in logs.glob("*.log")
     }
     routes = {name: [line["fields"]["route"] for line in of if line["level"] == "info"] for name, of in found.items()}
     assert routes.pop("sums_simple_agent") == ["/run"]
-    assert routes.pop("policy_model") == ["/v1/responses"]
+    assert routes.pop("policy_model") == ["/v1/chat/completions"]
     assert routes.pop("sums") == ["/seed_session", "/verify", "/close_session"]
     assert not any(routes.values())
     assert {line["request_id"] for of in found.values() for line in of} == {"asked-the-one"}
@@ -114,32 +125,33 @@ async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
 async def test_a_rollout_that_nobody_named_is_found_by_its_indices(started: Started, tmp_path: Path):
     urls = started(tmp_path)
     await played(urls["sums_simple_agent"], row(_ng_task_index=7, _ng_rollout_index=3))
-    [line] = [line for line in lines(tmp_path / "sums_simple_agent.log") if line["fields"].get("route") == "/run"]
+    line = await line_of(tmp_path / "sums_simple_agent.log")
     assert line["rollout_id"] == "7:3"
 
 
-async def test_tools_that_a_foreign_agent_calls_are_of_the_sessions_rollout(started: Started, tmp_path: Path):
-    urls = started(tmp_path)
-    async with httpx.AsyncClient(base_url=urls["sums"]) as client:
-        await client.post("/seed_session", json=row(_ng_rollout_id="theirs"))
-        await client.post("/step", json={})
-        await client.post("/verify", json={})
-        await client.post("/close_session", json={})
-    found = [(line["fields"]["route"], line["rollout_id"]) for line in lines(tmp_path / "sums.log")]
-    assert ("/seed_session", "theirs") in found
+async def test_a_tool_that_a_foreign_agent_calls_is_of_its_sessions_rollout(serving: Serving, tmp_path: Path):
+    opened = {"responses_create_params": {"input": PROMPT}, "initial_count": 1, "expected_count": 2}
+    with kept(Logging(level="info", format="json", directory=tmp_path)):
+        async with serving() as client:
+            await client.post("/seed_session", json={**opened, "_ng_rollout_id": "theirs"})
+            assert (await client.post("/increment_counter", json={"count": 1})).json() == {"success": True}
+    found = [(line["fields"]["route"], line["rollout_id"]) for line in lines(tmp_path / "counter.log")]
+    assert found == [("/seed_session", "theirs"), ("/increment_counter", "theirs")]
 
 
 async def test_text_has_a_line_for_each_request_too(started: Started, tmp_path: Path):
     urls = started(tmp_path, "text")
     await played(urls["sums_simple_agent"], row(_ng_rollout_id="r1"), **{"x-request-id": "q1"})
-    [line] = [line for line in (tmp_path / "sums_simple_agent.log").read_text().splitlines() if "/run" in line]
+    file = tmp_path / "sums_simple_agent.log"
+    await until(lambda: file.exists() and "/run" in file.read_text())
+    [line] = [line for line in file.read_text().splitlines() if "/run" in line]
     assert " info sums_simple_agent rollout=r1 request=q1 POST /run 200 in " in line
 
 
 async def test_what_failed_is_in_the_line_of_its_request(started: Started, tmp_path: Path):
     urls = started(tmp_path)
     answered = await played(urls["sums_simple_agent"], {"responses_create_params": {"input": PROMPT}})
-    [line] = [line for line in lines(tmp_path / "sums_simple_agent.log") if line["fields"].get("route") == "/run"]
+    line = await line_of(tmp_path / "sums_simple_agent.log")
     assert (answered.status_code, line["fields"]["status"]) == (422, 422)
     assert PROMPT not in json.dumps(line)
 
@@ -209,7 +221,7 @@ def test_several_processes_write_their_lines_whole_into_one_file(tmp_path: Path)
 def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path):
     (tmp_path / "file").touch()
     with (
-        pytest.raises(UsageError, match="--log-dir .* cannot be written .*; name a folder"),
+        pytest.raises(UsageError, match=r"--log-dir .* cannot be written .*; name a folder"),
         kept(Logging(directory=tmp_path / "file")),
     ):
         pass
@@ -227,8 +239,28 @@ def test_nothing_changes_where_nothing_is_asked_for():
 
 
 def test_a_level_or_form_that_is_none_is_refused():
-    with pytest.raises(ValidationError):
-        Logging(level="loud")
+    with pytest.raises(UsageError, match="--log-level loud: write one of debug, info, warning, error"):
+        asked_for("loud", "text")
+    with pytest.raises(UsageError, match="--log-format xml: write one of text, json"):
+        asked_for("info", "xml")
+
+
+def test_requests_are_shown_to_nobody_who_asks_for_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with kept(asked_for("info", "text", tmp_path)):
+        logging.getLogger("gymsdk.requests").warning("POST /run 503")
+    assert not caplog.records
+    assert "POST /run 503" in (tmp_path / "gymsdk.log").read_text()
+
+
+def test_of_an_exception_the_place_and_type_are_told_and_not_what_it_says(tmp_path: Path):
+    with kept(Logging(format="json", directory=tmp_path)):
+        try:
+            int(PROMPT)
+        except ValueError:
+            logging.getLogger("uvicorn.error").exception("Exception in ASGI application\n")
+    [line] = lines(tmp_path / "gymsdk.log")
+    assert line["fields"]["traceback"].endswith("ValueError")
+    assert PROMPT not in json.dumps(line)
 
 
 def test_lines_go_to_standard_error_where_no_folder_is_named():

@@ -39,10 +39,12 @@ async def test_a_chat_has_thoughts_text_and_parallel_calls() -> None:
 
 
 async def test_a_streamed_chat_adds_up_to_the_same() -> None:
+    # Told of tools, the SDK takes none whose arguments it may not parse.
+    tools = {"tools": [TOOL]}
     async with (
         openai(Replies(*TURN)) as client,
         client.chat.completions.stream(
-            model="any", tools=[TOOL], stream_options={"include_usage": True}, **HELLO
+            model="any", extra_body=tools, stream_options={"include_usage": True}, **HELLO
         ) as stream,
     ):
         async for _ in stream:
@@ -150,6 +152,12 @@ async def test_the_tokens_of_a_message_are_counted() -> None:
         counted = await client.messages.count_tokens(model="any", tools=[ADD], **HELLO)
         fewer = await client.messages.count_tokens(model="any", **HELLO)
     assert counted.input_tokens > fewer.input_tokens > 2
+
+
+async def test_what_cannot_be_counted_is_refused_in_anthropics_form() -> None:
+    async with asking(Replies()) as client:
+        answer = await client.post("messages/count_tokens", json={"messages": 7})
+    assert (answer.status_code, answer.json()["type"]) == (400, "error")
 
 
 async def test_an_engine_says_that_it_is_well() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import Any
 
 from gymsdk.convert.chat import LOGPROBS
 from gymsdk.convert.keys import known
-from gymsdk.transcript import Item
+from gymsdk.transcript import Item, are_objects
 
 from . import shape
 from .chunks import broken, events
@@ -59,7 +59,7 @@ OLD = ("functions", "function_call")
 def request(body: Item) -> Item:
     """Give the Responses request that asks what a chat *body* asks; raises `Malformed`."""
     messages = body.get("messages")
-    if not _are_objects(messages):
+    if not are_objects(messages):
         raise Malformed("'messages' must be a list of messages, each with a role", "messages")
     for key in ("metadata", "response_format", "stream_options"):
         shape.object_(body, key)
@@ -79,7 +79,7 @@ def request(body: Item) -> Item:
 
 def tools(offered: object) -> list[Item]:
     """Give the tools *offered* in a chat body as a Responses request has them; raises `Malformed`."""
-    if not _are_objects(offered):
+    if not are_objects(offered):
         raise Malformed("'tools' must be a list of tools", "tools")
     return [_tool(tool, number) for number, tool in enumerate(offered)]
 
@@ -116,7 +116,7 @@ def _choice(choice: Any) -> Any:
     flat = _flat(choice) if isinstance(choice, dict) else choice
     if isinstance(flat, dict) and flat.get("type") == "allowed_tools":
         allowed = flat.get("tools")
-        if not _are_objects(allowed):
+        if not are_objects(allowed):
             raise Malformed("'tool_choice' must list the tools that are allowed", "tool_choice")
         return flat | {"tools": [_flat(tool) for tool in allowed]}
     return flat
@@ -127,10 +127,6 @@ def _flat(nested: Any) -> Any:
     kind = nested.get("type") if isinstance(nested, dict) else None
     inner = nested.get(kind) if isinstance(kind, str) else None
     return {"type": kind, **inner} if isinstance(inner, dict) else nested
-
-
-def _are_objects(value: object) -> TypeGuard[list[Item]]:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 FACE = Face(

@@ -8,7 +8,7 @@ from typing import Any
 
 from gymsdk import wire
 from gymsdk.convert import parts
-from gymsdk.convert.tokens import CARRIED
+from gymsdk.convert.tokens import carried
 from gymsdk.transcript import Item, text_of
 from gymsdk.wire import TOKENS, Thoughts
 
@@ -61,7 +61,7 @@ def usage(reported: Item | None) -> Item | None:
 
 def _message(output: list[Item], thoughts: Thoughts) -> Item:
     text = "".join(text_of(item.get("content")) for item in output if _kind(item) == "message")
-    thought = _thought(output) if thoughts != "drop" else ""
+    thought = parts.thought(output) if thoughts != "drop" else ""
     refusal = "".join(part.get("refusal") or "" for part in _parts(output))
     calls = [_call(item) for item in output if _kind(item) == "function_call"]
     if thoughts == "tags":
@@ -76,22 +76,12 @@ def _message(output: list[Item], thoughts: Thoughts) -> Item:
         message |= {"reasoning_content": thought, "reasoning": thought}
     if calls:
         message["tool_calls"] = calls
-    return message | _tokens(output)
-
-
-def _tokens(output: list[Item]) -> Item:
-    carrier = next((item for item in reversed(output) if TOKENS[1] in item), {})
-    return {key: carrier[key] for key in CARRIED if key in carrier}
+    return message | carried(output)
 
 
 def _kind(item: Item) -> str:
     kind: str = item.get("type") or "message"
     return kind
-
-
-def _thought(output: list[Item]) -> str:
-    told = (item.get("summary") or item.get("content") or [] for item in output if _kind(item) == "reasoning")
-    return "\n".join(part["text"] for thoughts in told for part in thoughts if part.get("text"))
 
 
 def _parts(output: list[Item]) -> list[Item]:

@@ -20,6 +20,9 @@ EMPTY: MappingProxyType[str, Item] = MappingProxyType(
 )
 """What a block begins with in place of what its deltas bring; all else that it holds is there from the beginning."""
 
+ENDING = ("stop_reason", "stop_sequence", "stop_details")
+"""What an answer says of its end, which its last events tell."""
+
 
 def events(answer: Item, _: Item) -> Iterator[bytes]:
     """Give the frames that tell *answer*; each piece of it is written once."""
@@ -43,9 +46,6 @@ def _all(answer: Item) -> Iterator[Item]:
         yield {"type": "content_block_stop", "index": index}
     yield {"type": "message_delta", "delta": {key: answer[key] for key in ENDING}, "usage": usage}
     yield {"type": "message_stop"}
-
-
-ENDING = ("stop_reason", "stop_sequence", "stop_details")
 
 
 def _unsaid() -> Item:

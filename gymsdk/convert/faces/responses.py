@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gymsdk import responses, usage, wire
 from gymsdk.convert.keys import RESPONSES, known
-from gymsdk.transcript import Item
+from gymsdk.transcript import Item, are_objects
 
 from . import shape
 from .errors import error
@@ -24,8 +24,10 @@ def request(body: Item) -> Item:
     given = body.get("input")
     if not isinstance(given, str) and not _are_items(given):
         raise Malformed("'input' must be a string or a list of items", "input")
-    if body.get("tools") is not None and not _are_objects(body["tools"]):
+    if body.get("tools") is not None and not are_objects(body["tools"]):
         raise Malformed("'tools' must be a list of tools", "tools")
+    if not isinstance(body.get("instructions"), str | None):
+        raise Malformed("'instructions' must be a string", "instructions")
     if not isinstance(body.get("include"), list | None):
         raise Malformed("'include' must be a list", "include")
     for key in OBJECTS:
@@ -62,11 +64,7 @@ def _is_said(item: Item) -> bool:
     """Whether *item* says in a form that is read what it is there to say."""
     key = SAID.get(item.get("type", "message"))
     told = item.get(key) if key else None
-    return told is None or isinstance(told, str) or _are_objects(told)
-
-
-def _are_objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+    return told is None or are_objects(told) or (key == "output" and isinstance(told, str))
 
 
 FACE = Face(

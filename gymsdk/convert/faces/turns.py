@@ -54,6 +54,8 @@ def _turn(message: Item) -> Iterator[Item]:
 def _said(message: Item) -> Iterator[Item]:
     thought, calls = message.get("reasoning_content") or message.get("reasoning"), message.get("tool_calls") or []
     if thought:
+        if not isinstance(thought, str):
+            raise TypeError("its reasoning is no text")
         yield wire.reasoning(thought)
     if content := _written(message):
         yield wire.message("") | {"content": content}

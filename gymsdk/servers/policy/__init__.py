@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .endpoint import NAME, app, serve
-from .engine import BadRequest, Reasoning
+from .engine import Reasoning
 from .faults import SOUND, Faults
 
-__all__ = ["NAME", "SOUND", "BadRequest", "Faults", "Reasoning", "app", "serve"]
+__all__ = ["NAME", "SOUND", "Faults", "Reasoning", "app", "serve"]

@@ -16,7 +16,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from gymsdk.convert.faces import chat
+from gymsdk.convert.faces import chat, messages
 from gymsdk.convert.faces.face import Face, Malformed, Trouble
 from gymsdk.convert.faces.known import FACES
 from gymsdk.errors import Failed, UsageError
@@ -25,7 +25,7 @@ from gymsdk.transcript import Item
 from gymsdk.types import Model
 
 from .delivery import delivered, json, refused
-from .engine import BadRequest, Engine, Reasoning, shown
+from .engine import Engine, Reasoning, shown
 from .faults import SOUND, Fate, Faults, fates
 from .tokenizing import detokenized, tokenized
 
@@ -59,13 +59,13 @@ def app(
     drawn = fates(faults)
     for face in FACES.values():
         served.router.add_post(f"/v1/{face.path}", partial(_handle, face=face, engine=engine, drawn=drawn))
-    plain: dict[str, Callable[[Item], Item]] = {
-        "/v1/messages/count_tokens": _counted,
-        "/tokenize": partial(tokenized, context=faults.context),
-        "/detokenize": detokenized,
+    plain: dict[str, tuple[Face, Callable[[Item], Item]]] = {
+        "/v1/messages/count_tokens": (messages.FACE, _counted),
+        "/tokenize": (chat.FACE, partial(tokenized, context=faults.context)),
+        "/detokenize": (chat.FACE, detokenized),
     }
-    for path, give in plain.items():
-        served.router.add_post(path, partial(_plain, give=give))
+    for path, (face, give) in plain.items():
+        served.router.add_post(path, partial(_plain, face=face, give=give))
     served.router.add_get("/v1/models", partial(_models, name, faults.context))
     served.router.add_get("/metrics", partial(_metrics, figures))
     served.router.add_get("/version", _version)
@@ -130,25 +130,23 @@ async def _handle(request: web.Request, *, face: Face, engine: Engine, drawn: It
     try:
         body = _parsed(sent)
         answer = await engine.answer(face, body, fate)
-    except (Malformed, BadRequest) as error:
+    except Malformed as error:
         return refused(face, Trouble(400, str(error), param=error.param))
     except Failed as error:
         return refused(face, Trouble(_status(error), str(error), code=error.kind))
     return await delivered(request, face, body, answer, fate)
 
 
-async def _plain(request: web.Request, *, give: Callable[[Item], Item]) -> web.Response:
+async def _plain(request: web.Request, *, face: Face, give: Callable[[Item], Item]) -> web.Response:
     try:
         return json(give(_parsed(await request.read())))
-    except (Malformed, BadRequest) as error:
-        return refused(chat.FACE, Trouble(400, str(error), param=error.param))
+    except Malformed as error:
+        return refused(face, Trouble(400, str(error), param=error.param))
 
 
 def _counted(body: Item) -> Item:
-    face = FACES["messages"]
-    # The face asks for a limit of what is said, where here nothing is.
-    _, size = shown(face, body, face.request({"max_tokens": 1} | body))
-    return {"input_tokens": size}
+    _, size = shown(messages.FACE, body, messages.FACE.request(body))
+    return messages.count(size)
 
 
 async def _models(name: str, context: int | None, _: web.Request) -> web.Response:
@@ -191,9 +189,9 @@ def _parsed(body: bytes) -> Item:
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+        raise Malformed(f"the body is not JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise BadRequest("the body must be a JSON object")
+        raise Malformed("the body must be a JSON object")
     return parsed
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from gymsdk import responses, wire
 from gymsdk.convert.faces import chat
-from gymsdk.convert.faces.face import Face
+from gymsdk.convert.faces.face import Face, Malformed
 from gymsdk.convert.tokens import wanted
 from gymsdk.errors import UsageError
 from gymsdk.transcript import Item
@@ -30,12 +30,8 @@ ASKING: dict[Reasoning, Item] = {
 NO_PARSER = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
 
 
-class BadRequest(Exception):
-    """A request that is answered 400; *param* is what is wrong with it."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+class BadRequest(Malformed):
+    """A request of its API that this engine does not take."""
 
 
 class Engine:
@@ -53,7 +49,7 @@ class Engine:
         self._counts = str(getattr(model, "name", "")).startswith("scripted/")
 
     async def answer(self, face: Face, body: Item, fate: Fate) -> Item:
-        """Give the answer to a *body* of the API of *face*; raises `Malformed`, `BadRequest` or `Failed`."""
+        """Give the answer to a *body* of the API of *face*; raises `Malformed` or `Failed`."""
         request = face.request(body)
         asked = body | self._asking if self._asking else body
         prompt, used = shown(face, body, request)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from gymsdk.convert import parts
 from gymsdk.tokens import chatml
 from gymsdk.tokens.bytes import Bytes
 from gymsdk.tokens.chatml import Mark
@@ -82,10 +83,8 @@ def _message(item: Item) -> Item:
 def _turn(items: Iterable[Item]) -> Item:
     turn = list(items)
     said = "".join(_text(item.get("content")) for item in turn if is_reply(item))
-    thoughts = (item.get("summary") or item.get("content") for item in turn if item.get("type") == "reasoning")
     calls = [{"function": item} for item in turn if item.get("type") == "function_call"]
-    thought = "\n".join(part["text"] for parts in thoughts for part in parts or [] if part.get("text"))
-    return {"role": "assistant", "content": said, "reasoning_content": thought, "tool_calls": calls}
+    return {"role": "assistant", "content": said, "reasoning_content": parts.thought(turn), "tool_calls": calls}
 
 
 def _tool(tool: Item) -> Item:

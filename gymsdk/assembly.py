@@ -1,0 +1,211 @@
+"""An assembly: what the servers of a topology are made of, as far as they run in this process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from pydantic import SecretStr
+
+from gymsdk import credentials, oracle
+from gymsdk.addresses import public
+from gymsdk.configuration.deployment import Agent, Block, Player, Resources
+from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, RESOURCES
+from gymsdk.environment import Environment
+from gymsdk.errors import UsageError
+from gymsdk.models import registry as models
+from gymsdk.plugins import registry
+from gymsdk.servers import agent, resources
+from gymsdk.servers import environment as environment_server
+from gymsdk.servers import model as model_server
+from gymsdk.servers.elsewhere import Elsewhere
+from gymsdk.servers.figures import Figures
+from gymsdk.servers.fleet import HEAD, Part
+from gymsdk.servers.forwarding import Peers
+from gymsdk.servers.instances import Instances, asking
+from gymsdk.servers.members import Load, Nodes
+from gymsdk.servers.node import loads
+from gymsdk.servers.remote import Remote
+from gymsdk.servers.routing import App
+from gymsdk.servers.service import Service
+from gymsdk.servers.spread import Own, Spread
+from gymsdk.sitting import Budget
+from gymsdk.topology import AGENT_REF, MODEL_REF, RESOURCES_REF
+from gymsdk.types import Model
+
+DOMAINS = frozenset(
+    {"math", "coding", "agent", "knowledge", "instruction_following", "long_context", "safety", "games"}
+)
+"""What the configuration may say that an environment is about; any other is `other`."""
+
+Urls: TypeAlias = Mapping[str, str]
+"""URLs of servers by name, and of the head."""
+
+
+class Assembly:
+    """The servers *here* out of all *blocks*, each with what it needs, in this process or behind its own server.
+
+    *given* are environments, and *players* models, that are there by the name of their block; the others are built.
+    An agent that runs here without its model's server plays with that model itself where *own* says so. *ttl*,
+    *sessions* and *budget* bound what clients may open; *token* is what servers ask each other for.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        here: Sequence[Block],
+        *,
+        given: Mapping[str, Environment],
+        players: Mapping[str, Model],
+        ttl: float,
+        sessions: int,
+        budget: Budget,
+        token: SecretStr | None = None,
+    ) -> None:
+        self._blocks = {each.name: each for each in blocks}
+        self._here = {each.name: each for each in here}
+        self._ttl = ttl
+        self._sessions = sessions
+        self._budget = budget
+        self._token = token
+        self._head = ""
+        self._figures = {each.name: Figures(each.name) for each in here}
+        self._instances = Instances(self._look)
+        self.environments = {each.name: _environment(each, given) for each in self._environments()}
+        self._services = {each.name: self._service(each) for each in here}
+        self.models = {each.name: self._model(each, players) for each in blocks if self._plays(each, players)}
+        self._spreads: dict[str, Spread] = {}
+
+    def parts(self, sockets: Mapping[str, socket.socket]) -> list[Part]:
+        """Give the servers to be, at their *sockets* where those are there by now."""
+        return [
+            Part(self._services[name], partial(self._app, each), each.host, each.advertise_host, sockets.get(name))
+            for name, each in self._here.items()
+        ]
+
+    def loads(self) -> Mapping[str, Load]:
+        """Give what the servers here have to do."""
+        return loads(self._figures)
+
+    async def _look(self) -> Nodes:
+        return await asking(self._head, headers=partial(credentials.headers, self._token))()
+
+    def _environments(self) -> Iterator[Block]:
+        """The environments whose code is needed here: those served, and those whose rows a model here has to know."""
+        modelled = any(each.kind == MODELS and _needs_rows(each) for each in self._here.values())
+        for each in self._blocks.values():
+            if each.kind == RESOURCES and (modelled or each.name in self._here):
+                yield each
+
+    def _plays(self, block: Block, players: Mapping[str, Model]) -> bool:
+        return block.kind == MODELS and (block.name in self._here or block.name in players)
+
+    def _model(self, block: Block, players: Mapping[str, Model]) -> Model:
+        player = players.get(block.name) or built(block)
+        return oracle.served(player, [*self.environments.values()])
+
+    def _service(self, block: Block) -> Service:
+        told = fields(block, self.environments.get(block.name))
+        place = {"name": block.name, "kind": block.kind, "implementation": block.implementation}
+        return Service.model_validate({**place, "port": block.port or 0, "fields": told})
+
+    def _app(self, block: Block, urls: Urls) -> App:
+        self._head = urls[HEAD]
+        make = {RESOURCES: self._resources, AGENTS: self._agent, ENVIRONMENTS: self._server, MODELS: self._proxy}
+        return make[block.kind](block, urls)
+
+    def _resources(self, block: Block, _: Urls) -> App:
+        assert isinstance(block.part, Resources), "the part of a resources server"
+        return resources.app(
+            self.environments[block.name],
+            name=block.name,
+            ttl=self._ttl,
+            cap=self._sessions,
+            with_mcp=block.part.mcp,
+            figures=self._figures[block.name],
+            peers=Peers(self._services[block.name].id, self._instances.url, token=self._token),
+        )
+
+    def _agent(self, block: Block, urls: Urls) -> App:
+        its = _its(block, RESOURCES_REF)
+        # Rows are played in process where that can be; who brings a session's cookies has its tools called by HTTP.
+        tools = Remote(urls[its], its, token=self._token or "") if its in urls else None
+        return agent.app(
+            self._spread(its),
+            self._asked(block),
+            resources=tools,
+            name=block.name,
+            budget=self._allowed(block),
+            figures=self._figures[block.name],
+        )
+
+    def _server(self, block: Block, _: Urls) -> App:
+        return environment_server.app(
+            self._spread(_its(block, RESOURCES_REF)),
+            self._asked(block),
+            name=block.name,
+            budget=self._allowed(block),
+            figures=self._figures[block.name],
+        )
+
+    def _proxy(self, block: Block, _: Urls) -> App:
+        return model_server.app(self.models[block.name], name=block.name, figures=self._figures[block.name])
+
+    def _spread(self, name: str) -> Spread:
+        if name not in self._spreads:
+            own = Own(self._services[name].id, self.environments[name]) if name in self._here else None
+            self._spreads[name] = Spread(name, self._instances, own=own, token=self._token)
+        return self._spreads[name]
+
+    def _asked(self, block: Block) -> Model:
+        """The model that a block asks: the one of this process, or that of a model server elsewhere."""
+        name = block.refers.get(MODEL_REF) or _its(self._blocks[_its(block, AGENT_REF)], MODEL_REF)
+        if name in self.models:
+            return self.models[name]
+        return Elsewhere(name, self._instances, headers=partial(credentials.headers, self._token))
+
+    def _allowed(self, block: Block) -> Budget:
+        """What an episode may use: what the block says, within what is allowed here."""
+        part = block.part
+        assert isinstance(part, Agent), "the part of what plays"
+        said = {"turns": part.turns, "tools": part.tool_calls, "seconds": part.seconds}
+        return self._budget.model_copy(update={key: value for key, value in said.items() if value is not None})
+
+
+def fields(block: Block, environment: Environment | None) -> dict[str, Any]:
+    """Give what the configuration tells of a server beside its place: whom it refers to, what it is about."""
+    kinds = {RESOURCES_REF: RESOURCES, AGENT_REF: AGENTS, MODEL_REF: MODELS}
+    refers = {key: {"type": kinds[key], "name": name} for key, name in block.refers.items() if key in kinds}
+    if isinstance(block.part, Player):
+        return {"model": public(block.part.name)}
+    if block.kind != RESOURCES:
+        return refers
+    name = environment.name if environment else block.name
+    about = {"domain": block.domain or (name if name in DOMAINS else "other")}
+    return about | ({"version": environment.version} if environment else {})
+
+
+def built(block: Block) -> Model:
+    """Give the model that a model server's *block* names."""
+    assert isinstance(block.part, Player), "the part of a model server"
+    return models.model(block.part.name, **block.part.options)
+
+
+def _environment(block: Block, given: Mapping[str, Environment]) -> Environment:
+    assert isinstance(block.part, Resources), "the part of a resources server"
+    return given.get(block.name) or registry.load(block.part.environment, **block.settings)
+
+
+def _needs_rows(block: Block) -> bool:
+    return isinstance(block.part, Player) and block.part.name.startswith(oracle.NAMED)
+
+
+def _its(block: Block, key: str) -> str:
+    """The server that *block* refers to by *key*; raises `UsageError` where it refers to none."""
+    if name := block.refers.get(key):
+        return name
+    raise UsageError(
+        f"{block.name!r} does not say which {key.replace('_', ' ')} is its own; write {key}: with type and name"
+    )

@@ -1,0 +1,83 @@
+"""`gymsdk status` as people and programs ask it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from gymsdk.cli.status import text
+from gymsdk.servers.survey import Row, Survey
+
+Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
+
+
+def told(start: Start, *words: object) -> tuple[int, str, str]:
+    """How `gymsdk status` ends, and what it says."""
+    process = start("status", *words)
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+def served(start: Start) -> tuple[subprocess.Popen[str], str]:
+    process = start("serve", "sums", "--port", 0, "--json")
+    return process, json.loads(process.stdout.readline())["head"]
+
+
+def test_all_is_well_where_every_server_answers(start: Start):
+    _, head = served(start)
+    code, out, _ = told(start, "--head", head)
+    assert (code, f"{head}: 4 of 4 expected servers registered" in out) == (0, True)
+    code, line, _ = told(start, "--head", head, "--json")
+    servers = {each["name"]: each for each in json.loads(line)["servers"]}
+    assert (code, json.loads(line)["ok"], json.loads(line)["round_trip_by"]) == (0, True, "head")
+    assert {name: each["health"] for name, each in servers.items()} == dict.fromkeys(
+        ["head", "sums", "sums_simple_agent", "sums_environment_server", "policy_model"], "success"
+    )
+    assert servers["sums"]["sessions"] == servers["sums"]["in_flight"] == 0
+    assert all(each["uptime"] >= 0 for each in servers.values())
+
+
+def test_where_no_head_is_it_says_how_to_start_one(start: Start):
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        free = one.getsockname()[1]
+    code, out, err = told(start, "--head", f"http://127.0.0.1:{free}")
+    assert (code, out) == (2, "")
+    assert f"no head answers at http://127.0.0.1:{free}" in err
+    assert "start one with `gymsdk serve NAME`" in err
+
+
+def test_a_process_that_is_killed_is_no_head_any_more(start: Start):
+    process, head = served(start)
+    process.kill()
+    process.wait()
+    assert told(start, "--head", head)[0] == 2
+
+
+def test_a_slow_way_and_an_idle_gpu_are_marked():
+    rows = [Row(name="math", kind="resources_servers", health="success", round_trip=0.25, wrong=["slow"])]
+    rows += [Row(name="policy_model", health="success", gpus={"0": 0.97, "1": 0.12})]
+    found = Survey(head="http://h:1", nodes=0, expected=2, registered=2, round_trip_by="head", servers=rows)
+    assert "250.0 ms !" in text(found)
+    assert "97% 12% !" in text(found)
+    assert not found.is_well
+    assert found.model_copy(update={"servers": rows[1:]}).is_well
+
+
+def test_an_exit_is_told_in_words():
+    row = Row(name="math", exit_code=-9, exit_at=time.time() - 5, restarts=3, wrong=["exit"])
+    found = Survey(head="http://h:1", nodes=1, expected=1, registered=0, round_trip_by="head", servers=[row])
+    assert "killed by SIGKILL 5 s ago, 3 restarts !" in text(found)
+
+
+def test_what_is_watched_is_told_again_until_it_is_stopped(start: Start):
+    _, head = served(start)
+    process = start("status", "--head", head, "--json", "--watch")
+    lines = [process.stdout.readline() for _ in range(2)]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 0
+    assert [json.loads(line)["ok"] for line in lines] == [True, True]

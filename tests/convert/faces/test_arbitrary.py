@@ -1,0 +1,169 @@
+"""Whatever JSON stands anywhere in a body, it is read, or refused in a sentence: nothing else comes of it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gymsdk.convert import chat, responses
+from gymsdk.convert.faces.face import Malformed
+from gymsdk.convert.faces.known import FACES
+from gymsdk.convert.own import Own
+from gymsdk.errors import Failed
+from gymsdk.transcript import Item
+
+Place: TypeAlias = tuple[str | int, ...]
+
+SCHEMA = {"type": "object", "properties": {}}
+IMAGE = {"url": "http://a/b.png", "detail": "low"}
+SAMPLING = {"model": "m", "temperature": 1, "top_p": 1, "stream": True, "metadata": {"user_id": "u"}, "top_k": 3}
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+BODIES: dict[str, Item] = {
+    "chat/completions": {
+        **SAMPLING,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": IMAGE}]},
+            {"role": "assistant", "content": "b", "reasoning_content": "hm", "refusal": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "add"}}]},
+        },
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+        "stream_options": {"include_usage": True},
+        "max_tokens": 9,
+        "max_completion_tokens": 9,
+        "n": 1,
+        "reasoning_effort": "low",
+        "verbosity": "low",
+        "logprobs": True,
+        "top_logprobs": 2,
+        "stop": ["x"],
+        "parallel_tool_calls": True,
+    },
+    "responses": {
+        **SAMPLING,
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+            {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "3"},
+        ],
+        "tools": [{"type": "function", "name": "add", "parameters": SCHEMA, "strict": True}],
+        "tool_choice": {"type": "function", "name": "add"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}, "verbosity": "low"},
+        "reasoning": {"effort": "low"},
+        "include": ["message.output_text.logprobs"],
+        "max_output_tokens": 9,
+        "background": False,
+    },
+    "messages": {
+        **SAMPLING,
+        "max_tokens": 9,
+        "system": [{"type": "text", "text": "Be brief."}],
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}},
+                    {"type": "document", "source": {"type": "content", "content": "D"}, "title": "T"},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": '{"id":"rs_1","summary":[]}'},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "b"},
+                    {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}, "arguments": '{"a":1}'},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "3"}]},
+        ],
+        "tools": [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "tool", "name": "add", "disable_parallel_tool_use": True},
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
+        "output_format": {"type": "json_schema", "schema": SCHEMA},
+        "thinking": {"type": "enabled", "budget_tokens": 9},
+        "stop_sequences": ["x"],
+        "mcp_servers": [],
+    },
+}
+
+words = st.sampled_from(["", "a", "type", "text", "function", "id", "{", "[]", "tool", "assistant", "allowed_tools"])
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3))
+
+
+def places(value: Any, here: Place = ()) -> Iterator[Place]:
+    """Where in *value* something stands."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield (*here, key)
+        yield from places(each, (*here, key))
+
+
+def changed(body: Item, place: Place, value: Any) -> Item:
+    """Give *body* with *value* at a *place*."""
+    made: Any = copy.deepcopy(body)
+    at = made
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    return made  # type: ignore[no-any-return]  # JSON
+
+
+def read(path: str, body: Item) -> str:
+    """Give the sentence that refuses *body*, empty where it is read."""
+    try:
+        FACES[path].request(body)
+    except Malformed as error:
+        return str(error)
+    return ""
+
+
+def sent(request: Item) -> bool:
+    """Whether each way to ask an engine says *request*, or says what is wrong with it."""
+    for body in (chat.body, responses.body, Own().body):
+        try:
+            json.dumps(body(request))
+        except Failed as error:
+            assert error.kind == "model_bad_request"  # noqa: PT017  # either is right
+    return True
+
+
+@pytest.mark.parametrize("path", FACES)
+def test_a_sound_body_is_read(path: str) -> None:
+    assert FACES[path].request(BODIES[path])["input"]
+
+
+@pytest.mark.parametrize("path", FACES)
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data())
+def test_a_body_with_anything_anywhere_is_a_request_or_malformed(path: str, data: st.DataObject) -> None:
+    place = data.draw(st.sampled_from([*places(BODIES[path])]))
+    body = changed(BODIES[path], place, data.draw(values))
+    assert read(path, body) or sent(FACES[path].request(body))
+
+
+HOSTILE = (None, 0, -1, 1.5, "", "a", True, [], [[]], [{}], ["a"], [None], {}, {"a": []}, {"type": []}, {"type": {}})
+
+
+@pytest.mark.parametrize("path", FACES)
+def test_each_place_takes_or_refuses_each_kind_of_value(path: str) -> None:
+    for place in places(BODIES[path]):
+        for value in HOSTILE:
+            body = changed(BODIES[path], place, value)
+            assert read(path, body) or sent(FACES[path].request(body)), (place, value)

@@ -1,0 +1,110 @@
+"""What somebody knows of the instances who asks the head: fresh where that can be had, the last word where not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from gymsdk.errors import Failed
+from gymsdk.servers.instances import Instances
+from gymsdk.servers.members import Instance, Nodes
+
+
+def instance(id: str) -> Instance:
+    return Instance(id=id, name="lamp", kind="resources_servers", implementation="lamp", url=f"http://{id}")
+
+
+class Head:
+    """A head that tells of instances, or does not answer."""
+
+    def __init__(self, *ids: str) -> None:
+        self.ids = list(ids)
+        self.asked = 0
+        self.settled = True
+        self.fails = False
+
+    async def look(self) -> Nodes:
+        self.asked += 1
+        if self.fails:
+            raise Failed("nobody there", kind="model_unreachable", retryable=True)
+        return Nodes(settled=self.settled, instances=[instance(each) for each in self.ids])
+
+
+async def ids(instances: Instances) -> list[str]:
+    return [each.id for each in await instances.named("lamp", "resources_servers")]
+
+
+async def test_the_head_is_asked_no_more_often_than_said() -> None:
+    head = Head("a")
+    instances = Instances(head.look, fresh=60)
+    assert [await ids(instances) for _ in range(3)] == [["a"]] * 3
+    assert head.asked == 1
+
+
+async def test_what_was_known_lasts_while_the_head_is_gone_and_the_log_says_so_once(caplog) -> None:
+    head = Head("a")
+    instances = Instances(head.look, fresh=0)
+    await instances.renew()
+    head.fails = True
+    with caplog.at_level(logging.WARNING, "gymsdk"):
+        for _ in range(3):
+            assert await ids(instances) == ["a"]
+            await asyncio.sleep(0.01)
+    assert [each.getMessage() for each in caplog.records] == [
+        "the head does not say where the servers are: nobody there"
+    ]
+
+
+async def test_a_head_that_hangs_holds_nobody_for_longer_than_said() -> None:
+    async def look() -> Nodes:
+        await asyncio.sleep(60)
+        return Nodes()
+
+    instances = Instances(look, patience=0.1)
+    began = time.monotonic()
+    assert await ids(instances) == []
+    assert time.monotonic() - began < 5
+
+
+async def test_a_head_that_has_just_begun_takes_nobody_away() -> None:
+    head = Head("a", "b")
+    instances = Instances(head.look, fresh=0)
+    await instances.renew()
+    head.ids, head.settled = ["b", "c"], False
+    await asyncio.sleep(0.11)
+    await instances.renew()
+    assert sorted(await ids(instances)) == ["a", "b", "c"]
+    head.settled = True
+    await asyncio.sleep(0.11)
+    await instances.renew()
+    assert sorted(await ids(instances)) == ["b", "c"]
+
+
+async def test_one_that_is_told_of_a_moment_after_it_was_asked_for_is_found() -> None:
+    head = Head("a")
+    instances = Instances(head.look)
+    await instances.renew()
+    finding = asyncio.ensure_future(instances.url("b"))
+    await asyncio.sleep(0.2)
+    head.ids.append("b")
+    assert await finding == "http://b"
+
+
+async def test_one_that_was_there_and_is_gone_is_not_waited_for() -> None:
+    head = Head("a")
+    instances = Instances(head.look, fresh=0)
+    await instances.renew()
+    head.ids.clear()
+    await asyncio.sleep(0.11)
+    await instances.renew()
+    asked = head.asked
+    assert await instances.url("a") is None
+    assert head.asked <= asked + 1
+
+
+async def test_one_that_nobody_knows_is_not_looked_for_all_the_time() -> None:
+    head = Head("a")
+    instances = Instances(head.look)
+    assert await asyncio.gather(*(instances.url(f"made-up-{number}") for number in range(50))) == [None] * 50
+    assert head.asked < 20

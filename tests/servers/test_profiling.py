@@ -1,0 +1,138 @@
+"""Profiling: what routes and hooks spend, as `/stats` and the files tell it, and that nothing is counted without."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from gymsdk import Environment, UsageError, http, spent
+from gymsdk.models.scripted import build
+from gymsdk.servers import agent
+from gymsdk.servers.profiling import profiled
+
+from .nodes import listening as served
+
+BUSY = """
+import time
+
+def burn(seconds):
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+@hookimpl
+def tasks(split: Literal["train"], seed):
+    yield Task.ask("go")
+
+@hookimpl
+async def reset():
+    burn(0.01)
+    await asyncio.sleep(0.05)
+    burn(0.01)
+    return Reset()
+
+@hookimpl
+def verify():
+    burn(0.04)
+    return Verdict(reward=1.0)
+"""
+"""An environment that takes 20 ms of CPU on the loop to open, and 40 in a thread to judge."""
+
+ROW = {"responses_create_params": {"input": "go"}}
+
+Made = Callable[..., Environment]
+Listening = Callable[[FastAPI], AbstractAsyncContextManager[str]]
+
+
+@pytest.fixture(autouse=True)
+async def closed():
+    yield
+    await http.aclose()
+
+
+def dumped(folder: Path) -> dict[str, Any]:
+    [file] = folder.iterdir()
+    told: dict[str, Any] = json.loads(file.read_text())
+    return told
+
+
+async def test_what_hooks_and_routes_spend_is_told(environment: Made, tmp_path: Path):
+    with profiled(tmp_path):
+        app = agent.app(environment(BUSY), build("null"), name="busy")
+        began = time.process_time()
+        async with served(app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            for _ in range(3):
+                assert (await client.post("/run", json=ROW)).json()["reward"] == 1.0
+            told = (await client.get("/stats")).json()
+        whole = (time.process_time() - began) * 1e3
+    hooks, run = told["hooks"]["made"], told["routes"]["/run"]
+    assert {name: each["calls"] for name, each in hooks.items()} == {"reset": 3, "verify": 3}
+    assert hooks["reset"]["cpu_ms"] == pytest.approx(60, rel=0.3)
+    assert hooks["verify"]["cpu_ms"] == pytest.approx(120, rel=0.3)
+    assert run["requests"] == 3
+    # The route has what its hooks take on the loop, not what they take in threads; the process has all of it.
+    assert 60 <= run["cpu_ms"] <= whole - hooks["verify"]["cpu_ms"]
+    assert run["cpu_ms"] + hooks["verify"]["cpu_ms"] <= told["process_cpu_ms"] + 1 <= whole + 100
+    assert dumped(tmp_path)["routes"]["/run"]["requests"] == 3
+
+
+async def test_what_a_worker_process_takes_is_its_hooks(installed: Callable[..., Path], tmp_path: Path):
+    installed("grinding", GRINDING)
+    from gymsdk import load
+
+    with profiled(tmp_path):
+        app = agent.app(load("grinding"), build("null"))
+        async with served(app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            assert (await client.post("/run", json=ROW)).json()["reward"] == 1.0
+            verify = (await client.get("/stats")).json()["hooks"]["grinding"]["verify"]
+    assert 90 <= verify["workers_cpu_ms"] <= 400
+    assert verify["cpu_ms"] < 90
+
+
+GRINDING = """
+import time
+from typing import Literal
+from gymsdk import Task, Verdict, hookimpl, offload
+
+@offload(timeout=20)
+def grade():
+    until = time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    return 1.0
+
+@hookimpl
+def tasks(split: Literal["train"], seed):
+    yield Task.ask("go")
+
+@hookimpl
+async def verify():
+    return Verdict(reward=await grade())
+"""
+"""An environment whose worker takes 100 ms of CPU to grade."""
+
+
+async def test_without_it_there_is_nothing_and_nothing_is_counted(environment: Made, listening: Listening):
+    async with listening(agent.app(environment(BUSY), build("null"))) as url, httpx.AsyncClient(base_url=url) as client:
+        await client.post("/run", json=ROW)
+        assert (await client.get("/stats")).status_code == 404
+    assert spent.ledger() is None
+
+
+async def test_a_resources_server_has_no_stats_without_it_either(serving):
+    async with serving() as client:
+        assert (await client.get("/stats")).status_code == 404
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"--profile .*: no folder can be made there"), profiled(tmp_path / "file"):
+        pass

@@ -1,0 +1,87 @@
+"""How many tokens a prompt has, as Anthropic's SDK asks the proxy, and the proxy the engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from anthropic import APIStatusError, AsyncAnthropic, BadRequestError
+
+from gymsdk.servers import model as server
+from gymsdk.servers import policy
+from gymsdk.types import Model
+
+from .proxies import ADD, Rig, Told, asking, rigged, sdks
+from .reached import listening
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+COUNTING = ("vllm", "endpoint-chat", "endpoint-responses")
+ASKS: dict[str, Any] = {
+    "model": "any",
+    "system": "Be brief.",
+    "messages": [{"role": "user", "content": "40 + 2?"}],
+    "tools": [{"name": "add", "description": "Add.", "input_schema": ADD}],
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig() -> AsyncIterator[Rig]:
+    """The proxies that the tests here share."""
+    async with rigged((*COUNTING, "openai-chat")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("upstream", COUNTING)
+async def test_the_engine_counts(rig: Rig, upstream: str) -> None:
+    counted = await rig.anthropic[upstream].messages.count_tokens(**ASKS)
+    async with AsyncAnthropic(base_url=rig.upstream.removesuffix("/v1"), api_key="x") as engine:
+        assert counted == await engine.messages.count_tokens(**ASKS)
+    assert counted.input_tokens > len("Be brief.40 + 2?")
+
+
+@pytest.mark.parametrize("prefix", ["/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
+async def test_it_counts_for_a_rollout_too(rig: Rig, prefix: str) -> None:
+    anthropic = rig.anthropic["vllm"].with_options(base_url=rig.urls["vllm"] + prefix)
+    assert (await anthropic.messages.count_tokens(**ASKS)).input_tokens
+
+
+async def test_a_wrong_request_is_refused_in_anthropics_form(rig: Rig) -> None:
+    with pytest.raises(BadRequestError, match="messages must hold"):
+        await rig.anthropic["vllm"].messages.count_tokens(model="any", messages=[])
+
+
+async def test_a_hosted_model_does_not_count(rig: Rig) -> None:
+    await refused(rig.anthropic["openai-chat"])
+
+
+async def test_a_scripted_policy_does_not_count() -> None:
+    async with listening(server.app(Told())) as url, sdks(url) as (_, anthropic):
+        await refused(anthropic)
+
+
+@pytest.mark.parametrize("status", [200, 404, 405, 501])
+async def test_an_engine_without_a_tokenizer_is_asked_once(status: int) -> None:
+    paths: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        paths.append(request.path)
+        # llama.cpp's tokenizer knows no messages, and finds nothing to count.
+        return web.json_response({"tokens": []}, status=status)
+
+    engine = web.Application()
+    engine.router.add_post("/{path:.*}", answer)
+    async with policy.serve(engine) as base:
+        made: Model = asking("endpoint-chat", base, wait=0.01)
+        async with listening(server.app(made)) as url, sdks(url) as (_, anthropic):
+            await refused(anthropic.with_options(max_retries=2))
+    assert paths == ["/tokenize"]
+
+
+async def refused(anthropic: AsyncAnthropic) -> None:
+    with pytest.raises(APIStatusError, match="cannot count tokens; ask it") as caught:
+        await anthropic.messages.count_tokens(**ASKS)
+    assert (caught.value.status_code, caught.value.body["error"]["type"]) == (501, "api_error")  # type: ignore[index]  # JSON

@@ -1,0 +1,99 @@
+"""A survey of real servers: killed, missing, slow to leave, another gym's, and none at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from gymsdk import UsageError, http
+from gymsdk.launch import serving
+from gymsdk.servers.members import Exit
+from gymsdk.servers.node import Node
+from gymsdk.servers.service import Service
+from gymsdk.servers.survey import survey
+
+from .nodes import heading, listening, noded, process, until
+
+LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
+
+
+@pytest.fixture(autouse=True)
+async def closed():
+    yield
+    await http.aclose()
+
+
+async def told(*words: object) -> tuple[int, str, str]:
+    """How `gymsdk status` ends, and what it says."""
+    command = [sys.executable, "-m", "gymsdk", "status", *map(str, words)]
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    running = await asyncio.create_subprocess_exec(*command, **pipes, env=os.environ)
+    out, err = await running.communicate()
+    return running.returncode or 0, out.decode(), err.decode()
+
+
+async def test_a_server_that_is_killed_is_told_and_then_missing(installed: Callable[..., Any]):
+    installed()
+    async with (
+        heading() as head,
+        noded(Node(head, expected=["sums"])),
+        process("sums", head, lease=2.0) as (running, url),
+    ):
+        assert (await told("--head", head))[0] == 0
+        running.send_signal(signal.SIGKILL)
+        await running.wait()
+        await until(lambda: gone(head))
+        code, out, _ = await told("--head", head)
+    assert (code, url in out) == (1, False)
+    assert "0 of 1 expected servers registered" in out
+    assert "! sums is expected, and not registered" in out
+
+
+async def gone(head: str) -> bool:
+    return [each.health for each in (await survey(head)).servers[1:]] == ["missing"]
+
+
+async def test_a_server_that_does_not_answer_is_marked_while_it_is_registered():
+    async with heading() as head, noded(Node(head, [LAMP])):
+        [_, lamp] = (await survey(head)).servers
+    assert (lamp.health, lamp.wrong, lamp.sessions) == ("connection_error", ["unhealthy"], 0)
+
+
+async def test_an_exit_is_wrong_for_a_while():
+    for ago, code, wrong in ((5, -9, ["exit"]), (5, 0, []), (5000, 1, [])):
+        ended = {"lamp": Exit(code=code, at=time.time() - ago, restarts=3)}
+        async with heading() as head, noded(Node(head, expected=["lamp"], exits=lambda ended=ended: ended)):
+            found = await survey(head)
+        assert found.servers[1].wrong == ["missing", *wrong]
+
+
+async def test_what_is_no_head_is_said_to_be_none():
+    async with listening(FastAPI()) as port:
+        assert (await survey(f"http://127.0.0.1:{port}")).servers[1:] == []
+        made = FastAPI()
+        made.add_api_route("/nodes", lambda: "no", methods=["GET"])
+    async with listening(made) as port:
+        with pytest.raises(UsageError, match="is no head: it answered 200"):
+            await survey(f"http://127.0.0.1:{port}")
+
+
+async def test_the_head_of_another_gym_is_asked_for_its_list(installed: Callable[..., Any]):
+    installed()
+    async with serving(["sums"]) as running:
+        [there] = (
+            each for each in (await http.get(f"{running.head_url}/server_instances")).json() if each["name"] == "sums"
+        )
+        made = FastAPI()
+        made.add_api_route("/server_instances", lambda: [there], methods=["GET"])
+        async with listening(made) as port:
+            found = await survey(f"http://127.0.0.1:{port}")
+    assert (found.round_trip_by, found.registered, found.is_well) == ("command", 1, True)
+    assert found.servers[1].round_trip is not None

@@ -1,0 +1,117 @@
+"""What a head's figures say of its servers, and that the rules for alerts are about figures there are."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from gymsdk import http
+from gymsdk.launch import serving
+from gymsdk.servers import gpus
+from gymsdk.servers.figures import Figures, Sample
+from gymsdk.servers.members import Exit
+from gymsdk.servers.node import Node
+from gymsdk.servers.service import Service
+from gymsdk.servers.survey import IDLE, RECENT, SLOW, samples
+
+from .nodes import heading, noded
+
+RULES = Path(__file__).parents[2] / "docs" / "prometheus-rules.yaml"
+LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
+
+
+@pytest.fixture(autouse=True)
+async def closed():
+    yield
+    await http.aclose()
+
+
+async def figures(url: str) -> list[tuple[str, dict[str, str], float]]:
+    async with httpx.AsyncClient() as client:
+        return [*samples((await client.get(f"{url}/metrics")).text)]
+
+
+def rules() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load(RULES.read_text())["groups"]
+    found: list[dict[str, Any]] = group["rules"]
+    return found
+
+
+async def test_a_head_counts_what_is_expected_and_what_is_there():
+    async with heading() as head_url:
+        exits = {"lamp": Exit(code=-9, at=1000.5, restarts=2)}
+        async with noded(Node(head_url, [LAMP], expected=["lamp", "bulb"], exits=lambda: exits)):
+            found = {(name, labels.get("name")): value for name, labels, value in await figures(head_url)}
+    assert (found["expected_servers", None], found["registered_servers", None]) == (2, 1)
+    assert found["server_up", "lamp"] == 0
+    assert ("round_trip_seconds", "lamp") not in found
+    assert (found["last_exit_code", "lamp"], found["restarts", "lamp"]) == (-9, 2)
+    assert found["last_exit_time_seconds", "lamp"] == 1000.5
+
+
+async def test_a_head_tells_how_long_its_servers_take_to_answer(installed):
+    installed()
+    async with serving(["sums"]) as running:
+        found = await figures(running.head_url)
+    trips = {labels["name"]: value for name, labels, value in found if name == "round_trip_seconds"}
+    assert trips.keys() == running.urls.keys()
+    assert all(0 < each < 60 for each in trips.values())
+
+
+async def test_the_rules_are_about_figures_that_are_there(installed, monkeypatch, tmp_path):
+    installed()
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho '0, 37'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+    exits = {"lamp": Exit(code=1, at=0, restarts=1)}
+    async with serving(["sums"]) as running, noded(Node(running.head_url, [LAMP], exits=lambda: exits)):
+        urls = [running.head_url, *running.urls.values()]
+        there = {f"gymsdk_{name}" for found in await asyncio.gather(*map(figures, urls)) for name, _, _ in found}
+    named = {name for each in rules() for name in re.findall(r"gymsdk_\w+", each["expr"])}
+    assert len(named) == 7
+    assert named <= there
+
+
+def test_the_rules_have_the_thresholds_that_are_marked():
+    by_name = {each["alert"]: each["expr"] for each in rules()}
+    assert by_name["GymsdkRoundTripSlow"].endswith(f"> {SLOW}")
+    assert by_name["GymsdkGpuIdle"].endswith(f"< {IDLE}")
+    assert f"< {RECENT:g})" in by_name["GymsdkServerExited"]
+    assert all(each["annotations"].keys() == {"summary", "description"} for each in rules())
+
+
+def test_a_gpu_that_does_not_tell_is_left_out():
+    said = "0, 93\n1, [N/A]\n2, 0\n\nNo devices were found\n"
+    assert gpus.read(said) == [Sample(0.93, {"gpu": "0"}), Sample(0.0, {"gpu": "2"})]
+
+
+def test_a_machine_without_the_tool_has_no_figure_of_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    made = Figures("lamp")
+    gpus.watched(made)
+    assert not made.looks
+
+
+@pytest.mark.parametrize("script", ["exit 3", "echo nonsense", "echo '0, 10'; exit 9"])
+async def test_a_tool_that_fails_says_nothing(monkeypatch, tmp_path, script):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    made = Figures("lamp")
+    gpus.watched(made)
+    assert "gpu_utilization_ratio{" not in await made.told()
+
+
+def test_a_label_is_written_so_that_it_can_be_read():
+    made = Figures("lamp")
+    made.samples["odd"] = lambda: [Sample(1.0, {"name": 'a"b\\c\nd'})]
+    assert r'gymsdk_odd{server="lamp",name="a\"b\\c\nd"} 1' in made.text()
