@@ -55,7 +55,7 @@ class Exit:
 
 
 class Supervisor:
-    """Keeps *charges* running; what they write goes to *out*, each line behind its process's name unless that is *bare*.
+    """Keeps *charges* running; what they write goes to *out*, each line behind its process's name unless it is *bare*.
 
     One that ends is started again. At the end each has *seconds* to end, and is killed then; the *last* of them is
     told to end when the others have.

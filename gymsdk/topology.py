@@ -59,7 +59,7 @@ def whole(deployment: Deployment, *blocks: Block, player: Player | None = None) 
     """
     named = [*deployment.servers, *blocks]
     if player is not None:
-        named = [*(each for each in named if each.name != POLICY), model(player)]
+        named = [*(each for each in named if (each.kind, each.name) != (MODELS, POLICY)), model(player)]
     policy = _policy(named)
     agents = [_agent(each, policy) for each in named if each.kind == RESOURCES and not _has_agent(each, named)]
     named += agents

@@ -82,6 +82,7 @@ class Where:
     separate: bool
     only: str | None
     file: int | None
+    root_path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class Order:
             sockets=self._sockets(),
             range=(said.ports.low, said.ports.high) if said.ports.low and said.ports.high else None,
             disallowed=said.ports.disallowed,
+            root_path=where.root_path,
         )
 
     def _sockets(self) -> dict[str, socket.socket]:
@@ -230,7 +232,8 @@ async def _together(order: Order, deployment: Deployment | None, model: Model | 
             order.names, model=model, settings=order.settings, options=order.options(deployment), deployment=deployment
         ) as running:
             if order.where.only is None:
-                await shown(running.head_url, running.services, running.model, Path(folder), running.environments)
+                player = order.player.name or running.model
+                await shown(running.head_url, running.services, player, Path(folder), running.environments)
             shown.ready = True
             await running.ended()
 

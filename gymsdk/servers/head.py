@@ -169,7 +169,8 @@ class Head:
         said = read(Registration, await body(request))
         address = request.client.host if request.client else ""
         lease = self._members.put(node, said, address)
-        return answer({"lease": lease, "restart": self._members.restarting(node)})
+        names = self._members.restarting(node)
+        return answer({"lease": lease} | ({"restart": names} if names else {}))
 
     async def restarted(self, name: str) -> Response:
         """Have a server end well, and be started anew."""
