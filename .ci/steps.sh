@@ -78,10 +78,10 @@ in_folder() {
   (cd "$1" && shift && "$@")
 }
 
-# wheels PYTHON FOLDER: builds the four wheels.
+# wheels PYTHON FOLDER: builds the five wheels.
 wheels() {
   local project
-  for project in . environments/*/; do
+  for project in . environments/*/ compat/; do
     "$1" -m build --no-isolation --wheel --outdir "$2" "$project" || return 1
   done
 }
@@ -90,7 +90,7 @@ wheels() {
 tested() {
   local folder=$scratch/suite
   rm -rf "$folder"
-  copied "$folder" ':!gymsdk' ':!environments/*/gym_env_*' || return 1
+  copied "$folder" ':!gymsdk' ':!environments/*/gym_env_*' ':!compat' || return 1
   # These two are about the checkout itself; README's test command has run them there.
   in_folder "$folder" "$1" -m pytest --ignore=tests/test_packaging.py --ignore=tests/test_layers.py -p no:cacheprovider
 }

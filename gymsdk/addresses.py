@@ -1,9 +1,30 @@
-"""Addresses: URLs as they may be told to anybody."""
+"""Addresses: hosts as they are told apart, URLs as they may be told to anybody."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
+
+ANYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # told apart, not bound here
+"""Hosts that stand for all of a machine's."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches *host*."""
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+def near(host: str) -> str:
+    """Give the host at which this machine reaches what listens at *host*."""
+    if host not in ANYWHERE:
+        return host
+    return "::1" if ":" in host else "127.0.0.1"
 
 
 def public(text: str) -> str:

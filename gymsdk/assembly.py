@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
 from pydantic import SecretStr
 
-from gymsdk import credentials, oracle
+from gymsdk import credentials, oracle, topology
 from gymsdk.addresses import public
 from gymsdk.configuration.deployment import Agent, Block, Player, Resources
 from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, RESOURCES
@@ -85,6 +85,20 @@ class Assembly:
             for name, each in self._here.items()
         ]
 
+    def supplied(
+        self,
+        services: Sequence[Service],
+        coming: Collection[str],
+        place: Callable[[Block], socket.socket | None] = lambda _: None,
+    ) -> list[Part]:
+        """Give what *services* lack, and is not *coming*, to run here: agents, environment servers."""
+        blocks = topology.lacking(services, coming)
+        for each in blocks:
+            self._blocks[each.name] = each
+            self._figures[each.name] = Figures(each.name)
+            self._services[each.name] = self._service(each)
+        return [Part(self._services[each.name], partial(self._app, each), at=place(each)) for each in blocks]
+
     def loads(self) -> Mapping[str, Load]:
         """Give what the servers here have to do."""
         return loads(self._figures)
@@ -103,6 +117,11 @@ class Assembly:
         return block.kind == MODELS and (block.name in self._here or block.name in players)
 
     def _model(self, block: Block, players: Mapping[str, Model]) -> Model:
+        if not self.environments and block.name in self._here and _needs_rows(block):
+            raise UsageError(
+                f"{_player_name(block)} knows the answers of the environments that are named beside it, and none is; "
+                "name them, as in gymsdk serve math --role model"
+            )
         player = players.get(block.name) or built(block)
         return oracle.served(player, [*self.environments.values()])
 
@@ -125,8 +144,12 @@ class Assembly:
             cap=self._sessions,
             with_mcp=block.part.mcp,
             figures=self._figures[block.name],
-            peers=Peers(self._services[block.name].id, self._instances.url, token=self._token),
+            peers=self._peers(block.name),
         )
+
+    def _peers(self, name: str) -> Peers:
+        url = partial(self._instances.url, name=name, kind="resources_servers")
+        return Peers(self._services[name].id, url, token=self._token)
 
     def _agent(self, block: Block, urls: Urls) -> App:
         its = _its(block, RESOURCES_REF)
@@ -200,6 +223,10 @@ def _environment(block: Block, given: Mapping[str, Environment]) -> Environment:
 
 def _needs_rows(block: Block) -> bool:
     return isinstance(block.part, Player) and block.part.name.startswith(oracle.NAMED)
+
+
+def _player_name(block: Block) -> str:
+    return block.part.name if isinstance(block.part, Player) else block.name
 
 
 def _its(block: Block, key: str) -> str:

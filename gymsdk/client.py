@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import SecretStr
 
 from gymsdk import credentials, http, jars
+from gymsdk.addresses import near
 from gymsdk.errors import Failed, UsageError, suggestion
 from gymsdk.http import Answer
 
@@ -22,9 +23,6 @@ VERSION = "gymsdk_version"
 """The key under which the configuration of our own servers says which gymsdk they are of."""
 
 KINDS = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
-
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses as a server may announce them
-"""What a server that listens everywhere is reached at."""
 
 
 class ServerClient:
@@ -64,10 +62,11 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Give what the server answers to *json* posted at *url_path*; raises `UsageError` where none has the name."""
-        sent, body = self._sent(headers, cookies), {} if json is None else json
+        body = {} if json is None else json
         again = url_path in AGAIN
 
         def ask(url: str) -> Awaitable[Answer]:
+            sent = self._sent(url, headers, cookies)
             return http.post(
                 url + url_path, body, headers=sent, timeout=self._seconds, retry=self._retry, once=not again
             )
@@ -83,15 +82,20 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Give what the server has at *url_path*; raises `UsageError` where none has the name."""
-        sent = self._sent(headers, cookies)
-
         def ask(url: str) -> Awaitable[Answer]:
+            sent = self._sent(url, headers, cookies)
             return http.get(url + url_path, headers=sent, timeout=self._seconds, retry=self._retry)
 
         return await self._found(server_name, ask, again=True)
 
-    def _sent(self, headers: Mapping[str, str] | None, cookies: Mapping[str, str] | None) -> http.Headers:
-        return {**self.headers, **(headers or {}), **jars.header(cookies or {})}
+    def carried(self, url: str) -> http.Headers:
+        """Give what a request to *url* carries: the token not in the clear where the head is asked by TLS."""
+        return {} if self.head.startswith("https:") and not url.startswith("https:") else self.headers
+
+    def _sent(
+        self, url: str, headers: Mapping[str, str] | None, cookies: Mapping[str, str] | None
+    ) -> http.Headers:
+        return {**self.carried(url), **(headers or {}), **jars.header(cookies or {})}
 
     async def _found(self, server_name: str, ask: Callable[[str], Awaitable[Answer]], *, again: bool) -> Answer:
         """Give what is answered to *ask* at a server's address; where nobody is there, at the one it has moved to.
@@ -121,8 +125,8 @@ class ServerClient:
         if server_name in self._servers:
             return self._servers[server_name]
         known = ", ".join(self._servers) or "none"
-        near = suggestion(server_name, self._servers, f"its servers: {known}")
-        raise UsageError(f"{http.host(self.head)} knows no server {server_name!r}{near}")
+        meant = suggestion(server_name, self._servers, f"its servers: {known}")
+        raise UsageError(f"{http.host(self.head)} knows no server {server_name!r}{meant}")
 
     async def servers(self) -> dict[str, str]:
         """Give the base URL of every server that the head knows, by name."""
@@ -162,6 +166,6 @@ def _servers(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             implementations = block.get(kind) if isinstance(block, dict) else None
             for server in implementations.values() if isinstance(implementations, dict) else ():
                 if isinstance(server, dict) and server.get("host") and server.get("port"):
-                    host = ANYWHERE.get(str(server["host"]), str(server["host"]))
+                    host = near(str(server["host"]))
                     scheme = "https" if server.get("scheme") == "https" else "http"
                     yield str(name), f"{scheme}://{f'[{host}]' if ':' in host else host}:{server['port']}"

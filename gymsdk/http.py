@@ -19,14 +19,14 @@ import aiohttp
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from gymsdk import rows, trail, trust
+from gymsdk import reasons, rows, trail, trust
 from gymsdk.addresses import public
 from gymsdk.discretion import blotted
 from gymsdk.errors import Failed
 from gymsdk.perloop import PerLoop
 
 CONNECT_TIMEOUT = 10.0
-EXCERPT = 200
+EXCERPT = reasons.EXCERPT
 
 IDLE = 4.0
 """Seconds an idle connection is kept: below the 5 after which many servers close theirs, perhaps under a call."""
@@ -37,6 +37,12 @@ Headers: TypeAlias = Mapping[str, str | SecretStr]
 
 class Unsent(Failed):
     """Nobody was there to be sent anything."""
+
+
+class Refused(Failed):
+    """A server refused, and blames the parameter *param* of the request, if any."""
+
+    param: str | None = None
 
 
 class Retry(BaseModel):
@@ -172,15 +178,25 @@ def host(url: str) -> str:
 def refusal(host: str, status: int, text: str, *, retry_after: float | None = None) -> Failed:
     """The failure that an answer with this *status* means."""
     retryable = worth_retrying(status)
-    kind = _KINDS.get(status, "model_error" if retryable else "model_refused")
-    hint = _HINTS.get(status, "")
-    message = f"{host} answered {status}: {text[:EXCERPT]}{hint}"
-    return Failed(message, kind=kind, retryable=retryable, retry_after=retry_after if retryable else None)
+    kind = reasons.KINDS.get(status, "model_error" if retryable else "model_refused")
+    said, param = reasons.refusal(text)
+    words = ": ".join(filter(None, (f"{host} answered {status}", said)))
+    refused = Refused(
+        words + reasons.hint(status), kind=kind, retryable=retryable, retry_after=retry_after if retryable else None
+    )
+    refused.param = param
+    return refused
 
 
-def unreachable(host: str, why: object, kind: type[Failed] = Failed) -> Failed:
-    """The failure to connect to *host*, or to stay connected."""
-    return kind(f"cannot reach {host}: {why}; is the server running?", kind="model_unreachable", retryable=True)
+def unreachable(host: str, error: Exception, kind: type[Failed] = Failed) -> Failed:
+    """The failure to connect to *host*."""
+    return kind(f"cannot reach {host}: {reasons.unsent(error)}", kind="model_unreachable", retryable=True)
+
+
+def cut(host: str, error: Exception) -> Failed:
+    """The failure of *host* to answer to the end."""
+    message = f"{host} broke off its answer: {reasons.broken(error)}"
+    return Failed(message, kind="model_unreachable", retryable=True)
 
 
 def late(host: str, timeout: float) -> Failed:
@@ -193,19 +209,6 @@ def worth_retrying(status: int) -> bool:
     """Whether the same request may be answered otherwise another time."""
     # What a server has not implemented, it will not have another time.
     return status in {408, 409, 429} or (status >= 500 and status != 501)  # noqa: PLR2004 - the server's own errors
-
-
-_KINDS = {
-    401: "model_unauthorized",
-    403: "model_unauthorized",
-    404: "model_not_found",
-    429: "model_rate_limited",
-}
-_HINTS = {
-    401: "; check the API key",
-    403: "; check the API key",
-    404: "; check the base URL (it usually ends in /v1) and the model's name",
-}
 
 
 def _session() -> aiohttp.ClientSession:
@@ -264,9 +267,9 @@ async def _send(
     except aiohttp.ClientConnectorCertificateError as error:
         raise trust.refused(host(url), error.certificate_error) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise unreachable(host(url), str(error) or type(error).__name__, Unsent) from error
+        raise unreachable(host(url), error, Unsent) from error
     except (aiohttp.ClientError, OSError) as error:
-        raise unreachable(host(url), str(error) or type(error).__name__) from error
+        raise cut(host(url), error) from error
 
 
 def written(body: object) -> bytes:

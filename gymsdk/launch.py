@@ -13,10 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 from gymsdk import credentials, topology
-from gymsdk.addresses import public
+from gymsdk.addresses import ANYWHERE, public
 from gymsdk.assembly import Assembly
 from gymsdk.client import VERSION
 from gymsdk.configuration.deployment import Block, Deployment, Player
@@ -26,10 +26,11 @@ from gymsdk.errors import UsageError, suggestion
 from gymsdk.models import registry as models
 from gymsdk.oracle import Oracle
 from gymsdk.servers import auth, resources
+from gymsdk.servers.choice import ROUTES
 from gymsdk.servers.fleet import Fleet, Known, Times
 from gymsdk.servers.listener import bound_within
-from gymsdk.servers.members import ROUTES
-from gymsdk.servers.node import place
+from gymsdk.servers.node import is_own, place
+from gymsdk.servers.prefix import prefix
 from gymsdk.servers.safety import Limits, Safety, Tls
 from gymsdk.servers.service import Service, url
 from gymsdk.sitting import Budget
@@ -58,7 +59,7 @@ class Options(BaseModel):
     *role* and *only* choose which of the servers run here: those of one kind, or the one of that name. With the URL of
     a *head* they are known there; others are told of them at the host *advertise_host*. *sockets* are there by now, by
     the name of the server or as `head_server`. Servers without a port have one of a *range*, if that is given, and none
-    that is *disallowed*.
+    that is *disallowed*. A proxy shows the head at *root_path*, and each server beneath that by its name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -82,14 +83,20 @@ class Options(BaseModel):
     sockets: dict[str, socket.socket] = {}
     range: tuple[int, int] | None = None
     disallowed: tuple[int, ...] = ()
+    root_path: Annotated[str, AfterValidator(prefix)] = ""
 
     def safety(self) -> Safety:
         """Give what keeps the servers safe; raises `UsageError` where they would not be, or a file is not right."""
         token = credentials.own(self.token_file)
-        auth.check(self.host, token, insecure=self.insecure or auth.insecure())
+        self.check(token, self.host)
         if self.tls is not None:
             self.tls.context()
         return Safety(token=token, tls=self.tls, limits=self.limits)
+
+    def check(self, token: SecretStr | None, *hosts: str) -> None:
+        """Refuse *hosts* where others reach one, and nobody is asked for a *token*; raises `UsageError`."""
+        for host in hosts:
+            auth.check(host, token, insecure=self.insecure or auth.insecure())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +139,7 @@ async def serving(
     options = await placed(options, deployment, safety)
     listed = list(environments)
     blocks = planned(listed, model, settings or {}, options, deployment)
-    here = topology.here(blocks, role=options.role, only=options.only)
+    here = running_here(blocks, options, safety)
     assembly = Assembly(
         blocks,
         here,
@@ -167,11 +174,22 @@ async def placed(options: Options, deployment: Deployment | None, safety: Safety
     host, port = deployment.head.host, deployment.head.port
     if not port or options.role == "head":
         return options
+    if is_own(host):
+        options.check(safety.token, host)
     headers = partial(credentials.headers, safety.token)
-    at = await place(host, port, scheme=safety.scheme, listen=options.host, headers=headers)
+    # A head that is to be reached at one address listens there, unless all are listened at anyway.
+    listen = options.host if options.host in ANYWHERE else None
+    at = await place(host, port, scheme=safety.scheme, listen=listen, headers=headers)
     if at is None:
         return options.model_copy(update={"head": url(host, port, safety.scheme)})
     return options.model_copy(update={"sockets": {**options.sockets, "head_server": at}})
+
+
+def running_here(blocks: Iterable[Block], options: Options, safety: Safety) -> tuple[Block, ...]:
+    """Give those of *blocks* that run in this process; raises `UsageError` where one would not be safe."""
+    here = topology.here(blocks, role=options.role, only=options.only)
+    options.check(safety.token, *(each.host for each in here if each.host is not None))
+    return here
 
 
 def planned(
@@ -253,6 +271,8 @@ def _fleet(
         loads=assembly.loads,
         expected=[each.name for each in blocks],
         at=options.sockets.get("head_server"),
+        supplied=partial(assembly.supplied, place=partial(socket_of, options=options)),
+        path=options.root_path,
     )
     return Fleet(
         assembly.parts({each.name: at for each in here if (at := socket_of(each, options)) is not None}),
@@ -271,11 +291,8 @@ def _about(assembly: Assembly, blocks: Sequence[Block]) -> dict[str, Any]:
     playing = assembly.models.get(POLICY)
     # What OmegaConf would take for a missing value or a reference has no place in a configuration.
     name = re.sub(r"\?\?\?|\$\{", "", named(playing) if playing is not None else _name(blocks))
-    routes = {
-        each.refers[RESOURCES_REF]: each.name
-        for each in blocks
-        if each.kind == "environment_servers" and RESOURCES_REF in each.refers
-    }
+    servers = (each for each in blocks if each.kind == "environment_servers" and RESOURCES_REF in each.refers)
+    routes = {each.refers[RESOURCES_REF]: each.name for each in servers}
     return ({"policy_model_name": name} if name else {}) | {VERSION: version("gymsdk"), ROUTES: routes}
 
 

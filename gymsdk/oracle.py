@@ -27,6 +27,19 @@ WAIT = 10.0
 """Seconds a request may wait for its row to be read."""
 
 
+ADVICE = (
+    "start the oracle with the --seed, --set and --split of whoever asks, with a higher --limit, or with the file of"
+    " its rows: --tasks FILE"
+)
+"""What helps where it knows no row that opens like a conversation, and how it was started is up to its user."""
+
+SERVED = (
+    "POST the row to /run of an agent, or let `gymsdk policy serve oracle --env NAME` play, which takes the --seed,"
+    " --set, --split and --tasks of whoever asks"
+)
+"""What helps where it plays behind a model server, and reads all splits with the seed 0."""
+
+
 class Oracle(Scripted):
     """*model*, which plays episodes of *environments*, for those as well who bring a conversation alone.
 
@@ -44,12 +57,14 @@ class Oracle(Scripted):
         limit: int = LIMIT,
         seed: int = 0,
         wait: float = WAIT,
+        advice: str = ADVICE,
     ) -> None:
         super().__init__(str(getattr(model, "name", NAMED)).removeprefix("scripted/"), self._said)
         self._model = model
         self._environments = environments
         self._recorder = Recorder(environments, model, sources, limit=limit, seed=seed)
         self._wait = wait
+        self._advice = advice
 
     async def __aenter__(self) -> Self:
         return self
@@ -82,7 +97,8 @@ class Oracle(Scripted):
             if self._recorder.over:
                 raise self._unknown()
             if clock() >= ends:
-                told = f"no row read so far opens like this conversation ({self._recorder.story}); ask again"
+                told = f"no row read so far opens like this conversation (read: {self._recorder.story})"
+                told = f"{told}; ask again, or {self._advice}"
                 raise Failed(told, kind="still_reading", retryable=True, retry_after=1.0)
             await self._recorder.more(ends - clock())
         return found[0]
@@ -106,8 +122,7 @@ class Oracle(Scripted):
 
     def _unknown(self) -> Failed:
         return Failed(
-            f"no row opens like this conversation (read: {self._recorder.story}); POST the row to /run of an agent,"
-            " or name its file: `gymsdk policy serve oracle --env NAME --tasks FILE`",
+            f"no row opens like this conversation (read: {self._recorder.story}); {self._advice}",
             kind="not_recorded",
         )
 
@@ -117,7 +132,7 @@ def served(model: Model, environments: Sequence[Environment]) -> Model:
     if isinstance(model, Oracle) or not (isinstance(model, Scripted) and model.name.startswith(NAMED)):
         return model
     named = {each.name: each for each in environments}
-    return Oracle(model, named, of_splits(named))
+    return Oracle(model, named, of_splits(named), advice=SERVED)
 
 
 @asynccontextmanager

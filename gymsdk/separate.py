@@ -10,19 +10,22 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from gymsdk import credentials
+from gymsdk import credentials, trust
 from gymsdk.configuration.deployment import Block
 from gymsdk.errors import GymsdkError
 from gymsdk.launch import Options, socket_of
 from gymsdk.servers.fleet import Times
 from gymsdk.servers.health import status
-from gymsdk.servers.listener import bound
+from gymsdk.servers.listener import bound, host_of
 from gymsdk.servers.members import HEAD, Exit
 from gymsdk.servers.node import Node
 from gymsdk.servers.safety import Safety
 from gymsdk.servers.service import Service, url
 from gymsdk.servers.strand import Strand
 from gymsdk.supervisor import Charge, Supervisor
+
+TRIES = 3
+"""How often a server may end before it has answered once."""
 
 LOOKING = 0.05
 """Seconds between two looks whether a server is there that listens, and does not answer yet."""
@@ -60,11 +63,15 @@ async def separated(
     """
     with ExitStack() as sockets:
         at = None if options.head else sockets.enter_context(_head(options))
-        head_url = options.head or url(options.host, _port(at), safety.scheme)
+        head_url = options.head or (url(host_of(at, options.host), _port(at), safety.scheme) if at else "")
         places = {each.name: sockets.enter_context(_socket(each, options)) for each in blocks}
         variables = dict(environment or {})
         charges = [_charge(HEAD, words, at, "head_server", variables)] if at else []
         charges += [_charge(name, [*words, "--head", head_url], one, name, variables) for name, one in places.items()]
+        if safety.tls is not None:
+            # Its servers are what this process speaks to, whoever their certificate is for.
+            for one in [*([at] if at else []), *places.values()]:
+                sockets.enter_context(trust.answering(one.getsockname()[0], safety.tls.certificate))
         supervisor = Supervisor(charges, seconds=_patience(options.times), last=HEAD, bare=bare)
         services = tuple(_service(each, places[each.name], options, safety) for each in blocks)
         node = Node(
@@ -72,12 +79,16 @@ async def separated(
             expected=list(places),
             exits=lambda: {name: _exit(supervisor, name) for name in supervisor.exits},
             restart=supervisor.restart,
+            restarts=supervisor.pids,
             headers=partial(credentials.headers, safety.token),
         )
         running = asyncio.ensure_future(supervisor.run())
         beating = Strand(node.what, node.run)
         try:
-            await _up(running, [*([at] if at else []), *places.values()], beating, options.times, safety)
+            named = ({HEAD: at} if at else {}) | places
+            await _up(running, named, supervisor, beating, options.times, safety)
+            # It first spoke before they ran: now it can say which of them it could start anew.
+            await node.beat()
             yield Apart(head_url, services, supervisor, running)
         finally:
             await beating.end(options.times.ending)
@@ -97,7 +108,9 @@ def _socket(block: Block, options: Options) -> socket.socket:
 
 def _charge(name: str, words: Sequence[str], at: socket.socket, only: str, environment: Mapping[str, str]) -> Charge:
     file = str(at.fileno())
-    return Charge(name, [sys.executable, "-m", "gymsdk", *words, "--only", only, "--fd", file], at, environment)
+    return Charge(
+        name, [sys.executable, "-m", "gymsdk", *words, "--only", only, "--fd", file], at, environment, tries=TRIES
+    )
 
 
 def _service(block: Block, at: socket.socket, options: Options, safety: Safety) -> Service:
@@ -113,10 +126,15 @@ def _service(block: Block, at: socket.socket, options: Options, safety: Safety) 
 
 
 async def _up(
-    running: asyncio.Future[None], sockets: Sequence[socket.socket], beating: Strand, times: Times, safety: Safety
+    running: asyncio.Future[None],
+    sockets: Mapping[str, socket.socket],
+    supervisor: Supervisor,
+    beating: Strand,
+    times: Times,
+    safety: Safety,
 ) -> None:
     """Wait until every server answers and the head knows of all; raises what *running* ends with before."""
-    rising = asyncio.ensure_future(_risen(sockets, beating, times, safety))
+    rising = asyncio.ensure_future(_risen(sockets, supervisor, beating, times, safety))
     await asyncio.wait({running, rising}, return_when="FIRST_COMPLETED")
     if running.done():
         rising.cancel()
@@ -126,11 +144,20 @@ async def _up(
     rising.result()
 
 
-async def _risen(sockets: Sequence[socket.socket], beating: Strand, times: Times, safety: Safety) -> None:
-    async with asyncio.TaskGroup() as group:
-        for each in sockets:
-            group.create_task(_answers(each, times.starting, safety))
-        group.create_task(beating.up(times.starting))
+async def _risen(
+    sockets: Mapping[str, socket.socket], supervisor: Supervisor, beating: Strand, times: Times, safety: Safety
+) -> None:
+    async def rise(name: str, at: socket.socket) -> None:
+        await _answers(at, times.starting, safety)
+        supervisor.ready(name)
+
+    rising = [asyncio.ensure_future(rise(name, at)) for name, at in sockets.items()]
+    rising.append(asyncio.ensure_future(beating.up(times.starting)))
+    try:
+        await asyncio.gather(*rising)
+    finally:
+        for each in rising:
+            each.cancel()
 
 
 async def _answers(at: socket.socket, seconds: float, safety: Safety) -> None:
@@ -156,6 +183,6 @@ def _patience(times: Times) -> float:
     return times.grace + 2 * times.ending + 3.0
 
 
-def _port(at: socket.socket | None) -> int:
-    port: int = 0 if at is None else at.getsockname()[1]
+def _port(at: socket.socket) -> int:
+    port: int = at.getsockname()[1]
     return port

@@ -10,10 +10,12 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
 from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.outlet import Outlet
 
 FIRST, LONGEST = 0.1, 10.0
 """Seconds before a process that ended is started again: twice as many each time, up to a bound."""
@@ -23,6 +25,9 @@ HEALTHY = 30.0
 
 USAGE = 2
 """The exit code of what was asked for wrongly: again would be as wrong."""
+
+LAST_WORDS = 1.0
+"""Seconds that what an ended process wrote last may take to be passed on."""
 
 LINE = 2**20
 """Bytes a line of a process's output may have to be passed on in one piece."""
@@ -35,7 +40,8 @@ class Charge:
     """A process to be: its *name*, the words that start it, the socket it is handed down, open under the same number.
 
     Connections wait at the socket while nobody is there to answer them. A process that opens one itself is handed
-    none. It is started *again* for as long as that says so; an end after which it does not is everybody's.
+    none. It is started *again* for as long as that says so, and may end at most so many times (*tries*) before it is
+    ready; any other end is everybody's.
     """
 
     name: str
@@ -43,6 +49,7 @@ class Charge:
     at: socket.socket | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     again: Callable[[], bool] = lambda: True
+    tries: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,9 @@ class Supervisor:
         self._charges = charges
         self._seconds = seconds
         self._last = last
-        self._out = out or sys.stderr
+        self._outlet = Outlet(out or sys.stderr)
+        self._last_lines: dict[str, str] = {}
+        self._ready: set[str] = set()
         self._bare = bare
         self._width = max((len(each.name) for each in charges), default=0)
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -95,6 +104,10 @@ class Supervisor:
         process = self._running.get(name)
         return None if process is None else process.pid
 
+    def pids(self) -> dict[str, int]:
+        """Give the processes that run just now, by name."""
+        return {name: process.pid for name, process in self._running.items()}
+
     async def run(self) -> None:
         """Run until cancelled; raises `GymsdkError` where one is asked for wrongly. Nothing is left running."""
         watches = {asyncio.create_task(self._watched(each)): each.name for each in self._charges}
@@ -104,6 +117,11 @@ class Supervisor:
                 each.result()
         finally:
             await asyncio.shield(asyncio.ensure_future(self._end(watches)))
+            self._outlet.close()
+
+    def ready(self, name: str) -> None:
+        """Know that the process *name* does what it is there for: its end from now on is no fault of its beginning."""
+        self._ready.add(name)
 
     async def _watched(self, charge: Charge) -> None:
         pause = FIRST
@@ -117,41 +135,75 @@ class Supervisor:
             if charge.name in self._asked:
                 self._asked.discard(charge.name)
                 continue
-            if code == USAGE:
-                raise UsageError(f"the server {charge.name!r} cannot be served as asked; what it wrote says why")
-            if not charge.again():
-                raise GymsdkError(f"the server {charge.name!r} ended ({told(code)}); what it wrote says why")
+            self._check(charge, code)
             pause = FIRST if time.monotonic() - began > HEALTHY else pause
             log.warning("the server %r ended (%s); it is started again in %.1f s", charge.name, told(code), pause)
             await asyncio.sleep(pause)
             pause = min(LONGEST, 2 * pause)
 
+    def _check(self, charge: Charge, code: int) -> None:
+        """Raise where to start it again would change nothing."""
+        name, how = charge.name, told(code)
+        if not charge.again():
+            raise GymsdkError(f"the server {name!r} ended ({how}); what it wrote says why")
+        if name in self._ready:
+            return
+        if code == USAGE:
+            raise UsageError(f"the server {name!r} cannot be served as asked; what it wrote says why")
+        if charge.tries is not None and self.exits[name].restarts >= charge.tries:
+            last = f": {self._last_lines[name]}" if name in self._last_lines else ""
+            raise GymsdkError(f"the server {name!r} ended {charge.tries} times as it began ({how}){last}")
+
     async def _lived(self, charge: Charge) -> int:
-        """Give the exit code of one life of *charge*."""
-        process = await asyncio.create_subprocess_exec(
-            *charge.words,
-            env={**os.environ, **charge.environment},
-            # Its other end is closed with this process, however that ends: see `lifeline`.
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            pass_fds=[charge.at.fileno()] if charge.at else [],
-            # Ctrl-C is the supervisor's alone to hear of.
-            start_new_session=True,
-        )
-        self._running[charge.name] = process
+        """Give the exit code of one life of *charge*; what it started and left behind ends with it."""
+        # Pipes of our own: asyncio waits for its own to be closed, which who inherited them need not do.
+        (theirs, lifeline), (mouth, said) = os.pipe(), os.pipe()
         try:
-            await self._passed_on(charge.name, process)
+            process = await asyncio.create_subprocess_exec(
+                *charge.words,
+                env={**os.environ, **charge.environment},
+                # Its other end is closed with this process, however that ends: see `lifeline`.
+                stdin=theirs,
+                stdout=said,
+                stderr=said,
+                pass_fds=[charge.at.fileno()] if charge.at else [],
+                # Ctrl-C is the supervisor's alone to hear of.
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(lifeline)
+            os.close(mouth)
+            raise
+        finally:
+            os.close(theirs)
+            os.close(said)
+        self._running[charge.name] = process
+        passing = asyncio.create_task(self._passed_on(charge.name, mouth))
+        try:
             return await process.wait()
         finally:
             self._running.pop(charge.name, None)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            # What it wrote last; those who inherited its mouth are not waited for.
+            await asyncio.wait({passing}, timeout=LAST_WORDS)
+            passing.cancel()
+            os.close(lifeline)
 
-    async def _passed_on(self, name: str, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None, "it is a pipe"
-        async for line in _lines(process.stdout):
-            said = line.decode(errors="replace").rstrip()
-            self._out.write(f"{said}\n" if self._bare else f"{name:<{self._width}} | {said}\n")
-            self._out.flush()
+    async def _passed_on(self, name: str, mouth: int) -> None:
+        reader = asyncio.StreamReader()
+        file = os.fdopen(mouth, "rb", 0)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), file
+        )
+        try:
+            async for line in _lines(reader):
+                said = line.decode(errors="replace").rstrip()
+                if said:
+                    self._last_lines[name] = said
+                self._outlet.say(said if self._bare else f"{name:<{self._width}} | {said}")
+        finally:
+            transport.close()
 
     async def _end(self, watches: Mapping[asyncio.Task[None], str]) -> None:
         """End the processes, the last one when the others have; each within its seconds."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 from gymsdk.configuration.deployment import Agent, Block, Deployment, Player, Resources
 from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, POLICY, RESOURCES, Kind
 from gymsdk.rollouts.jobs import AGENT
 from gymsdk.servers.environment import NAMED
+from gymsdk.servers.service import Service
 
 Role: TypeAlias = Literal["head", "resources", "agent", "model"]
 """What a node may be there for alone."""
@@ -65,6 +66,23 @@ def whole(deployment: Deployment, *blocks: Block, player: Player | None = None) 
     named += agents
     named += [_server(each) for each in named if each.kind == AGENTS and not _has_server(each, named)]
     return tuple(sorted(named, key=_order(named)))
+
+
+def lacking(services: Iterable[Service], coming: Collection[str] = ()) -> tuple[Block, ...]:
+    """Give the agents and environment servers that are wanted where *services* are, and none of which is *coming*."""
+    there = [_known(each) for each in services]
+    names = {*coming, *(each.name for each in there)}
+    return tuple(each for each in whole(Deployment(servers=tuple(there))) if each.name not in names)
+
+
+def _known(service: Service) -> Block:
+    """Give the block of a server elsewhere, as far as others have to know it."""
+    told = {key: service.fields.get(key) for key in (RESOURCES_REF, MODEL_REF, AGENT_REF)}
+    refers = {key: str(value["name"]) for key, value in told.items() if isinstance(value, dict) and "name" in value}
+    parts = {RESOURCES: Resources(environment=service.implementation), MODELS: Player(name=service.name)}
+    part = parts.get(service.kind, Agent())
+    place = {"name": service.name, "kind": service.kind, "implementation": service.implementation}
+    return Block.model_validate({**place, "part": part, "refers": refers})
 
 
 def here(blocks: Iterable[Block], *, role: Role | None = None, only: str | None = None) -> tuple[Block, ...]:

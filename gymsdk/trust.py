@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import ssl
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gymsdk.addresses import is_loopback
 from gymsdk.errors import Failed, UsageError
 
 VARIABLE = "GYMSDK_CA_FILE"
@@ -34,7 +34,7 @@ def at(host: str) -> ssl.SSLContext:
     """Give whom to believe at *host*; raises `UsageError` where a file of certificates is none."""
     believed = os.environ.get(VARIABLE, "").strip()
     own = tuple(dict.fromkeys(certificate for _, certificate in _answering))
-    near = bool(own) and (_is_loopback(host) or any(name == host for name, _ in _answering))
+    near = bool(own) and (is_loopback(host) or any(name == host for name, _ in _answering))
     return _context(believed, own, near)
 
 
@@ -75,10 +75,3 @@ def _context(believed: str, own: tuple[Path, ...], near: bool) -> ssl.SSLContext
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = not near
     return context
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from gymsdk import http, wire
+from pydantic import SecretStr
+
+from gymsdk import http, reasons, wire
 from gymsdk.addresses import public
 from gymsdk.convert import keys, misfits
 from gymsdk.convert import tokens as token_fields
@@ -16,16 +19,24 @@ from gymsdk.convert.dialect import dialect as spoken
 from gymsdk.convert.extras import TEMPLATE
 from gymsdk.discretion import discreet
 from gymsdk.errors import Failed
-from gymsdk.replicas import Final, Replicas, sticky
+from gymsdk.replicas import LOST, ONCE, Final, Replicas, sticky
 from gymsdk.settings import ModelOptions
 from gymsdk.transcript import Item
 from gymsdk.types import Episode
+
+log = logging.getLogger("gymsdk")
 
 STREAMED = ("stream", "stream_options")
 """What a call never says: its answer is read whole."""
 
 CHAT = spoken("chat")
 """What a tokenizer is told a prompt in, whatever its engine is asked in."""
+
+MISSING = 404
+KEYLESS = frozenset({401, 403})
+
+LOOK = 5.0
+"""Seconds that a look at a server may take."""
 
 ABSENT = frozenset({404, 405, 501})
 """How servers say that there is nothing at a path."""
@@ -54,6 +65,7 @@ class Upstream:
         self._dialect = dialect
         self._always = always
         self._post = post or _replicas(options).post
+        self._told = False
 
     def __repr__(self) -> str:
         return f"{self.name}@{','.join(map(public, self.options.base_url or ()))}"
@@ -101,7 +113,9 @@ class Upstream:
     async def _read(self, answer: http.Answer, call: _Call) -> Item:
         asked = call.asked
         if wire.overflowed(answer.status, answer.body):
-            return wire.overflow(answer.text, model=asked["model"], request=asked)
+            said, _ = reasons.refusal(answer.text)
+            self._tell(f"{answer.host}: a prompt does not fit the model: {said}")
+            return wire.overflow(said, model=asked["model"], request=asked)
         with discreet(*answer.secrets):
             self._check(answer, asked)
             told = answer.json()
@@ -114,17 +128,42 @@ class Upstream:
             misfits.check(response, asked, host=answer.host)
             return response
 
+    async def trouble(self) -> str | None:
+        """Give what is wrong with one of the servers, as far as its list of models shows; `None` where nothing is."""
+        found = await asyncio.gather(*map(self._looked_at, self.options.base_url or ()))
+        return next(filter(None, found), None)
+
+    async def _looked_at(self, url: str) -> str | None:
+        key, who = self.options.api_key, f"the model's server at {http.host(url)}"
+        bearer = {"Authorization": SecretStr(f"Bearer {key.get_secret_value()}")} if key else {}
+        at = f"{url.rstrip('/')}/models"
+        try:
+            answer = await http.get(at, headers=bearer | dict(self.options.headers), timeout=LOOK, retry=ONCE)
+        except Failed as error:
+            why = str(error).removeprefix(f"cannot reach {http.host(url)}: ").removeprefix(f"{http.host(url)} ")
+            return f"{who} does not answer yet: {why}"
+        if answer.status in ABSENT and not _ends_right(url):
+            return f"{who} has no models at {public(at)}; {_short(url)}"
+        if answer.status in KEYLESS:
+            return f"{who} answered {answer.status}; check the API key"
+        return f"{who} does not answer yet: it answered {answer.status}" if answer.status in LOST else None
+
+    def _tell(self, words: str) -> None:
+        """Warn once: there may be many prompts that do not fit."""
+        if not self._told:
+            self._told = True
+            log.warning("%s; such turns end at once, out of tokens: serve the model with more context", words)
+
     def _check(self, answer: http.Answer, asked: Item) -> None:
         """Raise a `Failed` that says more of a refusal than its status does."""
         if answer.ok:
             return
-        said = f"{answer.host} answered {answer.status}: {answer.text[: http.EXCERPT]}"
+        said = f"{answer.host} answered {answer.status}: {reasons.refusal(answer.text)[0]}"
         if asked.get("tools") and (advice := misfits.mend(answer.text)):
             raise Failed(f"{said}; {advice}", kind="model_misconfigured")
-        bare = [url for url in self.options.base_url or () if not url.rstrip("/").endswith("/v1")]
-        if answer.status == 404 and bare:  # noqa: PLR2004 - nothing is there
-            message = f"{said}; the base URL {public(bare[0])} does not end in /v1, where such servers answer"
-            raise Failed(message, kind="model_not_found")
+        bare = [url for url in self.options.base_url or () if not _ends_right(url)]
+        if answer.status == MISSING and bare:
+            raise Failed(f"{said}; {_short(bare[0])}", kind="model_not_found")
 
     async def _prompt(self, call: _Call) -> object:
         """The ids of a call's prompt, by the tokenizer of the server."""
@@ -155,6 +194,14 @@ class _Call:
         if wire.overflowed(answer.status, answer.body):
             return True
         return bool(self.asked.get("tools") and misfits.mend(answer.text))
+
+
+def _ends_right(url: str) -> bool:
+    return url.rstrip("/").endswith("/v1")
+
+
+def _short(url: str) -> str:
+    return f"the base URL {public(url)} does not end in /v1, where such servers answer"
 
 
 def _replicas(options: ModelOptions) -> Replicas:

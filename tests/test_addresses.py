@@ -1,10 +1,10 @@
-"""Addresses are told without who asks."""
+"""Addresses are told without who asks, and hosts that only one machine reaches are known."""
 
 from __future__ import annotations
 
 import pytest
 
-from gymsdk.addresses import public
+from gymsdk.addresses import is_loopback, near, public
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,18 @@ from gymsdk.addresses import public
 )
 def test_who_asks_and_a_query_are_left_out(text: str, told: str) -> None:
     assert public(text) == told
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost"])
+def test_a_host_that_only_this_machine_reaches_is_known(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.7", "::ffff:10.0.0.7", "node7", "127.0.0.1.test"])
+def test_no_other_is_taken_for_one(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_what_listens_everywhere_is_near() -> None:
+    told = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1", "10.0.0.7": "10.0.0.7"}
+    assert {host: near(host) for host in told} == told

@@ -27,7 +27,7 @@ from gymsdk.servers import policy
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "docs/*.md", "environments/*/README.md", "benchmarks/*.md")
+    for pattern in ("*.md", "docs/*.md", "environments/*/README.md", "compat/README.md", "benchmarks/*.md")
     for path in ROOT.glob(pattern)
 )
 SET_UP = ("Run it", "Test it")
@@ -36,10 +36,10 @@ SET_UP = ("Run it", "Test it")
 ADDRESS = "http://127.0.0.1:8000/v1"
 """The model server of the pages; where they are tried it is one on loopback."""
 
-SERVED = re.compile(r"(?<=127\.0\.0\.1:)11\d{3}\b|(?<==)11\d{3}\b|(?<=--port )11\d{3}\b")
+SERVED = re.compile(r"(?<=127\.0\.0\.\d:)11\d{3}\b|(?<==)11\d{3}\b|(?<=--port )11\d{3}\b|(?<=port: )11\d{3}\b")
 """The ports of the pages' servers; where they are tried they are any that are free."""
 
-SERVES = re.compile("gymsdk (policy )?serve ")
+SERVES = re.compile("gymsdk (policy )?serve |ng_run ")
 """How a line begins whose command goes on until it is stopped; what follows in its block is tried meanwhile."""
 
 FENCE = re.compile(r"^```(\w*)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -95,9 +95,10 @@ class Shell:
         if block.title:
             path = self.folder / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text)
+            # In the files of configurations, too: those of other pages may be served at the same time.
+            path.write_text(self._placed(block.text) if block.language == "yaml" else block.text)
             return
-        text = SERVED.sub(lambda found: str(self.ports[found[0]]), block.text)
+        text = self._placed(block.text)
         text = text.replace(ADDRESS, self.variables["GYMSDK_BASE_URL"])
         first, _, rest = text.partition("\n")
         if block.language == "bash" and SERVES.match(first):
@@ -107,6 +108,9 @@ class Shell:
             await self.run("bash", "-euo", "pipefail", "-c", text)
         elif block.language == "python":
             await self.run("python", "-c", text)
+
+    def _placed(self, text: str) -> str:
+        return SERVED.sub(lambda found: str(self.ports[found[0]]), text)
 
     async def serve(self, command: str) -> None:
         """Start the servers of *command* and wait until they are ready; they run until the page has been tried."""
@@ -159,6 +163,8 @@ def environment(home: Path) -> Path:
     (packages / "outer.pth").write_text("".join(lines))
     offline = "--no-index --no-deps --no-build-isolation"
     command(python, "gymsdk", f"'{python}' -m gymsdk \"$@\"")
+    for name, module in (("ng_run", "run"), ("ng_status", "status"), ("ng_collect_rollouts", "collect")):
+        command(python, name, f"'{python}' -c 'from gymsdk_nemo_compat.{module} import main; main()' \"$@\"")
     command(python, "pytest", f"'{python}' -m pytest \"$@\"")
     command(python, "pip", f"'{sys.executable}' -m pip --python '{python}' \"$@\" {offline}")
     return python

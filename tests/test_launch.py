@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from gymsdk import BrokenEnvironment, Environment, GymsdkError, ServerClient, UsageError, http
+from gymsdk.configuration.deployment import Block, Deployment, Head, Resources
 from gymsdk.launch import Options, serving
 from gymsdk.servers.fleet import Times
 
@@ -179,6 +180,39 @@ async def test_where_a_port_is_in_use_nothing_is_started(environment: Callable[.
 async def test_a_host_others_reach_is_refused(environment: Callable[..., Environment], host: str) -> None:
     with pytest.raises(UsageError, match="with --insecure"):
         async with serving([environment(ASKED)], options=Options(host=host)):
+            pass
+
+
+@pytest.mark.parametrize("key", ["head_server", "made"])
+async def test_a_host_others_reach_is_refused_wherever_the_configuration_names_it(
+    key: str,
+) -> None:
+    block = Block(
+        name="there",
+        kind="resources_servers",
+        implementation="tool_call",
+        part=Resources(environment="tool_call"),
+        host="0.0.0.0" if key == "made" else None,
+    )
+    head = Head(host="0.0.0.0", port=free(), given=True) if key == "head_server" else Head()
+    with pytest.raises(UsageError, match=r"'0\.0\.0\.0' could use these servers.*with --insecure"):
+        async with serving(deployment=Deployment(servers=(block,), head=head)):
+            pass
+
+
+async def test_the_head_is_told_of_at_the_address_where_the_configuration_has_it(asking: httpx.AsyncClient) -> None:
+    port = free()
+    deployment = Deployment(head=Head(host="127.0.0.2", port=port, given=True))
+    async with serving(["tool_call"], deployment=deployment) as running:
+        told = yaml.safe_load((await asking.get(f"{running.head_url}/global_config_dict_yaml")).json())
+    assert running.head_url == f"http://127.0.0.2:{port}"
+    assert told["head_server"] == {"host": "127.0.0.2", "port": port}
+
+
+async def test_a_model_that_knows_the_answers_has_to_be_told_of_whose() -> None:
+    options = Options(role="model", head="http://127.0.0.1:9")
+    with pytest.raises(UsageError, match="name them, as in gymsdk serve math --role model"):
+        async with serving(model="scripted/oracle", options=options):
             pass
 
 

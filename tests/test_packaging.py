@@ -1,4 +1,4 @@
-"""What is published: four wheels and their sources, complete, typed, and free of this checkout."""
+"""What is published: five wheels and their sources, complete, typed, and free of this checkout."""
 
 from __future__ import annotations
 
@@ -26,12 +26,23 @@ PROJECTS = {
     "gym_env_math": Path("environments/math"),
     "gym_env_multineedle": Path("environments/multineedle"),
     "gym_env_tool_call": Path("environments/tool_call"),
+    "gymsdk_nemo_compat": Path("compat"),
 }
 STARTUP = {"gymsdk": {"gymsdk_startup.py", "gymsdk_startup.pth"}}
 """What stands beside a package in its wheel."""
 
-ENVIRONMENTS = [package for package in PROJECTS if package != "gymsdk"]
-SOURCES = ["gymsdk", "startup", "cookiecutter-env", "environments", "docs", "hatch_build.py", "pyproject.toml"]
+BESIDE = [package for package in PROJECTS if package != "gymsdk"]
+ENVIRONMENTS = [package for package in BESIDE if package.startswith("gym_env_")]
+SOURCES = [
+    "gymsdk",
+    "startup",
+    "cookiecutter-env",
+    "environments",
+    "compat",
+    "docs",
+    "hatch_build.py",
+    "pyproject.toml",
+]
 PAGES = ["README.md", "CHANGELOG.md", "LICENSE", ".gitignore"]
 PASSING = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis", "build", "dist", ".venv*")
 
@@ -157,6 +168,17 @@ def test_gymsdk_brings_the_command_and_the_pytest_plugin(wheels: dict[str, Path]
     }
 
 
+def test_the_commands_of_nemo_gym_are_a_distribution_of_their_own(wheels: dict[str, Path]) -> None:
+    points = ConfigParser()
+    points.read_string(read(wheels["gymsdk_nemo_compat"], "entry_points.txt"))
+    assert dict(points["console_scripts"]) == {
+        "ng_run": "gymsdk_nemo_compat.run:main",
+        "ng_status": "gymsdk_nemo_compat.status:main",
+        "ng_collect_rollouts": "gymsdk_nemo_compat.collect:main",
+    }
+    assert required(wheels["gymsdk_nemo_compat"]) == {"gymsdk", "pydantic"}
+
+
 def test_a_wheel_carries_the_whole_template(checkout: Path, wheels: dict[str, Path]) -> None:
     held = {name.removeprefix("gymsdk/template/") for name in names(wheels["gymsdk"]) & template(checkout)}
     project = "{{cookiecutter.__project}}"
@@ -219,15 +241,15 @@ def test_the_sources_build_the_same_wheel(
     assert read(rebuilt, "METADATA") == read(wheels[package], "METADATA")
 
 
-def test_an_editable_install_of_the_checkout_brings_its_environments(checkout: Path, tmp_path: Path) -> None:
+def test_an_editable_install_of_the_checkout_brings_what_lies_beside_it(checkout: Path, tmp_path: Path) -> None:
     needs = metadata(built(checkout, tmp_path, "editable")).get_all("Requires-Dist", [])
     brought = {need.partition(" @ ")[0]: need for need in needs if " @ " in need}
-    assert set(brought) == {package.replace("_", "-") for package in ENVIRONMENTS}
+    assert set(brought) == {package.replace("_", "-") for package in BESIDE}
     assert all(need.endswith(' ; extra == "dev"') for need in brought.values())
 
 
-@pytest.mark.parametrize("package", ENVIRONMENTS)
-def test_the_environments_it_brings_run_from_the_checkout(package: str, checkout: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", BESIDE)
+def test_what_it_brings_runs_from_the_checkout(package: str, checkout: Path, tmp_path: Path) -> None:
     built(checkout, tmp_path, "editable")
     (wheel,) = (checkout / "build" / "editable").glob(f"{package}-*.whl")
     with zipfile.ZipFile(wheel) as archive:

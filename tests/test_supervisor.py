@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gymsdk.errors import UsageError
+from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.supervisor import Charge, Supervisor, told
 
 SERVER = """
@@ -125,6 +125,52 @@ async def test_one_that_is_asked_for_wrongly_is_not_started_again() -> None:
             await Supervisor([wrong], out=out).run()
     wrong.at.close()
     assert "no such thing" in out.getvalue()
+
+
+async def test_one_whose_child_outlives_it_is_started_again_all_the_same() -> None:
+    leaving = (
+        "import subprocess\nsleeper = subprocess.Popen(['sleep', '300'])\nprint('sleeper', sleeper.pid, flush=True)\n"
+    )
+    one = charge("one", leaving + SERVER)
+    async with supervised(one) as (_, out):
+        first = await answered(one)
+        os.kill(first, signal.SIGKILL)
+        assert await answered(one) != first
+        await until(lambda: out.getvalue().count("sleeper") == 2)
+        sleepers = [int(line.split()[-1]) for line in out.getvalue().splitlines() if "sleeper" in line]
+        await until(lambda: is_gone(sleepers[0]))
+    assert is_gone(sleepers[1])
+
+
+async def test_an_exit_code_means_nothing_once_a_process_was_ready() -> None:
+    one = charge("one", SERVER.replace("    here.close()", "    here.close()\n    os._exit(2)"))
+    async with supervised(one) as (supervisor, _):
+        supervisor.ready("one")
+        first = await answered(one)
+        assert await answered(one) != first
+
+
+async def test_one_that_never_begins_is_given_up_with_its_last_words() -> None:
+    broken = charge("broken", "import sys; print('no such thing', flush=True); sys.exit(1)")
+    limited = Charge(broken.name, broken.words, broken.at, tries=2)
+    with pytest.raises(GymsdkError, match=r"'broken' ended 2 times as it began \(exit code 1\): no such thing"):
+        async with asyncio.timeout(20):
+            await Supervisor([limited], out=io.StringIO()).run()
+    broken.at.close()
+
+
+async def test_nobody_waits_for_who_does_not_read() -> None:
+    read, write = os.pipe()
+    talker = charge("talker", "print('x' * 3_000_000, flush=True)\n" + SERVER)
+    with os.fdopen(write, "w") as out:
+        running = asyncio.ensure_future(Supervisor([talker], out=out).run())
+        assert await answered(talker)
+        running.cancel()
+        async with asyncio.timeout(20):
+            await asyncio.wait({running})
+        # Whoever writes is let go.
+        os.close(read)
+    talker.at.close()
 
 
 async def test_processes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:

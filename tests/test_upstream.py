@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from gymsdk import model, wire
+from gymsdk import http, model, wire
 from gymsdk.convert import keys
 from gymsdk.errors import Failed
+from gymsdk.models.endpoint import Endpoint
 from gymsdk.models.metered import Metered
 from gymsdk.servers.policy import serve
+from gymsdk.settings import ModelOptions
 from gymsdk.transcript import Item
 from gymsdk.wire import Api
 
@@ -251,3 +253,40 @@ class TestMisfits:
             with pytest.raises(Failed) as caught:
                 await judge.respond({"input": "hi", "tools": [TOOL]})
         assert caught.value.kind == "model_misconfigured"
+
+
+@BOTH
+async def test_a_refusal_says_what_the_server_says_and_what_it_blames(api: Api) -> None:
+    said = (400, {"error": {"message": "temperature must be below 2.", "param": "temperature", "code": 400}})
+    error = await failed(Engine(completions=said, responses=said), api=api)
+    assert str(error).endswith(" answered 400: temperature must be below 2")
+    assert isinstance(error, http.Refused)
+    assert error.param == "temperature"
+
+
+async def test_prompts_that_do_not_fit_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    said = (400, {"error": {"message": "This model's maximum context length is 8 tokens.", "code": 400}})
+    async with behind(Engine(completions=said)) as url:
+        policy = model("endpoint/m", base_url=url)
+        answers = [await policy.respond({"input": "hi"}) for _ in range(3)]
+    [warning] = caplog.messages
+    assert "a prompt does not fit the model: This model's maximum context length is 8 tokens;" in warning
+    assert answers[2]["incomplete_details"]["message"] == "This model's maximum context length is 8 tokens"
+
+
+async def test_an_engine_that_answers_is_no_trouble() -> None:
+    async with behind(Engine()) as url:
+        assert await Endpoint("m", ModelOptions(base_url=url)).trouble() is None
+
+
+async def test_an_engine_that_is_not_there_yet_is_told_of() -> None:
+    told = await Endpoint("m", ModelOptions(base_url="http://127.0.0.1:9/v1")).trouble()
+    assert told == (
+        "the model's server at 127.0.0.1:9 does not answer yet: nothing listens there; is the server running?"
+    )
+
+
+async def test_a_base_url_that_ends_too_soon_is_told_of() -> None:
+    async with behind(Engine()) as url:
+        told = await Endpoint("m", ModelOptions(base_url=url.removesuffix("/v1"))).trouble()
+    assert "does not end in /v1, where such servers answer" in str(told)

@@ -17,6 +17,7 @@ from gymsdk.cli.new import new
 from gymsdk.cli.play import play
 from gymsdk.cli.policy import app as policy
 from gymsdk.cli.profile import profile
+from gymsdk.cli.restart import restart
 from gymsdk.cli.reverify import reverify
 from gymsdk.cli.rollout import rollout
 from gymsdk.cli.serve import serve
@@ -42,6 +43,7 @@ app.command()(reverify)
 app.command()(profile)
 app.command()(serve)
 app.command()(status)
+app.command()(restart)
 app.command()(config)
 app.add_typer(policy, name="policy")
 app.command()(bench)

@@ -91,6 +91,29 @@ Split = Annotated[
     str | None, typer.Option(metavar="NAME", help="The split to play; `example` or the first one, if not given.")
 ]
 Repeats = Annotated[int, typer.Option("--repeats", "-k", min=1, metavar="K", help="Play each task this often.")]
+RepeatsIfAny = Annotated[
+    int | None,
+    typer.Option(
+        "--repeats",
+        "-k",
+        min=1,
+        metavar="K",
+        help="Play each task this often.",
+        show_default="1, or what the dataset says",
+    ),
+]
+Configs = Annotated[
+    list[Path],
+    typer.Option("--config", metavar="FILE", help="A configuration; later ones win.", show_default=False),
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Play the rows that a configuration names so, instead of a split."),
+]
+Agent = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="With --head: the agent that plays rows which name none."),
+]
 Concurrency = Annotated[int, typer.Option(min=1, metavar="C", help="Episodes in flight at once.")]
 Seed = Annotated[
     int,

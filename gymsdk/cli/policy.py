@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gymsdk.types import Model
 
 app = typer.Typer(help="Serve a scripted policy as an engine would be.", no_args_is_help=True)
-KINDS = "oracle|null|echo|random|script:FILE|replay:FILE"
+KINDS = "oracle[:SHARE]|null|echo|random|script:FILE|replay:FILE"
 
 
 @app.callback()
@@ -116,6 +116,9 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         refuses_tools=refuse_tools,
         seed=seed,
     )
+    if not name.strip():
+        raise UsageError("--name is empty; say what the model is called")
+    kind = kind.removeprefix("scripted/")
     asked = _Asked(
         kind=kind, env=tuple(env), split=split, tasks=tasks, settings=tuple(settings), limit=limit, seed=seed
     )
@@ -128,13 +131,15 @@ def serve(  # noqa: PLR0913  # each is an option of the command
 def _faults(**given: Any) -> Faults:
     from pydantic import ValidationError
 
-    from gymsdk.complaints import sentence
+    from gymsdk.complaints import place, said
     from gymsdk.servers.policy import Faults
 
     try:
         return Faults(**given)
     except ValidationError as error:
-        raise UsageError(f"this policy cannot fail so: {sentence(error)}") from None
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = place(first)
+        raise UsageError(f"--{where}: {said(first)}" if where else f"{said(first)}; lower one of them") from None
 
 
 @asynccontextmanager

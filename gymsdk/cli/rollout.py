@@ -13,7 +13,7 @@ from gymsdk.errors import UsageError
 if TYPE_CHECKING:
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Pace
-    from gymsdk.types import Row
+    from gymsdk.types import Model, Row
 
 
 def rollout(  # noqa: PLR0913  # each is an option of the command
@@ -25,10 +25,13 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     api: options.Api = None,
     pin: options.Pin = [],  # noqa: B006  # typer copies it
     token_ids: options.TokenIds = False,
+    config: options.Configs = [],  # noqa: B006  # typer copies it
+    dataset: options.Dataset = None,
     tasks: options.Tasks = None,
+    agent: options.Agent = None,
     split: options.Split = None,
     limit: options.Limit = None,
-    repeats: options.Repeats = 1,
+    repeats: options.RepeatsIfAny = None,
     concurrency: options.Concurrency = 64,
     seed: options.Seed = 0,
     settings: options.Set = [],  # noqa: B006  # typer copies it
@@ -51,11 +54,15 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
 
     Rollouts and figures go to a folder. With --head, running servers play.
     """
+    from gymsdk.cli.datasets import asked_for
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Pace
     from gymsdk.sitting import Budget
 
-    named = list(dict.fromkeys(names or []))
+    others = {"--tasks": tasks, "--split": split, "--agent": agent, "NAME": names or None}
+    rows = asked_for(config, dataset, others) if config or dataset is not None else None
+    named = [rows.environment] if rows and head is None else list(dict.fromkeys(names or []))
+    tasks = rows.path if rows else tasks
     theirs = {
         "--model": model,
         "--base-url": options.addresses(base_url),
@@ -63,44 +70,74 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         "--pin": ",".join(pin) or None,
         "--token-ids": "" if token_ids else None,
     }
-    _played_by(head, named, theirs, tasks=tasks, settings=settings)
+    _played_by(head, named, theirs, tasks=tasks, settings=settings, agent=agent)
     sampled = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
+    its = rows if rows and rows.player and head is None and model is None else None
+    if its:
+        _unnamed(theirs)
+    given = options.settings(named, settings)
+    asked = {
+        "model": (model or "scripted/oracle") if head is None else None,
+        "base_url": options.addresses(base_url),
+        "api": api,
+        "pinned": options.pinned(pin),
+        "tokens": token_ids,
+    }
     plan = Plan(
-        environments=options.settings(named, settings),
-        model=(model or "scripted/oracle") if head is None else None,
+        environments={name: {**(rows.settings if rows else {}), **each} for name, each in given.items()},
         head=head,
-        base_url=options.addresses(base_url),
-        api=api,
-        pinned=options.pinned(pin),
-        tokens=token_ids,
         tasks=tasks,
+        agent=rows.agent if rows and head else agent,
         split=split,
         limit=limit,
         skip_bad_rows=skip_bad_rows,
-        repeats=repeats,
+        repeats=repeats or (rows.repeats if rows else 1),
         seed=seed,
         sampling=sampled,
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
+        **(its.asked() if its else asked),
     )
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
-    _carry_out(plan, pace, output, resume=resume, overwrite=overwrite, json=json)
+    player = its.model() if its else None
+    _carry_out(plan, pace, output, player, resume=resume, overwrite=overwrite, json=json)
 
 
-def _carry_out(plan: Plan, pace: Pace, output: Path | None, *, resume: bool, overwrite: bool, json: bool) -> None:
+def _unnamed(given: dict[str, str | None]) -> None:
+    """Refuse to change how the configuration's model is asked."""
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"{f'{option} {value}'.rstrip()}: the configuration says who plays; write it there, or name --model too"
+            )
+
+
+def _carry_out(
+    plan: Plan, pace: Pace, output: Path | None, model: Model | None, *, resume: bool, overwrite: bool, json: bool
+) -> None:
     from gymsdk.cli.running import carried_out, folder_of
     from gymsdk.rollouts.run import Run
 
     folder = folder_of(output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=resume)
-    figures = carried_out(Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace))
+    figures = carried_out(Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace, model=model))
     _print(folder, figures, json=json)
     if any(each["failures"] or each["complaint"] for each in figures):
         raise typer.Exit(1)
 
 
 def _played_by(
-    head: str | None, names: list[str], given: dict[str, str | None], *, tasks: Path | None, settings: list[str]
+    head: str | None,
+    names: list[str],
+    given: dict[str, str | None],
+    *,
+    tasks: Path | None,
+    settings: list[str],
+    agent: str | None,
 ) -> None:
     """Refuse what does not go together with who plays: this process, or the servers of *head*."""
+    if agent is not None and (head is None or tasks is None):
+        raise UsageError(
+            f"--agent {agent} plays rows of a file at servers; give --head and --tasks too, or leave it out"
+        )
     if head is None:
         _named(names)
         return
@@ -145,9 +182,11 @@ def _print(folder: Path, figures: list[Row], *, json: bool) -> None:
     for path in filter(_has_something, (folder / name for name in FILES)):
         typer.echo(path)
     lost = sum(sum(each["failures"].values()) for each in figures)
-    if open_ := lost - sum(each["failures_for_good"] for each in figures):
-        advice = f"the same command with --output {folder} --resume tries them again"
-        typer.echo(f"{open_} of {lost} without a reward may go well another time; {advice}", err=True)
+    again = f"the same command with --output {folder} --resume tries them again"
+    if retryable := sum(each["failures_retryable"] for each in figures):
+        typer.echo(f"{retryable} of {lost} without a reward may go well another time; {again}", err=True)
+    if open_ := lost - retryable - sum(each["failures_for_good"] for each in figures):
+        typer.echo(f"{open_} of {lost} without a reward fail again unless that is mended; then {again}", err=True)
 
 
 def _has_something(path: Path) -> bool:

@@ -68,6 +68,12 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     insecure: Annotated[bool, typer.Option("--insecure", help="Let anybody who reaches the host use them.")] = False,
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS, with this certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
+    root_path: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH", help="Where a proxy shows the head; the others are at PATH/SERVER.", show_default=False
+        ),
+    ] = "",
     max_body: Annotated[
         int | None, typer.Option(min=1024, metavar="BYTES", help="What a request may have.", show_default="256 MiB")
     ] = None,
@@ -112,6 +118,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     names, overrides, flags = _parted(words or [])
     if not names and not config and not overrides and role not in {"head", "model"}:
         raise UsageError("name what to serve: an environment, as in gymsdk serve math, or a file with --config")
+    _check_where(role, head, advertise_host)
     limits = {"body": max_body, "connections": max_connections}
     budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
     order = Order(
@@ -120,7 +127,9 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         files=tuple(config),
         overrides=overrides,
         player=Player(model, tuple(base_url), api, tuple(pin), token_ids, timeout, launch_vllm, flags),
-        where=Where(host, advertise_host, port, dict(map(_port, server_port)), head, role, separate, only, file),
+        where=Where(
+            host, advertise_host, port, dict(map(_port, server_port)), head, role, separate, only, file, root_path
+        ),
         token_file=token_file,
         insecure=insecure,
         tls=_tls(tls_cert, tls_key),
@@ -145,8 +154,18 @@ def _parted(words: list[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[s
 def _port(pair: str) -> tuple[str, int]:
     name, equals, port = pair.rpartition("=")
     if not equals or not name or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:  # noqa: PLR2004  # the last
-        raise UsageError(f"--server-port {pair}: write it as SERVER=N, as in --server-port math=11001")
+        raise UsageError(f"--server-port {pair}: write it as SERVER=N, as in --server-port policy_model=11003")
     return name, int(port)
+
+
+def _check_where(role: str | None, head: str | None, advertise_host: str | None) -> None:
+    """Refuse a head or a host that cannot be meant; raises `UsageError`."""
+    if role == "head" and head is not None:
+        raise UsageError("--role head is the head, and --head names another; leave one of them out")
+    if head is not None and not re.fullmatch(r"https?://[^/\s]+/?", head):
+        raise UsageError(f"--head {head}: write it as http://HOST:PORT")
+    if advertise_host is not None and not re.fullmatch(r"[\w.-]+|[0-9A-Fa-f:]+", advertise_host):
+        raise UsageError(f"--advertise-host {advertise_host}: write a name or address alone, without http:// and port")
 
 
 def _tls(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:

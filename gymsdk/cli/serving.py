@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging as logs
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from gymsdk.types import Model
 
 __all__ = ["Order", "Player", "Shown", "Where", "serve_until_stopped"]
+
+log = logs.getLogger("gymsdk")
 
 STEPS = ("--separate", "--json", "--open", "--launch-vllm")
 """Options that are the supervisor's alone."""
@@ -115,7 +119,9 @@ class Order:
 
         found = configuration.read(self.files, self.overrides)
         configuration.check_environments(found, installed())
-        return found
+        if self.where.port is None:
+            return found
+        return found.model_copy(update={"head": found.head.model_copy(update={"port": self.where.port})})
 
     def options(self, deployment: Deployment | None) -> Options:
         """Give how it is to be served; what the command says goes before what the files do."""
@@ -150,9 +156,11 @@ class Order:
 
     def _sockets(self) -> dict[str, socket.socket]:
         where = self.where
-        if where.only is None or where.file is None:
+        if where.file is None:
             return {}
-        return {where.only: socket.socket(fileno=where.file)}
+        if where.only is None:
+            raise UsageError("--fd hands a socket to the server that --only names; leave both to --separate")
+        return {where.only: _handed(where.file)}
 
     def logging(self, deployment: Deployment | None) -> Logging:
         """Give what is to be logged."""
@@ -162,7 +170,20 @@ class Order:
         level = self.logs["level"] or (said.level if said else "warning")
         form = self.logs["format"] or (said.format if said else "text")
         folder = self.logs["directory"] or (said.folder if said else None)
-        return asked(level, form, folder, server=self.where.only or "gymsdk")
+        server = "head" if self.where.only == "head_server" else self.where.only or "gymsdk"
+        return asked(level, form, folder, server=server)
+
+
+def _handed(file: int) -> socket.socket:
+    """Give the socket that is open under a number; raises `UsageError` where none is that listens."""
+    try:
+        at = socket.socket(fileno=file)
+        if at.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return at
+        at.detach()
+    except OSError:
+        pass
+    raise UsageError(f"--fd {file}: no socket that listens is open under that number; leave --fd to --separate")
 
 
 def serve_until_stopped(order: Order, shown: Shown) -> None:
@@ -235,7 +256,20 @@ async def _together(order: Order, deployment: Deployment | None, model: Model | 
                 player = order.player.name or running.model
                 await shown(running.head_url, running.services, player, Path(folder), running.environments)
             shown.ready = True
-            await running.ended()
+            looking = asyncio.ensure_future(_look(running.model, order.where.only))
+            try:
+                await running.ended()
+            finally:
+                looking.cancel()
+
+
+async def _look(model: Model | None, only: str | None) -> None:
+    """Warn where the engine behind the policy's model server does not answer yet; the servers do."""
+    from gymsdk.launch import POLICY
+
+    trouble = getattr(model, "trouble", None)
+    if trouble is not None and only in {None, POLICY} and (words := await trouble()):
+        log.warning("%s", words)
 
 
 async def _apart(
@@ -245,15 +279,14 @@ async def _apart(
     shown: Shown,
     passed: tuple[list[str], dict[str, str]],
 ) -> None:
-    from gymsdk import topology
-    from gymsdk.launch import placed, planned
+    from gymsdk.launch import placed, planned, running_here
     from gymsdk.separate import separated
 
     options = order.options(deployment)
     safety = options.safety()
     options = await placed(options, deployment, safety)
     blocks = planned(order.names, order.player.name, order.settings, options, deployment)
-    here = topology.here(blocks, role=options.role)
+    here = running_here(blocks, options, safety)
     words = [*_again(sys.argv[1:]), *passed[0], *_default(order, deployment, options)]
     bare = logging.takes_stderr and logging.format == "json"
     async with separated(here, words, options=options, safety=safety, environment=passed[1], bare=bare) as running:

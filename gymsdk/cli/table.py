@@ -36,8 +36,7 @@ def _figures(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for why, count in summary["ended"].items():
         if why != "done":
             yield f"out of {WHY[why]}", f"{count:,}"
-    if summary["grader_timeouts"]:
-        yield "too much for the grader", f"{summary['grader_timeouts']:,}"
+    yield from ((words, f"{summary[key]:,}") for key, words in TOO_MUCH.items() if summary[key])
     for kind, count in summary["failures"].items():
         yield f"no reward: {kind}", f"{count:,}"
     for role, used in summary["usage"].items():
@@ -47,8 +46,14 @@ def _figures(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"seconds in {stage}", f"{seconds:.4f}" if seconds >= LEAST else f"<{LEAST}"
 
 
-ORDER = ("scored", "mean", "pass", "majority", "out of", "too much", "no reward", "tokens in", "tokens out", "seconds")
+ORDER = (
+    *("scored", "mean", "pass", "majority", "out of", "prompt", "too much", "no reward"),
+    *("tokens in", "tokens out", "seconds"),
+)
 """What the rows begin with, from the top of the table to its end."""
+
+TOO_MUCH = {"prompts_too_long": "prompt too long", "grader_timeouts": "too much for the grader"}
+"""What was too much, and for whom."""
 
 WHY = {"turns": "turns", "tools": "tool calls", "tokens": "tokens", "deadline": "time"}
 """What an episode ran out of, by how it ended."""

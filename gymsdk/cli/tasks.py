@@ -41,6 +41,10 @@ def tasks(  # noqa: PLR0913  # each is an option of the command
     validate: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Check the rows of a file instead of writing any.")
     ] = None,
+    config: options.Configs = [],  # noqa: B006  # typer copies it
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Check the rows that a configuration names so.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Write rows for trainers, or check them.
@@ -48,6 +52,9 @@ def tasks(  # noqa: PLR0913  # each is an option of the command
     Each row names its environment's agent; those of several environments come in turn.
     """
     named = list(dict.fromkeys(names or []))
+    if dataset is not None or config:
+        _check(config, dataset, {"NAME": names or None, "--validate": validate, "--output": output}, json=json)
+        return
     if validate is not None:
         _validate(validate, named, settings, json=json)
         return
@@ -115,6 +122,19 @@ def _validate(path: Path, names: list[str], settings: list[str], *, json: bool) 
 
     found = checked(path, environment_of, only=names[0] if len(names) == 1 else None)
     _print(path, found, json=json)
+    if found.bad:
+        raise typer.Exit(1)
+
+
+def _check(files: list[Path], name: str | None, others: dict[str, object], *, json: bool) -> None:
+    from gymsdk.cli.datasets import asked_for
+    from gymsdk.plugins import registry
+    from gymsdk.rollouts.dealt import checked
+
+    rows = asked_for(files, name, others)
+    environment = registry.load(rows.environment, **rows.settings)
+    found = checked(rows.path, lambda _: environment, only=rows.environment)
+    _print(rows.path, found, json=json)
     if found.bad:
         raise typer.Exit(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from gymsdk.addresses import ANYWHERE
 from gymsdk.configuration.blocks import references
 from gymsdk.configuration.deployment import Block, Deployment, Head
 from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, POLICY, RESOURCES, Kind
@@ -11,7 +12,6 @@ from gymsdk.configuration.nodes import Node
 from gymsdk.configuration.places import Place, Problems
 from gymsdk.errors import suggestion
 
-ANYWHERE = {"0.0.0.0", "::"}  # noqa: S104 - compared with, not bound
 WANTED: dict[Kind, tuple[tuple[str, Kind], ...]] = {
     AGENTS: (("resources_server", RESOURCES), ("model_server", MODELS)),
     ENVIRONMENTS: (("agent_server", AGENTS), ("resources_server", RESOURCES)),

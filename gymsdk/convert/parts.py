@@ -129,5 +129,8 @@ def check_choice(choice: object) -> None:
 
 def untranslatable(what: str) -> Failed:
     """The failure to say *what* in a Chat Completions request."""
-    message = f"{what} has no place in a Chat Completions request; use a model with api='responses'"
+    message = (
+        f"{what} has no place in a Chat Completions request, which is how the model's server is asked; leave it out,"
+        " or have a server that speaks Responses asked so (--api responses)"
+    )
     return Failed(message, kind="model_bad_request")

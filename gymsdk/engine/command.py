@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gymsdk.addresses import is_loopback
 from gymsdk.engine import families
 from gymsdk.errors import UsageError
-from gymsdk.servers.auth import is_loopback
 
 PROGRAM = "vllm"
 KEY = "VLLM_API_KEY"

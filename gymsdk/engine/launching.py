@@ -14,6 +14,7 @@ from typing import TextIO
 from pydantic import SecretStr
 
 from gymsdk import http
+from gymsdk.addresses import near
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.servers.listener import bound
 from gymsdk.supervisor import USAGE, Charge, Exit, Supervisor, told
@@ -25,7 +26,6 @@ from .journal import Journal
 NAME = "vllm"
 """What its lines begin with."""
 
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # asked, not bound
 TICK, ASKING, ONCE = 0.25, 3.0, http.Retry(times=0)
 """Seconds between two looks whether it is ready, and for an answer to one, which is not asked for again."""
 
@@ -82,7 +82,7 @@ async def launched(launch: Launch, *, out: TextIO | None = None) -> AsyncIterato
 async def _begun(launch: Launch, path: str, journal: Journal) -> Engine:
     """Give it once it is ready."""
     flags = launch.given
-    host = ANYWHERE.get(command.host(flags), command.host(flags))
+    host = near(command.host(flags))
     at = await _port(launch, host)
     ready = asyncio.Event()
     charge = Charge(NAME, [*_warden(launch.ending), *command.words(launch, path, at)], again=ready.is_set)

@@ -28,6 +28,10 @@ class Endpoint:
         """Give how many tokens the prompt of *request* has, `None` where the server cannot tell."""
         return await self._upstream.count(request)
 
+    async def trouble(self) -> str | None:
+        """Give what is wrong with one of its servers, `None` where nothing can be seen."""
+        return await self._upstream.trouble()
+
     async def aclose(self) -> None:
         """Nothing to release: connections are shared, and close with the event loop."""
 

@@ -66,7 +66,8 @@ class Hosted:
             except (TimeoutError, APITimeoutError) as error:
                 raise http.late(self._host, self._options.timeout) from error
             except APIConnectionError as error:
-                raise http.unreachable(self._host, error.__cause__ or error) from error
+                unsent = type(error.__cause__).__name__.startswith("Connect")
+                raise (http.unreachable if unsent else http.cut)(self._host, error) from error
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> http.Answer:
         retry_after = http.seconds(headers.get("Retry-After"))

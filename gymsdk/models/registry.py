@@ -16,8 +16,14 @@ from gymsdk.settings import variables
 from gymsdk.types import Model
 from gymsdk.wire import Api
 
-ASKED = ("pinned", "extra_body", "chat_template_kwargs", "headers", "tokens")
-"""Options that are sent."""
+ASKED = {
+    "pinned": "there is nothing to pin anything in; leave out pinned (--pin)",
+    "extra_body": "leave out extra_body",
+    "chat_template_kwargs": "leave out chat_template_kwargs",
+    "headers": "leave out headers",
+    "tokens": "leave out tokens (--token-ids), or have token ids of it by `gymsdk policy serve`",
+}
+"""Options that are sent, and what to do where nothing is."""
 
 PROVIDERS = ("scripted", "openai", "vllm", "endpoint")
 
@@ -46,8 +52,8 @@ def model(
         raise UnknownModel(f"no model named {name!r}{suggestion(provider, PROVIDERS)} (known: {known})")
     if provider == "scripted" and (base_url or api):
         raise BadModelOption(f"{name} plays here and has no address; name the model that is to play, as in vllm/NAME")
-    if provider == "scripted" and any(options.get(each) for each in ASKED):
-        raise BadModelOption(f"{name} plays here and is sent no request to pin anything in; leave that out")
+    if provider == "scripted" and (sent := next((each for each in ASKED if options.get(each)), None)):
+        raise BadModelOption(f"{name} plays here and is sent no request: {ASKED[sent]}")
     own = {"base_url": base_url, "api_key": api_key}
     given = (own if address is None else _apart(address, own)) | {"api": api, "timeout": timeout}
     module = importlib.import_module(f"gymsdk.models.{provider}")

@@ -7,10 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from gymsdk import recordings, rows, wire
-from gymsdk.complaints import sentence
+from gymsdk import recordings, scripts, wire
 from gymsdk.convert.parts import words
 from gymsdk.errors import BadModelOption, BadRow, Failed, UnknownModel, suggestion
 from gymsdk.recordings import Recording, Recordings
@@ -191,43 +188,18 @@ def _played(recorded: Recordings, request: Item, episode: Episode | None) -> tup
     return (plays[episode.repeat % len(plays)], turn) if plays else None
 
 
-class Called(BaseModel):
-    """A call in a script, its arguments an object, or verbatim text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    arguments: dict[str, Any] | str = {}
-
-
-class Line(BaseModel):
-    """A turn of a script; *when* that is in what the policy was told last, this line goes before the others."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    text: str = ""
-    reasoning: str = ""
-    calls: tuple[Called, ...] = ()
-    when: str | None = None
-
-    def items(self, turn: int) -> list[Item]:
-        """Give the output items, with the ids that are those of the *turn*."""
-        found = [wire.reasoning(self.reasoning, id=f"rs_{turn}")] if self.reasoning else []
-        if self.text or not self.calls:
-            found.append(wire.message(self.text, id=f"msg_{turn}"))
-        return found + [
-            wire.function_call(call.name, call.arguments, f"call_{turn}_{n}", id=f"fc_{turn}_{n}")
-            for n, call in enumerate(self.calls)
-        ]
-
-
 def script(path: Path) -> Choose:
     """Say the lines of a file: the first whose `when` fits, else in the n-th turn the n-th of those without one.
 
     After the last of these the last is said again.
     """
-    lines = _lines(path)
+    try:
+        lines = scripts.read(path)
+    except BadRow as error:
+        raise BadModelOption(f"scripted/script: {error}") from None
     plain = [line for line in lines if line.when is None]
+    if not lines:
+        raise BadModelOption(f'scripted/script: {path} is empty; write a line for each turn, as in {{"text": "42"}}')
     if not plain:
         raise BadModelOption(f"scripted/script: {path} has no line without `when`; add one for all other turns")
 
@@ -239,21 +211,6 @@ def script(path: Path) -> Choose:
         return next(fitting, plain[min(turn, len(plain) - 1)]).items(turn)
 
     return choose
-
-
-def _lines(path: Path) -> list[Line]:
-    found = []
-    try:
-        for number, row in rows.read(path):
-            where = f"{path}:{number}"
-            found.append(Line.model_validate(row))
-    except BadRow as error:
-        raise BadModelOption(f"scripted/script: {error}") from None
-    except ValidationError as error:
-        raise BadModelOption(
-            f"scripted/script: {where}: {sentence(error)}; a line has text, reasoning, calls, when"
-        ) from None
-    return found
 
 
 def _opening(history: list[Item]) -> list[Item]:

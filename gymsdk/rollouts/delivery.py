@@ -25,13 +25,20 @@ from gymsdk.types import Row
 AGAIN = 2
 """How often a row is sent once more whose answer was lost: under one id a server of ours plays it once."""
 
+COMING = 10.0
+"""Seconds that a row waits for an agent that the head does not know just now."""
+
+LOOKING = 1.0
+"""Seconds between two looks for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """How jobs are played elsewhere: by whom *client* knows, each within *budget* and answered within *seconds*.
 
     *name* begins the ids of its rollouts, which nobody else uses; the servers play a row *once* that comes twice
-    under one of them, or are not known to. *retry* is how often one that is not there is looked for.
+    under one of them, or are not known to. *retry* is how often one that is not there is looked for, for
+    *coming* seconds where the head does not know it.
     """
 
     client: ServerClient
@@ -42,6 +49,7 @@ class Delivery:
     name: str = field(default_factory=lambda: f"r{uuid4().hex[:16]}")
     once: bool = False
     retry: http.Retry = http.RETRY
+    coming: float = COMING
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -80,7 +88,7 @@ class Delivery:
             url = await self._url(name)
             try:
                 left = max(0.001, deadline - loop.time())
-                carried = self.client.headers
+                carried = self.client.carried(url)
                 return await http.post(url + "/run", body, headers=carried, timeout=left, retry=self.retry, once=True)
             except Failed as error:
                 if error.kind == "model_unreachable":
@@ -92,13 +100,18 @@ class Delivery:
         raise AssertionError("the last time either answers or raises")
 
     async def _url(self, name: str) -> str:
-        """Give where the agent *name* is now; raises `Failed`."""
-        try:
-            return await self.client.url(name)
-        except UsageError as error:
-            raise Failed(str(error), kind="head_error", stage="host", retryable=True) from None
-        except Failed as error:
-            raise of_server(error) from error
+        """Give where the agent *name* is now; one that is not there may be about to be started anew. Raises `Failed`."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self.coming
+        while True:
+            try:
+                return await self.client.url(name)
+            except UsageError as error:
+                if clock() >= until:
+                    raise Failed(str(error), kind="server_unreachable", stage="host", retryable=True) from None
+            except Failed as error:
+                raise of_server(error) from error
+            await asyncio.sleep(random.uniform(LOOKING / 2, LOOKING))
 
 
 def of_server(error: Failed) -> Failed:

@@ -69,7 +69,8 @@ def failed(rollout: Rollout, key: Key, *, attempts: int) -> Row:
         "_ng_failure_terminal": _terminal(failure),
         ATTEMPT_INDEX: attempts - 1,
     }
-    return {**_played(rollout), **told, **_stamps(key), "gymsdk": _ours(rollout, attempts)}
+    ours = _ours(rollout, attempts) | {"retryable": failure.retryable}
+    return {**_played(rollout), **told, **_stamps(key), "gymsdk": ours}
 
 
 def _terminal(failure: Failure) -> bool:

@@ -27,7 +27,8 @@ ELSEWHERE = frozenset({"base_url", "head", "tasks", "environments"})
 class Plan(BaseModel):
     """What a run plays: the environments with their settings, the model, the rows, the seeds and the bounds.
 
-    With a *head* it is played by the servers that the head knows, with the model that is theirs.
+    With a *head* it is played by the servers that the head knows, with the model that is theirs; rows that name no
+    agent are for *agent*.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,6 +41,7 @@ class Plan(BaseModel):
     pinned: dict[str, Any] = {}
     tokens: bool = False
     tasks: Path | None = None
+    agent: str | None = None
     split: str | None = None
     limit: int | None = None
     skip_bad_rows: bool = False

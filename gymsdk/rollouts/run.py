@@ -25,7 +25,7 @@ from gymsdk.rollouts.served import Distant, Served, served
 from gymsdk.rollouts.sources import Sourced, from_file, from_file_for, from_splits, numbered, one_source
 from gymsdk.rollouts.summary import Measured, summaries
 from gymsdk.rollouts.tries import Played
-from gymsdk.types import Row
+from gymsdk.types import Model, Row
 
 ENDLESS = 100
 """How many tasks are taken of a split that may have no end, where no limit is given."""
@@ -55,13 +55,17 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A plan on its way to a folder: on top of what is there, in place of it, or where nothing is."""
+    """A plan on its way to a folder: on top of what is there, in place of it, or where nothing is.
+
+    The *model* plays that the plan names, where it is there by now.
+    """
 
     plan: Plan
     output: Path
     resume: bool = False
     overwrite: bool = False
     pace: Pace = Pace()
+    model: Model | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ async def _cast(run: Run) -> Cast:
     plan, pace = run.plan, run.pace
     if plan.head is None:
         loaded = _loaded(plan)
-        model = models.model(
+        model = run.model or models.model(
             plan.model or "",
             base_url=plan.base_url,
             api=plan.api,
@@ -194,5 +198,7 @@ def _sourced(plan: Plan, watch: Watch, cast: Cast) -> Sourced:
         watch.told(f"skipped {error}")
 
     if cast.served is not None:
-        return from_file_for(cast.served, list(plan.environments), plan.tasks, limit=plan.limit, bad=bad)
+        return from_file_for(
+            cast.served, list(plan.environments), plan.tasks, limit=plan.limit, bad=bad, agent=plan.agent
+        )
     return from_file(cast.environments, plan.tasks, limit=plan.limit, bad=bad)

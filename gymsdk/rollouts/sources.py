@@ -12,7 +12,7 @@ from gymsdk import complaints, rows
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow, UnknownSplit, UsageError
 from gymsdk.metrics import TASK_INDEX
-from gymsdk.rollouts.jobs import route
+from gymsdk.rollouts.jobs import reference, route
 from gymsdk.rollouts.lines import unplayed
 from gymsdk.rollouts.served import Served
 from gymsdk.types import Row, Task
@@ -76,17 +76,26 @@ def _each(path: Path, checked: Callable[[Row, str], tuple[str, Row]], bad: Calla
 
 
 def from_file_for(
-    served: Served, names: Sequence[str], path: Path, *, limit: int | None, bad: Callable[[BadRow], None] | None = None
+    served: Served,
+    names: Sequence[str],
+    path: Path,
+    *,
+    limit: int | None,
+    bad: Callable[[BadRow], None] | None = None,
+    agent: str | None = None,
 ) -> Sourced:
     """Yield the rows of a task file for environments elsewhere, like `from_file`; *names*, if any, are all it may name.
 
-    Whether a row fits is for the servers to say; here it is one, and is for an agent that they know.
+    A row that names no agent is for *agent*. Whether it fits is for the servers to say; here it is a row, and is for an
+    agent that they know.
     """
     only = names[0] if len(names) == 1 else None
 
     def elsewhere(row: Row, where: str) -> tuple[str, Row]:
         row = unplayed(row)
         _is_row(row, where)
+        if agent is not None and route(row) is None:
+            row = {**row, "agent_ref": reference(agent)}
         name = route(row) or only
         if name is None:
             raise BadRow(f"{where}: the row does not say by `agent_ref.name` which agent it is for; add that")

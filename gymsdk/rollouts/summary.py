@@ -45,6 +45,8 @@ class Tally:
     overspent: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     terminal: int = 0
+    retryable: int = 0
+    unfit: int = 0
     messages: dict[str, str] = field(default_factory=dict)
     usage: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     milliseconds: Counter[str] = field(default_factory=Counter)
@@ -62,13 +64,17 @@ class Tally:
         self.milliseconds.update(ours["timing"]["stages"])
         self.ended[ours["ended"]] += 1
         self.overspent += bool(line.get("grader_timeout"))
+        self.unfit += _is_unfit(line)
         self._add(line)
 
     def add_failed(self, line: Row) -> None:
         """Count a rollout without a reward."""
         kind = line["_ng_failure_class"]
         self.failures[kind] += 1
-        self.terminal += bool(line.get("_ng_failure_terminal"))
+        terminal = bool(line.get("_ng_failure_terminal"))
+        self.terminal += terminal
+        # A folder of an earlier version does not say.
+        self.retryable += not terminal and bool(line["gymsdk"].get("retryable", True))
         self.messages.setdefault(kind, line["_ng_failure_message"])
         self._add(line)
 
@@ -78,6 +84,12 @@ class Tally:
         self.outcomes[ours["outcome"]] += 1
         for role, used in ours["usage"].items():
             self.usage[role].update({key: value for key, value in used.items() if value})
+
+
+def _is_unfit(line: Row) -> bool:
+    """Whether an episode ended since its prompt did not fit the model, which a server alone says in words."""
+    details = (line.get("response") or {}).get("incomplete_details")
+    return isinstance(details, dict) and bool(details.get("message"))
 
 
 class Stored(Sequence[Rollout]):
@@ -139,9 +151,11 @@ async def _summary(
         "environment": environment.name,
         "outcomes": dict(tally.outcomes),
         "ended": dict(tally.ended.most_common()),
+        "prompts_too_long": tally.unfit,
         "grader_timeouts": tally.overspent,
         "failures": dict(tally.failures.most_common()),
         "failures_for_good": tally.terminal,
+        "failures_retryable": tally.retryable,
         "failure_messages": tally.messages,
         "complaint": complaint,
         "usage": {role: dict(used) for role, used in tally.usage.items()},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, TypeAlias
@@ -11,11 +10,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from pydantic import SecretStr
 
 from gymsdk import credentials
-from gymsdk.convert.faces import anthropic_errors, errors
+from gymsdk.addresses import is_loopback
 from gymsdk.convert.faces.face import Trouble
 from gymsdk.errors import UsageError
+from gymsdk.servers import refusals
 from gymsdk.servers.app import answer
-from gymsdk.servers.routing import PREFIX, App, Receive, Scope, Send
+from gymsdk.servers.routing import App, Receive, Scope, Send
 from gymsdk.transcript import Item
 
 if TYPE_CHECKING:
@@ -87,12 +87,7 @@ def _bare(value: bytes) -> bytes:
 def refusal(path: str, *, wrong: bool) -> Item:
     """Give the body that refuses a request for *path*, in the form that the clients of that path read."""
     sentence = SENTENCE.format(what="a wrong one" if wrong else "none")
-    asked = PREFIX.sub("", path)
-    if asked == "/v1/messages" or asked.startswith("/v1/messages/"):
-        return anthropic_errors.error(Trouble(STATUS, sentence))
-    if asked.startswith("/v1/"):
-        return errors.error(Trouble(STATUS, sentence, code="invalid_api_key"))
-    return {"detail": sentence}
+    return refusals.refusal(path, Trouble(STATUS, sentence, code="invalid_api_key"))
 
 
 def check(host: str, token: SecretStr | None, *, insecure: bool) -> None:
@@ -113,11 +108,3 @@ def insecure() -> bool:
     if said in {"", "0", "false", "no", "off"}:
         return False
     raise UsageError(f"{INSECURE} is {said!r}; write 1 to let anybody in, or leave it out")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches *host*."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +17,15 @@ from gymsdk.bounds import GRACE
 from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
 from gymsdk.servers.head import Service
-from gymsdk.servers.listener import Listener, bound, roomy
-from gymsdk.servers.members import LEASE, Load
+from gymsdk.servers.listener import Listener, bound, host_of, roomy
+from gymsdk.servers.members import LEASE, Load, Members
 from gymsdk.servers.node import Node
+from gymsdk.servers.prefix import beneath
 from gymsdk.servers.routing import App
 from gymsdk.servers.safety import OPEN, Safety
 from gymsdk.servers.service import Scheme
 from gymsdk.servers.strand import Strand
+from gymsdk.servers.supply import Supply
 from gymsdk.transcript import Item
 
 HEAD = "head_server"
@@ -62,6 +64,8 @@ class Known:
     Its servers are told of at the host *advertise*, if that is another than they listen at; *loads* says what they have
     to do, *expected* names the servers there are to be, if those are more than its own. One that joins is gone from the
     head *lease* seconds after it was last heard of. The head listens at the socket *at*, where that is there by now.
+    A head of its own begins here what *supplied* gives for the servers there are, and the names of those on their way.
+    A proxy shows the head at *path*, and each server beneath that.
     """
 
     head_url: str | None = None
@@ -70,6 +74,8 @@ class Known:
     lease: float = LEASE
     expected: Sequence[str] = ()
     at: socket.socket | None = None
+    supplied: Callable[[Sequence[Service], Collection[str]], Sequence[Part]] = lambda _, __: ()
+    path: str = ""
 
 
 class Fleet:
@@ -91,7 +97,7 @@ class Fleet:
         safety: Safety = OPEN,
         known: Known | None = None,
     ) -> None:
-        self._parts = parts
+        self._parts = [*parts]
         self._host = host
         self._port = port
         self._lasting = lasting
@@ -102,6 +108,8 @@ class Fleet:
         self._up = asyncio.Event()
         self._strands: list[list[Strand]] = []
         self.services: list[Service] = []
+        self.supplied: list[Service] = []
+        self._members = Members(self.services, taken=about)
         self.head_url = ""
         self.node: Node | None = None
 
@@ -121,13 +129,10 @@ class Fleet:
             elsewhere = self._known.head_url
             at = None if elsewhere else sockets.enter_context(self._known.at or self._bound("the head", self._port))
             ports = [sockets.enter_context(self._socket(each)) for each in self._parts]
-            self.services += [
-                each.service.model_copy(
-                    update={"host": self._told(each), "port": _port(one), "scheme": self._safety.scheme}
-                )
-                for each, one in zip(self._parts, ports, strict=True)
-            ]
-            self.head_url = elsewhere or head.url(self._host, _port(at) if at else 0, self._safety.scheme)
+            self.services += [self._placed(each, one) for each, one in zip(self._parts, ports, strict=True)]
+            self.head_url = elsewhere or (
+                head.url(host_of(at, self._host), _port(at), self._safety.scheme) if at else ""
+            )
             try:
                 await self._begin(at, ports)
                 self._up.set()
@@ -135,6 +140,10 @@ class Fleet:
             finally:
                 self._up.clear()
                 await self._end()
+
+    def _placed(self, part: Part, at: socket.socket) -> Service:
+        told = {"host": self._told(part), "port": _port(at), "scheme": self._safety.scheme}
+        return part.service.model_copy(update=told)
 
     def _socket(self, part: Part) -> socket.socket:
         return part.at or self._bound(part.service.name, part.service.port, part.host)
@@ -147,10 +156,10 @@ class Fleet:
 
     async def _begin(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
         if at is not None:
-            await self._started([self._listening("the head", self._head(_port(at)), at)])
+            await self._started([self._listening("the head", self._head(at), at)])
         # First, and each in a task of its own: what the servers share outlasts them, wherever it began.
         await self._started([Strand(what, partial(_kept, each)) for what, each in self._lasting.items()])
-        urls = {HEAD: self.head_url} | {name: head.url(*near) for name, near in self._near().items()}
+        urls = self._urls()
         await self._started(
             [
                 self._listening(f"the server {part.service.name!r}", part.app(urls), one, part)
@@ -158,20 +167,39 @@ class Fleet:
             ]
         )
         await self._asked()
-        if at is None:
+        if at is not None:
+            begun, patience = self._begun, self._times.grace + GRACE
+            supply = Supply(self.services, self._members, self._known.supplied, begun, patience=patience)
+            await self._started([Strand("what the head supplies", supply.run)])
+        else:
             # Last, so that it is the first to end: nobody is sent to servers that are about to.
             carried = partial(credentials.carried, self._safety.token)
             loads, lease = self._known.loads, self._known.lease
             self.node = Node(self.head_url, self.services, loads, headers=carried, lease=lease)
             await self._started([Strand(self.node.what, self.node.run)])
 
-    def _head(self, port: int) -> App:
+    async def _begun(self, part: Part) -> Strand:
+        """Begin a server while the others run, and tell of it."""
+        at, urls = self._socket(part), self._urls()
+        strand = self._listening(f"the server {part.service.name!r}", part.app(urls), at, part)
+        await strand.up(self._times.starting)
+        self.supplied.append(self._placed(part, at))
+        self._parts.append(part)
+        self.services.append(self.supplied[-1])
+        return strand
+
+    def _urls(self) -> dict[str, str]:
+        return {HEAD: self.head_url} | {name: head.url(*near) for name, near in self._near().items()}
+
+    def _head(self, at: socket.socket) -> App:
         return head.app(
             self.services,
-            host=self._known.advertise or self._host,
-            port=port,
+            host=self._known.advertise or host_of(at, self._host),
+            port=_port(at),
             about=self._about,
             ready=self._up.is_set,
+            members=self._members,
+            supplied=self.supplied,
             loads=self._known.loads,
             expected=[*(self._known.expected or (each.service.name for each in self._parts))],
         )
@@ -186,7 +214,8 @@ class Fleet:
     def _listening(self, what: str, app: App, at: socket.socket, part: Part | None = None) -> Strand:
         host = part.host if part and part.host is not None else self._host
         also = [name for name in (part.advertise if part else None, self._known.advertise) if name]
-        listener = Listener(app, at, grace=self._times.grace, host=host, also=also, safety=self._safety)
+        path = beneath(self._known.path, part.service.name if part else None)
+        listener = Listener(app, at, grace=self._times.grace, host=host, also=also, safety=self._safety, path=path)
         return Strand(what, listener.run)
 
     async def _started(self, strands: list[Strand]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,17 @@ BELONGING = frozenset({"/aggregate_metrics"})
 """Posts that belong to no session."""
 
 OWN = frozenset(
-    {"host", "connection", "keep-alive", "transfer-encoding", "te", "upgrade", "content-length", "accept-encoding"}
+    {
+        "host",
+        "connection",
+        "keep-alive",
+        "transfer-encoding",
+        "te",
+        "trailer",
+        "upgrade",
+        "content-length",
+        "accept-encoding",
+    }
 )
 THEIRS = OWN | {"date", "server", "content-encoding"}
 """Headers that belong to one connection, of a request and of an answer."""
@@ -105,14 +115,12 @@ class Forwarding:
 
     async def _handed_on(self, url: str, request: Request, body: bytes) -> Response | None:
         """Give the answer of the instance at *url*, `None` where nobody is there."""
-        headers = {_titled(name): value for name, value in request.headers.items() if name not in OWN}
-        path = request.scope["raw_path"].decode("latin-1") if request.scope.get("raw_path") else request.url.path
-        query = f"?{request.url.query}" if request.url.query else ""
+        headers = _joined(_kept(request.headers.items(), OWN))
         # That of the request stays with whoever checked it.
         carried: http.Headers = {**headers, ONCE: "1", **credentials.carried(self._peers.token)}
         try:
             told = await http.post(
-                f"{url}{path}{query}", body, headers=carried, timeout=LONGEST, retry=NEVER, once=True
+                _target(url, request.scope), body, headers=carried, timeout=LONGEST, retry=NEVER, once=True
             )
         except http.Unsent:
             return None
@@ -120,9 +128,35 @@ class Forwarding:
             # It may have been done: whoever asked decides whether it can be asked for again.
             return _broken(error)
         found = Response(told.body, status_code=told.status)
-        kept = [(name.lower(), value) for name, value in told.headers.items() if name.lower() not in THEIRS]
+        kept = _kept(told.headers.items(), THEIRS)
         found.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in kept]
         return found
+
+
+def _target(url: str, scope: Scope) -> str:
+    """Give what a request asks for, at the instance at *url*: nothing in it is taken for another host or port."""
+    path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+    query = scope.get("query_string", b"").decode("latin-1")
+    return f"{url.rstrip('/')}/{path.removeprefix('/')}" + (f"?{query}" if query else "")
+
+
+def _kept(headers: Iterable[tuple[str, str]], own: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield those of *headers* that belong to what is said, and not to one connection, as those *own* do."""
+    lower = [(name.lower(), value) for name, value in headers]
+    named = {word.strip().lower() for name, value in lower if name == "connection" for word in value.split(",")}
+    for name, value in lower:
+        if name not in own and name not in named and not name.startswith("proxy-"):
+            yield name, value
+
+
+def _joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Give *headers*, each name once: what came in several is one list by then."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        between = "; " if name == "cookie" else ", "
+        title = _titled(name)
+        found[title] = f"{found[title]}{between}{value}" if title in found else value
+    return found
 
 
 def _titled(name: str) -> str:

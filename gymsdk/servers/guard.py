@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from gymsdk.addresses import ANYWHERE, is_loopback
 from gymsdk.servers.app import answer
 from gymsdk.servers.routing import App, Receive, Scope, Send
 
-ANYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - addresses that stand for every other
 LOOPBACK = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
 ELSEWHERE = "this server is not called {name!r}: ask it at 127.0.0.1, or serve it with --host"
@@ -22,7 +21,7 @@ def names(*hosts: str) -> frozenset[str] | None:
     """Give the names of a server that listens at *hosts*, `None` where it listens everywhere: then any may be its."""
     if ANYWHERE & set(hosts):
         return None
-    own = set() if all(_is_loopback(host) for host in hosts) else {socket.gethostname()}
+    own = set() if all(is_loopback(host) or host in LOOPBACK for host in hosts) else {socket.gethostname()}
     return frozenset(each.lower() for each in (*hosts, *own, *LOOPBACK))
 
 
@@ -60,7 +59,7 @@ class Guard:
         return (403, PLAIN) if scope["method"] == "POST" and kind not in {"", "application/json"} else None
 
     def _is_ours(self, name: str) -> bool:
-        return name in self._allowed or _is_loopback(name)
+        return name in self._allowed or is_loopback(name)
 
 
 def _name(url: str) -> str:
@@ -68,10 +67,3 @@ def _name(url: str) -> str:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:
         return ""
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name in LOOPBACK

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 
+from gymsdk.addresses import ANYWHERE
+from gymsdk.servers import admission
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.bodies import read
+from gymsdk.servers.choice import ROUTES, first, told
 from gymsdk.servers.documents import documented
 from gymsdk.servers.figures import Figures
 from gymsdk.servers.health import PATIENCE, Health, Status, status
-from gymsdk.servers.members import ROUTES, Instance, Load, Member, Members, Nodes, Registration, first, told
-from gymsdk.servers.service import ANYWHERE, Kind, Service, url
+from gymsdk.servers.members import Instance, Load, Member, Members, Nodes, Registration
+from gymsdk.servers.service import Kind, Service, url
 from gymsdk.servers.watch import watched
 from gymsdk.transcript import Item
 
 __all__ = [
-    "ANYWHERE",
     "PATIENCE",
     "ROUTES",
     "Head",
@@ -42,6 +45,9 @@ ENTRYPOINT = "app.py"
 LARGEST = 2**20
 """Bytes that a node may say of itself."""
 
+DRAIN = 30.0
+"""Seconds that sessions have to end in before their server is started anew."""
+
 HOST = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """What a node may be called."""
@@ -50,7 +56,7 @@ RESTARTS = {202: "It will be.", 409: "Nobody supervises it."}
 REFUSALS = {410: "The node has left.", 411: "The body's length is not told."}
 
 
-def app(
+def app(  # noqa: PLR0913 - what a head has to tell, each by its name
     services: Sequence[Service],
     *,
     host: str,
@@ -60,11 +66,13 @@ def app(
     members: Members | None = None,
     loads: Callable[[], Mapping[str, Load]] = dict,
     expected: Sequence[str] = (),
+    supplied: Sequence[Service] = (),
 ) -> FastAPI:
     """Give the head at *host* and *port* of *services*; *about* goes into the configuration, *ready* says they answer.
 
     Hosts that stand for all of a machine's are told to each client as it called this one. *members* are the nodes that
-    join, *loads* tells what the own services have to do, *expected* names those that are to be there.
+    join, *loads* tells what the own services have to do, *expected* names those that are to be there. Of the own ones
+    that were *supplied* for want of any, clients are told where no member has one.
     """
     members = Members(services, taken=about or ()) if members is None else members
     figures = Figures("head")
@@ -76,7 +84,9 @@ def app(
         ready=ready,
         waiting=("/readyz", "/healthz", "/health"),
     )
-    head = Head(services, members, host=host, port=port, about=about or {}, loads=loads, expected=expected)
+    head = Head(
+        services, members, host=host, port=port, about=about or {}, loads=loads, expected=expected, supplied=supplied
+    )
     watched(figures, head.known)
     made.add_api_route("/global_config_dict_yaml", head.configured, methods=["GET"])
     made.add_api_route("/server_instances", head.instances, methods=["GET"])
@@ -101,6 +111,7 @@ class Head:
         about: Item,
         loads: Callable[[], Mapping[str, Load]],
         expected: Sequence[str],
+        supplied: Sequence[Service],
     ) -> None:
         self._own = services
         self._members = members
@@ -109,18 +120,22 @@ class Head:
         self._about = about
         self._loads = loads
         self._expected = expected
+        self._supplied = supplied
         self._health = Health()
 
     async def configured(self, request: Request) -> Response:
         """Give the configuration of all servers, one block for each name."""
-        own = {each.name for each in self._own}
+        there = {each.name for each in self._members.services}
+        spare = {each.id for each in self._supplied if each.name in there}
+        mine = [each for each in self._own if each.id not in spare]
+        own = {each.name for each in mine}
         others = [each for each in self._members.services if each.name not in own]
         # With one of a name there is nothing to choose.
         several = [each for each in others if sum(each.name == other.name for other in others) > 1]
         health = await self._health.of(several) if several else {}
         chosen = first(others, health, draining=self._members.draining)
-        whole = [*self._own, *chosen.values()]
-        about = _merged(told(chosen.values()), self._about)
+        whole = [*mine, *chosen.values()]
+        about = _merged(told([*chosen.values(), *self._supplied]), self._about)
         return answer(text(whole, host=self._host, port=self._port, about=about, seen=called(request)))
 
     async def instances(self, request: Request) -> Response:
@@ -140,10 +155,10 @@ class Head:
         services = [*self._own, *(service for member in members for service in member.services)]
         self._health.keep(services)
         health, loads = await self._health.of(services), self._loads()
-        trips = self._health.trips(services)
+        trips, draining = self._health.trips(services), self._members.draining
         own = [_seen(each.seen(seen), health, loads) for each in self._own]
         theirs = [
-            _seen(each.seen(seen), health, member.said.loads, member=member, age=self._age(member))
+            _seen(each.seen(seen), health, member.said.loads, member=member, age=self._age(member), draining=draining)
             for member in members
             for each in member.services
         ]
@@ -168,14 +183,15 @@ class Head:
             raise Refused(422, f"a node is called by letters, digits, dots and dashes, not {node[:80]!r}")
         said = read(Registration, await body(request))
         address = request.client.host if request.client else ""
+        own = (request.scope.get("server") or ("",))[0] or ""
+        admission.check(said.services, address, own=own, scheme=request.url.scheme)
         lease = self._members.put(node, said, address)
         names = self._members.restarting(node)
         return answer({"lease": lease} | ({"restart": names} if names else {}))
 
-    async def restarted(self, name: str) -> Response:
-        """Have a server end well, and be started anew."""
-        self._members.restart(name)
-        return answer({"restarting": name}, status=202)
+    async def restarted(self, name: str, drain: Annotated[float, Query(ge=0, le=3600)] = DRAIN) -> Response:
+        """Have a server end well, and be started anew, within *drain* seconds if its sessions last."""
+        return answer({"restarting": name, "pids": self._members.restart(name, drain)}, status=202)
 
     async def left(self, node: str) -> Response:
         """Have a node be gone; one that is not there has gone."""
@@ -236,6 +252,7 @@ def _seen(
     *,
     member: Member | None = None,
     age: float = 0.0,
+    draining: Collection[str] = (),
 ) -> Instance:
     return Instance(
         id=service.id,
@@ -247,7 +264,7 @@ def _seen(
         load=loads.get(service.name, Load()),
         age=age,
         status=health.get(service.id),
-        draining=member is not None and member.said.draining,
+        draining=service.id in draining,
         pid=service.pid,
         started=service.started,
     )

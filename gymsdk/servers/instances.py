@@ -35,7 +35,10 @@ COMING = 1.0
 """Seconds in which an instance is told of that listens by now."""
 
 REMEMBERED = 1000
-"""Instances that are remembered of those that are gone."""
+"""Instances that are remembered of those that are gone, and ids that nobody has."""
+
+UNKNOWN = 5.0
+"""Seconds for which an id that nobody has is not looked for again."""
 
 ONCE = http.Retry(times=0)
 
@@ -71,6 +74,7 @@ class Instances:
         self._patience = patience
         self._known: dict[str, Instance] = {}
         self._before: OrderedDict[str, None] = OrderedDict()
+        self._unknown: OrderedDict[str, float] = OrderedDict()
         self._looking: asyncio.Task[None] | None = None
         self._failing = False
         self._asked = float("-inf")
@@ -90,20 +94,33 @@ class Instances:
         await self._refresh()
         return id in self._known
 
-    async def url(self, id: str) -> str | None:
-        """Give where the instance *id* is, `None` where there is none: the head is asked before that is said.
+    async def url(self, id: str, *, name: str, kind: Kind) -> str | None:
+        """Give where the instance *id* of a server is, `None` where it has none: the head is asked before that is said.
 
         One that was there and is no more is gone; another may have been asked for before it was told of.
         """
-        until = time.monotonic() + COMING
+        found = await self._found(id)
+        # The id comes from whoever asks: with that of another server, it would be sent what is not for it.
+        return found.url if found is not None and (found.name, found.kind) == (name, kind) else None
+
+    async def _found(self, id: str) -> Instance | None:
+        began = time.monotonic()
         while id not in self._known:
+            if began < self._unknown.get(id, 0.0):
+                await self._refresh()
+                return self._known.get(id)
             await self._refresh(fresh=SOONEST, wait=True)
             if id in self._known:
                 break
-            if id in self._before or time.monotonic() >= until:
+            if id in self._before:
+                return None
+            if time.monotonic() >= began + COMING:
+                self._unknown[id] = time.monotonic() + UNKNOWN
+                while len(self._unknown) > REMEMBERED:
+                    self._unknown.popitem(last=False)
                 return None
             await asyncio.sleep(SOONEST)
-        return self._known[id].url
+        return self._known[id]
 
     async def renew(self) -> None:
         """Ask the head again, and wait for its answer."""

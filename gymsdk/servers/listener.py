@@ -13,16 +13,20 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import uvicorn
+from fastapi import Response
 from h11 import LocalProtocolError
 
 from gymsdk import trust
 from gymsdk.bounds import GRACE
+from gymsdk.convert.faces.face import Trouble
 from gymsdk.errors import UsageError
 from gymsdk.servers import guard
 from gymsdk.servers.app import LIMIT, answer
 from gymsdk.servers.auth import Auth
 from gymsdk.servers.connection import Connection
 from gymsdk.servers.guard import Guard
+from gymsdk.servers.prefix import Prefixed
+from gymsdk.servers.refusals import STOPPED, refusal
 from gymsdk.servers.routing import App, Receive, Scope, Send
 from gymsdk.servers.safety import OPEN, Safety
 
@@ -34,6 +38,11 @@ KEEP_ALIVE = 30
 
 FILES = 65535
 """Files, and connections with them, that a process has at most."""
+
+NO_PATH = Trouble(400, "a request asks for a path, which begins with a slash; write no other address in its place")
+"""What those are told who ask for something else: for a proxy, for all of the server."""
+
+TOO_MUCH = Trouble(431, "the request has too many headers, or too long ones")
 
 TICK = 1.0
 """Seconds between two looks at the clock for the `Date` of the answers."""
@@ -63,6 +72,18 @@ def bound_within(host: str, low: int, high: int, *, but: Collection[int] = (), w
     raise UsageError(f"{what} cannot listen: no port of {host} from {low} to {high} is free; widen the range")
 
 
+def host_of(at: socket.socket, told: str) -> str:
+    """Give the host that *at* listens at, as it was *told* where that is the same."""
+    bound_at: str = at.getsockname()[0]
+    if bound_at == told or not told:
+        return told
+    try:
+        named = {each[4][0] for each in socket.getaddrinfo(told, None)}
+    except OSError:
+        return bound_at
+    return told if bound_at in named else bound_at
+
+
 def _unbound(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} of {host} is in use; stop what listens there, or choose another port"
@@ -83,7 +104,7 @@ class Listener:
     """Answers what comes to the socket *at* by *app*; requests under way get *grace* seconds to end when it does.
 
     *host* is what it was told to listen at, where that is a name, *also* what else it is called; *safety* says who may
-    ask, and how much.
+    ask, and how much. A proxy shows it at *path*.
     """
 
     def __init__(
@@ -95,11 +116,14 @@ class Listener:
         host: str | None = None,
         also: Sequence[str] = (),
         safety: Safety = OPEN,
+        path: str = "",
     ) -> None:
         self._bound_at: str = at.getsockname()[0]
         allowed = guard.names(self._bound_at, *([host] if host else []), *also)
         named = app if allowed is None else Guard(app, allowed)
-        self._app = named if safety.token is None else Auth(named, safety.token)
+        let_in = named if safety.token is None else Auth(named, safety.token)
+        self._app = Prefixed(let_in, path) if path else let_in
+        self._path = path
         self._at = at
         self._grace = grace
         self._safety = safety
@@ -165,8 +189,13 @@ class Listener:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if not scope["raw_path"].startswith(b"/"):
+            await _told("/", NO_PATH)(scope, receive, send)
+            return
+        # As it came: what is further inside may take something off it.
+        asked = scope["path"].removeprefix(self._path)
         if self._safety.limits.refuse(scope["headers"]):
-            await _too_much(scope, receive, send)
+            await _told(asked, TOO_MUCH)(scope, receive, send)
             return
         scope[LIMIT] = self._safety.limits.body
         task, begun = asyncio.current_task(), False
@@ -183,7 +212,7 @@ class Listener:
         except asyncio.CancelledError:
             if begun or not self._ending:
                 raise
-            await _stopped(scope, receive, send)
+            await _told(asked, STOPPED, retry_after=5)(scope, receive, send)
         except LocalProtocolError:
             # What followed the request was no HTTP, and has been answered 400 meanwhile: nobody waits for another.
             await _left(receive)
@@ -191,15 +220,9 @@ class Listener:
             self._answering.discard(task)
 
 
-async def _too_much(scope: Scope, receive: Receive, send: Send) -> None:
-    told = answer({"detail": "the request has too many headers, or too long ones"}, status=431)
-    await told(scope, receive, send)
-
-
-async def _stopped(scope: Scope, receive: Receive, send: Send) -> None:
-    told = answer({"detail": "the server has been stopped; ask again when it is back"}, status=503)
-    told.headers["retry-after"] = "5"
-    await told(scope, receive, send)
+def _told(path: str, trouble: Trouble, *, retry_after: int | None = None) -> Response:
+    headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+    return answer(refusal(path, trouble), status=trouble.status, headers=headers)
 
 
 async def _left(receive: Receive) -> None:

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from gymsdk.errors import suggestion
 from gymsdk.servers.app import Refused
+from gymsdk.servers.choice import ROUTES
 from gymsdk.servers.health import Status
-from gymsdk.servers.service import ANYWHERE, Kind, Service
+from gymsdk.servers.service import Kind, Service
 from gymsdk.transcript import Item
 
 LEASE = 10.0
 """Seconds after which a member that says nothing more is gone."""
 
 REMEMBERED = 100
-"""Nodes that are remembered of those that were lost."""
+"""How many lost nodes are remembered."""
 
 HEAD = "head"
 """What the head is called where servers are started anew."""
 
 MOST = 1000
 """Nodes that one head knows, services that one node has."""
-
-ROUTES = "environment_server_routes"
-"""The key under which the configuration says whom a task of which environment is sent to."""
 
 HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}|")
 
@@ -64,8 +62,8 @@ class Exit(BaseModel):
 class Registration(BaseModel):
     """What a node says of itself, whole each time; it is to be heard of again within *seconds*.
 
-    *expected* names the servers there are to be, *exits* tells of those that ended; one that *restarts* is told which
-    of them to start anew. One that is *draining* is to be given nothing new.
+    *expected* names the servers there are to be, *exits* tells of those that ended; *restarts* are the processes that
+    it can start anew, by their servers. One that is *draining* is to be given nothing new.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -75,7 +73,7 @@ class Registration(BaseModel):
     expected: list[Name] = Field([], max_length=MOST)
     exits: dict[Name, Exit] = Field({}, max_length=MOST)
     draining: bool = False
-    restarts: bool = False
+    restarts: dict[Name, int] = Field({}, max_length=MOST)
     seconds: float = Field(LEASE, gt=0, le=3600)
 
     @model_validator(mode="after")
@@ -88,7 +86,10 @@ class Registration(BaseModel):
 
 @dataclass(slots=True)
 class Member:
-    """One node: what it said last, its services as they are reached, since when it is there, when it was last heard."""
+    """One node: what it said last, its services as they are reached, since when it is there, when it was last heard.
+
+    *restarts* are the processes that it is to start anew, each with the time at which that is to be at the latest.
+    """
 
     id: str
     said: Registration
@@ -96,7 +97,7 @@ class Member:
     joined: float
     heard: float
     lease: float
-    to_restart: set[str] = field(default_factory=set)
+    restarts: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
 class Instance(BaseModel):
@@ -182,6 +183,10 @@ class Members:
         """Give the seconds since *member* was heard of."""
         return self._clock() - member.heard
 
+    def settled_for(self, seconds: float) -> list[Member]:
+        """Give those that have been there for some *seconds*."""
+        return [each for each in self if self._clock() - each.joined >= seconds]
+
     def put(self, id: str, said: Registration, address: str) -> float:
         """Keep what the node *id* at *address* says of itself, and give for how many seconds; raises `Refused`."""
         there = self._there()
@@ -190,33 +195,44 @@ class Members:
         if id not in there and len(there) >= self._most:
             raise Refused(503, f"this head has {self._most} nodes by now; let some leave", retry_after=self.lease)
         for each in said.services:
-            self._check(each, but=id)
+            self._check(each, said.services, but=id)
         now, known = self._clock(), there.get(id)
-        services = tuple(_reached(each, address) for each in said.services)
+        services = tuple(each.reached(address) for each in said.services)
         lease = min(self.lease, said.seconds)
         self._lost.pop(id, None)
         member = Member(id, said, services, known.joined if known else now, now, lease)
-        member.to_restart |= known.to_restart if known else set()
+        member.restarts |= known.restarts if known else {}
         self._members[id] = member
         return lease
 
-    def restart(self, name: str) -> None:
-        """Have the server *name* be started anew, once its supervisor is next heard of; raises `Refused`."""
-        told = [each for each in self if each.said.restarts and name in {*each.said.expected, HEAD}]
+    def restart(self, name: str, drain: float = 0.0) -> list[int]:
+        """Give the processes of the server *name*, which are to be started anew; raises `Refused` where nobody can.
+
+        Each is given nothing new, and ends once its sessions have, or *drain* seconds are over.
+        """
+        told = {each.id: each for each in self if name in each.said.restarts}
         if not told:
-            sentence = f"nobody is there who could start {name!r} again: serve it with --separate"
-            raise Refused(409, sentence if name in self._names() else f"there is no server {name!r}")
-        for each in told:
-            each.to_restart.add(name)
+            alone = f"nobody is there who could start {name!r} again: serve it with --separate"
+            unknown = f"there is no server {name!r}{suggestion(name, sorted(self._names()))}"
+            raise Refused(409, alone if name in self._names() else unknown)
+        for each in told.values():
+            each.restarts[name, each.said.restarts[name]] = self._clock() + drain
+        return [each.said.restarts[name] for each in told.values()]
 
     def restarting(self, id: str) -> list[str]:
-        """Give which servers the node *id* is to start anew, and take that for told."""
-        member = self._members[id]
-        names, member.to_restart = sorted(member.to_restart), set()
-        return names
+        """Give which servers the node *id* is to start anew by now, and take that for told."""
+        member, now = self._members[id], self._clock()
+        over = [one for one, until in member.restarts.items() if now >= until or not self._sessions(*one)]
+        for one in over:
+            del member.restarts[one]
+        return sorted(name for name, pid in over if member.said.restarts.get(name) == pid)
+
+    def _sessions(self, name: str, pid: int) -> int:
+        loads = [each.said.loads.get(name) for each in self if any(_runs(one, name, pid) for one in each.services)]
+        return sum(load.sessions for load in loads if load)
 
     def _names(self) -> set[str]:
-        return {each.name for each in (*self._own, *self.services)} | set(self.expected)
+        return {HEAD, *(each.name for each in (*self._own, *self.services)), *self.expected}
 
     def leave(self, id: str) -> None:
         """Have the node *id* be gone; what it said before and comes later counts no more."""
@@ -233,7 +249,13 @@ class Members:
     @property
     def draining(self) -> set[str]:
         """The ids of the instances that are to be given nothing new."""
-        return {service.id for member in self if member.said.draining for service in member.services}
+        ending = {one for member in self for one in member.restarts}
+        return {
+            service.id
+            for member in self
+            for service in member.services
+            if member.said.draining or (service.name, service.pid) in ending
+        }
 
     @property
     def lost(self) -> list[Member]:
@@ -259,56 +281,22 @@ class Members:
             self._lost.popitem(last=False)
         return self._members
 
-    def _check(self, service: Service, *, but: str) -> None:
-        """Refuse a *service* that contradicts another of its name."""
+    def _check(self, service: Service, beside: Sequence[Service], *, but: str) -> None:
+        """Refuse a *service* that contradicts another of its name, or has the id of one of those, or *beside* it."""
         if service.name in self._taken:
             raise Refused(409, f"a server may not be called {service.name!r}: that is a key of the configuration")
-        others = (each for member in self if member.id != but for each in member.services)
-        for other in (*self._own, *others):
+        others = [*self._own, *(each for member in self if member.id != but for each in member.services)]
+        for other in others:
             if other.name == service.name and _is(other) != _is(service):
                 there, here = "/".join(_is(other)), "/".join(_is(service))
                 raise Refused(409, f"{service.name!r} is {there} here, and cannot be {here}; give it another name")
+        if [each.id for each in (*others, *beside)].count(service.id) > 1:
+            raise Refused(409, f"the id {service.id} of {service.name!r} is another instance's; start it anew")
+
+
+def _runs(service: Service, name: str, pid: int) -> bool:
+    return (service.name, service.pid) == (name, pid)
 
 
 def _is(service: Service) -> tuple[str, str]:
     return service.kind, service.implementation
-
-
-def _reached(service: Service, address: str) -> Service:
-    """Give *service* at the *address* its node asks from, where it does not say; one of this machine stays as it is."""
-    if service.host not in ANYWHERE:
-        return service
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return service
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    near = mapped or found
-    # Whoever calls the head reaches it where he reaches the head.
-    return service if near.is_loopback else service.model_copy(update={"host": str(near)})
-
-
-def first(
-    services: Iterable[Service], health: Mapping[str, Status | None], *, draining: Container[str] = ()
-) -> dict[str, Service]:
-    """Give one of *services* for each name: the oldest of those that answer, one of *draining* only if need be."""
-    best: dict[str, Service] = {}
-
-    def order(one: Service) -> tuple[bool, bool, float, str]:
-        return health.get(one.id) not in {"success", None}, one.id in draining, one.started, one.id
-
-    for each in sorted(services, key=order):
-        best.setdefault(each.name, each)
-    return best
-
-
-def told(services: Iterable[Service]) -> Item:
-    """Give what the configuration says of *services* beside their blocks: where tasks are sent, what the model is."""
-    said: dict[str, Any] = {}
-    for each in services:
-        its = each.fields.get("resources_server")
-        if each.kind == "environment_servers" and isinstance(its, dict) and isinstance(its.get("name"), str):
-            said.setdefault(ROUTES, {})[its["name"]] = each.name
-        if each.kind == "responses_api_models" and isinstance(each.fields.get("model"), str):
-            said.setdefault("policy_model_name", each.fields["model"])
-    return said

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
 
 from gymsdk import responses
 from gymsdk.convert.faces import messages
@@ -14,7 +15,7 @@ from gymsdk.convert.faces.face import Face, Malformed, Trouble
 from gymsdk.convert.faces.known import FACES
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.replicas import STICKY
-from gymsdk.servers import gpus, troubles
+from gymsdk.servers import gpus, listing, refusals, troubles
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.documents import CHAT, CREATE, STREAMED, documented
@@ -36,8 +37,6 @@ MORE = {
     troubles.GATEWAY: "The model's server cannot be used as it is set up, or gave an answer nobody can read.",
     troubles.LATE: "The model did not answer in time.",
 }
-MISSING = 404
-
 Say: TypeAlias = Callable[[Item, Item], Awaitable[Item | bytes]]
 """Gives what is said to a body and the request it is: a body, or all frames of a stream."""
 
@@ -65,9 +64,20 @@ def app(
     made.add_api_route("/v1/messages/count_tokens", counted.answer, methods=["POST"], **words)
     listed = Listed(dict.fromkeys((serves or own, own)))
     made.add_api_route("/v1/models", listed.all, methods=["GET"])
-    unknown: dict[int | str, dict[str, Any]] = {MISSING: {"description": "There is no model of that name."}}
+    unknown: dict[int | str, dict[str, Any]] = {listing.MISSING: {"description": "There is no model of that name."}}
     made.add_api_route("/v1/models/{model:path}", listed.one, methods=["GET"], responses=unknown)
+    made.add_exception_handler(HTTPException, _nowhere)
     return made
+
+
+async def _nowhere(request: Request, error: Exception) -> Response:
+    """Refuse what no route is for in the form of the API that was meant."""
+    assert isinstance(error, HTTPException), "registered for it"
+    headers = error.headers or {}
+    sentence = refusals.nowhere(request.scope["path"], request.method, headers.get("allow") or headers.get("Allow"))
+    theirs = listing.is_anthropics(request.headers)
+    told = refusals.refusal(request.scope["path"], Trouble(error.status_code, sentence), anthropic=theirs)
+    return answer(told, status=error.status_code, headers=headers)
 
 
 class Served:
@@ -141,24 +151,13 @@ class Listed:
     """The *names* that the one model has."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._models = {name: _entry(name) for name in names}
+        self._models = {name: listing.entry(name) for name in names}
 
     async def all(self) -> Response:
-        """List them, as both SDKs read it."""
-        names = list(self._models)
-        ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        return answer({"object": "list", "data": list(self._models.values()), **ends})
+        """List them."""
+        return answer(listing.listed(self._models))
 
     async def one(self, model: str, request: Request) -> Response:
         """Give one of them."""
-        if found := self._models.get(model):
-            return answer(found)
-        face = FACES["messages" if "anthropic-version" in request.headers else "chat/completions"]
-        sentence = f"no model named {model!r}; there is {', '.join(self._models)}, and requests may name any"
-        return answer(face.error(Trouble(MISSING, sentence, code="model_not_found", param="model")), status=MISSING)
-
-
-def _entry(name: str) -> Item:
-    """Give what OpenAI's list and Anthropic's say of a model."""
-    openai = {"id": name, "object": "model", "created": 0, "owned_by": "gymsdk"}
-    return openai | {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+        status, told = listing.one(self._models, model, request.headers)
+        return answer(told, status=status)

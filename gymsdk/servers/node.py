@@ -29,11 +29,16 @@ LEAVING = 2.0
 PAUSE = 0.5
 """Seconds between two looks for a head that does not answer, at most."""
 
+PROMPT = 1.0
+"""Seconds in which one who starts servers anew is told to, at most."""
+
 ASKED = 2.0
 """Seconds in which one who is a head says so."""
 
 ONCE = http.Retry(times=0)
 SERVER_ERROR = 500
+LEFT = 410
+"""The status of a head that a node has left, or been taken from."""
 
 Headers: TypeAlias = Callable[[], http.Headers]
 """What every request carries; asked each time."""
@@ -45,8 +50,8 @@ class Node:
     """*services* of this process, known to the head at *head_url* for as long as it runs.
 
     *loads* tells what they have to do, *expected* which servers there are to be, *exits* how some have ended; whoever
-    can *restart* those is told when to. It is gone from the head *lease* seconds after it was last heard of; *joining*
-    bounds the wait for the first answer.
+    can *restart* those that *restarts* gives, with their processes, is told when to. It is gone from the head *lease*
+    seconds after it was last heard of; *joining* bounds the wait for the first answer.
     """
 
     def __init__(  # noqa: PLR0913 - what a node has to say, each by its name
@@ -59,6 +64,7 @@ class Node:
         exits: Callable[[], Mapping[str, Exit]] = dict,
         headers: Headers = carried,
         restart: Callable[[str], None] | None = None,
+        restarts: Callable[[], Mapping[str, int]] = dict,
         lease: float = LEASE,
         joining: float = JOINING,
     ) -> None:
@@ -69,12 +75,14 @@ class Node:
         self._expected = expected
         self._exits = exits
         self._restart = restart
+        self._restarts = restarts
         self._headers = headers
         self._lease = lease
         self._granted = lease
         self._joining = joining
         self._out = False
         self._draining = False
+        self._leaving = False
 
     @property
     def what(self) -> str:
@@ -84,15 +92,18 @@ class Node:
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Join, set *up*, be heard of until it is *over*, and leave; raises `UsageError` where it cannot join."""
         try:
-            await self.join()
+            await self.join(over)
             up.set()
             while not await _passed(over, self._pause()):
                 await self.beat()
         finally:
             await self.leave()
 
-    async def join(self) -> None:
-        """Be known to the head; raises `UsageError` where it does not answer in time, or will not have this node."""
+    async def join(self, over: asyncio.Event | None = None) -> None:
+        """Be known to the head, or wait until it is *over*.
+
+        Raises `UsageError` where the head does not answer in time, or will not have this node.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._joining
         while True:
@@ -103,7 +114,8 @@ class Node:
             if left <= 0:
                 sentence = f"no head answers at {self.head_url} within {self._joining:g} seconds ({why})"
                 raise UsageError(f"{sentence}; start it there, or name the right one with --head")
-            await asyncio.sleep(min(left, random.uniform(PAUSE / 2, PAUSE)))
+            if await _passed(over or asyncio.Event(), min(left, random.uniform(PAUSE / 2, PAUSE))):
+                return
 
     async def beat(self) -> None:
         """Be heard of once; a head that does not answer is told of in the log, once, and so is that it is back."""
@@ -124,6 +136,7 @@ class Node:
 
     async def leave(self) -> None:
         """Be gone from the head at once; a head that does not answer in time forgets this node by itself."""
+        self._leaving = True
         try:
             await http.delete(self._at, headers=self._headers(), timeout=LEAVING, retry=ONCE)
         except Failed as error:
@@ -135,14 +148,18 @@ class Node:
 
     def _pause(self) -> float:
         # Jitter, so that the nodes of one start do not come together for ever; what failed is tried sooner.
-        return self._granted / (6 if self._out else 3) * random.uniform(0.8, 1.0)
+        pause = self._granted / (6 if self._out else 3)
+        return min(pause, pause if self._restart is None else PROMPT) * random.uniform(0.8, 1.0)
 
     async def _told(self) -> str | None:
         """Tell the head, and give why it did not take it in; raises `UsageError` where it never will."""
         bound = max(0.1, min(ASKED, self._granted / 3))
         try:
-            said = self._said().model_dump(mode="json")
-            answer = await http.put(self._at, said, headers=self._headers(), timeout=bound, retry=ONCE)
+            answer = await self._put(bound)
+            if answer.status == LEFT and not self._leaving:
+                # Whoever had it leave meant what was there then: these servers still are.
+                self.id = secrets.token_hex(8)
+                answer = await self._put(bound)
         except Failed as error:
             return str(error)
         if answer.status >= SERVER_ERROR:
@@ -153,6 +170,10 @@ class Node:
                 self._restart(name)
         return None
 
+    async def _put(self, seconds: float) -> Answer:
+        said = self._said().model_dump(mode="json")
+        return await http.put(self._at, said, headers=self._headers(), timeout=seconds, retry=ONCE)
+
     def _said(self) -> Registration:
         services = self._services() if callable(self._services) else self._services
         expected = self._expected() if callable(self._expected) else self._expected
@@ -162,7 +183,7 @@ class Node:
             expected=[*expected],
             exits=dict(self._exits()),
             draining=self._draining,
-            restarts=self._restart is not None,
+            restarts=dict(self._restarts()),
             seconds=self._lease,
         )
 

@@ -34,8 +34,9 @@ OTHER = "other"
 BROKEN = 500
 
 log = logging.getLogger("gymsdk.requests")
-# Silent until somebody asks for lines: see `logs`.
-log.setLevel(logging.CRITICAL)
+# Silent until somebody asks for lines, who may have done so before this is imported: see `logs`.
+if log.level == logging.NOTSET:
+    log.setLevel(logging.CRITICAL)
 
 
 def rollout_of(scope: Scope) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import secrets
 import time
@@ -9,14 +10,13 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gymsdk.addresses import ANYWHERE, is_loopback, near
+
 Kind: TypeAlias = Literal["resources_servers", "responses_api_agents", "responses_api_models", "environment_servers"]
 """What a server is, in NeMo Gym's words."""
 
 Scheme: TypeAlias = Literal["http", "https"]
 """What is spoken: https is HTTP over TLS."""
-
-ANYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # told apart, not bound here
-"""Hosts that stand for all of a machine's."""
 
 INSTANCE = r"[0-9a-f]{12}"
 """What the id of an instance is like."""
@@ -50,6 +50,18 @@ class Service(BaseModel):
         """Give it as somebody sees it who calls this machine *host*."""
         return self.model_copy(update={"host": host}) if self.host in ANYWHERE else self
 
+    def reached(self, address: str) -> Service:
+        """Give it as it is reached whose node asks from *address*, where it says no host; on this machine, as it is."""
+        if self.host not in ANYWHERE:
+            return self
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            return self
+        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+        # Whoever calls the head reaches it where he reaches the head.
+        return self if is_loopback(address) else self.model_copy(update={"host": str(mapped or found)})
+
     @property
     def url(self) -> str:
         """The address it answers at."""
@@ -58,5 +70,5 @@ class Service(BaseModel):
 
 def url(host: str, port: int, scheme: Scheme = "http") -> str:
     """Give the address of what listens at *host*, as this machine reaches it, and *port*."""
-    near = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # told apart
-    return f"{scheme}://[{near}]:{port}" if ":" in near else f"{scheme}://{near}:{port}"
+    at = near(host)
+    return f"{scheme}://[{at}]:{port}" if ":" in at else f"{scheme}://{at}:{port}"

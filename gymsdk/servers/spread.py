@@ -167,7 +167,7 @@ class Spread:
 
     async def _next(self, tried: Mapping[str, Failed], deadline: float | None) -> Instance | None:
         loop = asyncio.get_running_loop()
-        until = min(loop.time() + self._coming, deadline or float("inf"))
+        until = self._until(deadline)
         while True:
             there = [each for each in await self._there() if each.id not in tried]
             if there:
@@ -176,6 +176,12 @@ class Spread:
                 return None
             await asyncio.sleep(LOOKING)
             await self.instances.renew()
+            if any(each.draining for each in self.instances.latest(self.name)):
+                # One that is about to end may be about to be started anew.
+                until = self._until(deadline)
+
+    def _until(self, deadline: float | None) -> float:
+        return min(asyncio.get_running_loop().time() + self._coming, deadline or float("inf"))
 
     async def _there(self) -> list[Instance]:
         found = [each for each in await self._known() if not each.draining]

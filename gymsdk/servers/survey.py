@@ -104,7 +104,7 @@ async def survey(head: str = HEAD, *, token: SecretStr | str | None = None) -> S
         zip([head, *urls], await asyncio.gather(*(_figures(url, carried) for url in [head, *urls])), strict=True)
     )
     by_head = any(each.round_trip is not None for each in nodes.instances)
-    rows = [_head(head, answers[head])]
+    rows = [_head(head, answers[head], nodes.exits.get("head"))]
     rows += [_row(each, nodes.exits.get(each.name), answers[each.url], by_head=by_head) for each in nodes.instances]
     rows += [_missing(name, nodes.exits.get(name)) for name in watch.missing(nodes)]
     expected = watch.expected(nodes)
@@ -185,8 +185,9 @@ def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
         yield name, dict(LABEL.findall(labels)), float(value)
 
 
-def _head(url: str, heard: _Heard) -> Row:
-    return Row(name="head", kind="head", url=url, health="success", **_told(heard))
+def _head(url: str, heard: _Heard, ended: Exit | None) -> Row:
+    wrong = [*_wrong("success", None, ended)]
+    return Row(name="head", kind="head", url=url, health="success", wrong=wrong, **_exit(ended), **_told(heard))
 
 
 def _row(instance: Instance, ended: Exit | None, heard: _Heard, *, by_head: bool) -> Row:

@@ -9,6 +9,7 @@ from fastapi import Response
 from gymsdk import trail
 from gymsdk.convert.faces.face import Face, Malformed, Trouble
 from gymsdk.errors import EpisodeError
+from gymsdk.http import Refused as RefusedBehind
 from gymsdk.servers.app import UNAVAILABLE, Refused, answer
 
 BAD, UNFIT, LIMITED, UNABLE, GATEWAY, LATE = 400, 422, 429, 501, 502, 504
@@ -38,7 +39,8 @@ FINAL = {"x-should-retry": "false"}
 def of_failure(error: EpisodeError) -> Trouble:
     """Give the trouble that a failed call of a model is."""
     otherwise = UNAVAILABLE if error.retryable else UNFIT
-    return Trouble(STATUSES.get(error.kind, otherwise), str(error), code=error.kind)
+    param = error.param if isinstance(error, RefusedBehind) else None
+    return Trouble(STATUSES.get(error.kind, otherwise), str(error), code=error.kind, param=param)
 
 
 def of_request(error: Malformed | Refused | RecursionError) -> Trouble:

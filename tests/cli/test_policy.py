@@ -52,7 +52,7 @@ def test_a_person_reads_what_to_try(start: Start) -> None:
 def test_a_rollout_plays_with_what_a_script_says(start: Start, gymsdk: Command, there: Path) -> None:
     script = there / "lines.jsonl"
     script.write_text('{"text": "I pass."}\n{"text": "42", "when": "40 + 2"}\n')
-    _, said = told(start, f"script:{script}")
+    _, said = told(start, f"scripted/script:{script}")
     assert reply(said["url"]) == "42"
     ended = gymsdk(
         *("rollout", "sums", "--model", "vllm/policy", "--base-url", said["url"]),
@@ -93,8 +93,11 @@ def test_faults_are_named_on_the_command_line(start: Start) -> None:
         (["oracle", "--env", "sums", "--split", "nowhere"], "no split 'nowhere'"),
         (["echo", "--env", "sums"], "--env is the oracle's"),
         (["script:nowhere.jsonl"], "nowhere.jsonl"),
-        (["echo", "--host", "0.0.0.0"], "insecure"),
-        (["echo", "--latency", "soon"], "'soon' is no latency"),
+        (["echo", "--host", "0.0.0.0"], "or let them with --insecure"),
+        (["echo", "--host", "no such"], "'no such' is no address of this machine"),
+        (["echo", "--latency", "soon"], "--latency: 'soon' is no latency; write seconds as"),
+        (["echo", "--latency", "0.5-0.1"], "the smaller number comes first, as in 0.1-0.5"),
+        (["echo", "--name", ""], "--name is empty"),
         (["echo", "--errors", "0.6", "--cuts", "0.6"], "add up to more than 1"),
         (["echo", "--reasoning", "loud"], "loud"),
     ],

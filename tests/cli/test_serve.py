@@ -190,6 +190,7 @@ def test_a_port_in_use_is_told_in_a_sentence(start: Start) -> None:
         (["sums", "--host", "0.0.0.0"], "anybody who reaches '0.0.0.0' could use these servers"),
         (["sums", "--server-port", "sums"], "--server-port sums: write it as SERVER=N"),
         (["sums", "--server-port", "sums=65536"], "write it as SERVER=N"),
+        (["sums", "--only", "sums", "--fd", "77", "--head", "http://127.0.0.1:9"], "--fd 77: no socket that listens"),
         (["sums", "--server-port", "sum=1"], "no server 'sum' to give a port; did you mean 'sums'?"),
         (["sums", "--ttl", "inf"], "inf is no finite number"),
     ],
@@ -221,6 +222,14 @@ def test_people_are_told_where_each_server_is_and_who_plays(start: Start) -> Non
     assert re.fullmatch(r"head +http://127\.0\.0\.1:\d+\n", lines[0])
     assert re.fullmatch(r"sums +http://127\.0\.0\.1:\d+  resources\n", lines[1])
     assert lines[5].startswith("Ready: scripted/oracle plays, which knows the answers; name another with --model.")
+
+
+def test_an_engine_that_does_not_answer_yet_is_told_of_once_it_serves(start: Start) -> None:
+    process = start("serve", "sums", "--port", 0, "--model", "vllm/x", "--base-url", "http://127.0.0.1:9/v1", "--json")
+    assert json.loads(process.stdout.readline())["model"] == "vllm/x"
+    assert process.stderr.readline() == (
+        "the model's server at 127.0.0.1:9 does not answer yet: nothing listens there; is the server running?\n"
+    )
 
 
 @pytest.mark.parametrize("name", ["tool_call", "multineedle"])

@@ -65,9 +65,13 @@ async def test_it_plays_by_name(script: Path) -> None:
     [
         ("{torn", "not valid JSON"),
         ("[1]", "a row is a JSON object"),
-        ('{"txet": "x"}', "txet"),
-        ('{"calls": [{"arguments": {}}]}', "calls.0.name"),
-        ('{"text": 7}', "text"),
+        ('{"txet": "x"}', "nothing is called 'txet' there"),
+        ('{"calls": [{"arguments": {}}]}', "calls.0.name is missing"),
+        ('{"calls": [{"name": "f", "arguments": 7}]}', "calls.0.arguments must be an object, or its text"),
+        ('{"calls": {"name": "f"}}', "calls must be a list"),
+        ('{"text": 7}', "text must be a text"),
+        ("{}", 'it says nothing; write {"text": ""} for an empty answer'),
+        ('{"when": "x"}', "it says nothing"),
     ],
 )
 def test_a_line_that_is_none_is_named_with_its_file_and_number(tmp_path: Path, line: str, complaint: str) -> None:
@@ -79,11 +83,14 @@ def test_a_line_that_is_none_is_named_with_its_file_and_number(tmp_path: Path, l
     assert complaint in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", '{"text": "x", "when": "y"}\n'])
-def test_a_script_has_a_line_for_any_turn(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", "is empty; write a line for each turn"), ('{"text": "x", "when": "y"}\n', "no line without `when`")],
+)
+def test_a_script_has_a_line_for_any_turn(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "script.jsonl"
     path.write_text(text)
-    with pytest.raises(BadModelOption, match="no line without `when`"):
+    with pytest.raises(BadModelOption, match=told):
         build(f"script:{path}")
 
 

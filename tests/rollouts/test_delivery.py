@@ -230,10 +230,10 @@ async def test_an_agent_that_has_moved_is_looked_up_again() -> None:
 
 async def test_an_agent_that_the_head_has_lost_is_a_failure_of_its_rollout() -> None:
     async with Theirs().serving() as theirs:
-        delivery = Delivery(ServerClient(theirs.head), attempts=1)
+        delivery = Delivery(ServerClient(theirs.head), attempts=1, coming=0)
         played = await delivery(Job("sums", 0, 0, {"agent_ref": {"name": "strange"}}))
     assert played.rollout.failure is not None
-    assert (played.rollout.failure.kind, played.rollout.failure.retryable) == ("head_error", True)
+    assert (played.rollout.failure.kind, played.rollout.failure.retryable) == ("server_unreachable", True)
 
 
 async def test_a_row_that_is_sent_back_whole_is_not_taken_for_an_answer_of_ours(out: Path, tasks: Tasks) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from gymsdk import Environment, Rollout
+from gymsdk.cli.table import table
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.summary import Stored, summaries
 
@@ -94,6 +96,29 @@ def test_only_scored_rollouts_enter_a_mean(summary: dict[str, Any]) -> None:
 def test_failures_are_counted_by_kind_with_a_message_of_each(summary: dict[str, Any]) -> None:
     assert summary["failures"] == {"tool_raised": 1}
     assert summary["failure_messages"] == {"tool_raised": "first"}
+
+
+def test_failures_are_told_apart_by_what_helps(folder: RunFolder, made: Environment) -> None:
+    for task, (kind, ours, more) in enumerate(
+        [
+            ("model_unreachable", {"retryable": True}, {}),
+            ("model_unauthorized", {"retryable": False}, {}),
+            ("tool_raised", {"retryable": False}, {"_ng_failure_terminal": True}),
+        ]
+    ):
+        line = _failed(task, 0, kind, "no") | more
+        folder.keep(line | {"gymsdk": line["gymsdk"] | ours}, failed=True)
+    found = _summary(folder, made)
+    assert (found["failures_retryable"], found["failures_for_good"]) == (1, 1)
+
+
+def test_prompts_that_were_too_long_are_counted(folder: RunFolder, made: Environment) -> None:
+    details = {"reason": "max_output_tokens", "message": "maximum context length is 8"}
+    folder.keep(_line(0, 0, 0.0, response={"output": [], "incomplete_details": details}))
+    folder.keep(_line(0, 1, 0.0, response={"output": [], "incomplete_details": {"reason": "max_output_tokens"}}))
+    found = _summary(folder, made)
+    assert found["prompts_too_long"] == 1
+    assert re.search(r"^prompt too long +1$", table([found]), re.MULTILINE)
 
 
 def test_tokens_are_summed_failed_ones_too(summary: dict[str, Any]) -> None:

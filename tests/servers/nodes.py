@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -96,7 +97,8 @@ class Instance:
         name = self.environment.name
         service = Service(name=name, kind="resources_servers", implementation=name, host=self.host)
         self.id = service.id
-        peers = Peers(self.id, Instances(asking(self.head_url), fresh=LOOK).url)
+        url = partial(Instances(asking(self.head_url), fresh=LOOK).url, name=name, kind="resources_servers")
+        peers = Peers(self.id, url)
         app = resources.app(self.environment, figures=self.figures, peers=peers, **self.options)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.server)

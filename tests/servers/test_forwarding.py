@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 
 from gymsdk import http, wire
 from gymsdk.servers import resources
 from gymsdk.servers.cookies import instance_of
-from gymsdk.servers.forwarding import ONCE, Peers
+from gymsdk.servers.forwarding import ONCE, Peers, _target
 
 from .nodes import Instance, balancing, heading, listening
 
@@ -170,6 +171,73 @@ async def test_a_request_is_handed_on_as_it_came_and_so_is_its_answer(counter):
     assert answer.json() == {"there": True}
     told = {"authorization": "Bearer s", "content-type": "application/json", "x-own": "1", ONCE: "1"}
     assert seen == [("ng-rollout/r1/spell", "a=%20b", b'{"torn', told)]
+
+
+@pytest.mark.parametrize("target", ["@127.0.0.9:{port}/x", "1/x", "http://127.0.0.9:{port}/x", "*", "x", "%2fx", "?a"])
+async def test_what_asks_for_no_path_is_refused_and_sent_nowhere(counter, target):
+    seen = []
+
+    async def taken(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer)
+        writer.close()
+
+    async def url(_: str) -> str | None:
+        seen.append("asked")
+        return "http://127.0.0.1:1"
+
+    app = resources.app(counter(), peers=Peers("0" * 12, url, token="a-token-that-is-secret"))
+    async with await asyncio.start_server(taken, "127.0.0.9", 0) as stray, listening(app) as here:
+        asked = target.format(port=stray.sockets[0].getsockname()[1])
+        cookie = f"cookie: {COOKIE}={'a' * 12}.{'x' * 32}"
+        lines = [f"POST {asked} HTTP/1.1", "host: 127.0.0.1", cookie, "content-length: 2", "connection: close", "", "{}"]
+        reader, writer = await asyncio.open_connection("127.0.0.1", here)
+        writer.write("\r\n".join(lines).encode())
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b"begins with a slash" in answer
+    assert seen == []
+
+
+@pytest.mark.parametrize("target", ["@127.0.0.9:1/x", "1/x", "http://127.0.0.9:1/x", "//127.0.0.9:1/x", "\\\\h/x"])
+async def test_no_target_changes_where_a_request_is_handed_on_to(target):
+    scope = {"type": "http", "path": target, "raw_path": target.encode(), "query_string": b"a=%20b"}
+    found = urlsplit(_target("http://127.0.0.1:6107", scope))
+    assert (found.hostname, found.port, found.query) == ("127.0.0.1", 6107, "a=%20b")
+
+
+async def test_headers_that_came_twice_are_one_and_those_of_a_connection_stay_here(counter):
+    seen = []
+    other = FastAPI()
+
+    @other.post("/{path:path}")
+    async def noted(path: str, request: Request):
+        seen.append(dict(request.headers))
+        return Response(headers={"connection": "x-theirs", "x-theirs": "1", "proxy-authenticate": "Basic", "x-kept": "1"})
+
+    async with listening(other) as port:
+
+        async def url(_: str) -> str | None:
+            return f"http://127.0.0.1:{port}"
+
+        app = resources.app(counter(), peers=Peers("0" * 12, url))
+        async with listening(app) as here, httpx.AsyncClient() as asking:
+            headers = [
+                ("cookie", "first=1"),
+                ("cookie", f"{COOKIE}={'a' * 12}.{'x' * 32}"),
+                ("x-list", "1"),
+                ("x-list", "2"),
+                ("x-mine", "1"),
+                ("proxy-authorization", "Basic s"),
+                ("connection", "X-Mine, close"),
+            ]
+            answer = await asking.post(f"http://127.0.0.1:{here}/spell", content=b"{}", headers=headers)
+    assert seen[0]["cookie"] == f"first=1; {COOKIE}={'a' * 12}.{'x' * 32}"
+    assert seen[0]["x-list"] == "1, 2"
+    assert not {"x-mine", "proxy-authorization"} & seen[0].keys()
+    assert answer.headers["x-kept"] == "1"
+    assert not {"x-theirs", "proxy-authenticate"} & answer.headers.keys()
 
 
 async def test_without_peers_a_token_says_nothing_of_an_instance(counter):

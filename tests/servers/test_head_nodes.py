@@ -18,9 +18,11 @@ OWN = Service(name="math", kind="resources_servers", implementation="math", port
 OTHER = Service(name="sums", kind="resources_servers", implementation="sums", host="10.9.9.9", port=9)
 
 
-def client(*services: Service, host: str = "127.0.0.1", **options) -> httpx.AsyncClient:
+def client(
+    *services: Service, host: str = "127.0.0.1", peer: str = "10.0.0.7", **options
+) -> httpx.AsyncClient:
     app = head.app(services, host=host, port=11000, about={"policy_model_name": "a"}, **options)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=("10.0.0.7", 1)), base_url="http://h:11000")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(peer, 1)), base_url="http://h:11000")
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ async def test_a_node_joins_is_told_of_and_leaves() -> None:
 
 
 async def test_the_heads_own_server_stands_for_its_name() -> None:
-    asking = client(OWN)
+    asking = client(OWN, peer="127.0.0.1")
     further = OWN.model_copy(update={"port": 10, "started": 1.0, "id": "0" * 12})
     await asking.put("/nodes/n1", json=saying(further))
     assert (await configured(asking))["math"]["resources_servers"]["math"]["port"] == 9
@@ -63,7 +65,7 @@ async def test_the_heads_own_server_stands_for_its_name() -> None:
 
 
 async def test_an_instance_that_answers_stands_for_one_that_does_not(answering: int) -> None:
-    asking = client()
+    asking = client(peer="127.0.0.1")
     gone = OTHER.model_copy(update={"host": "127.0.0.1", "port": 9, "started": 1.0})
     await asking.put("/nodes/n1", json=saying(gone))
     there = gone.model_copy(update={"port": answering, "started": 2.0, "id": "1" * 12})
@@ -87,7 +89,7 @@ async def test_a_node_that_listens_everywhere_is_told_as_the_address_it_asked_fr
 
 
 async def test_a_contradiction_is_answered_in_a_sentence() -> None:
-    answer = await client(OWN).put("/nodes/n1", json=saying(OWN.model_copy(update={"implementation": "other"})))
+    answer = await client(OWN, peer="127.0.0.1").put("/nodes/n1", json=saying(OWN.model_copy(update={"implementation": "other"})))
     assert answer.status_code == 409
     assert "give it another name" in answer.json()["detail"]
 
@@ -113,3 +115,9 @@ async def test_a_body_of_a_length_nobody_tells_is_refused() -> None:
         yield b"{}"
 
     assert (await client().put("/nodes/n1", content=parts())).status_code == 411
+
+
+async def test_what_nobody_else_would_reach_is_refused_in_a_sentence() -> None:
+    answer = await client().put("/nodes/n1", json=saying(OWN))
+    assert answer.status_code == 422
+    assert "--advertise-host" in answer.json()["detail"]

@@ -35,6 +35,10 @@ async def ids(instances: Instances) -> list[str]:
     return [each.id for each in await instances.named("lamp", "resources_servers")]
 
 
+async def url(instances: Instances, id: str) -> str | None:
+    return await instances.url(id, name="lamp", kind="resources_servers")
+
+
 async def test_the_head_is_asked_no_more_often_than_said() -> None:
     head = Head("a")
     instances = Instances(head.look, fresh=60)
@@ -85,7 +89,7 @@ async def test_one_that_is_told_of_a_moment_after_it_was_asked_for_is_found() ->
     head = Head("a")
     instances = Instances(head.look)
     await instances.renew()
-    finding = asyncio.ensure_future(instances.url("b"))
+    finding = asyncio.ensure_future(url(instances, "b"))
     await asyncio.sleep(0.2)
     head.ids.append("b")
     assert await finding == "http://b"
@@ -99,12 +103,32 @@ async def test_one_that_was_there_and_is_gone_is_not_waited_for() -> None:
     await asyncio.sleep(0.11)
     await instances.renew()
     asked = head.asked
-    assert await instances.url("a") is None
+    assert await url(instances, "a") is None
     assert head.asked <= asked + 1
 
 
 async def test_one_that_nobody_knows_is_not_looked_for_all_the_time() -> None:
     head = Head("a")
     instances = Instances(head.look)
-    assert await asyncio.gather(*(instances.url(f"made-up-{number}") for number in range(50))) == [None] * 50
+    assert await asyncio.gather(*(url(instances, f"made-up-{number}") for number in range(50))) == [None] * 50
     assert head.asked < 20
+
+
+async def test_one_that_nobody_knew_a_moment_ago_is_not_waited_for_again() -> None:
+    head = Head("a")
+    instances = Instances(head.look)
+    assert await url(instances, "made-up") is None
+    asked = head.asked
+    assert [await url(instances, "made-up") for _ in range(20)] == [None] * 20
+    assert head.asked <= asked + 1
+    head.ids.append("made-up")
+    await asyncio.sleep(0.11)
+    await instances.renew()
+    assert await url(instances, "made-up") == "http://made-up"
+
+
+async def test_only_a_server_of_the_same_name_and_kind_is_found() -> None:
+    instances = Instances(Head("a").look)
+    assert await url(instances, "a") == "http://a"
+    assert await instances.url("a", name="bulb", kind="resources_servers") is None
+    assert await instances.url("a", name="lamp", kind="responses_api_models") is None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from gymsdk.servers.admission import check
 from gymsdk.servers.app import Refused
-from gymsdk.servers.members import Exit, Members, Registration, first, told
+from gymsdk.servers.choice import first, told
+from gymsdk.servers.members import Exit, Members, Registration
 from gymsdk.servers.service import Service
 
 MATH = Service(name="math", kind="resources_servers", implementation="math", port=1, started=5.0)
@@ -181,3 +183,79 @@ def test_the_configuration_says_where_tasks_are_sent_and_what_the_model_is():
         "environment_server_routes": {"math": "math_server"},
         "policy_model_name": "openai/x",
     }
+
+
+def supervised(members, sessions):
+    math = another(pid=7)
+    members.put("child", said(math, loads={"math": {"sessions": sessions}}), HERE)
+    members.put("supervisor", said(expected=["math"], restarts={"math": 7}), HERE)
+    return math
+
+
+def test_a_server_without_sessions_is_restarted_when_its_supervisor_is_next_heard_of(members):
+    supervised(members, 0)
+    assert members.restart("math", 30) == [7]
+    assert (members.restarting("child"), members.restarting("supervisor")) == ([], ["math"])
+    assert members.restarting("supervisor") == []
+
+
+def test_a_server_with_sessions_is_given_nothing_new_until_they_have_ended(members):
+    math = supervised(members, 1)
+    members.restart("math", 30)
+    assert (members.restarting("supervisor"), members.draining) == ([], {math.id})
+    members.put("supervisor", said(restarts={"math": 7}), HERE)
+    members.put("child", said(math, loads={"math": {"sessions": 0}}), HERE)
+    assert (members.restarting("supervisor"), members.draining) == (["math"], set())
+
+
+def test_sessions_that_last_are_waited_for_within_a_bound(members, clock):
+    math = supervised(members, 1)
+    members.restart("math", 5)
+    assert (members.restarting("supervisor"), members.draining) == ([], {math.id})
+    clock.now = 5.0
+    assert members.restarting("supervisor") == ["math"]
+
+
+def test_another_process_than_was_asked_for_is_not_restarted(members):
+    supervised(members, 0)
+    members.restart("math", 30)
+    members.put("supervisor", said(restarts={"math": 8}), HERE)
+    assert (members.restarting("supervisor"), members.draining) == ([], set())
+
+
+def test_who_has_no_supervisor_cannot_be_restarted(members):
+    members.put("child", said(MATH), HERE)
+    with pytest.raises(Refused, match="serve it with --separate"):
+        members.restart("math")
+    with pytest.raises(Refused, match="no server 'mth'; did you mean 'math'"):
+        members.restart("mth")
+
+
+def test_two_nodes_do_not_have_the_same_instance(members):
+    members.put("a", said(MATH), HERE)
+    members.put("a", said(MATH), HERE)
+    with pytest.raises(Refused, match=r"the id .* of 'math' is another instance's") as caught:
+        members.put("b", said(MATH), HERE)
+    assert caught.value.status == 409
+    members.put("b", said(another()), HERE)
+    members.leave("a")
+    members.put("c", said(MATH), HERE)
+    with pytest.raises(Refused, match="another instance's"):
+        members.put("d", said(one := another(), one.model_copy()), HERE)
+
+
+def test_what_only_its_own_machine_reaches_is_taken_in_from_there_alone():
+    near = MATH.model_copy(update={"host": "127.0.0.1"})
+    for address, own in (("127.0.0.1", "127.0.0.1"), ("::ffff:127.0.0.1", "::"), ("::1", "::1"), (HERE, HERE)):
+        check([near], address, own=own, scheme="http")
+    check([MATH.model_copy(update={"host": "0.0.0.0"})], HERE, own="10.0.0.1", scheme="http")
+    for host in ("127.0.0.1", "localhost", "::1"):
+        with pytest.raises(Refused, match=r"'math' listens at .*10\.0\.0\.7.*--host 0\.0\.0\.0.*--advertise-host") as caught:
+            check([MATH.model_copy(update={"host": host})], HERE, own="10.0.0.1", scheme="http")
+        assert caught.value.status == 422
+
+
+def test_a_head_that_speaks_tls_takes_in_nothing_that_does_not():
+    check([MATH.model_copy(update={"scheme": "https"})], "127.0.0.1", own="127.0.0.1", scheme="https")
+    with pytest.raises(Refused, match="in the clear; serve it with --tls-cert and --tls-key"):
+        check([MATH], "127.0.0.1", own="127.0.0.1", scheme="https")

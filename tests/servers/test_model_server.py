@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -12,6 +13,8 @@ from openai import AsyncOpenAI
 from gymsdk import Failed, model, wire
 from gymsdk.replicas import STICKY
 from gymsdk.servers import model as server
+from gymsdk.servers.listener import Listener, bound
+from gymsdk.servers.strand import Strand
 from gymsdk.transcript import Item
 from gymsdk.types import Episode, Model
 
@@ -108,10 +111,47 @@ async def test_another_name_is_no_models_but_may_be_asked_for() -> None:
     assert (answer.status_code, answer.json()["model"]) == (200, "replies")
 
 
+@pytest.mark.parametrize(
+    ("path", "beneath", "theirs"),
+    [
+        ("/v1/messages", "", True),
+        ("/ng-rollout/r1/v1/messages", "", True),
+        ("/gym/policy_model/v1/responses", "/gym/policy_model", False),
+    ],
+)
+async def test_who_is_cut_short_by_the_end_is_told_so_in_its_api(path: str, beneath: str, theirs: bool) -> None:
+    arrived = asyncio.Event()
+
+    class Hanging:
+        async def respond(self, _request: Item, **_: object) -> Item:
+            arrived.set()
+            await asyncio.sleep(60)
+            raise AssertionError("it is cancelled before")
+
+    at = bound("127.0.0.1")
+    strand = Strand("a server", Listener(server.app(Hanging()), at, grace=0.1, path=beneath).run)
+    await strand.up(20)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{at.getsockname()[1]}") as client:
+        body = {"input": "hi", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+        answer = asyncio.create_task(client.post(path, json=body))
+        await arrived.wait()
+        await strand.end(5)
+        found = await answer
+    assert (found.status_code, found.headers["retry-after"]) == (503, "5")
+    assert ("type" in found.json(), "has been stopped" in found.json()["error"]["message"]) == (theirs, True)
+
+
 async def test_a_path_that_is_no_apis_is_not_found() -> None:
     async with asked(server.app(Replies())) as client:
         answer = await client.post("/v1/embeddings", json={})
-    assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+        wrong = await client.get("/v1/messages")
+        outside = await client.get("/nowhere")
+    told = answer.json()["error"]
+    assert (answer.status_code, told["type"]) == (404, "not_found_error")
+    assert "/v1/chat/completions" in told["message"]
+    assert (wrong.status_code, wrong.json()["type"], wrong.headers["allow"]) == (405, "error", "POST")
+    assert "GET is not answered at /v1/messages; ask it with POST" in wrong.json()["error"]["message"]
+    assert outside.json().keys() == {"detail"}
 
 
 @pytest.mark.parametrize("path", ["responses", "chat/completions", "messages"])

@@ -184,3 +184,21 @@ async def test_a_port_of_this_machine_that_something_else_has_is_told_of_at_once
     async with listening(FastAPI()) as port:
         with pytest.raises(UsageError, match=r"is no head of gymsdk: it answered 404 at /nodes.*choose another port"):
             await place("127.0.0.1", port)
+
+
+async def test_one_that_somebody_has_had_leave_is_known_again_under_another_id():
+    async with heading() as head_url, noded(Node(head_url, [LAMP], lease=0.5)) as node:
+        before = node.id
+        assert (await http.delete(f"{head_url}/nodes/{before}")).ok
+        assert await names(head_url) == []
+        await node.beat()
+        assert (node.id != before, await names(head_url)) == (True, ["lamp"])
+
+
+async def test_one_that_has_left_by_itself_stays_away():
+    async with heading() as head_url:
+        node = Node(head_url, [LAMP])
+        await node.join()
+        await node.leave()
+        await node.beat()
+        assert await names(head_url) == []

@@ -178,7 +178,7 @@ async def test_the_port_is_free_again_afterwards() -> None:
         assert again == url
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1", "example.invalid"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1"])
 async def test_a_host_that_others_reach_is_refused_unless_said_to_be_insecure(host: str) -> None:
     with pytest.raises(UsageError, match="insecure=True"):
         async with serve(app(Replies()), host=host):

@@ -146,8 +146,8 @@ PARSER = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-
 FAULTS: dict[str, tuple[tuple[Way, ...], int, bool, str]] = {
     "errors without end": ((refuses(500, "it broke"),), 503, True, "it broke"),
     "rate limit": ((refuses(429, "too many", **{"Retry-After": "7"}),), 429, True, "too many"),
-    "cut before": ((cuts,), 503, True, "is the server running"),
-    "cut halfway": ((halves,), 503, True, "is the server running"),
+    "cut before": ((cuts,), 503, True, "broke off its answer"),
+    "cut halfway": ((halves,), 503, True, "broke off its answer"),
     "hang": ((hangs,), 504, True, "raise the timeout"),
     "page": ((shows,), 502, False, "ends in /v1"),
     "no completion": ((tells({"object": "?"}),), 502, True, "is no chat completion"),

@@ -274,6 +274,18 @@ async def test_a_node_that_drains_is_given_nothing_new_and_ends_what_it_has(coun
         assert (one.sessions, other.sessions) == (0, 0)
 
 
+async def test_while_the_only_one_drains_another_is_waited_for(counter, policy):
+    async with heading() as head_url, Instance(counter(), head_url).there() as one:
+        against = spread(head_url, coming=0.5)
+        await one.node.drain()
+        await against.instances.renew()
+        playing = asyncio.ensure_future(play(against, policy(ADD, "done"), ROW))
+        await asyncio.sleep(1.5)
+        async with Instance(counter(), head_url).there():
+            rollout = await playing
+    assert rollout.reward == 1.5
+
+
 SLOW = """
 @hookimpl
 async def verify(task, transcript):

@@ -75,6 +75,13 @@ async def test_an_exit_is_wrong_for_a_while():
         assert found.servers[1].wrong == ["missing", *wrong]
 
 
+async def test_the_head_s_own_exit_is_told_of():
+    ended = {"head": Exit(code=-9, at=time.time(), restarts=1)}
+    async with heading() as head, noded(Node(head, exits=lambda: ended)):
+        [row] = (await survey(head)).servers
+    assert (row.name, row.exit_code, row.wrong) == ("head", -9, ["exit"])
+
+
 async def test_what_is_no_head_is_said_to_be_none():
     async with listening(FastAPI()) as port:
         assert (await survey(f"http://127.0.0.1:{port}")).servers[1:] == []

@@ -162,3 +162,12 @@ def test_every_tool_has_a_strict_schema_and_a_description(environment):
     schemas = [tool.schema for tool in environment.tools.values()]
     assert len(schemas) == 14
     assert all(schema["strict"] and schema["description"] for schema in schemas)
+
+
+def test_every_parameter_of_every_tool_is_described(environment):
+    told = {
+        f"{tool.name}.{name}": each.get("description")
+        for tool in environment.tools.values()
+        for name, each in tool.schema["parameters"]["properties"].items()
+    }
+    assert not [name for name, words in told.items() if not words]

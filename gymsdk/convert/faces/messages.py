@@ -7,6 +7,7 @@ from typing import Any
 from gymsdk import usage as counts
 from gymsdk import wire
 from gymsdk.convert.keys import ENGINE, known
+from gymsdk.convert.tokens import carried
 from gymsdk.transcript import Item
 
 from . import shape, wishes
@@ -20,7 +21,9 @@ SAME = frozenset({"model", "temperature", "top_p"})
 
 OTHER = frozenset(
     {
+        "betas",
         "cache_control",
+        "context_management",
         "max_tokens",
         "mcp_servers",
         "messages",
@@ -72,12 +75,26 @@ def answer(response: Item, body: Item) -> Item:
         "type": "message",
         "role": "assistant",
         "model": response.get("model") or body.get("model") or "",
-        "content": blocks(response["output"]),
+        "content": blocks(_shown(response["output"], body)),
         "stop_reason": _reason(response),
         "stop_sequence": response.get(STOP),
         "stop_details": None,
         "usage": usage(response),
     }
+
+
+def _shown(output: list[Item], body: Item) -> list[Item]:
+    """The items that a client is told: without thoughts where it wants none; their tokens go on with the turn's last.
+
+    Anthropic's own servers show none to those who do not ask. But what a client is not told it cannot send back, and
+    engines count on it.
+    """
+    if (body.get("thinking") or {}).get("type") != "disabled":
+        return output
+    kept = [dict(item) for item in output if item.get("type") != "reasoning"]
+    if kept:
+        kept[-1] |= carried(output)
+    return kept
 
 
 def usage(response: Item) -> Item:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
+import errno
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -16,10 +16,12 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from gymsdk.addresses import is_loopback
 from gymsdk.convert.faces import chat, messages
 from gymsdk.convert.faces.face import Face, Malformed, Trouble
 from gymsdk.convert.faces.known import FACES
 from gymsdk.errors import Failed, UsageError
+from gymsdk.servers import listing, refusals
 from gymsdk.servers.figures import Figures
 from gymsdk.transcript import Item
 from gymsdk.types import Model
@@ -28,6 +30,7 @@ from .delivery import delivered, json, refused
 from .engine import Engine, Reasoning, shown
 from .faults import SOUND, Fate, Faults, fates
 from .tokenizing import detokenized, tokenized
+from .underway import UNDERWAY, Underway
 
 NAME = "policy"
 """What a policy is called where nobody says otherwise."""
@@ -55,7 +58,8 @@ def app(
     """
     figures = Figures(name)
     engine = Engine(model, name=name, faults=faults, reasoning=reasoning, bundles=bundles)
-    served = web.Application(client_max_size=LARGEST_BODY, middlewares=[_counting(figures)])
+    served = web.Application(client_max_size=LARGEST_BODY, middlewares=[_counting(figures), _ending, _nowhere])
+    served[UNDERWAY] = Underway()
     drawn = fates(faults)
     for face in FACES.values():
         served.router.add_post(f"/v1/{face.path}", partial(_handle, face=face, engine=engine, drawn=drawn))
@@ -66,7 +70,9 @@ def app(
     }
     for path, (face, give) in plain.items():
         served.router.add_post(path, partial(_plain, face=face, give=give))
-    served.router.add_get("/v1/models", partial(_models, name, faults.context))
+    entry = listing.entry(name) | {"root": name, "max_model_len": faults.context}
+    served.router.add_get("/v1/models", partial(_models, {name: entry}))
+    served.router.add_get("/v1/models/{model:.+}", partial(_model, {name: entry}))
     served.router.add_get("/metrics", partial(_metrics, figures))
     served.router.add_get("/version", _version)
     served.router.add_get("/health", _healthy)
@@ -80,21 +86,28 @@ async def serve(
 ) -> AsyncIterator[str]:
     """Serve *application* while the context is open; gives its base URL, which ends in /v1.
 
-    It asks nobody for a key: a *host* that other machines reach has to be *insecure* by name.
+    It asks nobody for a key: a *host* that other machines reach has to be *insecure* by name. Requests under way get a
+    moment to end when it does; the others are told that it has been stopped.
     """
-    if not insecure and not _is_loopback(host):
+    _check_there(host)
+    if not insecure and not is_loopback(host):
         raise UsageError(
-            f"anybody who reaches {host!r} could use this policy: serve on 127.0.0.1, or say insecure=True"
+            f"anybody who reaches {host!r} could use this policy, which asks for no key;"
+            " serve on 127.0.0.1, or let them with --insecure (insecure=True in Python)"
         )
-    bound = _bound(host, port)
+    at = _bound(host, port)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
     await runner.setup()
     try:
         # A full queue of waiting connections costs each client whom it turns away a second.
-        await web.SockSite(runner, bound, backlog=BACKLOG).start()
+        site = web.SockSite(runner, at, backlog=BACKLOG)
+        await site.start()
         named = f"[{host}]" if ":" in host else host
-        yield f"http://{named}:{bound.getsockname()[1]}/v1"
+        yield f"http://{named}:{at.getsockname()[1]}/v1"
     finally:
+        await site.stop()
+        if (underway := application.get(UNDERWAY)) is not None:
+            await underway.end()
         await runner.cleanup()
 
 
@@ -119,6 +132,42 @@ def _counting(figures: Figures) -> Middleware:
             figures.answered(route, status, time.perf_counter() - started)
 
     return counting
+
+
+@web.middleware
+async def _ending(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Tell those whose requests the end cuts short."""
+    underway = request.app[UNDERWAY]
+    underway.begun()
+    try:
+        return _stopped(request) if underway.ending else await handler(request)
+    except asyncio.CancelledError:
+        if not underway.ending or request.transport is None or request.transport.is_closing():
+            raise
+        return _stopped(request)
+
+
+def _stopped(request: web.Request) -> web.Response:
+    told = _refused(request, refusals.STOPPED)
+    told.headers["Retry-After"] = "5"
+    return told
+
+
+@web.middleware
+async def _nowhere(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what no route is for in the form of the API that was meant."""
+    try:
+        return await handler(request)
+    except web.HTTPRequestEntityTooLarge as error:
+        return _refused(request, Trouble(error.status, f"the body has more than {LARGEST_BODY} bytes"))
+    except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
+        sentence = refusals.nowhere(request.path, request.method, error.headers.get("Allow"))
+        return _refused(request, Trouble(error.status, sentence))
+
+
+def _refused(request: web.Request, trouble: Trouble) -> web.Response:
+    theirs = listing.is_anthropics(request.headers)
+    return json(refusals.refusal(request.path, trouble, anthropic=theirs), trouble.status)
 
 
 async def _handle(request: web.Request, *, face: Face, engine: Engine, drawn: Iterator[Fate]) -> web.StreamResponse:
@@ -149,9 +198,13 @@ def _counted(body: Item) -> Item:
     return messages.count(size)
 
 
-async def _models(name: str, context: int | None, _: web.Request) -> web.Response:
-    one = {"id": name, "object": "model", "created": 0, "owned_by": "gymsdk", "root": name, "max_model_len": context}
-    return json({"object": "list", "data": [one]})
+async def _models(models: dict[str, Item], _: web.Request) -> web.Response:
+    return json(listing.listed(models))
+
+
+async def _model(models: dict[str, Item], request: web.Request) -> web.Response:
+    status, told = listing.one(models, request.match_info["model"], request.headers)
+    return json(told, status)
 
 
 async def _metrics(figures: Figures, _: web.Request) -> web.Response:
@@ -174,15 +227,23 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise UsageError(f"the policy cannot listen at port {port} of {host} ({why}); choose another one") from None
+        if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EPERM}:
+            why = f"port {port} of {host} cannot be had ({error.strerror}); choose another with --port"
+        else:
+            why = _nowhere_here(host, error)
+        raise UsageError(f"the policy cannot listen: {why}") from None
 
 
-def _is_loopback(host: str) -> bool:
+def _check_there(host: str) -> None:
+    """Refuse a name of no machine before anything is said of who reaches it."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        socket.getaddrinfo(host or None, 0)
+    except OSError as error:
+        raise UsageError(f"the policy cannot listen: {_nowhere_here(host, error)}") from None
+
+
+def _nowhere_here(host: str, error: OSError) -> str:
+    return f"{host!r} is no address of this machine ({error.strerror or error}); listen on 127.0.0.1"
 
 
 def _parsed(body: bytes) -> Item:

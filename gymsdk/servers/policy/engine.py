@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 from gymsdk import responses, wire
+from gymsdk.convert.chat import LOGPROBS
 from gymsdk.convert.faces import chat
 from gymsdk.convert.faces.face import Face, Malformed
 from gymsdk.convert.tokens import wanted
@@ -12,7 +13,7 @@ from gymsdk.errors import UsageError
 from gymsdk.transcript import Item
 from gymsdk.types import Model
 
-from . import generations, prompts
+from . import generations, prompts, taken
 from .faults import Fate, Faults
 from .generations import Generation
 from .prompts import Prompt
@@ -53,6 +54,7 @@ class Engine:
         request = face.request(body)
         asked = body | self._asking if self._asking else body
         prompt, used = shown(face, body, request)
+        taken.check(request, where="input" if "input" in body else "messages")
         self._takes_tools(request)
         room = self._room(request, used)
         response = await responses.told(self._model, request, episode=None)
@@ -61,9 +63,11 @@ class Engine:
         said = generations.generation(
             output, turn=prompt.turn(), room=room, thoughts=thoughts, parsed=not self.faults.unparsed
         )
-        return self._told(face, asked, response | {"model": self.name}, prompt, said, used)
+        return self._told(face, asked, request, response | {"model": self.name}, prompt, said, used)
 
-    def _told(self, face: Face, asked: Item, response: Item, prompt: Prompt, said: Generation, used: int) -> Item:
+    def _told(
+        self, face: Face, asked: Item, request: Item, response: Item, prompt: Prompt, said: Generation, used: int
+    ) -> Item:
         response["output"] = said.output
         if not said.whole:
             response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
@@ -71,6 +75,8 @@ class Engine:
         if self._counts or ids or not said.whole:
             response["usage"] = wire.usage(used, said.size)
         if not ids:
+            if LOGPROBS in (request.get("include") or ()):
+                response["output"] = generations.likely(said, top=bool(request.get("top_logprobs")))
             return face.answer(response, asked)
         if face is chat.FACE:
             return self._with_tokens(face.answer(response, asked), asked, prompt, said)

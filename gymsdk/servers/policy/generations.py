@@ -9,7 +9,7 @@ from gymsdk.convert import parts
 from gymsdk.convert.tokens import MARK
 from gymsdk.tokens import hermes
 from gymsdk.tokens.spoken import spoken
-from gymsdk.transcript import Item
+from gymsdk.transcript import Item, is_reply
 
 from . import prompts
 from .prompts import BYTES
@@ -40,7 +40,7 @@ def generation(output: list[Item], *, turn: int, room: int | None, thoughts: boo
     size = prompts.size(words) + 1
     if room is None or size <= room:
         return Generation(output, words, size=size)
-    left = words.encode("utf-8", "replace")[:room].decode("utf-8", "ignore")
+    left = _unmarked(words.encode("utf-8", "replace")[:room].decode("utf-8", "ignore"))
     return Generation(_apart(left, turn=turn, parsed=parsed), words, whole=False, size=room)
 
 
@@ -75,6 +75,24 @@ def logprobs(ids: list[int], *, as_ids: bool, top: bool) -> list[Item]:
     return [_likely(token, place, as_ids=as_ids, top=top) for place, token in enumerate(ids)]
 
 
+def likely(said: Generation, *, top: bool) -> list[Item]:
+    """Give the output of what was *said*, each text with the log-probabilities of its tokens, as Responses has them."""
+    return [
+        item | {"content": [_with(part, said, top=top) for part in item["content"]]} if is_reply(item) else item
+        for item in said.output
+    ]
+
+
+def _with(part: Item, said: Generation, *, top: bool) -> Item:
+    text = part.get("text")
+    if not isinstance(text, str) or not text:
+        return part
+    before = said.words.partition(text)[0] if text in said.words else ""
+    place, ids = prompts.size(before), BYTES.encode(text)
+    told = [_likely(token, place + number, as_ids=False, top=top) for number, token in enumerate(ids)]
+    return part | {"logprobs": told}
+
+
 def _likely(token: int, place: int, *, as_ids: bool, top: bool) -> Item:
     text = BYTES.decode([token])
     spelled = [*text.encode()] if token >= 256 else [token]  # noqa: PLR2004 - the first that is no byte
@@ -89,6 +107,16 @@ def _apart(words: str, *, turn: int, parsed: bool) -> list[Item]:
     thoughts, text = parts.thoughts(words)
     said = [wire.message(text)] if text or not thoughts else []
     return [wire.reasoning(*thoughts), *said] if thoughts else said
+
+
+def _unmarked(words: str) -> str:
+    """Give *words* that were cut, without the beginning of a mark: to most tokenizers each mark is one token."""
+    thinking = words.startswith(parts.OPENING) and parts.CLOSING not in words
+    mark = parts.CLOSING if thinking else parts.OPENING
+    if not thinking and not mark.startswith(words):
+        return words
+    torn = next((size for size in range(len(mark) - 1, 0, -1) if words.endswith(mark[:size])), 0)
+    return words[: len(words) - torn]
 
 
 def _half(arguments: str) -> str:

@@ -28,6 +28,8 @@ def _distribution(spelled: str) -> Draw:
     least, dash, most = spelled.partition("-")
     if least and dash and not least.lower().endswith("e"):
         low, high = _numbers(spelled, [least, most], 2)
+        if low > high:
+            raise ValueError(f"{spelled!r} is no latency; the smaller number comes first, as in {high:g}-{low:g}")
         return lambda luck: luck.uniform(low, high)
     [steady] = _numbers(spelled, [spelled], 1)
     return lambda _: steady

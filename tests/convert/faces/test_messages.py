@@ -34,6 +34,26 @@ def again(message: Item) -> list[Item]:
     return found
 
 
+def test_thoughts_are_kept_from_a_client_that_wants_none_and_their_tokens_are_not() -> None:
+    response = wire.response([wire.reasoning("hmm"), CALL, wire.reasoning("well") | TOKENS], model="m")
+    message = messages.answer(response, {"thinking": {"type": "disabled"}})
+    [call] = message["content"]
+    assert (call["type"], call["generation_token_ids"]) == ("tool_use", [3])
+    assert "generation_token_ids" not in response["output"][1]
+
+
+@pytest.mark.parametrize("thinking", [None, {"type": "enabled", "budget_tokens": 2048}, {"type": "adaptive"}])
+def test_thoughts_are_told_to_all_others(thinking: Item | None) -> None:
+    message = messages.answer(wire.response([wire.reasoning("hmm")], model="m"), {"thinking": thinking})
+    assert [block["type"] for block in message["content"]] == ["thinking"]
+
+
+def test_what_only_anthropics_servers_do_is_known_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"messages": [{"role": "user", "content": "hi"}], "context_management": {"edits": []}, "betas": ["x"]}
+    assert messages.request(given).keys() == {"input"}
+    assert not caplog.messages
+
+
 def without_new_ids(items: list[Item]) -> list[Item]:
     """What survives of *items*: replies and calls have new ids, reasoning keeps its own."""
     return [item if item["type"] == "reasoning" else {k: v for k, v in item.items() if k != "id"} for item in items]

@@ -77,7 +77,11 @@ async def cancel_event(event_id: EventId, state: Records) -> JSON:
     return {"cancelled": True, "id": found.id}
 
 
-async def write_note(title: str, text: str, state: Records) -> JSON:
+async def write_note(
+    title: Annotated[str, Field(description="What the note is called; no other has that title.")],
+    text: Annotated[str, Field(description="What it says.")],
+    state: Records,
+) -> JSON:
     """Write a new note: its title, and its text."""
     if wrong := wrong_text("title", title) or wrong_text("text", text):
         return wrong
@@ -87,7 +91,9 @@ async def write_note(title: str, text: str, state: Records) -> JSON:
     return {"written": True, "title": title}
 
 
-async def delete_note(title: str, state: Records) -> JSON:
+async def delete_note(
+    title: Annotated[str, Field(description="The title of the note, as `find_notes` gives it.")], state: Records
+) -> JSON:
     """Delete the note with that title."""
     found = _note(state, title)
     if found is None:
@@ -96,7 +102,9 @@ async def delete_note(title: str, state: Records) -> JSON:
     return {"deleted": True, "title": found.title}
 
 
-async def add_reminder(text: str, date: Date, time: Clock, state: Records) -> JSON:
+async def add_reminder(
+    text: Annotated[str, Field(description="What to be reminded of.")], date: Date, time: Clock, state: Records
+) -> JSON:
     """Set a reminder, its text shown on a day at a time."""
     if wrong := wrong_text("reminder", text) or wrong_day(date) or wrong_time(time):
         return wrong

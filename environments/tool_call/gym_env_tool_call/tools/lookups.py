@@ -71,7 +71,12 @@ async def find_notes(
     return {"notes": [note.model_dump() for note in found]}
 
 
-async def convert_currency(amount: float, source: Currency, target: Currency, task: Request) -> JSON:
+async def convert_currency(
+    amount: Annotated[float, Field(description="How much of the source currency.")],
+    source: Currency,
+    target: Currency,
+    task: Request,
+) -> JSON:
     """Convert an amount of money from one currency to another, at today's rate."""
     rates = task.world.rates
     codes = [spelled(code, rates) for code in (source, target)]
@@ -86,7 +91,7 @@ async def convert_currency(amount: float, source: Currency, target: Currency, ta
 
 
 async def convert_units(
-    value: float,
+    value: Annotated[float, Field(description="How much of the source unit.")],
     source: Annotated[Unit, Field(description="The unit the value is in.")],
     target: Annotated[Unit, Field(description="The unit it is converted to.")],
 ) -> JSON:

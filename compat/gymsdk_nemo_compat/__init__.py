@@ -1,0 +1,1 @@
+"""NeMo Gym's commands, carried out by gymsdk."""

@@ -1,0 +1,61 @@
+"""`gymsdk serve` as a process: its log has the requests, the command goes before a file, a wrong head is told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import httpx
+import pytest
+
+Start: TypeAlias = Callable[..., subprocess.Popen[str]]
+
+FILE = "head_server: {port: 1}\nsums:\n  resources_servers:\n    sums:\n"
+
+
+def test_a_process_that_is_just_begun_logs_each_request(start: Start, there: Path) -> None:
+    process = start("serve", "sums", "--port", 0, "--json", "--log-level", "info", "--log-dir", "logs")
+    told = json.loads(process.stdout.readline())
+    row = {"responses_create_params": {"input": [{"role": "user", "content": "What is 1 + 2?"}]}, "answer": 3}
+    sent = row | {"_ng_rollout_id": "look-here"}
+    assert httpx.post(f"{told['servers']['sums_simple_agent']['url']}/run", json=sent).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    process.wait(20)
+    [line] = (there / "logs" / "sums_simple_agent.log").read_text().splitlines()
+    assert "rollout=look-here" in line
+    assert "POST /run 200" in line
+
+
+def test_the_port_of_the_command_goes_before_that_of_a_file(start: Start, there: Path) -> None:
+    (there / "a.yaml").write_text(FILE)
+    process = start("serve", "--config", "a.yaml", "--port", 0, "--json")
+    assert httpx.URL(json.loads(process.stdout.readline())["head"]).port != 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--head", "127.0.0.1:11000"], "--head 127.0.0.1:11000: write it as http://HOST:PORT"),
+        (["--role", "head", "--head", "http://127.0.0.1:9"], "--role head is the head, and --head names another"),
+        (["--advertise-host", "http://here"], "--advertise-host http://here: write a name or address alone"),
+        (["--advertise-host", "10.0.0.5:11000"], "--advertise-host 10.0.0.5:11000: write a name or address alone"),
+        (["--root-path", "gym"], "--root-path gym: write the path that a proxy shows the servers at"),
+    ],
+)
+def test_a_place_that_cannot_be_meant_is_refused_at_once(start: Start, words: list[str], sentence: str) -> None:
+    process = start("serve", "sums", "--port", 0, *words)
+    _, said = process.communicate(timeout=20)
+    assert (process.returncode, said.startswith(f"Error: {sentence}")) == (2, True)
+
+
+def test_a_node_that_waits_for_its_head_can_be_stopped(start: Start) -> None:
+    process = start("serve", "sums", "--head", "http://127.0.0.1:9", "--log-level", "debug")
+    while "/readyz" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=20)
+    assert "left behind" not in said

@@ -1,0 +1,148 @@
+"""Every complaint about a configuration is on its page, with what to do, and is what the reader says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from configuration.conftest import Write
+
+import gymsdk
+from gymsdk import configuration
+from gymsdk.configuration import check_environments, keys
+from gymsdk.errors import BadConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "configuration.md").read_text()
+WRONG, STARTING = PAGE.split("## What can be wrong")[1].split("What only shows as it starts")
+ROWS = re.findall(r"^\| `(.+?)` \| (.+) \|$", WRONG, re.MULTILINE)
+SOURCE = Path(gymsdk.__file__).parent
+FRAGMENT = 7
+"""Characters from which a part of a sentence is looked for."""
+
+TAKEN = {"a colon in a mapping is followed by a space"}
+"""What is raised to be told as something else."""
+
+MATH = "math:\n  resources_servers:\n    math:\n"
+AGENT = "a:\n  responses_api_agents:\n    simple_agent:\n"
+VLLM = "m:\n  responses_api_models:\n    vllm_model:\n"
+THEIRS = "responses_api_models/{0}/configs/{1}.yaml"
+
+RAISED: dict[str, tuple[str, ...]] = {
+    "this is no YAML; …": ("a:\n\tb: 1\n",),
+    "this is nested too deeply": ("a: " + "[" * 5000,),
+    "this repeats itself without end": ("x: &x\n  y: *x\n",),
+    "… stands here and in line …": ("insecure: true\ninsecure: false\n",),
+    "a configuration is made of …": ("- a\n",),
+    "this cannot be read (…)": ("\udcff",),
+    "there is no file …": ("config_paths: [b.yaml]\n",),
+    "… includes …; take one of them out of config_paths": ("config_paths: [a.yaml]\n",),
+    "config_paths must be a list of files": ("config_paths: {a: 1}\n",),
+    "… can be no environment's name": ("config_paths: [resources_servers/a.b/configs/x.yaml]\n",),
+    "there is no agent … here": ("config_paths: [responses_api_agents/foo/configs/foo.yaml]\n",),
+    "there is no model server … here": (f"config_paths: [{THEIRS.format('vlm_model', 'x')}]\n",),
+    "… has no counterpart here; …": (f"config_paths: [{THEIRS.format('azure_openai_model', 'x')}]\n",),
+    "… has no file … here": (f"config_paths: [{THEIRS.format('vllm_model', 'x')}]\n",),
+    "… is no setting; write it as key=value": (MATH, "=3"),
+    "… has an empty part": (MATH, "head_server..port=1"),
+    "the value of … is no YAML": (MATH, "log_dir=[1"),
+    "there is no … to delete": (MATH, "~nope"),
+    "… inherits from …, which is not there": (f"{MATH}      _inherit_from: nope\n",),
+    "… inherits from …, and so from itself": (f"{MATH}      _copy: math\n",),
+    "… has a ${ that does not close": ("log_dir: ${a\n",),
+    "… refers to what is not there: set the environment variable …": ("log_dir: ${oc.env:NOT_SET_HERE}\n",),
+    "… refers to what is not there: nothing is called …": ("log_dir: ${log_dri}\n",),
+    "… refers to what is not there: give the whole way …": ("log_dir: ${head_server.prt}\nhead_server: {port: 1}\n",),
+    "values that must be given are ???: …": ("log_dir: ???\n",),
+    "there is no setting …": ("lo_level: 2\n",),
+    "… says no kind of server": ("m:\n  vllm_model: {}\n",),
+    "… has no kind of server": ("m:\n  responses_api_model: {}\n",),
+    "… is no kind of server": (f"{MATH}  resource_server: {{}}\n",),
+    "… is both … and …": (f"{MATH}  responses_api_agents: {{}}\n",),
+    "… needs one implementation, and has …": ("math:\n  resources_servers: {}\n",),
+    "… has no implementation … here": ("a:\n  responses_api_agents:\n    simpel_agent: {}\n",),
+    "… must hold … lines, as in entrypoint: app.py": (VLLM.rstrip("\n") + " 3\n",),
+    "… has no setting …": ("head_server:\n  hots: x\n",),
+    "….datasets must be a list of name and jsonl_fpath": (f"{MATH}      datasets: 3\n",),
+    "head_server must hold host and port": ("head_server: here\n",),
+    "… is given without …; TLS needs both": ("tls_key: k\n",),
+    "port_range_low … is above port_range_high …": ("port_range_low: 9\nport_range_high: 8\n",),
+    "…: input should be …": ("head_server:\n  port: 70000\n",),
+    "…: field required": (f"{MATH}      datasets:\n      - name: x\n",),
+    "… needs the …: give … there, or …": (f"{VLLM}      model: x\n",),
+    "option … of …: …": (f"{VLLM}      model: x\n      base_url: h\n",),
+    "… refers to …, which is none of the …": (
+        f"{AGENT}      resources_server: {{type: resources_servers, name: mth}}\n",
+    ),
+    "… has port …, which disallowed_ports forbids": (f"{MATH}      port: 11001\ndisallowed_ports: [11001]\n",),
+    "… and … both have port … of …": (f"{MATH}      port: 11000\n",),
+    "… no environment named … is installed": (MATH.replace("    math:", "    mth:"),),
+}
+"""What is written, and given on the command line, for each row of the table."""
+
+
+def pattern(sentence: str) -> str:
+    return ".*".join(map(re.escape, sentence.split("…")))
+
+
+def test_every_row_is_tried() -> None:
+    assert [sentence for sentence, _ in ROWS] == [*RAISED]
+
+
+@pytest.mark.parametrize(("sentence", "cure"), ROWS, ids=lambda each: each[:40])
+def test_a_complaint_of_the_page_is_what_is_said(sentence: str, cure: str, write: Write) -> None:
+    text, *overrides = RAISED[sentence]
+    path = write("a.yaml", "")
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(BadConfig) as caught:
+        check_environments(configuration.read(["a.yaml"], overrides), {"math"})
+    [line] = str(caught.value).splitlines()
+    assert re.match(rf"(a\.yaml(:\d+)?|command line): (.*: )?{pattern(sentence)}", line)
+    assert cure
+
+
+def fragments(node: ast.expr) -> list[str]:
+    """Give the fixed parts of a sentence, wherever it is put together."""
+    texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return [text for text in texts if len(text.strip()) >= FRAGMENT]
+
+
+def complaints() -> list[list[str]]:
+    """Give the fixed parts of every sentence that the reader raises or gathers."""
+    found: list[list[str]] = []
+    for path in (SOURCE / "configuration").glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call) or not call.args:
+                continue
+            named = ast.unparse(call.func)
+            if named == "BadConfig" or named.endswith("problems.add"):
+                found.append(fragments(call.args[-1]))
+    return [parts for parts in found if parts and parts[0] not in TAKEN]
+
+
+def test_every_complaint_of_the_reader_is_on_the_page() -> None:
+    fixed = [part.strip() for sentence, _ in ROWS for part in sentence.split("…") if len(part.strip()) >= FRAGMENT]
+    absent = [
+        parts
+        for parts in complaints()
+        if not any(one in part or part.strip() in one for part in parts for one in fixed)
+    ]
+    assert len(complaints()) > 30
+    assert absent == []
+
+
+def test_what_shows_as_it_starts_is_said_somewhere() -> None:
+    code = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    plain = re.sub(r"\{[^{}]*\}", "…", re.sub(r'"\s*(?:#[^\n]*\n\s*)?f?"', "", code))
+    rows = re.findall(r"^\| `(.+?)` \| .+ \|$", STARTING, re.MULTILINE)
+    absent = [row for row in rows if not all(part.strip() in plain for part in row.split("…"))]
+    assert len(rows) > 8
+    assert absent == []
+
+
+def test_every_key_that_means_something_is_on_the_page() -> None:
+    documented = set(re.findall(r"`(\w+)`", PAGE))
+    used = keys.USED.union(*keys.IMPLEMENTATION.values()) - keys.OURS
+    assert sorted(used - documented - {"disallowed_ports"}) == []

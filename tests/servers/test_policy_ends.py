@@ -1,0 +1,144 @@
+"""A policy endpoint at its edges: its end, paths that are not there, its models, and requests it cannot take."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from gymsdk import wire
+from gymsdk.convert.faces.face import Face
+from gymsdk.convert.faces.known import FACES
+from gymsdk.errors import UsageError
+from gymsdk.servers.policy import Faults, app, serve
+from gymsdk.servers.policy.underway import UNDERWAY
+from gymsdk.transcript import Item
+from gymsdk.types import Episode
+
+from .engines import HELLO, Replies, anthropic, asking, openai
+
+PATHS = [("responses", {"input": "hi"}), ("chat/completions", HELLO), ("messages", HELLO | {"max_tokens": 9})]
+
+
+class Slow:
+    """A policy that answers once it is let; *asked* is set when it is."""
+
+    def __init__(self) -> None:
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        self.asked.set()
+        await self.let.wait()
+        return wire.response([wire.message("late")], model="slow", request=request)
+
+
+async def test_what_is_under_way_ends_before_the_server_does() -> None:
+    slow = Slow()
+    async with httpx.AsyncClient() as client:
+        async with serve(app(slow, name="slow")) as url:
+            answer = asyncio.create_task(client.post(f"{url}/chat/completions", json=HELLO))
+            await slow.asked.wait()
+            asyncio.get_running_loop().call_later(0.1, slow.let.set)
+        assert (await answer).json()["choices"][0]["message"]["content"] == "late"
+
+
+@pytest.mark.parametrize(("path", "body"), PATHS)
+async def test_what_the_end_cuts_short_is_told_so_in_its_api(path: str, body: Item) -> None:
+    slow, face = Slow(), FACES[path]
+    served = app(slow, name="slow")
+    async with httpx.AsyncClient() as client, serve(served) as url:
+        answer = asyncio.create_task(client.post(f"{url}/{path}", json=body))
+        await slow.asked.wait()
+        await served[UNDERWAY].end(grace=0.05)
+        told = await answer
+        later = await client.post(f"{url}/{path}", json=body)
+    for each in (told, later):
+        assert (each.status_code, each.headers["retry-after"]) == (503, "5")
+        assert "has been stopped" in sentence(face, each)
+
+
+def sentence(face: Face, answer: httpx.Response) -> str:
+    """The sentence of an error, which has the form of the API of *face*."""
+    told = answer.json()
+    assert ("type" in told) == (face.path == "messages")
+    words: str = told["error"]["message"]
+    return words
+
+
+async def test_a_path_that_is_not_there_is_refused_in_the_form_of_its_api() -> None:
+    async with asking(Replies()) as client:
+        nowhere = await client.post("embeddings", json={})
+        theirs = await client.post("files", json={}, headers={"anthropic-version": "2023-06-01"})
+        wrong = await client.get("messages")
+    assert (nowhere.status_code, nowhere.json()["error"]["type"]) == (404, "not_found_error")
+    assert (theirs.status_code, theirs.json()["type"]) == (404, "error")
+    assert wrong.status_code == 405
+    assert "ask it with POST" in sentence(FACES["messages"], wrong)
+
+
+async def test_both_sdks_read_its_models() -> None:
+    async with openai(Replies(), faults=Faults(context=99)) as client:
+        one: Any = await client.models.retrieve("stub")
+    assert (one.id, one.max_model_len) == ("stub", 99)
+    async with anthropic(Replies()) as other:
+        assert [each.id async for each in other.models.list()] == ["stub"]
+        assert (await other.models.retrieve("stub")).display_name == "stub"
+    async with asking(Replies()) as plain:
+        assert (await plain.get("models/another")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("responses", {"input": "hi", "previous_response_id": "resp_1"}, "send the whole conversation"),
+        ("responses", {"input": "hi", "conversation": "conv_1"}, "send the whole conversation"),
+        ("responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "runs a tool of type 'web_search'"),
+        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "no item of type 'item_reference'"),
+        ("responses", {"input": []}, "'input' is empty"),
+        ("chat/completions", {"messages": []}, "'messages' is empty"),
+    ],
+)
+async def test_what_no_policy_can_answer_is_refused_in_a_sentence(path: str, body: Item, words: str) -> None:
+    async with asking(Replies()) as client:
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("room", range(1, 30))
+async def test_a_thought_that_is_cut_shows_no_marks(room: int) -> None:
+    async with asking(Replies(wire.reasoning("hm hm"), wire.message("yes"))) as client:
+        body = HELLO | {"max_tokens": room}
+        message = (await client.post("chat/completions", json=body)).json()["choices"][0]["message"]
+    assert "hm hm".startswith(message.get("reasoning_content", "").strip())
+    assert "yes".startswith(message["content"].strip())
+
+
+async def test_a_text_that_is_cut_keeps_what_is_no_mark() -> None:
+    async with asking(Replies(wire.message("1 < 2"))) as client:
+        answer = await client.post("chat/completions", json=HELLO | {"max_tokens": 3})
+    assert answer.json()["choices"][0]["message"]["content"] == "1 <"
+
+
+async def test_a_response_has_log_probabilities_where_they_are_asked_for() -> None:
+    async with openai(Replies(wire.reasoning("hm"), wire.message("yes"))) as client:
+        whole: Any = await client.responses.create(
+            model="any", input="hi", include=["message.output_text.logprobs"], top_logprobs=1
+        )
+        chances = whole.output[1].content[0].logprobs
+    assert "".join(each.token for each in chances) == "yes"
+    assert all(each.logprob < 0 and each.top_logprobs[0].token == each.token for each in chances)
+
+
+async def test_a_host_that_is_no_address_is_said_to_be_none() -> None:
+    with pytest.raises(UsageError, match=r"'no such' is no address of this machine .*; listen on 127\.0\.0\.1"):
+        async with serve(app(Replies()), host="no such", insecure=True):
+            pass
+
+
+@pytest.mark.parametrize("latency", ["0.5-0.1", "abc"])
+def test_a_latency_that_is_none_is_refused(latency: str) -> None:
+    with pytest.raises(ValueError, match="is no latency"):
+        Faults(latency=latency)

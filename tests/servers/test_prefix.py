@@ -1,0 +1,46 @@
+"""A prefix: servers are asked behind the path a proxy shows them at, with it and without."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from gymsdk import UsageError, http
+from gymsdk.launch import Options, Running, serving
+from gymsdk.servers.prefix import prefix
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    async with serving(["tool_call"], options=Options(root_path="/gym/")) as running:
+        yield running
+    await http.aclose()
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/gym/readyz", "/gym"])
+async def test_the_head_is_at_the_path_itself(running: Running, path: str) -> None:
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(running.head_url + path)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/gym/tool_call/readyz", "/gym/tool_call/ng-rollout/a/readyz"])
+async def test_every_other_server_is_beneath_it_by_its_name(running: Running, path: str) -> None:
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(running.urls["tool_call"] + path)).status_code == 200
+        assert (await client.get(f"{running.urls['tool_call']}/gym/tool_calls/readyz")).status_code == 404
+
+
+async def test_its_documentation_finds_its_description_there(running: Running) -> None:
+    async with httpx.AsyncClient() as client:
+        page = await client.get(f"{running.urls['tool_call']}/gym/tool_call/docs")
+        assert "'/gym/tool_call/openapi.json'" in page.text
+        told = (await client.get(f"{running.urls['tool_call']}/openapi.json")).json()
+        assert told["servers"] == [{"url": "/gym/tool_call"}]
+
+
+@pytest.mark.parametrize("given", ["gym", "/a b", "/a/../b", "/a//b", "http://h/gym"])
+def test_what_is_no_path_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="write the path that a proxy shows the servers at"):
+        prefix(given)

@@ -1,0 +1,86 @@
+"""Why a server gave no answer, in words for people: real sockets, and texts of real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gymsdk import http, reasons
+from gymsdk.errors import Failed
+
+ONCE = http.Retry(times=0)
+
+
+async def failure(url: str) -> str:
+    with pytest.raises(Failed) as caught:
+        await http.get(url, retry=ONCE, timeout=5)
+    return str(caught.value)
+
+
+@asynccontextmanager
+async def saying(words: bytes) -> AsyncIterator[str]:
+    """A server that says *words* to whoever connects, and where it is."""
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(16)
+        writer.write(words)
+        writer.close()
+
+    server = await asyncio.start_server(say, "127.0.0.1", 0)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_where_nothing_listens_is_said_without_the_libraries_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        host = f"127.0.0.1:{closed.getsockname()[1]}"
+    assert await failure(f"http://{host}/v1") == f"cannot reach {host}: nothing listens there; is the server running?"
+
+
+async def test_a_name_nobody_knows_is_to_be_checked() -> None:
+    assert (await failure("http://nowhere.invalid:1/v1")).endswith("no machine of that name is known; check the name")
+
+
+async def test_a_plain_server_asked_with_tls_is_to_be_asked_without() -> None:
+    async with saying(b"HTTP/1.1 400 Bad Request\r\n\r\n") as host:
+        told = await failure(f"https://{host}/v1")
+    assert told.startswith(f"cannot reach {host}: TLS cannot be spoken with it (")
+    assert told.endswith("write http:// if it speaks none")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (b"", "the connection was closed before anything came"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "the connection was closed in the middle of it"),
+        (b"\x15\x03\x01\x00\x02\x02\x46\r\n\r\n", "what came is no HTTP; check the address, and write https://"),
+    ],
+)
+async def test_an_answer_broken_off_is_no_server_that_does_not_run(words: bytes, told: str) -> None:
+    async with saying(words) as host:
+        found = await failure(f"http://{host}/v1")
+    assert found.startswith(f"{host} broke off its answer: {told}")
+    assert not re.search(r"400|<|running|ssl:", found)
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "param"),
+    [
+        ('{"error": {"message": "No such key.", "param": "top_k", "code": null}}', "No such key", "top_k"),
+        ('{"object": "error", "message": "too hot", "param": null}', "too hot", None),
+        ('{"error": "model not loaded"}', "model not loaded", None),
+        ('{"detail": "Not Found"}', "Not Found", None),
+        ('{"detail": [{"loc": ["body", "n"], "msg": "must be 1"}]}', "body.n: must be 1", None),
+        ("404: Not Found", "Not Found", None),
+        ('{"odd": 1}', '{"odd": 1}', None),
+        ("[1]", "[1]", None),
+        ("", "", None),
+    ],
+)
+def test_a_refusal_is_told_in_the_servers_own_words(text: str, told: str, param: str | None) -> None:
+    assert reasons.refusal(text) == (told, param)

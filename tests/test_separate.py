@@ -1,0 +1,140 @@
+"""A process for each server: each may be killed or restarted at any time, and nothing outlives the one that began."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from deployed import Deployed, Run, command, named, nodes, serving, until
+
+SERVERS = (
+    "head_server",
+    "math",
+    "multineedle",
+    "math_simple_agent",
+    "multineedle_simple_agent",
+    "math_environment_server",
+    "policy_model",
+)
+
+
+def is_there(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def ports(one: Deployed) -> dict[str, str]:
+    return {name: each["url"] for name, each in one.told["servers"].items()}
+
+
+async def exit_of(one: Deployed, name: str) -> int | None:
+    ended = (await nodes(one.head))["exits"].get(name)
+    return ended["code"] if ended else None
+
+
+async def is_well(one: Deployed) -> bool:
+    found = (await nodes(one.head))["instances"]
+    return {each["name"] for each in found if each["status"] == "success"} == set(ports(one))
+
+
+async def test_each_server_is_a_process_that_is_killed_restarted_and_ended_by_itself(tmp_path: Path) -> None:
+    async with serving("tool_call", "--separate", "--port", 0) as one:
+        before, at = one.children(), ports(one)
+        assert before.keys() == {"head_server", *at}
+
+        run = Run(one.head, ("tool_call",), tmp_path / "run", 30, 4)
+        playing = await run.begin()
+        await run.reached(10)
+        os.kill(before["tool_call"], signal.SIGKILL)
+        os.kill(before["head_server"], signal.SIGKILL)
+        await run.end(playing)
+        assert len(run.content()) == 120
+
+        await until(lambda: exit_of_is(one, "tool_call", -9))
+        await until(lambda: exit_of_is(one, "head", -9))
+        await until(lambda: is_well(one))
+        after = one.children()
+        assert {name for name in before if after[name] != before[name]} == {"tool_call", "head_server"}
+
+        code, said = await command("restart", "tool_call_simple_agent", "--head", one.head)
+        assert (code, "tool_call_simple_agent has been restarted" in said) == (0, True)
+        assert one.children()["tool_call_simple_agent"] != before["tool_call_simple_agent"]
+        assert await exit_of(one, "tool_call_simple_agent") == 0
+        assert {name: each["url"] for name in at for each in await named(one.head, name)} == at
+
+        pids = list(one.children().values())
+        assert await one.ended(signal.SIGINT) == 0
+        assert not any(map(is_there, pids))
+
+
+async def exit_of_is(one: Deployed, name: str, code: int) -> bool:
+    return await exit_of(one, name) == code
+
+
+async def test_what_is_restarted_has_to_be_there_and_somebodys_to_restart() -> None:
+    async with serving("tool_call", "--port", 0) as one:
+        code, said = await command("restart", "tool_cal", "--head", one.head)
+        assert (code, said) == (2, "Error: there is no server 'tool_cal'; did you mean 'tool_call'?\n")
+        code, said = await command("restart", "tool_call", "--head", one.head)
+        sentence = "nobody is there who could start 'tool_call' again: serve it with --separate"
+        assert (code, said) == (2, f"Error: {sentence}\n")
+        await one.ended()
+        code, said = await command("restart", "tool_call", "--head", one.head)
+        assert (code, "no head answers at" in said, "gymsdk serve NAME --separate" in said) == (2, True, True)
+
+
+async def test_no_server_outlives_a_supervisor_that_is_killed() -> None:
+    async with serving("tool_call", "--separate", "--port", 0) as one:
+        pids = list(one.children().values())
+        assert len(pids) == 5
+        await one.ended(signal.SIGKILL)
+        await until(lambda: not any(map(is_there, pids)), 20)
+
+
+async def test_a_restarted_server_loses_nothing_that_is_under_way(tmp_path: Path) -> None:
+    async with serving("multineedle", "--separate", "--port", 0) as one:
+        run = Run(one.head, ("multineedle",), tmp_path / "run", 20, 10, concurrency=2)
+        playing = await run.begin("--attempts", 1)
+        for count, name in ((10, "multineedle"), (100, "multineedle_simple_agent")):
+            await run.reached(count)
+            assert (await command("restart", name, "--head", one.head))[0] == 0
+        await asyncio.wait_for(playing.communicate(), 60)
+        assert (playing.returncode, len(run.content()), run.failures()) == (0, 200, [])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_whichever_server_is_killed_500_rollouts_come_to_the_same(tmp_path: Path) -> None:
+    async with serving("math", "multineedle", "--separate", "--port", 0) as one:
+        calm = Run(one.head, ("math", "multineedle"), tmp_path / "calm", 50, 5)
+        await calm.end(await calm.begin())
+        for name in SERVERS:
+            run = Run(one.head, calm.names, tmp_path / name, 50, 5)
+            playing = await run.begin()
+            await run.reached(60)
+            before = one.children()
+            os.kill(before[name], signal.SIGKILL)
+            await run.end(playing)
+            assert run.content() == calm.content()
+            await until(lambda: is_well(one))
+            after = one.children()
+            assert [each for each in before if after[each] != before[each]] == [name]
+
+
+@pytest.mark.slow
+async def test_the_whole_ends_well_in_the_midst_of_rollouts(tmp_path: Path) -> None:
+    async with serving("math", "multineedle", "--separate", "--port", 0) as one:
+        run = Run(one.head, ("math", "multineedle"), tmp_path / "run", 50, 5)
+        playing = await run.begin("--attempts", 1)
+        await run.reached(60)
+        pids = list(one.children().values())
+        assert await one.ended() == 0
+        assert not any(map(is_there, pids))
+        await asyncio.wait_for(playing.communicate(), 120)
+        assert 60 <= len(run.content()) < 500

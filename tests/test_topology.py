@@ -1,0 +1,72 @@
+"""All servers that a deployment comes to: those it names, those that follow, those that are wanted elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gymsdk import topology
+from gymsdk.configuration.deployment import Agent, Block, Deployment, Player
+from gymsdk.servers.service import Service
+
+PLAYER = Player(name="scripted/oracle")
+MATH = ["math", "math_simple_agent", "math_environment_server"]
+
+
+def names(blocks: tuple[Block, ...]) -> list[str]:
+    return [each.name for each in blocks]
+
+
+def service(name: str, kind: str, **refers: str) -> Service:
+    kinds = {"resources_server": "resources_servers", "agent_server": "responses_api_agents"}
+    fields = {key: {"type": kinds[key], "name": its} for key, its in refers.items()}
+    told: dict[str, Any] = {"name": name, "kind": kind, "implementation": name, "fields": fields}
+    return Service.model_validate(told)
+
+
+def test_an_environment_has_an_agent_and_an_environment_server_of_its_own() -> None:
+    found = topology.whole(Deployment(), topology.resources("math"), topology.resources("lamp"), player=PLAYER)
+    assert names(found) == [*MATH, "lamp", "lamp_simple_agent", "lamp_environment_server", "policy_model"]
+
+
+def test_an_agent_that_the_deployment_names_is_the_only_one_and_asks_whom_it_says() -> None:
+    refers = {"resources_server": "math", "model_server": "big"}
+    mine = Block(name="mine", kind="responses_api_agents", implementation="simple_agent", part=Agent(), refers=refers)
+    found = topology.whole(Deployment(servers=(mine,)), topology.resources("math"))
+    assert names(found) == ["math", "mine", "mine_environment_server"]
+    assert found[2].refers["model_server"] == "big"
+
+
+def test_agents_that_name_no_model_ask_the_only_one_there_is() -> None:
+    big = topology.model(PLAYER).model_copy(update={"name": "big"})
+    found = topology.whole(Deployment(servers=(big,)), topology.resources("math"))
+    assert next(each for each in found if each.name == "math_simple_agent").refers["model_server"] == "big"
+
+
+@pytest.mark.parametrize(
+    ("role", "there"),
+    [("head", []), ("resources", MATH[:1]), ("agent", MATH[1:]), ("model", ["policy_model"]), (None, None)],
+)
+def test_a_role_is_the_servers_of_its_kinds(role: topology.Role | None, there: list[str] | None) -> None:
+    whole = topology.whole(Deployment(), topology.resources("math"), player=PLAYER)
+    assert names(topology.here(whole, role=role)) == (names(whole) if there is None else there)
+
+
+def test_one_server_alone_is_the_one_of_that_name() -> None:
+    whole = topology.whole(Deployment(), topology.resources("math"), player=PLAYER)
+    assert names(topology.here(whole, only="math_simple_agent")) == ["math_simple_agent"]
+
+
+def test_what_nodes_lack_is_the_agent_and_the_environment_server_of_each_environment() -> None:
+    there = [service("math", "resources_servers"), service("big", "responses_api_models")]
+    found = topology.lacking(there)
+    assert names(found) == MATH[1:]
+    assert {each.refers["model_server"] for each in found} == {"big"}
+
+
+def test_nothing_is_lacking_that_another_agent_does_or_that_is_on_its_way() -> None:
+    resources = service("math", "resources_servers")
+    agent = service("mine", "responses_api_agents", resources_server="math")
+    assert names(topology.lacking([resources, agent])) == ["mine_environment_server"]
+    assert topology.lacking([resources], coming=MATH) == ()
