@@ -82,6 +82,7 @@ class ServerClient:
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Give what the server has at *url_path*; raises `UsageError` where none has the name."""
+
         def ask(url: str) -> Awaitable[Answer]:
             sent = self._sent(url, headers, cookies)
             return http.get(url + url_path, headers=sent, timeout=self._seconds, retry=self._retry)
@@ -92,9 +93,7 @@ class ServerClient:
         """Give what a request to *url* carries: the token not in the clear where the head is asked by TLS."""
         return {} if self.head.startswith("https:") and not url.startswith("https:") else self.headers
 
-    def _sent(
-        self, url: str, headers: Mapping[str, str] | None, cookies: Mapping[str, str] | None
-    ) -> http.Headers:
+    def _sent(self, url: str, headers: Mapping[str, str] | None, cookies: Mapping[str, str] | None) -> http.Headers:
         return {**self.carried(url), **(headers or {}), **jars.header(cookies or {})}
 
     async def _found(self, server_name: str, ask: Callable[[str], Awaitable[Answer]], *, again: bool) -> Answer:

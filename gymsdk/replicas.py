@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import SecretStr
 
@@ -33,6 +33,9 @@ LOST = frozenset({502, 503, 504})
 
 ONCE = http.Retry(times=0)
 Found: TypeAlias = http.Answer | Failed
+Watch: TypeAlias = Callable[[str, Coroutine[Any, Any, http.Answer]], Awaitable[http.Answer]]
+"""Waits for what the replica at a URL answers; it may give up on one that is gone, and raise what ends the call."""
+
 Final: TypeAlias = Callable[[http.Answer], bool]
 
 
@@ -77,12 +80,14 @@ class Replicas:
         headers: Mapping[str, SecretStr] | None = None,
         seconds: float = 600.0,
         retry: http.Retry = http.RETRY,
+        watch: Watch | None = None,
     ) -> None:
         self._all = [Replica(url) for url in urls]
         self._key = key
         self._headers = headers or {}
         self._seconds = seconds
         self._retry = retry
+        self._watch = watch
 
     async def post(self, path: str, body: Item, *, sticky: str, deadline: float, final: Final) -> http.Answer:
         """Give the answer to *body* at *path* of the replica that has the conversation *sticky*, or of another.
@@ -129,9 +134,10 @@ class Replicas:
         left, trial = call.deadline - clock(), bool(replica.pause)
         replica.trying = replica.trying or trial
         try:
-            answer = await http.post(
+            asked = http.post(
                 replica.at(call.path), call.body, key=self._key, headers=self._headers, timeout=left, retry=ONCE
             )
+            answer = await (self._watch(replica.url, asked) if self._watch else asked)
         except Failed as error:
             if not error.retryable:
                 raise

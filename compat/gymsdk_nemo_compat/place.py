@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from gymsdk import configuration
-from gymsdk.client import ANYWHERE
+from gymsdk.addresses import near
 from gymsdk.credentials import VARIABLE
 from gymsdk.servers.service import url
 
@@ -17,4 +17,4 @@ def head(words: Sequence[str]) -> str:
     if found.token_file is not None:
         os.environ.setdefault(VARIABLE, str(found.token_file))
     host = found.head.host
-    return url(ANYWHERE.get(host, host), found.head.port, "https" if found.tls else "http")
+    return url(near(host), found.head.port, "https" if found.tls else "http")

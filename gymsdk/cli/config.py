@@ -11,6 +11,7 @@ from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
+    from gymsdk.configuration import Deployment
     from gymsdk.environment import Environment
 
 Files = Annotated[
@@ -52,6 +53,7 @@ def _show(files: list[Path], given: list[str], *, json: bool) -> None:
     from gymsdk.configuration import showing
 
     deployment = configuration.read(files, given)
+    deployment = showing.without(deployment, _secrets(deployment))
     if json:
         from gymsdk import rows
 
@@ -60,6 +62,24 @@ def _show(files: list[Path], given: list[str], *, json: bool) -> None:
     typer.echo("\n".join(showing.lines(deployment)))
     for line in filter(None, (deployment.reported, *deployment.notes)):
         typer.echo(line, err=True)
+
+
+def _secrets(deployment: Deployment) -> dict[str, set[str]]:
+    """Give which settings of environments those call secret, by their servers; of one that is not here, none."""
+    from gymsdk.configuration import Resources
+    from gymsdk.errors import GymsdkError
+    from gymsdk.plugins import registry
+
+    found: dict[str, set[str]] = {}
+    for block in deployment.servers:
+        if not isinstance(block.part, Resources):
+            continue
+        try:
+            fields = type(registry.load(block.part.environment).config).model_fields
+        except GymsdkError:
+            continue
+        found[block.name] = {name for name, field in fields.items() if "Secret" in str(field.annotation)}
+    return found
 
 
 def _write(name: str, output: Path | None) -> None:

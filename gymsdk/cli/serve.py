@@ -112,10 +112,12 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     file: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,
 ) -> None:
     """Serve environments over HTTP until Ctrl-C, as NeMo Gym's clients expect them."""
-    from gymsdk.cli.serving import Order, Player, Shown, Where, serve_until_stopped
+    from gymsdk.cli.serving import Order, Player, Shown, Where, handed_overrides, serve_until_stopped
     from gymsdk.sitting import Budget
 
     names, overrides, flags = _parted(words or [])
+    if only is not None:
+        overrides = (*handed_overrides(), *overrides)
     if not names and not config and not overrides and role not in {"head", "model"}:
         raise UsageError("name what to serve: an environment, as in gymsdk serve math, or a file with --config")
     _check_where(role, head, advertise_host)

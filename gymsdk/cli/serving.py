@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging as logs
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -29,6 +31,12 @@ if TYPE_CHECKING:
     from gymsdk.types import Model
 
 __all__ = ["Order", "Player", "Shown", "Where", "serve_until_stopped"]
+
+OVERRIDES = "GYMSDK_OVERRIDES"
+"""The environment variable by which a supervisor hands the settings of its command on to its servers."""
+
+PAIRS = ("--set", "--pin", "--server-port")
+"""Options whose values are written like settings."""
 
 log = logs.getLogger("gymsdk")
 
@@ -179,6 +187,8 @@ def _handed(file: int) -> socket.socket:
     try:
         at = socket.socket(fileno=file)
         if at.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            # What a server starts in its turn is not to keep its port.
+            os.set_inheritable(file, False)
             return at
         at.detach()
     except OSError:
@@ -287,9 +297,11 @@ async def _apart(
     options = await placed(options, deployment, safety)
     blocks = planned(order.names, order.player.name, order.settings, options, deployment)
     here = running_here(blocks, options, safety)
-    words = [*_again(sys.argv[1:]), *passed[0], *_default(order, deployment, options)]
+    words = [*_again(sys.argv[1:], order.overrides), *passed[0], *_default(order, deployment, options)]
+    # A setting may be a key, and what a process is started by, everybody on its machine can read.
+    variables = passed[1] | {OVERRIDES: json.dumps(order.overrides)}
     bare = logging.takes_stderr and logging.format == "json"
-    async with separated(here, words, options=options, safety=safety, environment=passed[1], bare=bare) as running:
+    async with separated(here, words, options=options, safety=safety, environment=variables, bare=bare) as running:
         await shown(running.head_url, running.services, _played(blocks), None, ())
         await running.ended()
 
@@ -310,9 +322,19 @@ def _default(order: Order, deployment: Deployment | None, options: Options) -> l
     return [] if apart else ["--model", DEFAULT]
 
 
-def _again(words: list[str]) -> list[str]:
-    """Give the *words* of the command by which one of its servers is started: without what is the supervisor's."""
+def handed_overrides() -> tuple[str, ...]:
+    """Give the settings that the supervisor of this process has handed on."""
+    return tuple(json.loads(os.environ.get(OVERRIDES) or "[]"))
+
+
+def _again(words: list[str], overrides: Sequence[str]) -> list[str]:
+    """Give the *words* of the command by which one of its servers is started: without what is the supervisor's.
+
+    The settings among them, *overrides*, are handed on otherwise.
+    """
     kept = words[: words.index("--")] if "--" in words else list(words)
+    pairs = zip(["", *kept], kept, strict=False)
+    kept = [word for before, word in pairs if word not in overrides or before in PAIRS]
     kept = [word for word in kept if word not in STEPS]
     return _without(_without(kept, "--head"), "--port")
 

@@ -36,7 +36,7 @@ class Head(Frozen):
 class Logs(Frozen):
     """How much is logged, in which form, and into which folder besides."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Literal["debug", "info", "warning", "error"] = "warning"
     format: Literal["text", "json"] = "text"
     folder: Path | None = None
 

@@ -6,7 +6,7 @@ import os
 from enum import Enum
 
 from gymsdk.configuration.nodes import Node
-from gymsdk.configuration.places import COMMAND, HANDED, Place, Trail
+from gymsdk.configuration.places import COMMAND, HANDED, Place
 from gymsdk.settings import VARIABLES
 
 KEY = "policy_api_key"
@@ -65,17 +65,3 @@ def _set(root: Node, key: str, variable: str) -> Node:
     if not value or (there is not None and source(there.place) is Source.GIVEN):
         return root
     return root.with_key(key, Node(value, Place(source=variable)))
-
-
-def secrets(root: Node) -> set[str]:
-    """Give the texts in *root* that nobody may read."""
-    return {str(node.value) for trail, node in root.walk() if node.value and is_secret(trail)}
-
-
-def is_secret(trail: Trail) -> bool:
-    """Whether what *trail* leads to is a secret, by its name."""
-    if any(key in {"default_headers", "headers"} for key in trail[:-1]):
-        return True
-    named = next((key.lower() for key in reversed(trail) if not key.isdecimal()), "")
-    ends = ("api_key", "apikey", "_token", "secret", "password", "authorization", "access_key", "private_key")
-    return named == "token" or named.endswith(ends)

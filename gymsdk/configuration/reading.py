@@ -7,7 +7,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from gymsdk.configuration import keys, policy, top
+from gymsdk.configuration import keys, policy, top, veiling
 from gymsdk.configuration.blocks import Blocks, is_block
 from gymsdk.configuration.consistency import check_ports, check_references, completed
 from gymsdk.configuration.deployment import Deployment
@@ -78,11 +78,11 @@ def _deployment(root: Node, folder: Path, problems: Problems) -> Deployment:
     root = swept(inherited(root, problems))
     root, notes = policy.completed(root)
     notes += _readable(root, folder)
-    problems.secrets |= policy.secrets(root)
+    problems.secrets |= veiling.secrets(root)
     known, ignored = _sorted_out(root, problems)
-    unresolved = Problems()
+    unresolved, veils = Problems(), veiling.veiled(known)
     known = resolved(known, unresolved, absent=keys.POLICY)
-    problems.secrets |= policy.secrets(known)
+    problems.secrets |= veiling.secrets(known)
     if unresolved:
         # What does not resolve is missing further down: only it is told.
         problems.join(unresolved)
@@ -95,7 +95,7 @@ def _deployment(root: Node, folder: Path, problems: Problems) -> Deployment:
     whole = found.model_copy(update={"servers": completed(servers), "notes": notes, "ignored": tuple(sorted(ignored))})
     check_ports(known, whole, problems)
     problems.check()
-    return whole.model_copy(update={"settings": settings(known, whole, problems.secrets)})
+    return whole.model_copy(update={"settings": settings(known, whole, problems.secrets, veils)})
 
 
 def _readable(root: Node, folder: Path) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from gymsdk.addresses import public
@@ -13,21 +13,37 @@ from gymsdk.configuration.kinds import MODELS
 from gymsdk.configuration.nodes import Node, plain
 from gymsdk.configuration.places import DEFAULT, Place, Trail, dotted, hidden
 from gymsdk.configuration.players import endpoint
-from gymsdk.configuration.policy import is_secret
+from gymsdk.configuration.veiling import is_secret, is_veiled
 
 HIDDEN = "***"
 WIDEST = 48
 """The column where the place of a setting stands, if its value leaves room."""
 
 
-def settings(root: Node, deployment: Deployment, secrets: set[str]) -> tuple[Setting, ...]:
-    """Give everything in *root*, and what is not there but counts, as it may be shown."""
+def settings(root: Node, deployment: Deployment, secrets: set[str], veils: set[Trail]) -> tuple[Setting, ...]:
+    """Give everything in *root*, and what is not there but counts, as it may be shown: nothing of *veils* is."""
+    # What another setting has from there is the same.
+    secrets = secrets | {str(node.value) for trail, node in root.walk() if node.value and is_veiled(trail, veils)}
     written = {trail: (value, place) for trail, value, place in _leaves(root, ())}
     for block in deployment.of(MODELS):
         written |= dict(_endpoint(root, block))
     ours = {trail: (value, DEFAULT) for trail, value in _defaults(deployment) if root.at(*trail) is None}
     found = sorted((written | ours).items(), key=lambda each: _order(each[0], deployment))
-    return tuple(Setting(trail=trail, value=_shown(trail, value, secrets), place=at) for trail, (value, at) in found)
+    return tuple(
+        Setting(
+            trail=trail, value=HIDDEN if is_veiled(trail, veils) else _shown(trail, value, secrets, veils), place=at
+        )
+        for trail, (value, at) in found
+    )
+
+
+def without(deployment: Deployment, fields: Mapping[str, Collection[str]]) -> Deployment:
+    """Give *deployment* with these *fields* of servers hidden too, by the servers' names."""
+    told = [
+        each.model_copy(update={"value": HIDDEN}) if {*each.trail[1:]} & {*fields.get(each.trail[0], ())} else each
+        for each in deployment.settings
+    ]
+    return deployment.model_copy(update={"settings": tuple(told)})
 
 
 def lines(deployment: Deployment) -> Iterator[str]:
@@ -101,13 +117,13 @@ def _order(trail: Trail, deployment: Deployment) -> tuple[int, Trail]:
     return (0 if trail[0] == "head_server" else 1), trail[:1]
 
 
-def _shown(trail: Trail, value: Any, secrets: set[str]) -> Any:
-    if is_secret(trail) and value != "":
+def _shown(trail: Trail, value: Any, secrets: set[str], veils: set[Trail]) -> Any:
+    if (is_secret(trail) or is_veiled(trail, veils)) and value not in ("", None) and not isinstance(value, bool):
         return HIDDEN
     if isinstance(value, dict):
-        return {key: _shown((*trail, key), each, secrets) for key, each in value.items()}
+        return {key: _shown((*trail, key), each, secrets, veils) for key, each in value.items()}
     if isinstance(value, list):
-        return [_shown((*trail, str(at)), each, secrets) for at, each in enumerate(value)]
+        return [_shown((*trail, str(at)), each, secrets, veils) for at, each in enumerate(value)]
     return public(hidden(value, secrets)) if isinstance(value, str) else value
 
 

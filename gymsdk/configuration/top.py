@@ -17,6 +17,8 @@ from gymsdk.errors import suggestion
 
 HEAD_SERVER = "head_server"
 HEAD_KEYS = ("host", "port")
+LOWEST, HIGHEST = 1024, 65535
+"""The ends of a range of ports that are not given."""
 SIMPLE = ("default_host", "advertise_host", "token_file", "insecure")
 
 
@@ -114,6 +116,9 @@ class _Reading:
         if low is not None and high is not None and low > high:
             place = self._root.place_of(("port_range_low",))
             self._problems.add(place, f"port_range_low {low} is above port_range_high {high}; swap them")
+        # Half a range goes to an end that every user may have, ports to be left out leave the rest.
+        if (low, high) != (None, None) or found.disallowed_ports:
+            low, high = LOWEST if low is None else low, HIGHEST if high is None else high
         return Ports(low=low, high=high, disallowed=found.disallowed_ports)
 
     def _logs(self) -> Logs:

@@ -19,5 +19,7 @@ def check(services: Sequence[Service], address: str, *, own: str, scheme: str) -
             nowhere = f"{each.name!r} listens at {each.host}, where only the machine {address} reaches it"
             raise Refused(422, f"{nowhere}; serve it with --host 0.0.0.0, or tell where it is with --advertise-host")
         if scheme == "https" and each.scheme != "https":
-            plain = f"{each.name!r} speaks plain HTTP, and this head TLS: its clients would send their token in the clear"
+            plain = (
+                f"{each.name!r} speaks plain HTTP, and this head TLS: its clients would send their token in the clear"
+            )
             raise Refused(422, f"{plain}; serve it with --tls-cert and --tls-key")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -12,10 +13,12 @@ from gymsdk import http
 from gymsdk.errors import Failed
 from gymsdk.http import Answer
 from gymsdk.replicas import Replicas, sticky
+from gymsdk.servers import waiting
 from gymsdk.servers.instances import Instances, carried
 from gymsdk.servers.members import Instance
 from gymsdk.servers.routing import ID
 from gymsdk.servers.service import Kind
+from gymsdk.servers.waiting import WATCH, Gone
 from gymsdk.told import value_of
 from gymsdk.transcript import Item
 from gymsdk.types import Episode
@@ -50,6 +53,7 @@ class Elsewhere:
         retry: http.Retry = http.RETRY,
         headers: Callable[[], http.Headers] = carried,
         coming: float = COMING,
+        watch: float = WATCH,
     ) -> None:
         self.name = name
         self._instances = instances
@@ -57,6 +61,7 @@ class Elsewhere:
         self._retry = retry
         self._headers = headers
         self._coming = coming
+        self._watch = watch
         self._replicas: tuple[tuple[Sequence[str], http.Headers], Replicas] | None = None
 
     def __repr__(self) -> str:
@@ -65,13 +70,28 @@ class Elsewhere:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Give the Response of one of the model's servers; raises `Failed` where none gives any."""
         deadline = asyncio.get_running_loop().time() + self._seconds
-        replicas = self._asking(await self._urls())
-        path, own = _path(episode), sticky(request, episode)
-        answer = await replicas.post(path, request, sticky=own, deadline=deadline, final=_is_final)
+        answer = await self._answered(request, episode, deadline)
         if not answer.ok:
             raise _failed(answer)
         response: Item = answer.json()
         return response
+
+    async def _answered(self, request: Item, episode: Episode | None, deadline: float) -> Answer:
+        path, own = _path(episode), sticky(request, episode)
+        while True:
+            replicas = self._asking(await self._urls())
+            try:
+                return await replicas.post(path, request, sticky=own, deadline=deadline, final=_is_final)
+            except Gone as gone:
+                # The head does not tell of it any more: what is asked next is another.
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise Failed(str(gone), kind="model_unreachable", retryable=True) from None
+
+    async def _watched(self, url: str, asked: Coroutine[Any, Any, Answer]) -> Answer:
+        async def known() -> bool:
+            return any(each.url == url for each in await self._instances.named(self.name, KIND))
+
+        return await waiting.answered(asked, url, known, watch=self._watch)
 
     async def _urls(self) -> list[str]:
         loop = asyncio.get_running_loop()
@@ -92,7 +112,7 @@ class Elsewhere:
         told = (urls, dict(self._headers()))
         if self._replicas is None or self._replicas[0] != told:
             headers = {name: SecretStr(_plain(value)) for name, value in told[1].items()}
-            made = Replicas(urls, headers=headers, seconds=self._seconds, retry=self._retry)
+            made = Replicas(urls, headers=headers, seconds=self._seconds, retry=self._retry, watch=self._watched)
             self._replicas = (told, made)
         return self._replicas[1]
 

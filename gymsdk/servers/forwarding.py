@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from gymsdk import credentials, http
 from gymsdk.errors import EpisodeError
+from gymsdk.servers import waiting
 from gymsdk.servers.app import Refused, answer, arrived
 from gymsdk.servers.cookies import brought_by, instance_of
 from gymsdk.servers.mcp import TOKEN
@@ -60,6 +61,7 @@ class Peers:
     instance: str
     url: Callable[[str], Awaitable[str | None]]
     token: SecretStr | str | None = None
+    watch: float = waiting.WATCH
 
 
 class Forwarding:
@@ -75,8 +77,8 @@ class Forwarding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        url = await self._elsewhere(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if url is None:
+        other = await self._elsewhere(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if other is None:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
@@ -87,17 +89,17 @@ class Forwarding:
             return
         except ClientDisconnect:
             return
-        found = await self._handed_on(url, request, body)
+        found = await self._handed_on(*other, request, body)
         if found is None:
             await self._app(scope, _again(body, receive), send)
         else:
             await found(scope, receive, send)
 
-    async def _elsewhere(self, scope: Scope) -> str | None:
-        """Give where the instance is that has the session of a request, `None` where it is this one, or none."""
+    async def _elsewhere(self, scope: Scope) -> tuple[str, str] | None:
+        """Give the instance that has the session of a request, and where; `None` where it is this one, or none."""
         for other in self._others(scope):
             if (url := await self._peers.url(other)) is not None:
-                return url
+                return other, url
         return None
 
     def _others(self, scope: Scope) -> list[str]:
@@ -113,15 +115,19 @@ class Forwarding:
         instances = [found for token in tokens if (found := instance_of(token)) is not None]
         return [] if self._peers.instance in instances else instances[:MOST]
 
-    async def _handed_on(self, url: str, request: Request, body: bytes) -> Response | None:
-        """Give the answer of the instance at *url*, `None` where nobody is there."""
+    async def _handed_on(self, other: str, url: str, request: Request, body: bytes) -> Response | None:
+        """Give the answer of the instance *other* at *url*, `None` where nobody is there."""
+
+        async def known() -> bool:
+            return await self._peers.url(other) is not None
+
         headers = _joined(_kept(request.headers.items(), OWN))
         # That of the request stays with whoever checked it.
         carried: http.Headers = {**headers, ONCE: "1", **credentials.carried(self._peers.token)}
         try:
-            told = await http.post(
-                _target(url, request.scope), body, headers=carried, timeout=LONGEST, retry=NEVER, once=True
-            )
+            target = _target(url, request.scope)
+            asked = http.post(target, body, headers=carried, timeout=LONGEST, retry=NEVER, once=True)
+            told = await waiting.answered(asked, url, known, watch=self._peers.watch)
         except http.Unsent:
             return None
         except EpisodeError as error:

@@ -125,6 +125,7 @@ class Listener:
         self._app = Prefixed(let_in, path) if path else let_in
         self._path = path
         self._at = at
+        self._also = [*([host] if host else []), *also]
         self._grace = grace
         self._safety = safety
         self._context = safety.tls.context() if safety.tls else None
@@ -135,7 +136,7 @@ class Listener:
         """Set *up* once it listens, answer until it is *over*, and end with the requests that are under way."""
         server = _Server(self._configured(), up, over)
         tls = self._safety.tls
-        with trust.answering(self._bound_at, tls.certificate) if tls else nullcontext():
+        with trust.answering(self._bound_at, tls.certificate, self._also) if tls else nullcontext():
             await self._run(server, over)
 
     async def _run(self, server: _Server, over: asyncio.Event) -> None:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from gymsdk import trail
 from gymsdk.errors import UsageError
 from gymsdk.servers.profiling import named
+from gymsdk.servers.writing import Writer
 from gymsdk.trail import Trail
 
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
@@ -110,6 +111,7 @@ class Lines(logging.Handler):
         super().__init__(asked.level.upper())
         self._asked = asked
         self._files: dict[str, int] = {}
+        self._writer = Writer(self._dropped)
         if asked.directory is not None:
             # Now, and not with the first line: who asked is there to be told.
             try:
@@ -126,26 +128,33 @@ class Lines(logging.Handler):
             server = here.server or self._asked.server
             line = _json(record, here, server) if self._asked.format == "json" else _text(record, here, server)
             directory = self._asked.directory
-            _written(STDERR if directory is None else self._file(directory, server), line + b"\n")
+            self._writer.put(STDERR if directory is None else self._file(directory, server), line + b"\n")
         except Exception:  # noqa: BLE001  # as every handler has it: what cannot be logged must not end what is told of
             self.handleError(record)
 
+    def flush(self) -> None:
+        """Wait until what was logged is written, for a bounded time."""
+        self._writer.flush()
+
     def close(self) -> None:
         """Close the files."""
-        while self._files:
+        # Under a thread that still writes to them, their numbers must not become another's.
+        done = self._writer.flush()
+        while done and self._files:
             os.close(self._files.popitem()[1])
         super().close()
+
+    def _dropped(self, number: int) -> bytes:
+        sentence = f"{number} lines were not written: nobody took them in time"
+        record = logging.LogRecord(WORDS, logging.WARNING, "", 0, sentence, None, None)
+        make = _json if self._asked.format == "json" else _text
+        return make(record, NOWHERE, self._asked.server) + b"\n"
 
     def _file(self, directory: Path, server: str) -> int:
         if server not in self._files:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._files[server] = os.open(directory / f"{named(server)}.log", flags, 0o644)
         return self._files[server]
-
-
-def _written(file: int, line: bytes) -> None:
-    while line:
-        line = line[os.write(file, line) :]
 
 
 def _json(record: logging.LogRecord, here: Trail, server: str) -> bytes:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from gymsdk import http
 from gymsdk.errors import Failed
+from gymsdk.servers import waiting
 from gymsdk.servers.instances import Instances
 from gymsdk.servers.members import Instance
 from gymsdk.servers.remote import Held, Remote
+from gymsdk.servers.waiting import WATCH, Gone
 from gymsdk.transcript import Action
 from gymsdk.types import Episode, Row, Step, Task, Verdict
 
@@ -22,13 +24,8 @@ T = TypeVar("T")
 FIRST, LONGEST = 1.0, 30.0
 """Seconds for which an instance that is not reached is given nothing new: doubled each time."""
 
-WATCH = 1.0
-"""Seconds between two looks whether the instance that is waited for is still there."""
-
-ASKED = 2.0
-"""Seconds in which an instance that the head does not know any more has to say that it is there."""
-
-ONCE = http.Retry(times=0)
+MOST = 1000
+"""Changes that a tally tells apart: while a head is silent, they are more and more."""
 
 LOST = "server_unreachable"
 """What a failure is called where nobody is there any more."""
@@ -39,6 +36,7 @@ class Tally:
     """What is known here of one instance: when episodes began (1) and ended (-1), until when it is left alone."""
 
     changes: deque[tuple[float, int]] = field(default_factory=deque)
+    more: int = 0
     latest: int = 0
     pause: float = 0.0
     back: float = 0.0
@@ -46,12 +44,17 @@ class Tally:
     def note(self, change: int) -> None:
         """Note that an episode began or ended."""
         self.changes.append((time.monotonic(), change))
+        self.more += change
+        if len(self.changes) > MOST:
+            _, oldest = self.changes.popleft()
+            at, next_one = self.changes.popleft()
+            self.changes.appendleft((at, oldest + next_one))
 
     def since(self, heard: float) -> int:
         """Give by how many the episodes are more than when the instance was *heard* of."""
         while self.changes and self.changes[0][0] < heard:
-            self.changes.popleft()
-        return sum(change for _, change in self.changes)
+            self.more -= self.changes.popleft()[1]
+        return self.more
 
     def strike(self) -> bool:
         """Leave the instance alone for a while, and say whether that is new."""
@@ -130,27 +133,15 @@ class Place:
 
     async def _there(self, asked: Coroutine[Any, Any, T], stage: str) -> T:
         """Give what is answered to what was *asked*, for as long as the instance is there."""
-        asking = asyncio.ensure_future(asked)
+        known = partial(self._instances.known, self._instance.id)
         try:
-            while not (await asyncio.wait({asking}, timeout=self._watch))[0]:
-                if not await self._is_there():
-                    raise self._gone(stage)
-            return asking.result()
+            return await waiting.answered(asked, self._instance.url, known, watch=self._watch)
+        except Gone:
+            self._lost = True
+            raise self._gone(stage) from None
         except Failed as error:
             self._lost = self._lost or error.kind == LOST
             raise
-        finally:
-            asking.cancel()
-
-    async def _is_there(self) -> bool:
-        """Whether the head knows the instance, or else it answers by itself: it may have left, and end what it has."""
-        if await self._instances.known(self._instance.id):
-            return True
-        try:
-            await http.get(self._instance.url + "/livez", timeout=ASKED, retry=ONCE)
-        except Failed:
-            return False
-        return True
 
     def _gone(self, stage: str) -> Failed:
         message = f"{self.name!r} at {self._instance.url} is gone, and the episode with it; play the row again"

@@ -85,7 +85,7 @@ def test_a_named_env_file_is_read_instead_of_the_folder_s(write: Write) -> None:
     write("env.yaml", "log_level: debug\n")
     named = write("nemo_gym_env.yaml", "log_level: error\n")
     assert from_mapping({}, env_file=named).logs.level == "error"
-    assert from_mapping({}, env_file=named.with_name("absent.yaml")).logs.level == "info"
+    assert from_mapping({}, env_file=named.with_name("absent.yaml")).logs.level == "warning"
 
 
 def test_what_is_wrong_in_it_says_so() -> None:

@@ -133,3 +133,23 @@ def test_a_deployment_says_nothing_secret_as_json() -> None:
     found = read([], ["policy_api_key=sk-123456"])
     assert isinstance(found, Deployment)
     assert "sk-123456" not in found.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("port_range_low: 12000", (12000, 65535)),
+        ("port_range_high: 12000", (1024, 12000)),
+        ("disallowed_ports: [12000]", (1024, 65535)),
+        ("insecure: false", (None, None)),
+    ],
+)
+def test_half_a_range_of_ports_has_an_end_all_the_same(write: Write, text: str, ends: tuple[object, object]) -> None:
+    write("a.yaml", text + "\n")
+    found = read(["a.yaml"]).ports
+    assert (found.low, found.high) == ends
+
+
+def test_as_little_is_logged_as_where_no_file_is_given(write: Write) -> None:
+    write("a.yaml", "insecure: false\n")
+    assert read(["a.yaml"]).logs.level == "warning"

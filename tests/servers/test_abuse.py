@@ -73,7 +73,7 @@ ODD: dict[str, Any] = {
     "a-name-of-elsewhere": (request(body=BODY, Host="evil.test"), [421]),
     "head": (request("HEAD", "/verify"), [405]),
     "options": (request("OPTIONS", "/verify"), [405]),
-    "options-of-all": (request("OPTIONS", "*"), [404]),
+    "options-of-all": (request("OPTIONS", "*"), [400]),
     "put": (request("PUT", "/verify", BODY), [405]),
     "a-verb-of-its-own": (request("BREW", "/verify", BODY), [405], [400]),
     "up": (request(path="/../../etc/passwd"), [404]),

@@ -23,6 +23,7 @@ from gymsdk.servers import auth, engagements, head
 from gymsdk.servers import model as model_server
 from gymsdk.servers.auth import Auth
 from gymsdk.servers.engagements import Opening
+from gymsdk.servers.profiling import profiled
 from gymsdk.servers.remote import Remote
 from gymsdk.servers.safety import Safety
 
@@ -366,7 +367,25 @@ def test_what_the_environment_says_otherwise_is_no_answer(monkeypatch: pytest.Mo
         auth.insecure()
 
 
-async def test_two_that_ask_at_once_wait_for_no_comparison(up: Up) -> None:
-    asked = [("GET", up.head + "/")]
-    found = await asyncio.gather(*(statuses(asked, each) for each in (*WRONG, *GOOD)))
-    assert [set(each.values()) for each in found] == [{401}] * len(WRONG) + [{200}] * len(GOOD)
+RAW = ["*", "nodes", "@127.0.0.1/nodes", "http://127.0.0.1/nodes", "http:/nodes", "?/nodes", "//nodes", "/%2e%2e/nodes"]
+
+
+@pytest.mark.parametrize("target", [*RAW, "/nodes", "/nodes?", "/nodes#a"])
+async def test_no_way_of_writing_a_path_gets_past_it(up: Up, target: str) -> None:
+    for url in (up.head, up.urls["counter"]):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(f"GET {target} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".encode())
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        writer.close()
+        assert answer.split(b" ", 2)[1] in {b"400", b"401"}
+        assert b'"instances"' not in answer
+
+
+async def test_what_a_profile_tells_asks_for_it_too(counter: Callable[..., Environment], tmp_path: Path) -> None:
+    with profiled(tmp_path):
+        async with secured(counter(), Safety(token=TOKEN)) as up:
+            asked = [("GET", url + "/stats") for url in (up.urls["counter"], up.urls["counter_simple_agent"])]
+            for headers in WRONG:
+                assert set((await statuses(asked, headers)).values()) == {401}
+            assert set((await statuses(asked, GOOD[0])).values()) == {200}

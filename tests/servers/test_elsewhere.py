@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 from gymsdk import Model, http, load, model, play, wire
 from gymsdk.errors import Failed
 from gymsdk.servers import model as model_server
+from gymsdk.servers import waiting
 from gymsdk.servers.elsewhere import Elsewhere
 from gymsdk.servers.instances import Instances, asking
+from gymsdk.servers.members import Instance, Nodes
 from gymsdk.servers.node import Node
 from gymsdk.servers.service import Service
 from gymsdk.transcript import Item
@@ -131,3 +134,47 @@ async def test_what_it_answers_is_played_as_in_process():
         async with served(Told("yes")) as (asked, _):
             there = await play(found, asked, row)
     assert (there.outcome, there.reward, there.components) == ("scored", here.reward, here.components)
+
+
+@asynccontextmanager
+async def silent() -> AsyncIterator[str]:
+    """The address of one that takes what it is sent, and never answers."""
+
+    async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(taken, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await http.aclose()
+
+
+async def test_one_that_takes_a_call_and_is_gone_from_the_head_is_waited_for_no_longer(monkeypatch):
+    monkeypatch.setattr(waiting, "ASKED", 0.1)
+
+    def instance(id: str, url: str) -> Instance:
+        return Instance(id=id * 12, name="policy_model", kind="responses_api_models", implementation="x", url=url)
+
+    async with silent() as lost, listening(model_server.app(Told("yes"))) as port:
+        there = [instance("a", lost)]
+
+        async def look() -> Nodes:
+            return Nodes(instances=list(there))
+
+        instances = Instances(look, fresh=0)
+        asked = Elsewhere("policy_model", instances, seconds=60, watch=0.05, coming=0.2)
+        calling = asyncio.ensure_future(said(asked))
+        await asyncio.sleep(0.3)
+        assert not calling.done()
+        there[:] = [instance("b", f"http://127.0.0.1:{port}")]
+        async with asyncio.timeout(10):
+            assert await calling == "yes"
+        there[:] = [instance("a", lost)]
+        await asyncio.sleep(0.11)
+        await instances.renew()
+        calling = asyncio.ensure_future(said(asked))
+        await asyncio.sleep(0.2)
+        there.clear()
+        async with asyncio.timeout(10):
+            with pytest.raises(Failed, match="no model server 'policy_model' is registered"):
+                await calling

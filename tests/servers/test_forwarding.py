@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from gymsdk import http, wire
-from gymsdk.servers import resources
+from gymsdk.servers import resources, waiting
 from gymsdk.servers.cookies import instance_of
 from gymsdk.servers.forwarding import ONCE, Peers, _target
 
@@ -189,7 +189,15 @@ async def test_what_asks_for_no_path_is_refused_and_sent_nowhere(counter, target
     async with await asyncio.start_server(taken, "127.0.0.9", 0) as stray, listening(app) as here:
         asked = target.format(port=stray.sockets[0].getsockname()[1])
         cookie = f"cookie: {COOKIE}={'a' * 12}.{'x' * 32}"
-        lines = [f"POST {asked} HTTP/1.1", "host: 127.0.0.1", cookie, "content-length: 2", "connection: close", "", "{}"]
+        lines = [
+            f"POST {asked} HTTP/1.1",
+            "host: 127.0.0.1",
+            cookie,
+            "content-length: 2",
+            "connection: close",
+            "",
+            "{}",
+        ]
         reader, writer = await asyncio.open_connection("127.0.0.1", here)
         writer.write("\r\n".join(lines).encode())
         async with asyncio.timeout(10):
@@ -214,7 +222,9 @@ async def test_headers_that_came_twice_are_one_and_those_of_a_connection_stay_he
     @other.post("/{path:path}")
     async def noted(path: str, request: Request):
         seen.append(dict(request.headers))
-        return Response(headers={"connection": "x-theirs", "x-theirs": "1", "proxy-authenticate": "Basic", "x-kept": "1"})
+        return Response(
+            headers={"connection": "x-theirs", "x-theirs": "1", "proxy-authenticate": "Basic", "x-kept": "1"}
+        )
 
     async with listening(other) as port:
 
@@ -238,6 +248,32 @@ async def test_headers_that_came_twice_are_one_and_those_of_a_connection_stay_he
     assert not {"x-mine", "proxy-authorization"} & seen[0].keys()
     assert answer.headers["x-kept"] == "1"
     assert not {"x-theirs", "proxy-authenticate"} & answer.headers.keys()
+
+
+async def test_an_instance_that_is_gone_as_it_is_asked_is_waited_for_no_longer(counter, monkeypatch):
+    monkeypatch.setattr(waiting, "ASKED", 0.1)
+    there = True
+
+    async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(taken, "127.0.0.1", 0) as silent:
+        at = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+
+        async def url(_: str) -> str | None:
+            return at if there else None
+
+        app = resources.app(counter(), peers=Peers("0" * 12, url, watch=0.05))
+        async with listening(app) as here, httpx.AsyncClient(timeout=20) as asking:
+            cookie = {"cookie": f"{COOKIE}={'a' * 12}.{'x' * 32}"}
+            calling = asyncio.ensure_future(asking.post(f"http://127.0.0.1:{here}/spell", json={}, headers=cookie))
+            await asyncio.sleep(0.3)
+            assert not calling.done()
+            there = False
+            answer = await calling
+        await http.aclose()
+    assert (answer.status_code, answer.json()["kind"]) == (503, "server_unreachable")
 
 
 async def test_without_peers_a_token_says_nothing_of_an_instance(counter):

@@ -18,9 +18,7 @@ OWN = Service(name="math", kind="resources_servers", implementation="math", port
 OTHER = Service(name="sums", kind="resources_servers", implementation="sums", host="10.9.9.9", port=9)
 
 
-def client(
-    *services: Service, host: str = "127.0.0.1", peer: str = "10.0.0.7", **options
-) -> httpx.AsyncClient:
+def client(*services: Service, host: str = "127.0.0.1", peer: str = "10.0.0.7", **options) -> httpx.AsyncClient:
     app = head.app(services, host=host, port=11000, about={"policy_model_name": "a"}, **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(peer, 1)), base_url="http://h:11000")
 
@@ -89,7 +87,9 @@ async def test_a_node_that_listens_everywhere_is_told_as_the_address_it_asked_fr
 
 
 async def test_a_contradiction_is_answered_in_a_sentence() -> None:
-    answer = await client(OWN, peer="127.0.0.1").put("/nodes/n1", json=saying(OWN.model_copy(update={"implementation": "other"})))
+    answer = await client(OWN, peer="127.0.0.1").put(
+        "/nodes/n1", json=saying(OWN.model_copy(update={"implementation": "other"}))
+    )
     assert answer.status_code == 409
     assert "give it another name" in answer.json()["detail"]
 

@@ -76,6 +76,8 @@ async def closed():
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
+    for handler in logging.getLogger("gymsdk").handlers:
+        handler.flush()
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 

@@ -50,7 +50,7 @@ def test_a_member_is_there_for_its_lease(members, clock):
 
 def test_a_node_that_is_lost_is_remembered_until_it_is_back_and_one_that_left_is_not(members, clock):
     for name in "ab":
-        members.put(name, said(MATH), HERE)
+        members.put(name, said(another()), HERE)
     members.leave("b")
     clock.now = 11.0
     assert [each.id for each in members.lost] == ["a"]
@@ -250,7 +250,9 @@ def test_what_only_its_own_machine_reaches_is_taken_in_from_there_alone():
         check([near], address, own=own, scheme="http")
     check([MATH.model_copy(update={"host": "0.0.0.0"})], HERE, own="10.0.0.1", scheme="http")
     for host in ("127.0.0.1", "localhost", "::1"):
-        with pytest.raises(Refused, match=r"'math' listens at .*10\.0\.0\.7.*--host 0\.0\.0\.0.*--advertise-host") as caught:
+        with pytest.raises(
+            Refused, match=r"'math' listens at .*10\.0\.0\.7.*--host 0\.0\.0\.0.*--advertise-host"
+        ) as caught:
             check([MATH.model_copy(update={"host": host})], HERE, own="10.0.0.1", scheme="http")
         assert caught.value.status == 422
 

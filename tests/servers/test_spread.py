@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import islice
@@ -16,9 +17,10 @@ import pytest
 
 from gymsdk import Environment, Task, http, load, model, play
 from gymsdk.errors import BadRow, Failed
-from gymsdk.servers import agent
+from gymsdk.servers import agent, place
 from gymsdk.servers.app import Refused
 from gymsdk.servers.instances import Instances, asking
+from gymsdk.servers.place import Tally
 from gymsdk.servers.spread import Own, Spread
 from gymsdk.transcript import ToolCall
 
@@ -335,3 +337,16 @@ async def test_an_agent_goes_on_with_a_session_at_whichever_instance_has_it(coun
                 answer = await client.post("/v1/responses", json=body, headers={"cookie": cookies})
                 assert answer.status_code == 200
                 assert (await seeding.post("/get_counter_value", json={})).json() == {"count": 3}
+
+
+def test_a_tally_stays_small_and_right_while_the_head_is_silent() -> None:
+    tally = Tally()
+    for _ in range(place.MOST):
+        tally.note(1)
+        tally.note(-1)
+    tally.note(1)
+    assert len(tally.changes) <= place.MOST
+    assert tally.since(0.0) == 1
+    assert tally.since(time.monotonic() + 1) == 0
+    tally.note(1)
+    assert tally.since(0.0) == 1

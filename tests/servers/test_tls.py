@@ -134,3 +134,29 @@ def test_a_file_of_authorities_that_is_none_is_named(tmp_path: Path, monkeypatch
     monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "none.pem"))
     with pytest.raises(UsageError, match=r"none\.pem cannot be read"):
         trust.at("gym.test")
+
+
+def authority(folder: Path) -> Path:
+    """A certificate that may issue others."""
+    folder.mkdir()
+    return issued(folder, "DNS:authority.test").certificate
+
+
+def test_what_a_process_shows_is_believed_where_it_is_shown_and_no_issuer_with_it(tls: Tls, tmp_path: Path) -> None:
+    chain, ca = tmp_path / "chain.pem", authority(tmp_path / "ca")
+    chain.write_bytes(tls.certificate.read_bytes() + ca.read_bytes())
+    own, issuer = (ssl.PEM_cert_to_DER_cert(each.read_text()) for each in (tls.certificate, ca))
+
+    def believed(host: str) -> list[bytes]:
+        return trust.at(host).get_ca_certs(binary_form=True)
+
+    with trust.answering("10.0.0.5", chain, ["gym.test"]):
+        for host in ("127.0.0.1", "10.0.0.5", "gym.test"):
+            assert own in believed(host)
+            assert issuer not in believed(host)
+        assert not {own, issuer} & {*believed("elsewhere.test"), *believed("10.0.0.6")}
+        assert [trust.at(host).check_hostname for host in ("10.0.0.5", "gym.test", "elsewhere.test")] == [
+            False,
+            True,
+            True,
+        ]

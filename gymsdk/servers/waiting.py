@@ -1,0 +1,52 @@
+"""Waiting: for what an instance answers, for as long as it is there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from gymsdk import http
+from gymsdk.errors import Failed
+
+T = TypeVar("T")
+
+WATCH = 1.0
+"""Seconds between two looks whether the instance that is waited for is still there."""
+
+ASKED = 2.0
+"""Seconds in which an instance that the head does not know any more has to say that it is there."""
+
+ONCE = http.Retry(times=0)
+
+
+class Gone(Failed):
+    """Nobody is there any more who could answer."""
+
+
+async def answered(
+    asked: Coroutine[Any, Any, T], url: str, known: Callable[[], Awaitable[bool]], *, watch: float = WATCH
+) -> T:
+    """Give what is answered to what was *asked* at *url*, looked at each *watch* seconds; raises `Gone`.
+
+    Whom the head has *known* no more, and who does not say by itself that it is there, is waited for no longer: a
+    machine that lost its power says nothing, and its connections last as long as an answer may take.
+    """
+    asking = asyncio.ensure_future(asked)
+    try:
+        while not (await asyncio.wait({asking}, timeout=watch))[0]:
+            if not (await known() or await _answers(url) or asking.done()):
+                sentence = f"{http.host(url)} is gone: neither the head knows it any more, nor does it answer"
+                raise Gone(sentence, kind="server_unreachable")
+        return asking.result()
+    finally:
+        asking.cancel()
+
+
+async def _answers(url: str) -> bool:
+    """Whether what is at *url* says so: it may have left the head, and end what it has."""
+    try:
+        await http.get(url.rstrip("/") + "/livez", timeout=ASKED, retry=ONCE)
+    except Failed:
+        return False
+    return True
