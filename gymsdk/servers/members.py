@@ -228,7 +228,8 @@ class Members:
         return sorted(name for name, pid in over if member.said.restarts.get(name) == pid)
 
     def _sessions(self, name: str, pid: int) -> int:
-        loads = [each.said.loads.get(name) for each in self if any(_runs(one, name, pid) for one in each.services)]
+        having = [each for each in self if (name, pid) in {(one.name, one.pid) for one in each.services}]
+        loads = [each.said.loads.get(name) for each in having]
         return sum(load.sessions for load in loads if load)
 
     def _names(self) -> set[str]:
@@ -292,10 +293,6 @@ class Members:
                 raise Refused(409, f"{service.name!r} is {there} here, and cannot be {here}; give it another name")
         if [each.id for each in (*others, *beside)].count(service.id) > 1:
             raise Refused(409, f"the id {service.id} of {service.name!r} is another instance's; start it anew")
-
-
-def _runs(service: Service, name: str, pid: int) -> bool:
-    return (service.name, service.pid) == (name, pid)
 
 
 def _is(service: Service) -> tuple[str, str]:

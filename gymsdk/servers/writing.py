@@ -20,6 +20,7 @@ class Writer:
     def __init__(self, lost: Callable[[int], bytes], most: int = MOST) -> None:
         self._lost = lost
         self._most = most
+        self._thread: threading.Thread | None = None
         self._begin()
 
     def put(self, file: int, line: bytes) -> None:
@@ -50,7 +51,7 @@ class Writer:
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._writing = False
         self._dropped = 0
-        self._thread: threading.Thread | None = None
+        self._thread = None
 
     def _run(self) -> None:
         while True:
