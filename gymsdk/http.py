@@ -16,10 +16,9 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import aiohttp
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from gymsdk import reasons, rows, trail, trust
+from gymsdk import reasons, rows, trail, trust, values
 from gymsdk.addresses import public
 from gymsdk.discretion import blotted
 from gymsdk.errors import Failed
@@ -89,8 +88,8 @@ class Answer:
         if not self.ok:
             raise refusal(self.host, self.status, self.text, retry_after=self.retry_after)
         try:
-            return orjson.loads(self.body)
-        except orjson.JSONDecodeError as error:
+            return values.parsed(self.body)
+        except ValueError as error:
             page = self.body.lstrip()[:1] == b"<"
             hint = "; this is a page for people: check the base URL (it usually ends in /v1)" if page else ""
             message = f"{self.host} answered {self.status} without JSON: {self.text[:EXCERPT]!r}{hint}"

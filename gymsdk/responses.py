@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 
+from gymsdk import wire
 from gymsdk.errors import EpisodeError, Failed, UsageError
 from gymsdk.transcript import Item
 from gymsdk.types import Episode, Model
@@ -35,8 +36,9 @@ async def told(model: Model, request: Item, *, episode: Episode | None, who: str
         raise Failed(f"{who} raised {type(error).__name__}: {error}", kind=kind, retryable=True) from error
     if not is_response(response):
         raise Failed(f"{who}'s answer is no Response object", kind="model_bad_answer", retryable=True)
-    if response.get("status") == "failed" or response.get("error"):
-        raise Failed(f"{who} failed: {response.get('error')}", kind="model_error", retryable=True)
+    if response.get("error") or not wire.is_ended(response):
+        why = response.get("error") or f"its answer is {response.get('status')!r}"
+        raise Failed(f"{who} failed: {why}", kind="model_error", retryable=True)
     return response
 
 

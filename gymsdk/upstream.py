@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,7 +48,7 @@ class Post(Protocol):
 
 
 class Upstream:
-    """The model *name*, asked in *dialect* as *options* say; what it is told *always* goes over the request."""
+    """The model *name*, asked in *dialect* as *options* say; *defaults* are what is left open."""
 
     def __init__(
         self,
@@ -57,13 +56,13 @@ class Upstream:
         options: ModelOptions,
         dialect: Dialect,
         *,
-        always: Callable[[Item], Item] | None = None,
+        defaults: Item | None = None,
         post: Post | None = None,
     ) -> None:
         self.name = name
         self.options = options
         self._dialect = dialect
-        self._always = always
+        self._defaults = defaults or {}
         self._post = post or _replicas(options).post
         self._told = False
 
@@ -88,7 +87,9 @@ class Upstream:
     def _call(self, request: Item, dialect: Dialect, episode: Episode | None = None) -> _Call:
         asked = self._asked(request)
         deadline = asyncio.get_running_loop().time() + self.options.timeout
-        return _Call(asked, self._body(asked, dialect), sticky(request, episode), deadline)
+        body = self._body(asked, dialect)
+        echoed = {key: body[key] for key in self._defaults if key in body}
+        return _Call(asked | echoed, body, sticky(request, episode), deadline)
 
     async def _posted(self, path: str, body: Item, call: _Call) -> http.Answer:
         return await self._post(path, body, sticky=call.sticky, deadline=call.deadline, final=call.is_final)
@@ -96,13 +97,12 @@ class Upstream:
     def _asked(self, request: Item) -> Item:
         """The request as the model is asked it, for a Response repeats that."""
         pinned = {key: value for key, value in self.options.pinned.items() if key in keys.RESPONSES}
-        always = self._always(request) if self._always else {}
-        return request | {"model": self.name} | always | pinned
+        return request | {"model": self.name} | pinned
 
     def _body(self, asked: Item, dialect: Dialect) -> Item:
         options, body = self.options, dialect.body(asked)
         template = {**options.extra_body.get(TEMPLATE, {}), **options.chat_template_kwargs, **body.get(TEMPLATE, {})}
-        whole = {**options.extra_body, **body} | ({TEMPLATE: template} if template else {})
+        whole = {**self._defaults, **options.extra_body, **body} | ({TEMPLATE: template} if template else {})
         asks = token_fields.ASKED if options.tokens else {}
         pinned = {key: value for key, value in options.pinned.items() if key not in dialect.translated}
         sent = {**whole, **asks, **pinned}

@@ -23,6 +23,9 @@ Thoughts: TypeAlias = Literal["field", "tags", "drop"]
 A model asked in Responses is shown its items, or where they are to be dropped none but its own.
 """
 
+ENDED = (None, "completed", "incomplete")
+"""How an answer says that it is one; an engine that gave it up, or still works at it, says otherwise."""
+
 TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 """What an item of a training model carries of its tokens: all three, or none."""
 
@@ -82,6 +85,11 @@ def reasoning(*texts: str, id: str | None = None) -> Item:
     """The policy's thoughts as one output item, a summary part for each text."""
     summary = [{"type": "summary_text", "text": text} for text in texts]
     return {"id": id or fresh("rs"), "type": "reasoning", "status": "completed", "summary": summary}
+
+
+def is_ended(response: Item) -> bool:
+    """Whether *response* is an answer: one that was aborted, or is yet to come, is none."""
+    return response.get("status") in ENDED
 
 
 def usage(

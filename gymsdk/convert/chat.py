@@ -219,8 +219,8 @@ def _tool(tool: Item) -> Item:
 def _output(message: Item) -> Iterator[Item]:
     """The items of an assistant *message*: thoughts, then the text, then the calls; at least one."""
     told, said = parts.told(message.get("content"))
-    tagged, text = parts.thoughts(said)
     fields = [parts.words(message.get(key)) for key in ("reasoning_content", "reasoning")]
+    tagged, text = parts.thoughts(said, told=any(map(str.strip, fields)))
     # Some servers say the same in both fields, and some leave it in the text besides.
     thoughts = list({words: thought for thought in (*tagged, *told, *fields) if (words := thought.strip())}.values())
     if thoughts:

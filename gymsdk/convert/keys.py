@@ -87,6 +87,9 @@ RESPONSES = frozenset(
 )
 """What a Responses request may say."""
 
+MOST = 1000
+"""Strange keys that are told of: whoever makes them up does not fill the log, or the memory."""
+
 _told: set[tuple[str, str]] = set()
 
 
@@ -94,7 +97,7 @@ def known(body: Item, keys: Collection[str], *, where: str) -> Item:
     """Give *body* without the keys that are neither among *keys* nor an engine's; of each a log tells once."""
     strange = [key for key in body if key not in keys and key not in ENGINE]
     for key in strange:
-        if (where, key) not in _told:
+        if (where, key) not in _told and len(_told) < MOST:
             _told.add((where, key))
             log.warning(
                 "%s has no key %r; it is ignored (metadata.extra_body passes on what an engine takes)", where, key

@@ -90,10 +90,13 @@ def words(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def thoughts(text: str) -> tuple[list[str], str]:
-    """Give the `<think>` blocks in *text*, and what is left of it."""
+def thoughts(text: str, *, told: bool = False) -> tuple[list[str], str]:
+    """Give the `<think>` blocks in *text*, and what is left of it.
+
+    Where thoughts have been *told* beside it, or the tag is quoted, an end without a beginning is part of the text.
+    """
     opened = text.lstrip().startswith(OPENING)
-    if not opened and CLOSING not in text:
+    if not opened and (CLOSING not in text or told or text.partition(CLOSING)[0].endswith("`")):
         return [], text
     # A template may have written the opening tag into the prompt, and an answer cut short lacks the closing one.
     if OPENING not in text.partition(CLOSING)[0]:

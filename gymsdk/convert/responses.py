@@ -34,8 +34,9 @@ def response(answer: Any, request: Item, *, strict: bool = False) -> Item:
     if not isinstance(answer, dict) or not are_objects(answer.get("output")):
         message = f"the model's answer is no Response: {answer}"
         raise Failed(message, kind="model_bad_answer", retryable=True)
-    if answer.get("status") == "failed" or answer.get("error"):
-        raise Failed(f"the model failed: {answer.get('error')}", kind="model_error", retryable=True)
+    if answer.get("error") or not wire.is_ended(answer):
+        told = answer.get("error") or f"its answer is {answer['status']!r}"
+        raise Failed(f"the model failed: {told}", kind="model_error", retryable=True)
     if strict:
         for item in answer["output"]:
             tokens.check(item)

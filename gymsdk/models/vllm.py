@@ -12,7 +12,8 @@ from gymsdk.transcript import Item
 from gymsdk.types import Episode, Model
 from gymsdk.upstream import Upstream
 
-SAMPLING = ("temperature", "top_p")
+SAMPLING = {"temperature": 1.0, "top_p": 1.0}
+"""What it is asked with where nobody says otherwise."""
 
 
 class Vllm:
@@ -21,7 +22,7 @@ class Vllm:
     def __init__(self, name: str, options: ModelOptions) -> None:
         self.name = name
         spoken = dialect(options.api or "chat", thoughts=options.thoughts or "field")
-        self._upstream = Upstream(name, options, spoken, always=sampling)
+        self._upstream = Upstream(name, options, spoken, defaults=SAMPLING)
 
     def __repr__(self) -> str:
         return f"vllm/{self._upstream!r}"
@@ -40,11 +41,6 @@ class Vllm:
 
     async def aclose(self) -> None:
         """Nothing to release: connections are shared, and close with the event loop."""
-
-
-def sampling(request: Item) -> Item:
-    """Give temperature and top_p of *request*, 1.0 for what it leaves open."""
-    return {key: 1.0 if request.get(key) is None else request[key] for key in SAMPLING}
 
 
 def build(name: str, options: ModelOptions) -> Model:

@@ -100,7 +100,7 @@ class Delivery:
         raise AssertionError("the last time either answers or raises")
 
     async def _url(self, name: str) -> str:
-        """Give where the agent *name* is now; one that is not there may be about to be started anew. Raises `Failed`."""
+        """Give where the agent *name* is; one that is not there may be about to be started anew. Raises `Failed`."""
         clock = asyncio.get_running_loop().time
         until = clock() + self.coming
         while True:

@@ -19,8 +19,9 @@ from gymsdk.servers.calling import Line
 from gymsdk.servers.cookies import instance_of, named
 from gymsdk.servers.instances import Instances
 from gymsdk.servers.members import Instance
-from gymsdk.servers.place import LOST, WATCH, Place, Tally
+from gymsdk.servers.place import LOST, Place, Tally
 from gymsdk.servers.remote import Remote
+from gymsdk.servers.waiting import WATCH
 from gymsdk.transcript import Action, Item
 from gymsdk.types import Episode, Row, Step, Task, Verdict
 

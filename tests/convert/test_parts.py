@@ -39,3 +39,11 @@ def test_tags_without_end_cost_no_more_than_their_length() -> None:
 @given(st.text(alphabet="ab \n", min_size=1).filter(str.strip), st.text(alphabet="cd <>"))
 def test_thoughts_come_back_from_where_they_were_put(thought: str, text: str) -> None:
     assert parts.thoughts(parts.tagged(thought.strip(), text)) == ([thought.strip()], text.lstrip())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("To stop, models write </think>. \\boxed{4}", True), ("\\boxed{4} is final; `</think>` is a tag", False)],
+)
+def test_a_tag_that_is_spoken_of_ends_no_thoughts(text: str, *, told: bool) -> None:
+    assert parts.thoughts(text, told=told) == ([], text)

@@ -311,3 +311,48 @@ def test_a_model_lives_through_several_loops() -> None:
         return int(url.split(":")[2].partition("/")[0])
 
     asyncio.run(ask(asyncio.run(ask(0))))
+
+
+async def test_sampling_in_extra_body_is_not_overridden() -> None:
+    seen: list[dict[str, object]] = []
+
+    async def completions(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        choice = {"index": 0, "message": {"role": "assistant", "content": "4"}, "finish_reason": "stop"}
+        return web.json_response({"choices": [choice]})
+
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", completions)
+    async with serve(application) as url:
+        set_up = model("vllm/m", base_url=url, extra_body={"temperature": 0.3})
+        first = await set_up.respond({"input": "hi", "top_p": 0.5})
+        await set_up.respond({"input": "hi", "metadata": {"extra_body": '{"temperature": 0.7}'}})
+    assert [(each["temperature"], each["top_p"]) for each in seen] == [(0.3, 0.5), (0.7, 1.0)]
+    assert (first["temperature"], first["top_p"]) == (0.3, 0.5)
+
+
+@pytest.mark.parametrize("status", ["cancelled", "queued", "in_progress", "failed"])
+async def test_an_answer_that_was_given_up_is_a_failure(status: str) -> None:
+    async def responses(_: web.Request) -> web.Response:
+        said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "The ans"}]}
+        return web.json_response({"object": "response", "status": status, "output": [said]})
+
+    application = web.Application()
+    application.router.add_post("/v1/responses", responses)
+    async with serve(application) as url:
+        asked = model("vllm/m", base_url=url, api="responses", retries=0)
+        with pytest.raises(Failed) as caught:
+            await asked.respond({"input": "hi"})
+    assert (caught.value.kind, caught.value.retryable) == ("model_error", True)
+
+
+async def test_half_a_surrogate_pair_is_read() -> None:
+    async def completions(_: web.Request) -> web.Response:
+        body = b'{"choices": [{"message": {"role": "assistant", "content": "a\\ud83d b"}, "finish_reason": "stop"}]}'
+        return web.Response(body=body, content_type="application/json")
+
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", completions)
+    async with serve(application) as url:
+        response = await model("endpoint/m", base_url=url).respond({"input": "hi"})
+    assert response["output"][0]["content"][0]["text"] == "a\ud83d b"

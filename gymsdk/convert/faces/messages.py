@@ -151,6 +151,8 @@ def _reason(response: Item) -> str:
     reason = (response.get("incomplete_details") or {}).get("reason")
     if reason in REASONS:
         return REASONS[reason]
+    if response.get("status") == "incomplete":
+        return "max_tokens"
     if any(item.get("type") == "function_call" for item in response["output"]):
         return "tool_use"
     if response.get(STOP) is not None:

@@ -225,3 +225,8 @@ def test_a_count_of_tokens() -> None:
 
 def test_it_is_among_the_faces() -> None:
     assert FACES["messages"] is messages.FACE
+
+
+def test_an_answer_that_is_cut_short_for_no_said_reason_is_told_as_cut() -> None:
+    response = wire.response([wire.message("half")], model="m", status="incomplete")
+    assert messages.answer(response, {"model": "m", "messages": []})["stop_reason"] == "max_tokens"
