@@ -31,6 +31,9 @@ FIRST, LONGEST = 1.0, 30.0
 LOST = frozenset({502, 503, 504})
 """The statuses of a server that is not there behind what answers."""
 
+ASTRAY = frozenset({401, 403, 404})
+"""The statuses that may be one server's own fault: another key, another model, another program at its address."""
+
 ONCE = http.Retry(times=0)
 Found: TypeAlias = http.Answer | Failed
 Watch: TypeAlias = Callable[[str, Coroutine[Any, Any, http.Answer]], Awaitable[http.Answer]]
@@ -41,17 +44,26 @@ Final: TypeAlias = Callable[[http.Answer], bool]
 
 @dataclass(slots=True)
 class Replica:
-    """The server at *url*; lost, it is left alone for a *pause*, until *back*, when one call is *trying* it again."""
+    """The server at *url*; lost, it is left alone for a *pause*, until *back*, when one call is *trying* it again.
+
+    Nobody asks it before *rested* who can wait or ask another: so it said itself.
+    """
 
     url: str
     pause: float = 0.0
     back: float = 0.0
     trying: bool = False
+    rested: float = 0.0
 
     @property
     def open(self) -> bool:
         """Whether it may be asked before the others have been."""
-        return not self.pause or (not self.trying and time.monotonic() >= self.back)
+        return not self.rest and (not self.pause or (not self.trying and time.monotonic() >= self.back))
+
+    @property
+    def rest(self) -> float:
+        """The seconds for which it asked to be left alone that are still to come."""
+        return max(0.0, self.rested - time.monotonic())
 
     def at(self, path: str) -> str:
         """Give the address of *path* under the base URL, or beside its `/v1` where it begins with a slash."""
@@ -99,10 +111,9 @@ class Replicas:
         clock = asyncio.get_running_loop().time
         for number in range(self._retry.times):
             found = await self._round(order, call)
-            if isinstance(found, http.Answer) and _settled(found, call):
-                return found
-            asked_for = found.retry_after or 0.0
-            wait = self._retry.wait(number) + asked_for
+            if _settled(found, call):
+                break
+            wait = self._retry.wait(number) + min(replica.rest for replica in order)
             if clock() + wait >= deadline:
                 break
             await asyncio.sleep(wait)
@@ -119,15 +130,27 @@ class Replicas:
         return sorted(self._all, key=lambda each: blake2b(f"{each.url}\0{sticky}".encode(), digest_size=8).digest())
 
     async def _round(self, order: Sequence[Replica], call: Call) -> Found:
-        """The first answer that settles it, else the last answer there was, else the last failure."""
+        """The first answer that settles it, else the last answer there was, else the last failure.
+
+        What may be a replica's own fault comes after all these, and is its fault once another's answer settles it.
+        """
         found: Found | None = None
+        stray: Found | None = None
+        strays: list[tuple[Replica, str]] = []
         for replica in _turn(order):
             latest = await self._ask(replica, call)
+            if why := _astray(latest):
+                stray = latest
+                strays.append((replica, why))
+                continue
             found = latest if isinstance(latest, http.Answer) or not isinstance(found, http.Answer) else found
-            if isinstance(found, http.Answer) and _settled(found, call):
+            if _settled(found, call):
+                for other, told in strays:
+                    self._strike(other, told)
                 return found
-        assert found is not None
-        return found
+        outcome = found or stray
+        assert outcome is not None
+        return outcome
 
     async def _ask(self, replica: Replica, call: Call) -> Found:
         clock = asyncio.get_running_loop().time
@@ -139,6 +162,8 @@ class Replicas:
             )
             answer = await (self._watch(replica.url, asked) if self._watch else asked)
         except Failed as error:
+            if _astray(error):
+                return error
             if not error.retryable:
                 raise
             if error.kind != "model_timeout":
@@ -155,6 +180,10 @@ class Replicas:
         return answer
 
     def _heard(self, replica: Replica, answer: http.Answer) -> None:
+        if answer.retry_after and http.worth_retrying(answer.status):
+            replica.rested = max(replica.rested, time.monotonic() + answer.retry_after)
+        if _astray(answer):
+            return
         if answer.status in LOST:
             self._strike(replica, f"{answer.host} answered {answer.status}")
             return
@@ -174,18 +203,31 @@ class Replicas:
 
 
 def _turn(order: Sequence[Replica]) -> Iterator[Replica]:
-    """Those that are open when it is their turn; where none is, all."""
+    """Those that are open when it is their turn; where none is, all but those that rest, where not all do."""
     asked = False
     for replica in order:
         if replica.open:
             asked = True
             yield replica
     if not asked:
-        yield from order
+        yield from [replica for replica in order if not replica.rest] or order
 
 
-def _settled(answer: http.Answer, call: Call) -> bool:
-    return not http.worth_retrying(answer.status) or call.final(answer)
+def _settled(found: Found, call: Call) -> bool:
+    if isinstance(found, Failed):
+        return not found.retryable
+    return not http.worth_retrying(found.status) or call.final(found)
+
+
+def _astray(found: Found) -> str | None:
+    """Say what may be the fault of the one replica that was asked, not of the call."""
+    if isinstance(found, Failed):
+        return str(found) if found.kind == "model_untrusted" else None
+    if found.status in ASTRAY:
+        return f"{found.host} answered {found.status}"
+    # To parse it twice would cost more than who reads it can lose.
+    whole = found.body.lstrip()[:1] == b"{" and found.body.rstrip()[-1:] == b"}"
+    return f"{found.host} answered {found.status} without a JSON object" if found.ok and not whole else None
 
 
 def sticky(request: Item, episode: Episode | None) -> str:

@@ -31,6 +31,9 @@ class Server:
     def __init__(self, number: int) -> None:
         self.number = number
         self.status = 200
+        self.text: str | None = None
+        self.headers: dict[str, str] = {}
+        self.delay = 0.0
         self.asked = 0
         self.url = ""
         self._stack = AsyncExitStack()
@@ -48,9 +51,13 @@ class Server:
         self.asked += 1
         if self.status == 0:
             await asyncio.sleep(30)
+        await asyncio.sleep(self.delay)
+        if self.text is not None:
+            return web.Response(text=self.text, status=self.status, headers=self.headers)
         message = {"role": "assistant", "content": str(self.number)}
         body = {"model": "m", "choices": [{"message": message, "finish_reason": "stop"}]}
-        return web.json_response(body if self.status == 200 else {"error": "no"}, status=self.status)
+        said = body if self.status == 200 else {"error": "no"}
+        return web.json_response(said, status=self.status, headers=self.headers)
 
 
 @asynccontextmanager
@@ -73,6 +80,11 @@ async def ask(policy: Model, name: str) -> int:
 
 async def homes(policy: Model, count: int = 30) -> dict[str, int]:
     return {name: await ask(policy, name) for name in map(str, range(count))}
+
+
+async def _at(policy: Model, number: int) -> str:
+    """A conversation of the server with this *number*."""
+    return next(name for name, home in (await homes(policy)).items() if home == number)
 
 
 @pytest.fixture
@@ -161,6 +173,120 @@ async def test_an_error_is_got_past_and_loses_no_server(status: int) -> None:
         servers[1].status, servers[1].asked = status, 0
         assert {await ask(policy, name) for name in names} <= {0, 2}
     assert servers[1].asked == len(names)
+
+
+async def test_a_server_whose_first_trial_fails_has_its_conversations_back_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicas, "FIRST", 0.05)
+    async with three() as (policy, servers):
+        name = await _at(policy, 1)
+        servers[1].status, servers[1].asked = 503, 0
+        await ask(policy, name)
+        await asyncio.sleep(0.1)
+        assert await ask(policy, name) != 1
+        assert servers[1].asked == 2
+        servers[1].status = 200
+        await asyncio.sleep(0.2)
+        assert await ask(policy, name) == 1
+
+
+async def test_a_call_that_spent_its_time_elsewhere_loses_no_server() -> None:
+    async with three(timeout=1) as (policy, servers):
+        before = await homes(policy)
+        name = await _at(policy, 1)
+        for server in servers:
+            server.status, server.asked = 0, 0
+        servers[1].status, servers[1].delay = 500, 0.6
+        with pytest.raises(Failed, match="within 1 s"):
+            await ask(policy, name)
+        assert sorted(server.asked for server in servers) == [0, 1, 1]
+        for server in servers:
+            server.status, server.delay = 200, 0.0
+        assert await homes(policy) == before
+
+
+STRAYS = [(401, None), (403, None), (404, None), (200, "<html>"), (200, "[]"), (200, '{"choices": ['), (200, "")]
+
+
+@pytest.mark.parametrize(("status", "text"), STRAYS)
+async def test_what_one_server_alone_answers_is_its_own_fault(
+    status: int, text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with three() as (policy, servers):
+        servers[1].status, servers[1].text = status, text
+        with caplog.at_level(logging.WARNING):
+            assert set((await homes(policy)).values()) == {0, 2}
+    assert servers[1].asked == 1
+    assert [f"answered {status}" in message for message in caplog.messages] == [True]
+
+
+@pytest.mark.usefixtures("_brief")
+async def test_a_server_that_went_astray_has_its_conversations_back() -> None:
+    async with three() as (policy, servers):
+        before = await homes(policy)
+        servers[1].status = 404
+        assert 1 not in (await homes(policy)).values()
+        servers[1].status = 200
+        await asyncio.sleep(0.2)
+        assert await homes(policy) == before
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, "model_unauthorized"), (404, "model_not_found")])
+async def test_what_all_servers_answer_is_the_outcome_and_nobodys_fault(
+    status: int, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with three() as (policy, servers):
+        before = await homes(policy)
+        for server in servers:
+            server.status, server.asked = status, 0
+        with pytest.raises(Failed, match=f"answered {status}") as caught:
+            await ask(policy, "one")
+        assert (caught.value.kind, [server.asked for server in servers]) == (kind, [1, 1, 1])
+        for server in servers:
+            server.status = 200
+        assert await homes(policy) == before
+    assert not caplog.messages
+
+
+async def test_a_server_astray_ends_no_call_that_another_may_answer_later() -> None:
+    async with three(retries=3, wait=0.2) as (policy, servers):
+        servers[0].status, servers[1].status, servers[2].status = 404, 404, 500
+        asking = asyncio.create_task(ask(policy, "one"))
+        while not servers[2].asked:  # noqa: ASYNC110 - servers tell of nothing
+            await asyncio.sleep(0.01)
+        servers[2].status = 200
+        assert await asking == 2
+
+
+async def test_a_server_is_not_asked_again_sooner_than_it_said() -> None:
+    async with three(retries=3) as (policy, servers):
+        name = await _at(policy, 1)
+        for server in servers:
+            server.status, server.asked = 500, 0
+        servers[1].status, servers[1].headers = 429, {"Retry-After": "60"}
+        with pytest.raises(Failed, match="answered 500"):
+            await ask(policy, name)
+        assert [server.asked for server in servers] == [4, 1, 4]
+        servers[0].status = servers[2].status = 503
+        with pytest.raises(Failed, match="answered 503"):
+            await ask(policy, name)
+        assert servers[1].asked == 1
+
+
+async def test_where_all_servers_say_when_the_first_of_them_is_waited_for() -> None:
+    async with three() as (policy, servers):
+        name = await _at(policy, 1)
+        for server, seconds in zip(servers, ("60", "0.3", "60"), strict=True):
+            server.status, server.headers, server.asked = 429, {"Retry-After": seconds}, 0
+        clock = asyncio.get_running_loop().time
+        asking, began = asyncio.create_task(ask(policy, name)), clock()
+        while not all(server.asked for server in servers):  # noqa: ASYNC110 - servers tell of nothing
+            await asyncio.sleep(0.01)
+        servers[1].status = 200
+        assert await asking == 1
+        assert clock() - began >= 0.25
+    assert [server.asked for server in servers] == [1, 2, 1]
 
 
 async def test_a_refusal_is_final_wherever_it_comes_from() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -32,7 +33,11 @@ BODIES: dict[str, Item] = {
 }
 """The least that each API is asked."""
 
-ENDS = {"responses": b"response.completed", "chat/completions": b"[DONE]", "messages": b"message_stop"}
+ENDS = {"responses": "response.completed", "chat/completions": "[DONE]", "messages": "message_stop"}
+"""What the last frame of an answer is."""
+
+ERRORS = {"responses": ["error"], "chat/completions": ["error", "[DONE]"], "messages": ["error"]}
+"""What the last frames of a failure are."""
 
 
 class Slow:
@@ -67,6 +72,54 @@ async def proxied(slow: Slow, every: float = SOON) -> AsyncIterator[httpx.AsyncC
         yield client
 
 
+async def late(path: str, slow: Slow) -> bytes:
+    """What is streamed by a model that is let once it has been waited for."""
+    read = b""
+    async with (
+        proxied(slow) as client,
+        client.stream("POST", f"/v1/{path}", json=BODIES[path] | {"stream": True}) as answer,
+    ):
+        async for chunk in answer.aiter_bytes():
+            read += chunk
+            slow.let.set()
+    return read
+
+
+def frames(read: bytes) -> list[str]:
+    """What each frame of a whole stream is, by its event, by what it says of itself, or by its text."""
+    *told, rest = read.decode().split("\n\n")
+    assert not rest, "the last frame is whole"
+    return [_frame(frame) for frame in told if not frame.startswith(":")]
+
+
+def _frame(frame: str) -> str:
+    *event, data = frame.splitlines()
+    text = data.removeprefix("data: ")
+    if text == "[DONE]":
+        return text
+    said = json.loads(text)
+    kind = str(said.get("type") or said.get("object") or next(iter(said)))
+    assert event in ([], [f"event: {kind}"])
+    return kind
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_late_stream_ends_with_the_last_frame_of_its_api(path: str) -> None:
+    told = frames(await late(path, Slow()))
+    assert told[-1] == ENDS[path]
+    assert told.count(ENDS[path]) == 1
+    assert "error" not in told
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_late_failure_ends_with_the_error_of_its_api(path: str) -> None:
+    read = await late(path, Slow(Failed("no answer", kind="model_unreachable", retryable=True)))
+    told = frames(read)
+    assert told[-len(ERRORS[path]) :] == ERRORS[path]
+    assert told.count("error") == 1
+    assert b"no answer" in read.rpartition(b'"error"')[2]
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_stream_is_kept_alive_while_the_model_thinks(path: str) -> None:
     slow, read = Slow(), b""
@@ -81,7 +134,7 @@ async def test_a_stream_is_kept_alive_while_the_model_thinks(path: str) -> None:
             if read.count(FACES[path].beat) == 3:
                 slow.let.set()
     assert read.startswith(FACES[path].beat * 3)
-    assert ENDS[path] in read[-200:] or read.rstrip().endswith(b"}")
+    assert frames(read)[-1] == ENDS[path]
     assert b"hello" in read
 
 
