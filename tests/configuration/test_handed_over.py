@@ -56,12 +56,12 @@ def test_omegaconf_s_own_is_read_with_its_references() -> None:
 def test_verl_s_settings_lay_a_block_over_the_built_in_file() -> None:
     vllm = {"uses_reasoning_parser": False, "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
     given = {
-        "config_paths": [f"/root/of/gym/{each}" for each in FILES],
+        "config_paths": [f"/gym/{each}" for each in FILES],
         "policy_model_name": "m",
         "policy_api_key": "EMPTY",
         "policy_base_url": ["http://10.0.0.1:3000/v1"],
         "policy_model": {"responses_api_models": {"vllm_model": vllm}},
-        "uv_venv_dir": "/root/of/gym",
+        "uv_venv_dir": "/gym",
         "skip_venv_if_present": True,
         "head_server": {"host": "0.0.0.0", "port": 5124},
     }
