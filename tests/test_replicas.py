@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import signal
+import ssl
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +27,7 @@ from gymsdk.types import Model
 
 HI = {"role": "user", "content": "hi"}
 QUICK = {"wait": 0.001, "retries": 1}
+OPENSSL = shutil.which("openssl")
 
 
 class Server:
@@ -257,6 +262,38 @@ async def test_a_server_astray_ends_no_call_that_another_may_answer_later() -> N
             await asyncio.sleep(0.01)
         servers[2].status = 200
         assert await asking == 2
+
+
+@asynccontextmanager
+async def untrusted(folder: Path) -> AsyncIterator[str]:
+    """The base URL of a server whose certificate nobody here has been told to believe."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=gym.test".split()
+    command = [OPENSSL or "", *words, "-keyout", key, "-out", certificate]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+    shown = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    shown.load_cert_chain(certificate, key)
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=shown).start()
+        yield f"https://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.skipif(OPENSSL is None, reason="no openssl here that could make a certificate")
+async def test_a_server_that_is_not_trusted_is_got_past_unless_none_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with three() as (_, servers), untrusted(tmp_path) as url:
+        mixed = model("endpoint/m", base_url=[url, servers[0].url], **QUICK)
+        assert set((await homes(mixed)).values()) == {0}
+        assert ["is not trusted" in message for message in caplog.messages] == [True]
+        alone = model("endpoint/m", base_url=[url, url.replace("127.0.0.1", "localhost")], **QUICK)
+        with pytest.raises(Failed) as caught:
+            await ask(alone, "one")
+    assert (caught.value.kind, caught.value.retryable) == ("model_untrusted", False)
 
 
 async def test_a_server_is_not_asked_again_sooner_than_it_said() -> None:
