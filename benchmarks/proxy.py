@@ -28,7 +28,7 @@ import orjson
 from gymsdk import model, wire
 from gymsdk.servers import model as server
 from gymsdk.servers import policy
-from gymsdk.servers.listener import Listener, bound
+from gymsdk.servers.door.listener import Listener, bound
 from gymsdk.transcript import Item
 from gymsdk.types import Episode
 

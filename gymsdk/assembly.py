@@ -20,17 +20,17 @@ from gymsdk.plugins import registry
 from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
-from gymsdk.servers.elsewhere import Elsewhere
-from gymsdk.servers.figures import Figures
-from gymsdk.servers.fleet import HEAD, Part
-from gymsdk.servers.forwarding import Peers
-from gymsdk.servers.instances import Instances, asking
-from gymsdk.servers.members import Load, Nodes
-from gymsdk.servers.node import loads
-from gymsdk.servers.remote import Remote
-from gymsdk.servers.routing import App
-from gymsdk.servers.service import Service
-from gymsdk.servers.spread import Own, Spread
+from gymsdk.servers.door.routing import App
+from gymsdk.servers.nodes.elsewhere import Elsewhere
+from gymsdk.servers.nodes.fleet import HEAD, Part
+from gymsdk.servers.nodes.forwarding import Peers
+from gymsdk.servers.nodes.instances import Instances, asking
+from gymsdk.servers.nodes.members import Load, Nodes
+from gymsdk.servers.nodes.node import loads
+from gymsdk.servers.nodes.service import Service
+from gymsdk.servers.nodes.spread import Own, Spread
+from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.wire.remote import Remote
 from gymsdk.sitting import Budget
 from gymsdk.topology import AGENT_REF, MODEL_REF, RESOURCES_REF
 from gymsdk.types import Model

@@ -25,14 +25,15 @@ from gymsdk.environment import Environment
 from gymsdk.errors import UsageError, suggestion
 from gymsdk.models import registry as models
 from gymsdk.oracle import Oracle
-from gymsdk.servers import auth, resources
-from gymsdk.servers.choice import ROUTES
-from gymsdk.servers.fleet import Fleet, Known, Times
-from gymsdk.servers.listener import bound_within
-from gymsdk.servers.node import is_own, place
-from gymsdk.servers.prefix import prefix
-from gymsdk.servers.safety import Limits, Safety, Tls
-from gymsdk.servers.service import Service, url
+from gymsdk.servers import resources
+from gymsdk.servers.door import auth
+from gymsdk.servers.door.listener import bound_within
+from gymsdk.servers.door.prefix import prefix
+from gymsdk.servers.door.safety import Limits, Safety, Tls
+from gymsdk.servers.nodes.choice import ROUTES
+from gymsdk.servers.nodes.fleet import Fleet, Known, Times
+from gymsdk.servers.nodes.node import is_own, place
+from gymsdk.servers.nodes.service import Service, url
 from gymsdk.sitting import Budget
 from gymsdk.topology import RESOURCES_REF, Role, agent_of, server_of
 from gymsdk.types import Model

@@ -14,14 +14,14 @@ from gymsdk import credentials, trust
 from gymsdk.configuration.deployment import Block
 from gymsdk.errors import GymsdkError
 from gymsdk.launch import Options, socket_of
-from gymsdk.servers.fleet import Times
-from gymsdk.servers.health import status
-from gymsdk.servers.listener import bound, host_of
-from gymsdk.servers.members import HEAD, Exit
-from gymsdk.servers.node import Node
-from gymsdk.servers.safety import Safety
-from gymsdk.servers.service import Service, url
-from gymsdk.servers.strand import Strand
+from gymsdk.servers.door.listener import bound, host_of
+from gymsdk.servers.door.safety import Safety
+from gymsdk.servers.nodes.fleet import Times
+from gymsdk.servers.nodes.members import HEAD, Exit
+from gymsdk.servers.nodes.node import Node
+from gymsdk.servers.nodes.service import Service, url
+from gymsdk.servers.nodes.strand import Strand
+from gymsdk.servers.watching.health import status
 from gymsdk.supervisor import Charge, Supervisor
 
 TRIES = 3

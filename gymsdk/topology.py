@@ -9,7 +9,7 @@ from gymsdk.configuration.deployment import Agent, Block, Deployment, Player, Re
 from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, POLICY, RESOURCES, Kind
 from gymsdk.rollouts.jobs import AGENT
 from gymsdk.servers.environment import NAMED
-from gymsdk.servers.service import Service
+from gymsdk.servers.nodes.service import Service
 
 Role: TypeAlias = Literal["head", "resources", "agent", "model"]
 """What a node may be there for alone."""

@@ -249,7 +249,7 @@ def test_nginx_shows_each_server_beneath_its_own_path() -> None:
 
 def test_nginx_gives_up_later_and_closes_sooner_than_the_servers() -> None:
     from gymsdk.servers.app import LARGEST
-    from gymsdk.servers.listener import KEEP_ALIVE
+    from gymsdk.servers.door.listener import KEEP_ALIVE
     from gymsdk.sitting import Budget
 
     text = (DEPLOY / "nginx.conf").read_text()

@@ -14,7 +14,7 @@ import yaml
 from gymsdk import BrokenEnvironment, Environment, GymsdkError, ServerClient, UsageError, http
 from gymsdk.configuration.deployment import Block, Deployment, Head, Resources
 from gymsdk.launch import Options, serving
-from gymsdk.servers.fleet import Times
+from gymsdk.servers.nodes.fleet import Times
 
 QUICK = Times(grace=0.2, ending=0.3)
 

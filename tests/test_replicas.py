@@ -268,7 +268,17 @@ async def test_a_server_astray_ends_no_call_that_another_may_answer_later() -> N
 async def untrusted(folder: Path) -> AsyncIterator[str]:
     """The base URL of a server whose certificate nobody here has been told to believe."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
-    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=gym.test".split()
+    words = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-subj",
+        "/CN=gym.test",
+    ]
     command = [OPENSSL or "", *words, "-keyout", key, "-out", certificate]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
     shown = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -8,7 +8,7 @@ import pytest
 
 from gymsdk import topology
 from gymsdk.configuration.deployment import Agent, Block, Deployment, Player
-from gymsdk.servers.service import Service
+from gymsdk.servers.nodes.service import Service
 
 PLAYER = Player(name="scripted/oracle")
 MATH = ["math", "math_simple_agent", "math_environment_server"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gymsdk import configuration
 from gymsdk.addresses import near
 from gymsdk.credentials import VARIABLE
-from gymsdk.servers.service import url
+from gymsdk.servers.nodes.service import url
 
 
 def head(words: Sequence[str]) -> str:

@@ -20,9 +20,10 @@ WHAT = "the server of this check"
 @asynccontextmanager
 async def served(environment: Environment) -> AsyncIterator[Playable]:
     """Give *environment* as clients reach it."""
-    from gymsdk.servers import listener, resources
-    from gymsdk.servers.remote import Remote
-    from gymsdk.servers.strand import Strand
+    from gymsdk.servers import resources
+    from gymsdk.servers.door import listener
+    from gymsdk.servers.nodes.strand import Strand
+    from gymsdk.servers.wire.remote import Remote
 
     at = listener.bound("127.0.0.1", what=WHAT)
     port = at.getsockname()[1]

@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from gymsdk.environment import Environment
-    from gymsdk.servers.service import Service
+    from gymsdk.servers.nodes.service import Service
     from gymsdk.types import Model
 
 KINDS = {

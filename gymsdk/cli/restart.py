@@ -11,7 +11,7 @@ from gymsdk.cli import options
 from gymsdk.errors import Failed, GymsdkError, UsageError
 
 if TYPE_CHECKING:
-    from gymsdk.servers.members import Nodes
+    from gymsdk.servers.nodes.members import Nodes
 
 LOOKING = 0.25
 """Seconds between two looks whether another is there."""
@@ -68,7 +68,7 @@ async def _restarted(name: str, head: str, *, drain: float, seconds: float) -> f
 
 async def _is_back(name: str, head: str, before: Any, pids: Collection[int]) -> bool:
     """Whether each of the processes *pids* of the server *name* is gone, and another there instead."""
-    from gymsdk.servers.members import HEAD, Nodes
+    from gymsdk.servers.nodes.members import HEAD, Nodes
 
     try:
         now = Nodes.model_validate(await _asked("GET", head, "/nodes"))

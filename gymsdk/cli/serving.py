@@ -25,7 +25,7 @@ from gymsdk.wire import Api
 if TYPE_CHECKING:
     from gymsdk.configuration import Block, Deployment
     from gymsdk.launch import Options
-    from gymsdk.servers.logs import Logging
+    from gymsdk.servers.watching.logs import Logging
     from gymsdk.sitting import Budget
     from gymsdk.topology import Role
     from gymsdk.types import Model
@@ -135,7 +135,7 @@ class Order:
         """Give how it is to be served; what the command says goes before what the files do."""
         from gymsdk.configuration import Deployment
         from gymsdk.launch import HEAD, Options
-        from gymsdk.servers.safety import Limits, Tls
+        from gymsdk.servers.door.safety import Limits, Tls
 
         said, where = deployment or Deployment(), self.where
         tls = self.tls or ((said.tls.certificate, said.tls.key) if said.tls else None)
@@ -172,7 +172,7 @@ class Order:
 
     def logging(self, deployment: Deployment | None) -> Logging:
         """Give what is to be logged."""
-        from gymsdk.servers.logs import asked
+        from gymsdk.servers.watching.logs import asked
 
         said = deployment.logs if deployment else None
         level = self.logs["level"] or (said.level if said else "warning")
@@ -200,8 +200,8 @@ def serve_until_stopped(order: Order, shown: Shown) -> None:
     """Serve as *order* says until a signal comes."""
     from gymsdk.cli.running import warnings
     from gymsdk.cli.stopping import Stopped, until_stopped
-    from gymsdk.servers.logs import kept
-    from gymsdk.servers.profiling import profiled
+    from gymsdk.servers.watching.logs import kept
+    from gymsdk.servers.watching.profiling import profiled
 
     order.player.check()
     deployment = order.deployment()

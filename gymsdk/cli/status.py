@@ -14,7 +14,7 @@ from gymsdk.cli.announcing import KINDS
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
-    from gymsdk.servers.survey import Row, Survey
+    from gymsdk.servers.watching.survey import Row, Survey
 
 PAUSE = 2.0
 """Seconds between two looks."""
@@ -58,7 +58,7 @@ class _Look:
     async def once(self) -> None:
         from gymsdk import http
         from gymsdk.client import HEAD
-        from gymsdk.servers.survey import survey
+        from gymsdk.servers.watching.survey import survey
 
         try:
             found = await survey(self._head or HEAD)

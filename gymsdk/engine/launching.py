@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from gymsdk import http
 from gymsdk.addresses import near
 from gymsdk.errors import Failed, GymsdkError, UsageError
-from gymsdk.servers.listener import bound
+from gymsdk.servers.door.listener import bound
 from gymsdk.supervisor import USAGE, Charge, Exit, Supervisor, told
 
 from . import command, warden

@@ -12,18 +12,18 @@ from fastapi import FastAPI, Request, Response
 from gymsdk import http, jars, usage
 from gymsdk.rollouts import jobs
 from gymsdk.rollouts.jobs import AGENT
-from gymsdk.servers import engagements, visits
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
-from gymsdk.servers.bodies import read
-from gymsdk.servers.calling import Line
-from gymsdk.servers.cookies import named
-from gymsdk.servers.documents import FLAT, PROMPT, VERIFIED, documented
-from gymsdk.servers.engagements import Closing, Engagement, Engagements, Opening
-from gymsdk.servers.figures import Figures
-from gymsdk.servers.intake import given
-from gymsdk.servers.routing import rollout_of
-from gymsdk.servers.runs import AT_ONCE, Runs, told
+from gymsdk.servers.door.cookies import named
+from gymsdk.servers.door.routing import rollout_of
+from gymsdk.servers.sessions import engagements, visits
+from gymsdk.servers.sessions.engagements import Closing, Engagement, Engagements, Opening
+from gymsdk.servers.sessions.intake import given
+from gymsdk.servers.sessions.runs import AT_ONCE, Runs, told
+from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.wire.bodies import read
+from gymsdk.servers.wire.calling import Line
+from gymsdk.servers.wire.documents import FLAT, PROMPT, VERIFIED, documented
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
 from gymsdk.types import Model, Playable, Row

@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect
 
 from gymsdk import spent, trail
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
-from gymsdk.servers.figures import Figures
-from gymsdk.servers.profiling import statistics
-from gymsdk.servers.routing import Routing
+from gymsdk.servers.door.routing import Routing
+from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.watching.profiling import statistics
 from gymsdk.transcript import Item
 from gymsdk.values import parsed, written
 

@@ -11,17 +11,17 @@ from fastapi import FastAPI, Request, Response
 
 from gymsdk.errors import UsageError
 from gymsdk.outcome import Failure
-from gymsdk.servers import protocol
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
-from gymsdk.servers.bodies import read
-from gymsdk.servers.documents import FLAT, VERIFIED, documented
-from gymsdk.servers.figures import Figures
-from gymsdk.servers.intake import Given, given
-from gymsdk.servers.presence import while_there
-from gymsdk.servers.protocol import EpisodeRequest
-from gymsdk.servers.routing import rollout_of
-from gymsdk.servers.runs import AT_ONCE, Lost, Runs, told
+from gymsdk.servers.door.presence import while_there
+from gymsdk.servers.door.routing import rollout_of
+from gymsdk.servers.sessions.intake import Given, given
+from gymsdk.servers.sessions.runs import AT_ONCE, Lost, Runs, told
+from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.wire import protocol
+from gymsdk.servers.wire.bodies import read
+from gymsdk.servers.wire.documents import FLAT, VERIFIED, documented
+from gymsdk.servers.wire.protocol import EpisodeRequest
 from gymsdk.sitting import Budget
 from gymsdk.types import Model, Playable, Row
 

@@ -11,17 +11,17 @@ from typing import Annotated
 from fastapi import FastAPI, Query, Request, Response
 
 from gymsdk.addresses import ANYWHERE
-from gymsdk.servers import admission
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
-from gymsdk.servers.bodies import read
-from gymsdk.servers.choice import ROUTES, first, told
-from gymsdk.servers.documents import documented
-from gymsdk.servers.figures import Figures
-from gymsdk.servers.health import PATIENCE, Health, Status, status
-from gymsdk.servers.members import Instance, Load, Member, Members, Nodes, Registration
-from gymsdk.servers.service import Kind, Service, url
-from gymsdk.servers.watch import watched
+from gymsdk.servers.nodes import admission
+from gymsdk.servers.nodes.choice import ROUTES, first, told
+from gymsdk.servers.nodes.members import Instance, Load, Member, Members, Nodes, Registration
+from gymsdk.servers.nodes.service import Kind, Service, url
+from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.watching.health import PATIENCE, Health, Status, status
+from gymsdk.servers.watching.watch import watched
+from gymsdk.servers.wire.bodies import read
+from gymsdk.servers.wire.documents import documented
 from gymsdk.transcript import Item
 
 __all__ = [

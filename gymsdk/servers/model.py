@@ -15,13 +15,15 @@ from gymsdk.convert.faces.face import Face, Malformed, Trouble
 from gymsdk.convert.faces.known import FACES
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.replicas import STICKY
-from gymsdk.servers import gpus, listing, refusals, troubles
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
-from gymsdk.servers.documents import CHAT, CREATE, STREAMED, documented
-from gymsdk.servers.figures import Figures
-from gymsdk.servers.routing import rollout_of
-from gymsdk.servers.streaming import BEAT, Ending, Pending, streamed
+from gymsdk.servers.door import refusals
+from gymsdk.servers.door.routing import rollout_of
+from gymsdk.servers.watching import gpus
+from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.wire import listing, troubles
+from gymsdk.servers.wire.documents import CHAT, CREATE, STREAMED, documented
+from gymsdk.servers.wire.streaming import BEAT, Ending, Pending, streamed
 from gymsdk.transcript import Item
 from gymsdk.types import Model
 

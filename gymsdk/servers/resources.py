@@ -15,18 +15,18 @@ from gymsdk.errors import Unscorable
 from gymsdk.judging import Judged
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts.lines import AGAIN, LOST
-from gymsdk.servers import gymnasium, mcp, tools
-from gymsdk.servers.aggregates import aggregated
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
-from gymsdk.servers.bodies import TypedClose, TypedSeed, read
-from gymsdk.servers.cookies import Cookies, named
-from gymsdk.servers.documents import RESPONSE, documented, row_of
-from gymsdk.servers.episodes import Episodes
-from gymsdk.servers.figures import Figures
-from gymsdk.servers.forwarding import Forwarding, Peers
-from gymsdk.servers.intake import ROLLOUT_ID, Given, ended, given, response_of
-from gymsdk.servers.sessions import PAUSE, Session, Sessions
+from gymsdk.servers.door.cookies import Cookies, named
+from gymsdk.servers.nodes.forwarding import Forwarding, Peers
+from gymsdk.servers.sessions.aggregates import aggregated
+from gymsdk.servers.sessions.episodes import Episodes
+from gymsdk.servers.sessions.held import PAUSE, Session, Sessions
+from gymsdk.servers.sessions.intake import ROLLOUT_ID, Given, ended, given, response_of
+from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.wire import gymnasium, mcp, tools
+from gymsdk.servers.wire.bodies import TypedClose, TypedSeed, read
+from gymsdk.servers.wire.documents import RESPONSE, documented, row_of
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
 from gymsdk.types import UNMASKED, Row

@@ -20,7 +20,7 @@ from gymsdk.bench.recording import Recording, recorded
 from gymsdk.bench.stage import SERVERS, Stage, joined
 from gymsdk.errors import Failed, GymsdkError
 from gymsdk.servers import policy
-from gymsdk.servers.tools import CLIENT
+from gymsdk.servers.wire.tools import CLIENT
 from gymsdk.transcript import Item
 from gymsdk.types import Episode
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from gymsdk.cli.status import text
-from gymsdk.servers.survey import Row, Survey
+from gymsdk.servers.watching.survey import Row, Survey
 
 Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
 

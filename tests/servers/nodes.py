@@ -19,15 +19,15 @@ import httpx
 
 from gymsdk import Environment, http
 from gymsdk.servers import head, resources
-from gymsdk.servers.figures import Figures
-from gymsdk.servers.forwarding import Peers
-from gymsdk.servers.instances import Instances, asking
-from gymsdk.servers.listener import Listener, bound
-from gymsdk.servers.members import LEASE, Members
-from gymsdk.servers.node import Node, loads
-from gymsdk.servers.routing import App
-from gymsdk.servers.service import Service
-from gymsdk.servers.strand import Strand
+from gymsdk.servers.door.listener import Listener, bound
+from gymsdk.servers.door.routing import App
+from gymsdk.servers.nodes.forwarding import Peers
+from gymsdk.servers.nodes.instances import Instances, asking
+from gymsdk.servers.nodes.members import LEASE, Members
+from gymsdk.servers.nodes.node import Node, loads
+from gymsdk.servers.nodes.service import Service
+from gymsdk.servers.nodes.strand import Strand
+from gymsdk.servers.watching.figures import Figures
 
 LOOK = 0.05
 SCRIPT = """

@@ -15,11 +15,11 @@ from gymsdk.rollouts.jobs import AGENT
 from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
-from gymsdk.servers.fleet import Fleet, Part, Times
-from gymsdk.servers.remote import Remote
-from gymsdk.servers.routing import App
-from gymsdk.servers.safety import OPEN, Safety
-from gymsdk.servers.service import Kind, Service
+from gymsdk.servers.door.routing import App
+from gymsdk.servers.door.safety import OPEN, Safety
+from gymsdk.servers.nodes.fleet import Fleet, Part, Times
+from gymsdk.servers.nodes.service import Kind, Service
+from gymsdk.servers.wire.remote import Remote
 
 TOKEN = SecretStr("a-token-of-32-characters-and-more")
 

@@ -17,8 +17,8 @@ from gymsdk import Environment, Failed, Model, Task, jars, play, wire
 from gymsdk.http import Retry
 from gymsdk.models.scripted import Scripted
 from gymsdk.servers import agent, resources
-from gymsdk.servers.engagements import Engagements, Opening
-from gymsdk.servers.remote import Remote
+from gymsdk.servers.sessions.engagements import Engagements, Opening
+from gymsdk.servers.wire.remote import Remote
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
 from gymsdk.types import Episode

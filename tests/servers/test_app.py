@@ -10,8 +10,8 @@ from fastapi import Request
 
 from gymsdk import BrokenEnvironment, Failed, Unscorable, UsageError
 from gymsdk.servers.app import Refused, answer, app, body
-from gymsdk.servers.figures import Figures
-from gymsdk.servers.listener import bound
+from gymsdk.servers.door.listener import bound
+from gymsdk.servers.watching.figures import Figures
 from gymsdk.values import parsed, written
 
 ERRORS = {

@@ -19,13 +19,15 @@ from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credenti
 from gymsdk.bench import meters, stage
 from gymsdk.models import registry as models
 from gymsdk.rollouts.served import served
-from gymsdk.servers import auth, engagements, head
+from gymsdk.servers import head
 from gymsdk.servers import model as model_server
-from gymsdk.servers.auth import Auth
-from gymsdk.servers.engagements import Opening
-from gymsdk.servers.profiling import profiled
-from gymsdk.servers.remote import Remote
-from gymsdk.servers.safety import Safety
+from gymsdk.servers.door import auth
+from gymsdk.servers.door.auth import Auth
+from gymsdk.servers.door.safety import Safety
+from gymsdk.servers.sessions import engagements
+from gymsdk.servers.sessions.engagements import Opening
+from gymsdk.servers.watching.profiling import profiled
+from gymsdk.servers.wire.remote import Remote
 
 from .secured import TOKEN, Up, secured
 

@@ -11,7 +11,7 @@ import pytest
 
 from gymsdk import wire
 from gymsdk.servers import resources
-from gymsdk.servers.cookies import named
+from gymsdk.servers.door.cookies import named
 
 ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3, "expected_count": 8}
 COOKIE = "ResourcesServer___counter"

@@ -12,12 +12,12 @@ import pytest
 from gymsdk import Model, http, load, model, play, wire
 from gymsdk.errors import Failed
 from gymsdk.servers import model as model_server
-from gymsdk.servers import waiting
-from gymsdk.servers.elsewhere import Elsewhere
-from gymsdk.servers.instances import Instances, asking
-from gymsdk.servers.members import Instance, Nodes
-from gymsdk.servers.node import Node
-from gymsdk.servers.service import Service
+from gymsdk.servers.nodes import waiting
+from gymsdk.servers.nodes.elsewhere import Elsewhere
+from gymsdk.servers.nodes.instances import Instances, asking
+from gymsdk.servers.nodes.members import Instance, Nodes
+from gymsdk.servers.nodes.node import Node
+from gymsdk.servers.nodes.service import Service
 from gymsdk.transcript import Item
 from gymsdk.types import Episode
 

@@ -16,9 +16,9 @@ from gymsdk import Environment, Model, http, load, model, play
 from gymsdk.rollouts import lines
 from gymsdk.rollouts.jobs import Job, seed_of, stamped
 from gymsdk.servers import agent, environment, resources
-from gymsdk.servers.instances import Instances, asking
-from gymsdk.servers.remote import Remote
-from gymsdk.servers.spread import Spread
+from gymsdk.servers.nodes.instances import Instances, asking
+from gymsdk.servers.nodes.spread import Spread
+from gymsdk.servers.wire.remote import Remote
 from gymsdk.types import UNMASKED, Playable, Row
 
 from .nodes import Instance, heading

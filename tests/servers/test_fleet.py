@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from gymsdk import GymsdkError, http
 from gymsdk.errors import UsageError
 from gymsdk.servers.app import app as bare
-from gymsdk.servers.figures import Figures
-from gymsdk.servers.fleet import HEAD, Fleet, Known, Part, Times
 from gymsdk.servers.head import PATIENCE, Service
-from gymsdk.servers.members import Load
+from gymsdk.servers.nodes.fleet import HEAD, Fleet, Known, Part, Times
+from gymsdk.servers.nodes.members import Load
+from gymsdk.servers.watching.figures import Figures
 
 from .nodes import heading, told
 

@@ -12,9 +12,10 @@ import pytest
 from fastapi import FastAPI, Request, Response
 
 from gymsdk import http, wire
-from gymsdk.servers import resources, waiting
-from gymsdk.servers.cookies import instance_of
-from gymsdk.servers.forwarding import ONCE, Peers, _target
+from gymsdk.servers import resources
+from gymsdk.servers.door.cookies import instance_of
+from gymsdk.servers.nodes import waiting
+from gymsdk.servers.nodes.forwarding import ONCE, Peers, _target
 
 from .nodes import Instance, balancing, heading, listening
 

@@ -11,9 +11,9 @@ import pytest
 
 from gymsdk import Environment, Task, http
 from gymsdk.launch import Options, Running, serving
-from gymsdk.servers import connection
-from gymsdk.servers.guard import names
-from gymsdk.servers.listener import FILES, roomy
+from gymsdk.servers.door import connection
+from gymsdk.servers.door.guard import names
+from gymsdk.servers.door.listener import FILES, roomy
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
 

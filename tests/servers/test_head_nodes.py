@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from gymsdk.servers import head
-from gymsdk.servers.members import Load
-from gymsdk.servers.service import Service
+from gymsdk.servers.nodes.members import Load
+from gymsdk.servers.nodes.service import Service
 
 from .nodes import listening
 

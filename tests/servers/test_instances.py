@@ -7,8 +7,8 @@ import logging
 import time
 
 from gymsdk.errors import Failed
-from gymsdk.servers.instances import Instances
-from gymsdk.servers.members import Instance, Nodes
+from gymsdk.servers.nodes.instances import Instances
+from gymsdk.servers.nodes.members import Instance, Nodes
 
 
 def instance(id: str) -> Instance:

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from gymsdk import Environment, Task
 from gymsdk.servers import resources
-from gymsdk.servers.sessions import Session
+from gymsdk.servers.sessions.held import Session
 
 from .walks import Walk, alone, interleaved, recorded
 

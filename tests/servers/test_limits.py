@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gymsdk import Environment
-from gymsdk.servers import connection
-from gymsdk.servers.safety import Limits, Safety
+from gymsdk.servers.door import connection
+from gymsdk.servers.door.safety import Limits, Safety
 
 from .secured import Up, secured
 

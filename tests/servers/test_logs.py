@@ -22,10 +22,10 @@ from gymsdk.models.registry import model
 from gymsdk.servers import agent
 from gymsdk.servers.app import answer
 from gymsdk.servers.app import app as bare
-from gymsdk.servers.figures import Figures
-from gymsdk.servers.logs import Lines, Logging, kept
-from gymsdk.servers.logs import asked as asked_for
-from gymsdk.servers.remote import Remote
+from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.watching.logs import Lines, Logging, kept
+from gymsdk.servers.watching.logs import asked as asked_for
+from gymsdk.servers.wire.remote import Remote
 
 from .nodes import until
 
@@ -35,7 +35,7 @@ SERVING = """
 import asyncio, json, sys
 from pathlib import Path
 from gymsdk.launch import serving
-from gymsdk.servers.logs import Logging, kept
+from gymsdk.servers.watching.logs import Logging, kept
 
 async def main():
     async with serving(["sums"], model="scripted/null", settings={"sums": {"key": sys.argv[2]}}) as running:
@@ -211,7 +211,7 @@ def test_a_line_that_belongs_to_no_request_is_of_the_process(tmp_path: Path):
 
 def test_several_processes_write_their_lines_whole_into_one_file(tmp_path: Path):
     source = (
-        "import logging, sys\nfrom pathlib import Path\nfrom gymsdk.servers.logs import Logging, kept\n"
+        "import logging, sys\nfrom pathlib import Path\nfrom gymsdk.servers.watching.logs import Logging, kept\n"
         "with kept(Logging(level='info', format='json', directory=Path(sys.argv[1]), server='both')):\n"
         "    for number in range(300): logging.getLogger('gymsdk').info('x' * 5000)\n"
     )
@@ -267,7 +267,7 @@ def test_of_an_exception_the_place_and_type_are_told_and_not_what_it_says(tmp_pa
 
 def test_lines_go_to_standard_error_where_no_folder_is_named():
     source = (
-        "import logging\nfrom gymsdk.servers.logs import Logging, kept\n"
+        "import logging\nfrom gymsdk.servers.watching.logs import Logging, kept\n"
         "with kept(Logging(format='json')): logging.getLogger('gymsdk').warning('careful')\n"
     )
     said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, env=os.environ)

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from gymsdk import Environment, Task, wire
 from gymsdk.models.scripted import Scripted
 from gymsdk.servers import agent, environment, model
-from gymsdk.servers.remote import Remote
+from gymsdk.servers.wire.remote import Remote
 from gymsdk.transcript import Item
 
 from .reached import asked

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gymsdk.servers.admission import check
 from gymsdk.servers.app import Refused
-from gymsdk.servers.choice import first, told
-from gymsdk.servers.members import Exit, Members, Registration
-from gymsdk.servers.service import Service
+from gymsdk.servers.nodes.admission import check
+from gymsdk.servers.nodes.choice import first, told
+from gymsdk.servers.nodes.members import Exit, Members, Registration
+from gymsdk.servers.nodes.service import Service
 
 MATH = Service(name="math", kind="resources_servers", implementation="math", port=1, started=5.0)
 HERE = "10.0.0.7"

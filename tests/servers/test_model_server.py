@@ -13,8 +13,8 @@ from openai import AsyncOpenAI
 from gymsdk import Failed, model, wire
 from gymsdk.replicas import STICKY
 from gymsdk.servers import model as server
-from gymsdk.servers.listener import Listener, bound
-from gymsdk.servers.strand import Strand
+from gymsdk.servers.door.listener import Listener, bound
+from gymsdk.servers.nodes.strand import Strand
 from gymsdk.transcript import Item
 from gymsdk.types import Episode, Model
 

@@ -14,8 +14,8 @@ from fastapi import FastAPI
 
 from gymsdk import http
 from gymsdk.errors import UsageError
-from gymsdk.servers.node import Node, is_own, place
-from gymsdk.servers.service import Service
+from gymsdk.servers.nodes.node import Node, is_own, place
+from gymsdk.servers.nodes.service import Service
 
 from .nodes import free, heading, listening, noded, process, told, until
 

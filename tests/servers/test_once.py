@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gymsdk.servers.once import ENTRY, Once
+from gymsdk.servers.sessions.once import ENTRY, Once
 
 
 class Work:

@@ -9,7 +9,7 @@ import pytest
 
 from gymsdk import UsageError, http
 from gymsdk.launch import Options, Running, serving
-from gymsdk.servers.prefix import prefix
+from gymsdk.servers.door.prefix import prefix
 
 
 @pytest.fixture

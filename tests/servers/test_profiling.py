@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from gymsdk import Environment, UsageError, http, spent
 from gymsdk.models.scripted import build
 from gymsdk.servers import agent
-from gymsdk.servers.profiling import profiled
+from gymsdk.servers.watching.profiling import profiled
 
 from .nodes import listening as served
 

@@ -16,7 +16,7 @@ from gymsdk.errors import BadRow
 from gymsdk.http import Retry
 from gymsdk.models.scripted import Scripted
 from gymsdk.servers import resources
-from gymsdk.servers.remote import Remote
+from gymsdk.servers.wire.remote import Remote
 from gymsdk.transcript import Item
 
 from .reached import listening

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gymsdk import Environment, wire
-from gymsdk.servers import aggregates, resources
+from gymsdk.servers import resources
+from gymsdk.servers.sessions import aggregates
 from gymsdk.sitting import Budget
 
 INPUT = [{"role": "user", "content": "add 3"}]

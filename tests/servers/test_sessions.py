@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from gymsdk.servers import tools
 from gymsdk.servers.app import Refused
-from gymsdk.servers.sessions import Sessions
+from gymsdk.servers.sessions.held import Sessions
+from gymsdk.servers.wire import tools
 from gymsdk.sitting import Sitting
 
 ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3}

@@ -17,11 +17,12 @@ import pytest
 
 from gymsdk import Environment, Task, http, load, model, play
 from gymsdk.errors import BadRow, Failed
-from gymsdk.servers import agent, place
+from gymsdk.servers import agent
 from gymsdk.servers.app import Refused
-from gymsdk.servers.instances import Instances, asking
-from gymsdk.servers.place import Tally
-from gymsdk.servers.spread import Own, Spread
+from gymsdk.servers.nodes import place
+from gymsdk.servers.nodes.instances import Instances, asking
+from gymsdk.servers.nodes.place import Tally
+from gymsdk.servers.nodes.spread import Own, Spread
 from gymsdk.transcript import ToolCall
 
 from .nodes import LOOK, Instance, free, heading, process, told, until

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gymsdk import GymsdkError, UsageError
-from gymsdk.servers.strand import Strand
+from gymsdk.servers.nodes.strand import Strand
 
 
 async def _lasting(up: asyncio.Event, over: asyncio.Event) -> None:

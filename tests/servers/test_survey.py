@@ -15,10 +15,10 @@ from fastapi import FastAPI
 
 from gymsdk import UsageError, http
 from gymsdk.launch import serving
-from gymsdk.servers.members import Exit
-from gymsdk.servers.node import Node
-from gymsdk.servers.service import Service
-from gymsdk.servers.survey import survey
+from gymsdk.servers.nodes.members import Exit
+from gymsdk.servers.nodes.node import Node
+from gymsdk.servers.nodes.service import Service
+from gymsdk.servers.watching.survey import survey
 
 from .nodes import heading, listening, noded, process, until
 

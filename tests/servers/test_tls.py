@@ -16,9 +16,9 @@ import orjson
 import pytest
 
 from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials, http, trust
-from gymsdk.servers.health import status
-from gymsdk.servers.remote import Remote
-from gymsdk.servers.safety import Safety, Tls
+from gymsdk.servers.door.safety import Safety, Tls
+from gymsdk.servers.watching.health import status
+from gymsdk.servers.wire.remote import Remote
 
 from .secured import TOKEN, secured
 

@@ -13,12 +13,12 @@ import yaml
 
 from gymsdk import http
 from gymsdk.launch import serving
-from gymsdk.servers import gpus
-from gymsdk.servers.figures import Figures, Sample
-from gymsdk.servers.members import Exit
-from gymsdk.servers.node import Node
-from gymsdk.servers.service import Service
-from gymsdk.servers.survey import IDLE, RECENT, SLOW, samples
+from gymsdk.servers.nodes.members import Exit
+from gymsdk.servers.nodes.node import Node
+from gymsdk.servers.nodes.service import Service
+from gymsdk.servers.watching import gpus
+from gymsdk.servers.watching.figures import Figures, Sample
+from gymsdk.servers.watching.survey import IDLE, RECENT, SLOW, samples
 
 from .nodes import heading, noded
 

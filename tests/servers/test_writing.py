@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from gymsdk.servers.writing import Writer
+from gymsdk.servers.watching.writing import Writer
 
 
 def test_who_logs_waits_for_nobody_and_is_told_how_many_lines_were_dropped() -> None:

@@ -21,8 +21,9 @@ from gymsdk.convert.faces import chat, messages
 from gymsdk.convert.faces.face import Face, Malformed, Trouble
 from gymsdk.convert.faces.known import FACES
 from gymsdk.errors import Failed, UsageError
-from gymsdk.servers import listing, refusals
-from gymsdk.servers.figures import Figures
+from gymsdk.servers.door import refusals
+from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.wire import listing
 from gymsdk.transcript import Item
 from gymsdk.types import Model
 

@@ -1,0 +1,1 @@
+"""Door: who is let in, and what lies before a server's routes."""

@@ -1,0 +1,148 @@
+"""Elsewhere: a model behind the model servers of one name, wherever the head says they are."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from pydantic import SecretStr
+
+from gymsdk import http
+from gymsdk.errors import Failed
+from gymsdk.http import Answer
+from gymsdk.replicas import Replicas, sticky
+from gymsdk.servers.door.routing import ID
+from gymsdk.servers.nodes import waiting
+from gymsdk.servers.nodes.instances import Instances, carried
+from gymsdk.servers.nodes.members import Instance
+from gymsdk.servers.nodes.service import Kind
+from gymsdk.servers.nodes.waiting import WATCH, Gone
+from gymsdk.told import value_of
+from gymsdk.transcript import Item
+from gymsdk.types import Episode
+
+COMING = 5.0
+"""Seconds that a call waits for a model server where there is none."""
+
+LOOKING = 0.25
+"""Seconds between two looks for one meanwhile."""
+
+LATER = 5.0
+"""Seconds after which it is worth asking again where there is none."""
+
+KIND: Kind = "responses_api_models"
+
+FAILURE = re.compile(r"model_[a-z_]{1,40}|no_episode")
+"""What our own model servers call a failure."""
+
+
+class Elsewhere:
+    """The model of the model server *name*, of which there may be several *instances*; an episode stays with one.
+
+    A call has *seconds*; where there is no instance, it waits *coming* seconds for one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        instances: Instances,
+        *,
+        seconds: float = 600.0,
+        retry: http.Retry = http.RETRY,
+        headers: Callable[[], http.Headers] = carried,
+        coming: float = COMING,
+        watch: float = WATCH,
+    ) -> None:
+        self.name = name
+        self._instances = instances
+        self._seconds = seconds
+        self._retry = retry
+        self._headers = headers
+        self._coming = coming
+        self._watch = watch
+        self._replicas: tuple[tuple[Sequence[str], http.Headers], Replicas] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Elsewhere {self.name!r}>"
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        """Give the Response of one of the model's servers; raises `Failed` where none gives any."""
+        deadline = asyncio.get_running_loop().time() + self._seconds
+        answer = await self._answered(request, episode, deadline)
+        if not answer.ok:
+            raise _failed(answer)
+        response: Item = answer.json()
+        return response
+
+    async def _answered(self, request: Item, episode: Episode | None, deadline: float) -> Answer:
+        path, own = _path(episode), sticky(request, episode)
+        while True:
+            replicas = self._asking(await self._urls())
+            try:
+                return await replicas.post(path, request, sticky=own, deadline=deadline, final=_is_final)
+            except Gone as gone:
+                # The head does not tell of it any more: what is asked next is another.
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise Failed(str(gone), kind="model_unreachable", retryable=True) from None
+
+    async def _watched(self, url: str, asked: Coroutine[Any, Any, Answer]) -> Answer:
+        async def known() -> bool:
+            return any(each.url == url for each in await self._instances.named(self.name, KIND))
+
+        return await waiting.answered(asked, url, known, watch=self._watch)
+
+    async def _urls(self) -> list[str]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._coming
+        while not (found := await self._there()):
+            if loop.time() >= until:
+                raise self._none()
+            await asyncio.sleep(LOOKING)
+            await self._instances.renew()
+        well = [each for each in found if each.status in {None, "success"}]
+        return sorted(each.url for each in well or found)
+
+    async def _there(self) -> list[Instance]:
+        return [each for each in await self._instances.named(self.name, KIND) if not each.draining]
+
+    def _asking(self, urls: Sequence[str]) -> Replicas:
+        """Give what asks these *urls*: the same as before where nothing has changed, for it knows who was lost."""
+        told = (urls, dict(self._headers()))
+        if self._replicas is None or self._replicas[0] != told:
+            headers = {name: SecretStr(_plain(value)) for name, value in told[1].items()}
+            made = Replicas(urls, headers=headers, seconds=self._seconds, retry=self._retry, watch=self._watched)
+            self._replicas = (told, made)
+        return self._replicas[1]
+
+    def _none(self) -> Failed:
+        start = "start one with `gymsdk serve --role model --model NAME --head URL`"
+        message = f"no model server {self.name!r} is registered at the head; {start}"
+        return Failed(message, kind="model_unreachable", retryable=True, retry_after=LATER)
+
+
+def _plain(value: str | SecretStr) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+def _path(episode: Episode | None) -> str:
+    """Give where the model is asked: the rollout's name stands before, for whoever looks for it there."""
+    known = episode is not None and re.fullmatch(ID, episode.id)
+    return f"/ng-rollout/{episode.id}/v1/responses" if known and episode else "/v1/responses"
+
+
+def _is_final(answer: Answer) -> bool:
+    return answer.headers.get("x-should-retry") == "false"
+
+
+def _failed(answer: Answer) -> Failed:
+    """Give the failure that the model's server tells of, by its own name for it."""
+    failure = http.refusal(answer.host, answer.status, answer.text, retry_after=answer.retry_after)
+    value = value_of(answer)
+    said = value.get("error") if isinstance(value, dict) else None
+    code = said.get("code") if isinstance(said, dict) else None
+    if not (isinstance(said, dict) and isinstance(code, str) and FAILURE.fullmatch(code)):
+        return failure
+    again = answer.headers.get("retry-after") is not None
+    return Failed(str(said.get("message")), kind=code, retryable=again, retry_after=answer.retry_after)

@@ -1,0 +1,160 @@
+"""Instances: the servers of one name, as somebody sees them who asks the head where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from pydantic import ValidationError
+
+from gymsdk import credentials, http
+from gymsdk.errors import EpisodeError
+from gymsdk.servers.nodes.members import Instance, Nodes
+from gymsdk.servers.nodes.service import Kind
+
+Look: TypeAlias = Callable[[], Awaitable[Nodes]]
+"""Asks a head for all it knows."""
+
+FRESH = 1.0
+"""Seconds for which what the head said is believed."""
+
+STALE = 10.0
+"""Seconds after which it is not used until the head has been asked again, if that answers."""
+
+PATIENCE = 2.0
+"""Seconds the head may take to answer."""
+
+SOONEST = 0.1
+"""Seconds between two questions for an id that nobody knows: anybody can make one up."""
+
+COMING = 1.0
+"""Seconds in which an instance is told of that listens by now."""
+
+REMEMBERED = 1000
+"""Instances that are remembered of those that are gone, and ids that nobody has."""
+
+UNKNOWN = 5.0
+"""Seconds for which an id that nobody has is not looked for again."""
+
+ONCE = http.Retry(times=0)
+
+log = logging.getLogger("gymsdk")
+
+
+def carried() -> http.Headers:
+    """Give what our own requests carry: this process's token, where it has one."""
+    return credentials.carried(None)
+
+
+def asking(
+    head_url: str, *, headers: Callable[[], http.Headers] = carried, seconds: float = PATIENCE
+) -> Callable[[], Awaitable[Nodes]]:
+    """Give what asks the head at *head_url* for all it knows, within *seconds*."""
+
+    async def look() -> Nodes:
+        answer = await http.get(head_url.rstrip("/") + "/nodes", headers=headers(), timeout=seconds, retry=ONCE)
+        return Nodes.model_validate(answer.json())
+
+    return look
+
+
+class Instances:
+    """Every instance of every server, by what *look* tells, which is asked after *fresh* seconds at the soonest.
+
+    What was known lasts for as long as the head does not answer.
+    """
+
+    def __init__(self, look: Look, *, fresh: float = FRESH, patience: float = PATIENCE) -> None:
+        self._look = look
+        self._fresh = fresh
+        self._patience = patience
+        self._known: dict[str, Instance] = {}
+        self._before: OrderedDict[str, None] = OrderedDict()
+        self._unknown: OrderedDict[str, float] = OrderedDict()
+        self._looking: asyncio.Task[None] | None = None
+        self._failing = False
+        self._asked = float("-inf")
+        self.at = float("-inf")
+
+    async def named(self, name: str, kind: Kind) -> list[Instance]:
+        """Give the instances of the server *name*, as they were *at* a time of the monotonic clock."""
+        await self._refresh()
+        return [each for each in self.latest(name) if each.kind == kind]
+
+    def latest(self, name: str) -> list[Instance]:
+        """Give the instances of the server *name* that were known when the head was asked last."""
+        return [each for each in self._known.values() if each.name == name]
+
+    async def known(self, id: str) -> bool:
+        """Whether the instance *id* is there."""
+        await self._refresh()
+        return id in self._known
+
+    async def url(self, id: str, *, name: str, kind: Kind) -> str | None:
+        """Give where the instance *id* of a server is, `None` where it has none: the head is asked before that is said.
+
+        One that was there and is no more is gone; another may have been asked for before it was told of.
+        """
+        found = await self._found(id)
+        # The id comes from whoever asks: with that of another server, it would be sent what is not for it.
+        return found.url if found is not None and (found.name, found.kind) == (name, kind) else None
+
+    async def _found(self, id: str) -> Instance | None:
+        began = time.monotonic()
+        while id not in self._known:
+            if began < self._unknown.get(id, 0.0):
+                await self._refresh()
+                return self._known.get(id)
+            await self._refresh(fresh=SOONEST, wait=True)
+            if id in self._known:
+                break
+            if id in self._before:
+                return None
+            if time.monotonic() >= began + COMING:
+                self._unknown[id] = time.monotonic() + UNKNOWN
+                while len(self._unknown) > REMEMBERED:
+                    self._unknown.popitem(last=False)
+                return None
+            await asyncio.sleep(SOONEST)
+        return self._known[id]
+
+    async def renew(self) -> None:
+        """Ask the head again, and wait for its answer."""
+        await self._refresh(fresh=SOONEST, wait=True)
+
+    async def _refresh(self, *, fresh: float | None = None, wait: bool = False) -> None:
+        """Ask the head where that was long ago; its answer is waited for only where nothing else will do."""
+        now = time.monotonic()
+        if self._looking is None and now - self._asked >= (self._fresh if fresh is None else fresh):
+            self._asked = now
+            self._looking = asyncio.ensure_future(self._looked())
+        if self._looking is not None and (wait or (now - self.at > STALE and not self._failing)):
+            await asyncio.wait({self._looking}, timeout=self._patience)
+
+    async def _looked(self) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                nodes = await self._look()
+        except (EpisodeError, ValidationError, TimeoutError) as error:
+            if not self._failing:
+                log.warning("the head does not say where the servers are: %s", str(error) or "it takes too long")
+            self._failing = True
+        else:
+            # A head that has just begun does not know yet whoever was there before it.
+            before = {} if nodes.settled else self._known
+            self._note(before | {each.id: each for each in nodes.instances})
+            self.at, self._failing = time.monotonic(), False
+        finally:
+            self._looking = None
+
+    def _note(self, known: dict[str, Instance]) -> None:
+        self._before.update(dict.fromkeys(self._known.keys() - known.keys()))
+        for back in self._before.keys() & known.keys():
+            del self._before[back]
+        while len(self._before) > REMEMBERED:
+            self._before.popitem(last=False)
+        self._known = known

@@ -1,0 +1,148 @@
+"""A place: one instance of a resources server, for as long as an episode is there."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from gymsdk import http
+from gymsdk.errors import Failed
+from gymsdk.servers.nodes import waiting
+from gymsdk.servers.nodes.instances import Instances
+from gymsdk.servers.nodes.members import Instance
+from gymsdk.servers.nodes.waiting import WATCH, Gone
+from gymsdk.servers.wire.remote import Held, Remote
+from gymsdk.transcript import Action
+from gymsdk.types import Episode, Row, Step, Task, Verdict
+
+T = TypeVar("T")
+
+FIRST, LONGEST = 1.0, 30.0
+"""Seconds for which an instance that is not reached is given nothing new: doubled each time."""
+
+MOST = 1000
+"""Changes that a tally tells apart: while a head is silent, they are more and more."""
+
+LOST = "server_unreachable"
+"""What a failure is called where nobody is there any more."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is known here of one instance: when episodes began (1) and ended (-1), until when it is left alone."""
+
+    changes: deque[tuple[float, int]] = field(default_factory=deque)
+    more: int = 0
+    latest: int = 0
+    pause: float = 0.0
+    back: float = 0.0
+
+    def note(self, change: int) -> None:
+        """Note that an episode began or ended."""
+        self.changes.append((time.monotonic(), change))
+        self.more += change
+        if len(self.changes) > MOST:
+            _, oldest = self.changes.popleft()
+            at, next_one = self.changes.popleft()
+            self.changes.appendleft((at, oldest + next_one))
+
+    def since(self, heard: float) -> int:
+        """Give by how many the episodes are more than when the instance was *heard* of."""
+        while self.changes and self.changes[0][0] < heard:
+            self.more -= self.changes.popleft()[1]
+        return self.more
+
+    def strike(self) -> bool:
+        """Leave the instance alone for a while, and say whether that is new."""
+        new, now = not self.pause, time.monotonic()
+        if now >= self.back:
+            self.pause = min(LONGEST, self.pause * 2) or FIRST
+            self.back = now + self.pause
+        return new
+
+    def heal(self) -> None:
+        """Have it be asked like any other again."""
+        self.pause = self.back = 0.0
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the instance is left alone for now."""
+        return time.monotonic() < self.back
+
+
+class Place:
+    """The environment at one *instance*, of those there are: where that is gone, what waits for it fails.
+
+    A machine that lost its power says nothing: its connections would be waited for as long as an answer may take.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        remote: Remote,
+        instances: Instances,
+        tally: Tally,
+        *,
+        retry: http.Retry = http.RETRY,
+        watch: float = WATCH,
+    ) -> None:
+        self.name = remote.name
+        self._instance = instance
+        self._remote = remote
+        self._instances = instances
+        self._tally = tally
+        self._retry = retry
+        self._watch = watch
+        self._lost = False
+
+    async def reset(
+        self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
+    ) -> Episode:
+        """Open an episode of *row* here; raises `BadRow` where it does not fit, else `EpisodeError`."""
+        self._tally.note(1)
+        try:
+            episode = await self._there(
+                self._remote.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline), "reset"
+            )
+        except BaseException:
+            self._tally.note(-1)
+            raise
+        assert isinstance(episode.state, Held), "an episode elsewhere is opened by its remote"
+        # Another instance would do for an opening; from now on, none does.
+        episode.state.line.retry = self._retry
+        episode.environment = self
+        return episode
+
+    async def step(self, episode: Episode, action: Action) -> Step:
+        """Answer one tool call or reply."""
+        return await self._there(self._remote.step(episode, action), "step")
+
+    async def verify(self, episode: Episode) -> Verdict:
+        """Give the verdict on the transcript; raises `EpisodeError`."""
+        return await self._there(self._remote.verify(episode), "verify")
+
+    async def close(self, episode: Episode) -> None:
+        """Close the session; of one that went with its instance nothing is left to close."""
+        self._tally.note(-1)
+        if not self._lost:
+            await self._there(self._remote.close(episode), "close")
+
+    async def _there(self, asked: Coroutine[Any, Any, T], stage: str) -> T:
+        """Give what is answered to what was *asked*, for as long as the instance is there."""
+        known = partial(self._instances.known, self._instance.id)
+        try:
+            return await waiting.answered(asked, self._instance.url, known, watch=self._watch)
+        except Gone:
+            self._lost = True
+            raise self._gone(stage) from None
+        except Failed as error:
+            self._lost = self._lost or error.kind == LOST
+            raise
+
+    def _gone(self, stage: str) -> Failed:
+        message = f"{self.name!r} at {self._instance.url} is gone, and the episode with it; play the row again"
+        return Failed(message, kind=LOST, stage=stage, retryable=True)

@@ -1,0 +1,225 @@
+"""Spread: an environment behind several resources servers of one name, each episode at the least loaded of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import SecretStr
+
+from gymsdk import http
+from gymsdk.environment import Environment
+from gymsdk.errors import Failed
+from gymsdk.servers.door.cookies import instance_of, named
+from gymsdk.servers.nodes.instances import Instances
+from gymsdk.servers.nodes.members import Instance
+from gymsdk.servers.nodes.place import LOST, Place, Tally
+from gymsdk.servers.nodes.waiting import WATCH
+from gymsdk.servers.sessions.aggregates import aggregated
+from gymsdk.servers.wire.calling import Line
+from gymsdk.servers.wire.remote import Remote
+from gymsdk.transcript import Action, Item
+from gymsdk.types import Episode, Row, Step, Task, Verdict
+
+T = TypeVar("T")
+
+COMING = 5.0
+"""Seconds that an episode waits for an instance where there is none."""
+
+LOOKING = 0.25
+"""Seconds between two looks for one meanwhile."""
+
+LATER = 5.0
+"""Seconds after which it is worth asking again where there is none."""
+
+RETRY = http.Retry(times=2, first=0.25)
+"""How often a call is tried again where nobody was reached: a session is at one instance alone."""
+
+ONCE = http.Retry(times=0)
+
+FULL = "server_error"
+"""What an opening's failure is called where an instance has no place for it, or is being stopped."""
+
+log = logging.getLogger("gymsdk")
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The instance *id* in this process, of an *environment* that is open."""
+
+    id: str
+    environment: Environment
+
+
+class Spread:
+    """The environment *name*, each episode at the least loaded of its *instances*, where it stays.
+
+    *own* is one of them, in this process: what is played there goes over no wire. An
+    opening that fails at one instance goes on to the next. Where there is none, *coming* seconds are waited for one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        instances: Instances,
+        *,
+        own: Own | None = None,
+        seconds: float = 600.0,
+        retry: http.Retry = RETRY,
+        token: SecretStr | str | None = None,
+        coming: float = COMING,
+        watch: float = WATCH,
+    ) -> None:
+        self.name = name
+        self.instances = instances
+        self._own = own
+        self._playing = 0
+        self._seconds = seconds
+        self._retry = retry
+        self._token = token
+        self._coming = coming
+        self._watch = watch
+        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self._asked = 0
+
+    def __repr__(self) -> str:
+        return f"<Spread {self.name!r}>"
+
+    async def reset(
+        self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
+    ) -> Episode:
+        """Open an episode of *row* at the least loaded instance; raises `BadRow` where it does not fit."""
+
+        def opened(instance: Instance) -> Awaitable[Episode]:
+            open_at = self._opened_here if self._is_own(instance) else self._place(instance).reset
+            return open_at(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
+
+        return await self._first(opened, deadline)
+
+    async def step(self, episode: Episode, action: Action) -> Step:
+        """Answer one tool call or reply where the episode is."""
+        return await episode.environment.step(episode, action)
+
+    async def verify(self, episode: Episode) -> Verdict:
+        """Give the verdict of the instance where the episode is; raises `EpisodeError`."""
+        return await episode.environment.verify(episode)
+
+    async def close(self, episode: Episode) -> None:
+        """Close the episode where it is."""
+        if self._own is not None and episode.environment is self._own.environment:
+            self._playing -= 1
+        await episode.environment.close(episode)
+
+    async def line(self, jar: Mapping[str, str] | None = None) -> Line:
+        """Give a line to the session that the cookies in *jar* are for, at the instance that has it.
+
+        Where no cookie says which that is, any instance will find it.
+        """
+        held = instance_of((jar or {}).get(named("ResourcesServer", self.name), ""))
+        found = [each for each in await self._known() if each.url]
+        at = [each for each in found if each.id == held] or sorted(found, key=self._preference)
+        if not at:
+            raise self._none()
+        return self._remote(at[0]).line(jar)
+
+    def carried(self, base_url: str) -> http.Headers:
+        """Give what requests to *base_url* carry: the token where that is one of the instances."""
+        told = (self._remote(each).carried(base_url) for each in self.instances.latest(self.name))
+        return next(filter(None, told), {})
+
+    async def aggregated(self, body: Row) -> Item:
+        """Give the figures over the verified rows in *body*, of whichever instance answers; raises `Refused`."""
+        if self._own is not None:
+            return await aggregated(self._own.environment, body)
+        return await self._first(lambda instance: self._remote(instance).aggregated(body), None)
+
+    async def _opened_here(
+        self, row: Row | Task, *, seed: int, id: str, repeat: int, deadline: float | None
+    ) -> Episode:
+        assert self._own is not None, "it is asked only where it is there"
+        self._playing += 1
+        try:
+            return await self._own.environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
+        except BaseException:
+            self._playing -= 1
+            raise
+
+    async def _first(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
+        """Give what the first instance answers that can be asked; each once, the least loaded first."""
+        tried: dict[str, Failed] = {}
+        while (instance := await self._next(tried, deadline)) is not None:
+            self._asked += 1
+            self._tallies[instance.id].latest = self._asked
+            try:
+                answer = await ask(instance)
+            except Failed as error:
+                if not error.retryable or error.kind not in {LOST, FULL}:
+                    raise
+                self._missed(instance, error)
+                tried[instance.id] = error
+            else:
+                self._tallies[instance.id].heal()
+                return answer
+        raise next(reversed(tried.values()), None) or self._none()
+
+    async def _next(self, tried: Mapping[str, Failed], deadline: float | None) -> Instance | None:
+        loop = asyncio.get_running_loop()
+        until = self._until(deadline)
+        while True:
+            there = [each for each in await self._there() if each.id not in tried]
+            if there:
+                return min(there, key=self._preference)
+            if tried or loop.time() >= until:
+                return None
+            await asyncio.sleep(LOOKING)
+            await self.instances.renew()
+            if any(each.draining for each in self.instances.latest(self.name)):
+                # One that is about to end may be about to be started anew.
+                until = self._until(deadline)
+
+    def _until(self, deadline: float | None) -> float:
+        return min(asyncio.get_running_loop().time() + self._coming, deadline or float("inf"))
+
+    async def _there(self) -> list[Instance]:
+        found = [each for each in await self._known() if not each.draining]
+        if self._own is not None and not any(map(self._is_own, found)):
+            mine = Instance(id=self._own.id, name=self.name, kind="resources_servers", implementation=self.name, url="")
+            found = [mine, *found]
+        for gone in self._tallies.keys() - {each.id for each in found}:
+            del self._tallies[gone]
+        return found
+
+    async def _known(self) -> list[Instance]:
+        return await self.instances.named(self.name, "resources_servers")
+
+    def _preference(self, instance: Instance) -> tuple[bool, bool, int, int]:
+        tally = self._tallies[instance.id]
+        if self._is_own(instance):
+            # What is played in this process is no session that anybody tells of.
+            return False, False, instance.load.sessions + self._playing, tally.latest
+        doubtful = instance.status not in {None, "success"}
+        load = instance.load.total + tally.since(self.instances.at - instance.age)
+        return tally.is_away, doubtful, load, tally.latest
+
+    def _missed(self, instance: Instance, error: Failed) -> None:
+        if error.kind == LOST and self._tallies[instance.id].strike():
+            log.warning("%s: %s; new episodes go to other instances until it answers again", self.name, error)
+
+    def _is_own(self, instance: Instance) -> bool:
+        return self._own is not None and instance.id == self._own.id
+
+    def _place(self, instance: Instance) -> Place:
+        tally = self._tallies[instance.id]
+        return Place(instance, self._remote(instance), self.instances, tally, retry=self._retry, watch=self._watch)
+
+    def _remote(self, instance: Instance) -> Remote:
+        return Remote(instance.url, self.name, seconds=self._seconds, retry=ONCE, token=self._token)
+
+    def _none(self) -> Failed:
+        start = f"start one with `gymsdk serve {self.name} --role resources --head URL`"
+        message = f"no resources server {self.name!r} is registered at the head; {start}"
+        return Failed(message, kind=LOST, stage="reset", retryable=True, retry_after=LATER)

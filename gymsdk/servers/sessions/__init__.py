@@ -1,0 +1,1 @@
+"""Sessions: the episodes that clients have open, and the rows they bring."""

@@ -1,0 +1,200 @@
+"""Episodes: what opens, calls and judges the sessions' episodes of one environment."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+from gymsdk import judging, trail, wire
+from gymsdk.environment import Environment
+from gymsdk.judging import Judged
+from gymsdk.plugins import answers
+from gymsdk.servers.app import Refused
+from gymsdk.servers.sessions.held import Session, Sessions
+from gymsdk.servers.sessions.intake import Given, tolerant, within
+from gymsdk.servers.sessions.matching import ABANDONED, OTHER, UNSEEN, Brought, fits, over, saw, saw_all
+from gymsdk.sitting import Budget, Sitting, Taken
+from gymsdk.transcript import Ended, Item, Transcript
+from gymsdk.turns import NOT_RUN
+from gymsdk.types import Episode, Row
+from gymsdk.values import written
+
+MOST = Budget(turns=10_000, tools=10_000)
+"""What an episode may use whose client has named no budget: it keeps one of its own."""
+
+Face: TypeAlias = Literal["tools", "typed", "turns"]
+"""How a session is played: by its tools (opened by the typed body or not), or turn by turn."""
+
+LOST: dict[str, Any] = {"stage": "step", "kind": "session_lost", "retryable": True}
+"""What tells an agent that a refusal is no tool's answer: its rollout is lost, not bad."""
+
+BEFORE = 8
+"""How many sessions that a client left for another are remembered with that one."""
+
+OVER: dict[str, Any] = {"stage": "step", "kind": "session_judged", "retryable": False}
+
+SEEDS = {"tools": "/seed_session", "typed": "/seed_session", "turns": "/reset"}
+
+
+class Episodes:
+    """The episodes of *environment*, each open in one of *sessions*."""
+
+    def __init__(self, environment: Environment, sessions: Sessions, budget: Budget | None = None) -> None:
+        self.environment = environment
+        self.sessions = sessions
+        self._budget = budget or MOST
+
+    async def seed(
+        self, given: Given, face: Face, *, name: str | None = None, left: Session | None = None, prompted: bool = True
+    ) -> Session:
+        """Give a new session of an episode of the *given* row; a client may *name* it. Raises `Refused`.
+
+        One that its client *left* for it is still there for the verdict: who asked for another may have been a policy.
+        """
+        await self.sessions.check(name)
+        played = Sitting(self.environment, self._allowed(given, face))
+        await tolerant(given.row, lambda row: played.open(row, seed=given.seed, id=given.id, repeat=given.repeat))
+        try:
+            session = await self.sessions.open(played, name=name)
+        except BaseException:
+            await played.close()
+            raise
+        brought = Brought.by(given, typed=face == "typed", prompted=prompted)
+        session.kept |= {"face": face, "brought": brought, "prompted": prompted}
+        if left is not None and not over(left):
+            session.kept["before"] = [*self._before(left), left][:BEFORE]
+        return session
+
+    @asynccontextmanager
+    async def held(self, session: Session | None, *faces: Face) -> AsyncIterator[Session]:
+        """Have *session* to oneself, if it is open and played by one of these *faces*; raises `Refused`."""
+        if session is None:
+            sentence = f"there is no session: POST a row to {SEEDS[faces[0]]} first, then send its cookie"
+            raise Refused(409, sentence, **LOST)
+        # Tools bring nothing but their arguments: whose they are, the session knows.
+        trail.name(session.sitting.episode.id if session.sitting.episode else "")
+        if session.kept["face"] not in faces:
+            raise Refused(409, f"this session was opened by {SEEDS[session.kept['face']]}: go on as that has it")
+        async with session.lock:
+            if self.sessions.found(session.token) is None:
+                raise Refused(409, "the session has been closed meanwhile; open another", **LOST)
+            session.sitting.extend()
+            try:
+                yield session
+            finally:
+                # In use until now.
+                self.sessions.found(session.token)
+
+    @asynccontextmanager
+    async def playing(self, session: Session | None, *faces: Face) -> AsyncIterator[Session]:
+        """Have *session* to oneself as `held` does, to go on in it: one that was left or judged is over."""
+        async with self.held(session, *faces) as mine:
+            if mine.left:
+                raise Refused(409, "the session has been closed; open another", **LOST)
+            if "judged" in mine.kept:
+                raise Refused(409, "the session has been judged: nothing happens in it any more; open another", **OVER)
+            yield mine
+
+    async def leave(self, session: Session, *, trusted: bool) -> None:
+        """Close *session*; unless *trusted*, it may be a policy that wants it so, and a verdict is waited for."""
+        if trusted or over(session):
+            await self.sessions.close(session)
+        else:
+            self.sessions.leave(session)
+
+    async def call(self, session: Session, name: str, arguments: str) -> tuple[Item, Taken]:
+        """Give what answers a tool call in this session's episode, which its caller holds, and what came of it."""
+        call = wire.function_call(name, arguments)
+        if session.sitting.over:
+            return wire.function_call_output(call["call_id"], NOT_RUN), Taken(ended="done")
+        taken = await session.sitting.answer({"output": [call]})
+        if not taken.items:
+            raise Refused(503, f"the tool {name!r} had no time left", retry_after=1)
+        return taken.items[0], taken
+
+    async def judge(
+        self, given: Given, items: Sequence[Item], ended: Ended, session: Session | None
+    ) -> tuple[Judged, Session | None, str | None]:
+        """Give the verdict on *items* as the episode of the *given* row, whose session was judged, and why no other.
+
+        A session of the same row brings its state; what that session keeps does not change by it, but it is over.
+        Without one the state is rebuilt where the verdict takes one. Raises `Refused` where another response was
+        judged in it before.
+        """
+        if session is None:
+            return await self._alone(given, items, ended), None, None
+        async with self.held(session, "tools", "typed", "turns"):
+            found, why = self._rightful(session, given, items)
+            if found is session:
+                return await self._within(session, given, items, ended), session, why
+        if found is None:
+            return await self._alone(given, items, ended), None, why
+        async with self.held(found, "tools", "typed", "turns"):
+            return await self._within(found, given, items, ended), found, why
+
+    def _rightful(self, session: Session, given: Given, items: Sequence[Item]) -> tuple[Session | None, str | None]:
+        """Give the session in which *items* were played: *session*, or the first of those it was opened instead of.
+
+        An agent that calls whatever the policy names has `seed_session` called too. What tells: the session has not
+        seen every call.
+        """
+        fitting = [each for each in (*self._before(session), session) if fits(each, given, self.environment)]
+        seen = [each for each in fitting if saw(each, items)]
+        if session in seen and saw_all(session, items):
+            return session, None
+        if not seen:
+            return None, UNSEEN if session in fitting else OTHER
+        return seen[0], None if seen[0] is session else ABANDONED
+
+    def _before(self, session: Session) -> list[Session]:
+        before: list[Session] = session.kept.get("before", [])
+        return [each for each in before if self.sessions.holds(each) and not over(each)]
+
+    async def _within(self, session: Session, given: Given, items: Sequence[Item], ended: Ended) -> Judged:
+        _fence(session, items, ended)
+        episode = session.sitting.episode
+        assert episode is not None, "it has been opened"
+        copy = _copy(episode, self.environment, given, prompted=session.kept["prompted"])
+        if session.kept["face"] != "turns":
+            # No endpoint brings a reply: those of an author who answers them are played now.
+            await self.environment.follow(copy, judging.played(items, ended), calls=False)
+        return await judging.told(self.environment, copy, items, ended)
+
+    async def _alone(self, given: Given, items: Sequence[Item], ended: Ended) -> Judged:
+        seconds = within(given.budget, self._budget).seconds
+
+        async def judge(row: Row) -> Judged:
+            return await judging.judged(
+                self.environment, row, items, seed=given.seed, repeat=given.repeat, ended=ended, seconds=seconds
+            )
+
+        return await tolerant(given.row, judge)
+
+    def _allowed(self, given: Given, face: Face) -> Budget:
+        budget = within(given.budget, self._budget)
+        # Each call comes by itself: how many turns they were is known to the client alone.
+        return budget if face == "turns" else budget.model_copy(update={"turns": MOST.turns})
+
+
+def _fence(session: Session, items: Sequence[Item], ended: Ended) -> None:
+    """Have *session* be judged for these *items* alone, however often it is asked for; raises `Refused`."""
+    mark = hashlib.sha256(written([ended, *items])).digest()
+    if session.kept.setdefault("judged", mark) != mark:
+        raise Refused(409, "the session was judged with another response: open another session for this one", **OVER)
+
+
+def _copy(episode: Episode, environment: Environment, given: Given, *, prompted: bool) -> Episode:
+    """Give a copy of *episode* to be judged; where it was not *prompted*, the *given* row's prompt opens it."""
+    opening = list(episode.transcript.opening)
+    task = episode.task if prompted else environment.read(given.row)
+    return replace(
+        episode,
+        task=task,
+        state=answers.copied(episode.state) if environment.remembers else episode.state,
+        transcript=Transcript(opening=opening if prompted else [*task.input, *opening]),
+        deadline=asyncio.get_running_loop().time() + MOST.seconds,
+    )

@@ -1,0 +1,1 @@
+"""Watching: how servers are: their health, their figures, their logs."""

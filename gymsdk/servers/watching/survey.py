@@ -1,0 +1,244 @@
+"""A survey: how the servers of one head are, each asked for its figures, and what is wrong with them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+
+from gymsdk import credentials, http
+from gymsdk.client import HEAD
+from gymsdk.errors import Failed, UsageError
+from gymsdk.http import Answer, Headers
+from gymsdk.servers.nodes.members import Exit, Instance, Nodes
+from gymsdk.servers.watching import watch
+from gymsdk.told import value_of
+
+SLOW = 0.1
+"""Seconds from the head to a server and back, above which that is marked."""
+
+IDLE = 0.5
+"""The share of its time at work below which a GPU is marked."""
+
+RECENT = 600.0
+"""Seconds for which an exit that went wrong is: a server that has been started anew since is well."""
+
+PATIENCE = 5.0
+"""Seconds that each of them may take to answer."""
+
+ONCE = http.Retry(times=0)
+MISSING = 404
+
+SAMPLE = re.compile(r"^gymsdk_(\w+)\{(.*)\} ([^ ]+)$", re.MULTILINE)
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+FIELDS = {
+    "uptime": frozenset({"uptime_seconds"}),
+    "sessions": frozenset({"sessions_open", "agent_sessions_open"}),
+    "in_flight": frozenset({"requests_in_flight"}),
+}
+"""What of a server's figures is shown as what."""
+
+Wrong: TypeAlias = Literal["missing", "unhealthy", "exit", "slow"]
+Figures: TypeAlias = list[tuple[str, dict[str, str], float]]
+"""The samples of one server: name, labels, value."""
+
+
+class Row(BaseModel):
+    """One instance of a server, or the place of one that is missing; what is not known is `None`.
+
+    *gpus* are those of its machine, by number, with the share of the time in which each was at work.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    kind: str | None = None
+    node: str = ""
+    url: str | None = None
+    health: str = "missing"
+    exit_code: int | None = None
+    exit_at: float | None = None
+    restarts: int | None = None
+    uptime: float | None = None
+    sessions: int | None = None
+    in_flight: int | None = None
+    round_trip: float | None = None
+    gpus: dict[str, float] = {}
+    wrong: list[Wrong] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether one of its GPUs is used less than it could be; that is worth a look, and nothing wrong."""
+        return any(used < IDLE for used in self.gpus.values())
+
+
+class Survey(BaseModel):
+    """All servers of the head at a URL, how many of those *expected* are *registered*, who measured the round trips."""
+
+    model_config = ConfigDict(frozen=True)
+
+    head: str
+    nodes: int
+    expected: int
+    registered: int
+    round_trip_by: Literal["head", "command"]
+    servers: list[Row]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is wrong."""
+        return not any(each.wrong for each in self.servers)
+
+
+async def survey(head: str = HEAD, *, token: SecretStr | str | None = None) -> Survey:
+    """Give how the servers of *head* are, ours or NeMo Gym's; raises `UsageError` where none answers."""
+    head, carried = head.rstrip("/"), credentials.carried(token)
+    nodes = await _nodes(head, carried)
+    urls = {each.url: each for each in nodes.instances}
+    answers = dict(
+        zip([head, *urls], await asyncio.gather(*(_figures(url, carried) for url in [head, *urls])), strict=True)
+    )
+    by_head = any(each.round_trip is not None for each in nodes.instances)
+    rows = [_head(head, answers[head], nodes.exits.get("head"))]
+    rows += [_row(each, nodes.exits.get(each.name), answers[each.url], by_head=by_head) for each in nodes.instances]
+    rows += [_missing(name, nodes.exits.get(name)) for name in watch.missing(nodes)]
+    expected = watch.expected(nodes)
+    return Survey(
+        head=head,
+        nodes=len(nodes.nodes),
+        expected=len(expected),
+        registered=len(expected) - len(watch.missing(nodes)),
+        round_trip_by="head" if by_head else "command",
+        servers=rows,
+    )
+
+
+async def _nodes(head: str, carried: Headers) -> Nodes:
+    answer = await _asked(head, "/nodes", carried)
+    value = value_of(answer)
+    if answer.status == MISSING:
+        # NeMo Gym's head: it has a list of its servers, and nothing else.
+        value = {"instances": [_instance(each) for each in _listed(await _asked(head, "/server_instances", carried))]}
+    try:
+        return Nodes.model_validate(value)
+    except ValidationError:
+        message = f"{http.host(head)} is no head: it answered {answer.status} to what a head is asked"
+        raise UsageError(f"{message}; name the right one with --head") from None
+
+
+async def _asked(head: str, path: str, carried: Headers) -> Answer:
+    try:
+        answer = await http.get(head + path, headers=carried, timeout=PATIENCE, retry=ONCE)
+    except Failed as error:
+        sentence = f"no head answers at {head} ({error})"
+        raise UsageError(f"{sentence}; start one with `gymsdk serve NAME`, or name another with --head") from None
+    if answer.status == credentials.UNAUTHORIZED:
+        raise UsageError(str(credentials.refused(answer.host, carried=bool(carried))))
+    return answer
+
+
+def _listed(answer: Answer) -> Iterator[dict[str, object]]:
+    value = value_of(answer) if answer.ok else None
+    yield from (each for each in value or [] if isinstance(each, dict)) if isinstance(value, list) else ()
+
+
+def _instance(told: Mapping[str, object]) -> dict[str, object]:
+    """Give what NeMo Gym's head tells of a server in the words of ours."""
+    name = told.get("process_name")
+    return {
+        "id": f"{name}@{told.get('url')}",
+        "name": name,
+        "kind": told.get("server_type"),
+        "implementation": told.get("name"),
+        "url": told.get("url") or f"http://{told.get('host')}:{told.get('port')}",
+        "status": told.get("status"),
+        "started": told.get("start_time") or 0.0,
+    }
+
+
+class _Heard(BaseModel):
+    """What a server says of itself, and the seconds that took; *figures* are `None` where it says nothing."""
+
+    model_config = ConfigDict(frozen=True)
+
+    figures: Figures | None = None
+    seconds: float | None = None
+
+
+async def _figures(url: str, carried: Headers) -> _Heard:
+    began = time.perf_counter()
+    try:
+        answer = await http.get(url + "/metrics", headers=carried, timeout=PATIENCE, retry=ONCE)
+    except Failed:
+        return _Heard()
+    return _Heard(figures=[*samples(answer.text)] if answer.ok else None, seconds=time.perf_counter() - began)
+
+
+def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield our own samples in a text that Prometheus would read."""
+    for name, labels, value in SAMPLE.findall(text):
+        yield name, dict(LABEL.findall(labels)), float(value)
+
+
+def _head(url: str, heard: _Heard, ended: Exit | None) -> Row:
+    wrong = [*_wrong("success", None, ended)]
+    return Row(name="head", kind="head", url=url, health="success", wrong=wrong, **_exit(ended), **_told(heard))
+
+
+def _row(instance: Instance, ended: Exit | None, heard: _Heard, *, by_head: bool) -> Row:
+    trip = instance.round_trip if by_head else heard.seconds
+    health = instance.status or ("connection_error" if heard.seconds is None else "success")
+    told = {"sessions": instance.load.sessions, "in_flight": instance.load.in_flight, **_told(heard)}
+    if told.get("uptime") is None and instance.started:
+        told["uptime"] = max(0.0, time.time() - instance.started)
+    return Row(
+        name=instance.name,
+        kind=instance.kind,
+        node=instance.node,
+        url=instance.url,
+        health="draining" if instance.draining and health == "success" else health,
+        round_trip=trip,
+        wrong=[*_wrong(health, trip, ended)],
+        **_exit(ended),
+        **told,
+    )
+
+
+def _missing(name: str, ended: Exit | None) -> Row:
+    return Row(name=name, wrong=["missing", *(["exit"] if _went_wrong(ended) else [])], **_exit(ended))
+
+
+def _wrong(health: str, trip: float | None, ended: Exit | None) -> Iterator[Wrong]:
+    if health != "success":
+        yield "unhealthy"
+    if _went_wrong(ended):
+        yield "exit"
+    if trip is not None and trip > SLOW:
+        yield "slow"
+
+
+def _went_wrong(ended: Exit | None) -> bool:
+    return ended is not None and ended.code != 0 and time.time() - ended.at < RECENT
+
+
+def _exit(ended: Exit | None) -> dict[str, float | int]:
+    return {} if ended is None else {"exit_code": ended.code, "exit_at": ended.at, "restarts": ended.restarts}
+
+
+def _told(heard: _Heard) -> dict[str, object]:
+    """Give what a server's own figures say, as far as they do."""
+    if heard.figures is None:
+        return {}
+    sums = {field: _sum(heard.figures, names) for field, names in FIELDS.items()}
+    used = {labels["gpu"]: value for name, labels, value in heard.figures if name == "gpu_utilization_ratio"}
+    return {field: value for field, value in sums.items() if value is not None} | {"gpus": used}
+
+
+def _sum(figures: Figures, names: frozenset[str]) -> float | None:
+    values = [value for name, _, value in figures if name in names]
+    return sum(values) if values else None

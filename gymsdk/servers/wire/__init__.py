@@ -1,0 +1,1 @@
+"""Wire: what goes to and fro: bodies, documents, tools, and the protocols they belong to."""
