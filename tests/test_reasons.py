@@ -65,7 +65,7 @@ async def test_an_answer_broken_off_is_no_server_that_does_not_run(words: bytes,
     async with saying(words) as host:
         found = await failure(f"http://{host}/v1")
     assert found.startswith(f"{host} broke off its answer: {told}")
-    assert not re.search(r"400|<|running|ssl:", found)
+    assert not re.search(r"400|<|running|ssl:", found.removeprefix(host))
 
 
 @pytest.mark.parametrize(

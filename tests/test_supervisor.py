@@ -55,10 +55,20 @@ async def supervised(*charges: Charge, seconds: float = 5.0) -> AsyncIterator[tu
 async def answered(one: Charge) -> int:
     """The process that answers at the socket of a charge, however long it takes to be there."""
     async with asyncio.timeout(20):
-        reader, writer = await asyncio.open_connection(*one.at.getsockname())
-        pid = int(await reader.read())
+        # Whom a process took in that is being killed, it leaves without an answer.
+        while not (said := await _said(one)):
+            pass
+    return int(said)
+
+
+async def _said(one: Charge) -> bytes:
+    reader, writer = await asyncio.open_connection(*one.at.getsockname())
+    try:
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
         writer.close()
-    return pid
 
 
 async def until(true: Callable[[], object]) -> None:
@@ -139,7 +149,8 @@ async def test_one_whose_child_outlives_it_is_started_again_all_the_same() -> No
         await until(lambda: out.getvalue().count("sleeper") == 2)
         sleepers = [int(line.split()[-1]) for line in out.getvalue().splitlines() if "sleeper" in line]
         await until(lambda: is_gone(sleepers[0]))
-    assert is_gone(sleepers[1])
+    # A process that was told to end, and is no child of ours, is gone once the system has come to it.
+    await until(lambda: is_gone(sleepers[1]))
 
 
 async def test_an_exit_code_means_nothing_once_a_process_was_ready() -> None:

@@ -250,9 +250,11 @@ def _playing(process: subprocess.Popen[str], out: Path, rollouts: int = 1) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_folder_to_go_on_with(start: Start, there: Path, number: signal.Signals) -> None:
-    words = ("rollout", "sums", "--limit", 40, "-o", "out", "--concurrency", 4, "--set", "pause=0.02")
+    words = ("rollout", "sums", "--limit", 40, "-o", "out", "--concurrency", 4, "--set", "pause=0.2")
     process = start(*words, "--set", "notes=notes")
     _playing(process, there / "out", 5)
+    # The next ones have begun together by then, and are being judged: what is stopped there is closed.
+    time.sleep(0.1)
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (128 + number, "")

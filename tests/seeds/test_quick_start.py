@@ -141,7 +141,9 @@ def test_the_thresholds_are_known_to_the_status(started: Place) -> None:
     told = json.loads(started.run(f"{ours(7, 0)} --head {started.head}").out)
     assert {"expected", "registered"} <= set(told)
     assert {"exit_code", "gpus", "round_trip", "wrong"} <= set(told["servers"][0])
-    assert started.run(f"timeout -s INT 3 {ours(16, 1)} --head {started.head}").out.count("4 of 4") >= 1
+    # How long a command takes to come up is the machine's affair.
+    watched = (started.run(f"timeout -s INT {seconds} {ours(16, 1)} --head {started.head}") for seconds in (3, 10, 40))
+    assert any("4 of 4" in ended.out for ended in watched)
 
 
 @tries(10)

@@ -15,18 +15,18 @@ def test_who_logs_waits_for_nobody_and_is_told_how_many_lines_were_dropped() -> 
     for _ in range(50):
         writer.put(writing, line)
     assert not writer.flush(0.05)
-    read = b""
-    while b"dropped\n" not in read:
-        read += os.read(reading, 2**16)
-    kept = read.count(b"x" * 99_999)
-    told = int(read.split(b"\n")[-2].split()[0])
     os.set_blocking(reading, False)
-    while not writer.flush(0.05):
-        read += os.read(reading, 2**16)
-    with contextlib.suppress(BlockingIOError):
-        read += os.read(reading, 2**20)
-    assert 1 <= kept <= 6
-    assert read.count(b"x" * 99_999) + told == 50
+    read, flushed = b"", False
+    while not flushed:
+        flushed = writer.flush(0.05)
+        with contextlib.suppress(BlockingIOError):
+            while more := os.read(reading, 2**16):
+                read += more
+    lines = read.splitlines()
+    kept = lines.count(line.strip())
+    # How many the thread has taken by the time the last one comes is the machine's affair: six at least.
+    assert 6 <= kept < 50
+    assert kept + sum(int(each.split()[0]) for each in lines if each.endswith(b"dropped")) == 50
     os.close(reading)
     os.close(writing)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from statistics import fmean
 
 import pytest
@@ -10,7 +10,7 @@ import gymsdk
 from gym_env_math.settings import MathConfig
 from gym_env_math.shortcut import Kept
 from gym_env_math.verdict import graded
-from gymsdk import Environment, Unscorable, Verdict
+from gymsdk import Environment, Unscorable, Verdict, WorkerLost
 
 PUBLISHED = {
     "responses_create_params": {"input": [{"role": "user", "content": "Solve.\n\nWhat is 16 + 16?"}]},
@@ -90,8 +90,18 @@ async def test_an_expected_answer_that_cannot_be_read_leaves_the_rollout_unscore
     assert error.value.kind == "gold_unreadable"
 
 
+async def _granted(judging: Callable[[], Awaitable[Verdict]], times: int = 3) -> Verdict:
+    """What *judging* gives on a machine that may be too busy to grant 10 s of processor time in 30 s, asked again then."""
+    try:
+        return await judging()
+    except WorkerLost:
+        if times == 1:
+            raise
+        return await _granted(judging, times - 1)
+
+
 async def test_an_answer_that_spends_the_grader_s_budget_is_wrong_and_says_so(math: Environment):
-    verdict = await judged(math, "\\frac{1}{2}", "\\boxed{10^{10^{10}}}")
+    verdict = await _granted(lambda: judged(math, "\\frac{1}{2}", "\\boxed{10^{10^{10}}}"))
     assert verdict.model_dump() | {"components": {}} == {
         "reward": 0.0,
         "components": {},
