@@ -12,6 +12,9 @@ log=$scratch/log
 export scratch
 passed=0 failed=0
 
+# How many failed tests are run again; where there are more, it is not the machine.
+FEW=5
+
 # step NAME SECONDS COMMAND...: runs it without stdin, at most so long, and counts it as one check.
 step() {
   local name=$1 seconds=$2 started=$SECONDS
@@ -34,18 +37,37 @@ shown() {
   step "$@" && tail -n 30 "$log"
 }
 
-# suite NAME SECONDS COMMAND...: a step that ends in pytest; each of its tests counts.
+# suite NAME SECONDS FOLDER PYTHON COMMAND...: a step that ends in pytest, in that folder with that Python; each test counts.
+# Servers and processes are tested beside each other, on machines that others use too: a few that fail there are run
+# again, alone. One that fails again has failed; one that does not is told of.
 suite() {
-  local summary
-  step "$@" && passed=$((passed - 1)) || failed=$((failed - 1))
+  local name=$1 seconds=$2 folder=$3 python=$4 broken names
+  shift 4
+  step "$name" "$seconds" "$@" && passed=$((passed - 1)) || failed=$((failed - 1))
+  counted || return 1
+  broken=$(count failed)
+  passed=$((passed + $(count passed)))
+  failed=$((failed + $(count 'errors?')))
+  if [ "$broken" -gt 0 ] && [ "$broken" -le "$FEW" ]; then
+    names=$(grep -E '^FAILED ' "$log")
+    step "$name: the $broken that failed, alone" 600 in_folder "$folder" "$python" -m pytest -o addopts=-ra --last-failed &&
+      passed=$((passed - 1)) || failed=$((failed - 1))
+    counted || return 1
+    printf 'failed beside others:\n%s\n' "$names"
+    passed=$((passed + $(count passed)))
+    broken=$((broken - $(count passed)))
+  fi
+  failed=$((failed + broken))
+}
+
+# counted: reads pytest's last line off the log into `summary`, and shows it; fails where there is none.
+counted() {
   summary=$(grep -E '^=* ?[0-9]+ (passed|failed|error|skipped|deselected).* in [0-9.]+s' "$log" | tail -n 1)
   if [ -z "$summary" ]; then
     failed=$((failed + 1))
     return 1
   fi
   echo "                $summary"
-  passed=$((passed + $(count passed)))
-  failed=$((failed + $(count failed) + $(count 'errors?')))
 }
 
 # count WORD: how many of them the summary has.
@@ -92,7 +114,7 @@ tested() {
   rm -rf "$folder"
   copied "$folder" ':!gymsdk' ':!environments/*/gym_env_*' ':!compat' || return 1
   # These two are about the checkout itself; README's test command has run them there.
-  in_folder "$folder" "$1" -m pytest --ignore=tests/test_packaging.py --ignore=tests/test_layers.py -p no:cacheprovider
+  in_folder "$folder" "$1" -m pytest --ignore=tests/test_packaging.py --ignore=tests/test_layers.py
 }
 
 # verdict: prints the counts, and ends with 1 where anything failed.

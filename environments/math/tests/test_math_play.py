@@ -91,7 +91,7 @@ async def test_an_expected_answer_that_cannot_be_read_leaves_the_rollout_unscore
 
 
 async def _granted(judging: Callable[[], Awaitable[Verdict]], times: int = 3) -> Verdict:
-    """What *judging* gives on a machine that may be too busy to grant 10 s of processor time in 30 s, asked again then."""
+    """What *judging* gives; asked again where a busy machine does not grant it 10 s of processor time in 30 s."""
     try:
         return await judging()
     except WorkerLost:
