@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,10 @@ from gymsdk.models.scripted import Scripted
 
 Said: TypeAlias = str | list[tuple[str, Any]] | list[dict[str, Any]]
 """One turn: a reply, the calls of tools (name and arguments), or output items as they are."""
+
+# A shell that runs the tests in its background has them, and all they start, deaf to Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HEADER = """
 from __future__ import annotations

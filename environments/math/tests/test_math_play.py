@@ -100,6 +100,7 @@ async def _granted(judging: Callable[[], Awaitable[Verdict]], times: int = 3) ->
         return await _granted(judging, times - 1)
 
 
+@pytest.mark.timeout(240)
 async def test_an_answer_that_spends_the_grader_s_budget_is_wrong_and_says_so(math: Environment):
     verdict = await _granted(lambda: judged(math, "\\frac{1}{2}", "\\boxed{10^{10^{10}}}"))
     assert verdict.model_dump() | {"components": {}} == {
