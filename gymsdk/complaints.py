@@ -16,6 +16,12 @@ MOST = 8
 LONGEST = 300
 """How many characters one complaint may take: it may quote what a policy wrote."""
 
+WORDS = {
+    "path_type": "Input should be a path",
+    "tuple_type": "Input should be a list",
+}
+"""Complaints in the words of JSON and YAML, where pydantic has Python's."""
+
 
 def sentence(error: ValidationError) -> str:
     """Give the complaints of *error*, each behind the place it is about; the first of many."""
@@ -36,6 +42,8 @@ def place(complaint: Mapping[str, Any]) -> str:
 
 def said(complaint: Mapping[str, Any]) -> str:
     """Give one complaint's own words."""
+    if complaint["type"] in WORDS:
+        return WORDS[complaint["type"]]
     message: str = complaint["msg"]
     return message.removeprefix("Value error, ")
 

@@ -32,7 +32,12 @@ class GymsdkError(Exception):
 
 
 class UsageError(GymsdkError):
-    """Wrong input; the message says which and what to do."""
+    """Wrong input; the message says which and what to do.
+
+    Where settings are wrong, *about* has a sentence for each, by the keys that lead to it.
+    """
+
+    about: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
 class UnknownEnvironment(UsageError):

@@ -12,11 +12,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
-from gymsdk import addresses
+from gymsdk import addresses, complaints
 from gymsdk.errors import BadModelOption, suggestion
 from gymsdk.wire import Api, Thoughts
 
 FILES = ("env.yaml", ".env.yaml")
+PROVIDERS = ("scripted", "openai", "vllm", "endpoint")
+"""What the names of models begin with: `provider/name`."""
+
 VARIABLES = {
     "policy_base_url": "GYMSDK_BASE_URL",
     "policy_api_key": "GYMSDK_API_KEY",
@@ -121,8 +124,10 @@ def options(name: str, given: Mapping[str, Any]) -> ModelOptions:
         complaint = error.errors(include_input=False, include_url=False)[0]
         option = str(complaint["loc"][0])
         hint = "" if option in ModelOptions.model_fields else suggestion(option, ModelOptions.model_fields)
-        message = complaint["msg"].removeprefix("Value error, ")
-        raise BadModelOption(f"option {option!r} of {name}: {message}{hint}") from None
+        message = complaints.said(complaint)
+        wrong = BadModelOption(f"option {option!r} of {name}: {message}{hint}")
+        wrong.about = (((option,), message),)
+        raise wrong from None
 
 
 def reached(name: str, given: ModelOptions) -> ModelOptions:

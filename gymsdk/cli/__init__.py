@@ -23,6 +23,7 @@ from gymsdk.cli.rollout import rollout
 from gymsdk.cli.serve import serve
 from gymsdk.cli.status import status
 from gymsdk.cli.tasks import tasks
+from gymsdk.cli.wording import Commands
 from gymsdk.errors import GymsdkError, UsageError
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     add_completion=False,
+    cls=Commands,
 )
 app.command("list")(list_)
 app.command()(info)

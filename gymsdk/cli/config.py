@@ -39,20 +39,48 @@ def config(
 ) -> None:
     """Show settings and where each comes from, or write a file that serves an environment."""
     given = list(words or [])
-    names = [word for word in given if "=" not in word and not word.startswith("~")]
+    names = [word for word in given if "=" not in word and not word.startswith(("+", "~"))]
     if not names:
-        _show(files, given, json=json)
+        _show(files, given, output, json=json)
         return
-    if len(given) > 1 or files:
-        raise UsageError(f"{names[0]!r} is no setting; write it as KEY=VALUE, or name one environment and nothing else")
+    _check_alone(names, [word for word in given if word not in names], files)
     _write(names[0], output)
 
 
-def _show(files: list[Path], given: list[str], *, json: bool) -> None:
+def _check_alone(names: list[str], overrides: list[str], files: list[Path]) -> None:
+    """Refuse whatever stands beside the name of an environment, what is wrong with that first; raises `UsageError`."""
     from gymsdk import configuration
+    from gymsdk.cli import fitting
+
+    fitting.check_names(names)
+    if overrides:
+        # Who meant to show settings, and mistyped one, is told that.
+        configuration.read(files, overrides)
+    if len(names) > 1:
+        raise UsageError(f"a file is for one environment, and a setting is KEY=VALUE; {' '.join(names)} is neither")
+    if overrides or files:
+        other = overrides[0] if overrides else f"--config {files[0]}"
+        raise UsageError(
+            f"{names[0]!r} would be an environment to write a file for, which goes alone; leave out {other}, "
+            f"or leave out {names[0]} to see settings"
+        )
+
+
+def _show(files: list[Path], given: list[str], output: Path | None, *, json: bool) -> None:
+    from gymsdk import configuration
+    from gymsdk.cli import fitting
+
+    if output is not None:
+        raise UsageError(f"--output {output} is for the file of an environment; name that, as in gymsdk config math")
+    deployment = configuration.read(files, given)
+    _tell(deployment, json=json)
+    # What was read can be seen all the same: it may be there that it was meant otherwise.
+    fitting.check(deployment)
+
+
+def _tell(deployment: Deployment, *, json: bool) -> None:
     from gymsdk.configuration import showing
 
-    deployment = configuration.read(files, given)
     deployment = showing.without(deployment, _secrets(deployment))
     if json:
         from gymsdk import rows

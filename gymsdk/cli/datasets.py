@@ -48,22 +48,25 @@ class Chosen:
         }
 
 
-def asked_for(files: Sequence[Path], name: str | None, others: Mapping[str, object]) -> Chosen:
-    """Give the dataset that a command asks for; *others* of its words say otherwise whose rows are meant."""
+def asked_for(files: Sequence[Path], name: str | None, others: Mapping[str, object], *, played: bool = False) -> Chosen:
+    """Give the dataset that a command asks for; *others* of its words say otherwise whose rows are meant.
+
+    Where it is *played* by a model that the command names, the files need name none.
+    """
     if name is None:
         raise UsageError("--config has the datasets of a configuration; name one with --dataset")
     if not files:
         raise UsageError(f"--dataset {name}: name the configuration that has it with --config")
     if taken := next((option for option, value in others.items() if value is not None), None):
         raise UsageError(f"--dataset {name} says which rows are meant, and whose they are; leave out {taken}")
-    return chosen(files, name)
+    return chosen(files, name, played=played)
 
 
-def chosen(files: Sequence[Path], name: str) -> Chosen:
+def chosen(files: Sequence[Path], name: str, *, played: bool = False) -> Chosen:
     """Give the dataset *name*, or `SERVER.NAME`, that *files* have; raises `UsageError`."""
     from gymsdk import configuration, topology
 
-    deployment = configuration.read(files)
+    deployment = configuration.read(files, played=played)
     blocks = {each.name: each for each in topology.whole(deployment)}
     block, dataset = _found(blocks.values(), name, files)
     if not dataset.path.is_file():

@@ -112,12 +112,18 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     file: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,
 ) -> None:
     """Serve environments over HTTP until Ctrl-C, as NeMo Gym's clients expect them."""
-    from gymsdk.cli.serving import Order, Player, Shown, Where, handed_overrides, serve_until_stopped
+    from gymsdk.cli import fitting, handing
+    from gymsdk.cli.announcing import Shown
+    from gymsdk.cli.ordering import Order, Player, Where
+    from gymsdk.cli.serving import serve_until_stopped
     from gymsdk.sitting import Budget
 
     names, overrides, flags = _parted(words or [])
+    fitting.check_names(names)
     if only is not None:
-        overrides = (*handed_overrides(), *overrides)
+        handed = handing.taken()
+        overrides, settings = (*handed.overrides, *overrides), [*handed.settings, *settings]
+        model, pin, base_url = model or handed.model, [*handed.pins, *pin], [*handed.base_urls, *base_url]
     if not names and not config and not overrides and role not in {"head", "model"}:
         raise UsageError("name what to serve: an environment, as in gymsdk serve math, or a file with --config")
     _check_where(role, head, advertise_host)
@@ -126,6 +132,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     order = Order(
         names=names,
         settings=options.settings(names, settings),
+        pairs=tuple(settings),
         files=tuple(config),
         overrides=overrides,
         player=Player(model, tuple(base_url), api, tuple(pin), token_ids, timeout, launch_vllm, flags),

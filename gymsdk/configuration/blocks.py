@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gymsdk.configuration import keys
+from gymsdk.configuration import keys, referring
 from gymsdk.configuration.checking import checked, given, is_given
 from gymsdk.configuration.deployment import Agent, Block, Dataset, Player, Policy, Resources
 from gymsdk.configuration.kinds import (
@@ -67,8 +67,8 @@ class Blocks:
         return self._read(trail, kind, body)
 
     def _read(self, trail: Trail, kind: Kind, body: Node) -> Block | None:
-        refers = {key: each for key, node in body.children.items() if (each := _reference(node))}
-        rest = body.without(*keys.BLOCK, *refers, *keys.ignored(trail[2]))
+        refers = referring.refers(trail, body, self._problems)
+        rest = body.without(*keys.BLOCK, *refers, *referring.slots(kind), *keys.ignored(trail[2]))
         self.ignored |= {key for key in body.children if key in keys.ignored(trail[2]) and key not in refers}
         if kind != RESOURCES:
             self._unknown(trail, rest)
@@ -82,9 +82,10 @@ class Blocks:
             # Where the part is wrong, that has been told: the rest of the block is looked at all the same.
             "part": part or Agent(),
             "settings": plain(rest.without(MCP)) if kind == RESOURCES else plain(rest),
-            "refers": {key: each[1] for key, each in refers.items()},
+            "refers": refers,
             "datasets": datasets,
             "place": body.place,
+            "places": dict(rest.places()),
         }
         return checked(Block, whole | values, keys={}, root=self._root, trail=trail, problems=self._problems)
 
@@ -104,7 +105,9 @@ class Blocks:
         below = list(node.children)
         if len(below) != 1:
             told = " and ".join(f"{each} ({node.children[each].place})" for each in below) or "none"
-            self._problems.add(node.place, f"{name}.{kind} needs one implementation, and has {told}; keep one")
+            choice = " or ".join(IMPLEMENTATIONS.get(kind, ("an environment's name",)))
+            advice = "keep one" if below else f"write {choice} beneath it"
+            self._problems.add(node.place, f"{name}.{kind} needs one implementation, and has {told}; {advice}")
             return None
         implementation, known = below[0], IMPLEMENTATIONS.get(kind)
         place = node.children[implementation].place
@@ -118,10 +121,10 @@ class Blocks:
         return implementation
 
     def _unknown(self, trail: Trail, rest: Node) -> None:
-        known = keys.known(trail[2])
+        known = keys.known(trail[2]) | {*referring.slots(trail[1])}
         for key, node in rest.children.items():
             if key not in known:
-                near = suggestion(key, known, f"it may hold {', '.join(sorted(known - keys.ignored(trail[2])))}")  # type: ignore[operator]  # a frozenset
+                near = suggestion(key, known, f"it may hold {', '.join(sorted(known - keys.ignored(trail[2])))}")
                 self._problems.add(node.place, f"{dotted(trail)} has no setting {key!r}{near}")
 
     def _part(self, kind: Kind, trail: Trail, rest: Node) -> Resources | Player | Agent | None:
@@ -152,19 +155,3 @@ class Blocks:
             found = checked(Dataset, values, keys=DATASET, root=self._root, trail=where, problems=self._problems)
             if found is not None:
                 yield found
-
-
-def _reference(node: Node) -> tuple[str, str] | None:
-    """Give kind and name of the server *node* refers to, `None` where it is no reference."""
-    kind, name = node.at("type"), node.at("name")
-    if kind is None or name is None or kind.value not in KINDS or not isinstance(name.value, str):
-        return None
-    return str(kind.value), name.value
-
-
-def references(root: Node, block: Block) -> Iterator[tuple[str, str, str, Node]]:
-    """Yield key, kind, name and node of every reference of *block*."""
-    body = root.at(block.name, block.kind, block.implementation)
-    for key, node in (body.children if body else {}).items():
-        if found := _reference(node):
-            yield key, *found, node

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from gymsdk.addresses import ANYWHERE
-from gymsdk.configuration.blocks import references
 from gymsdk.configuration.deployment import Block, Deployment, Head
 from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, POLICY, RESOURCES, Kind
 from gymsdk.configuration.nodes import Node
 from gymsdk.configuration.places import Place, Problems
+from gymsdk.configuration.referring import references
 from gymsdk.errors import suggestion
 
 WANTED: dict[Kind, tuple[tuple[str, Kind], ...]] = {
@@ -32,8 +32,15 @@ def check_references(written: Node, root: Node, blocks: Collection[Block], probl
             if wrong or kind in kinds.get(name, ()):
                 continue
             there = [each for each, its in kinds.items() if kind in its]
-            near = suggestion(name, there, f"name one of {', '.join(there)}" if there else f"add a block {name}")
+            near = suggestion(name, there, _what_to_add(name, kind, there))
             problems.add(node.place, f"{block.name}.{key} refers to {name!r}, which is none of the {kind}{near}")
+
+
+def _what_to_add(name: str, kind: str, there: Collection[str]) -> str:
+    if (name, kind) == (POLICY, MODELS):
+        # NeMo Gym's files of environments leave it to another file.
+        return f"add a file that has {POLICY} (--config FILE), or say who plays: --model scripted/oracle"
+    return f"name one of {', '.join(there)}" if there else f"add a block {name}"
 
 
 def completed(blocks: Iterable[Block]) -> tuple[Block, ...]:

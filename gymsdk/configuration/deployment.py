@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from gymsdk.configuration.kinds import Kind
 from gymsdk.configuration.places import DEFAULT, Place, Trail
@@ -14,8 +14,15 @@ from gymsdk.configuration.places import DEFAULT, Place, Trail
 LOCAL = "127.0.0.1"
 HEAD = 11000
 
-Port = Annotated[int, Field(ge=1, le=65535)]
-AnyPort = Annotated[int, Field(ge=0, le=65535)]
+
+def _number(given: object) -> object:
+    if isinstance(given, bool):
+        raise ValueError("a port is a number")  # noqa: TRY004  # what pydantic gathers
+    return given
+
+
+Port = Annotated[int, BeforeValidator(_number), Field(ge=1, le=65535)]
+AnyPort = Annotated[int, BeforeValidator(_number), Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -116,6 +123,12 @@ class Block(Frozen):
     refers: Mapping[str, str] = {}
     datasets: tuple[Dataset, ...] = ()
     place: Place = DEFAULT
+    places: Mapping[Trail, Place] = Field(default={}, repr=False, exclude=True)
+
+    def place_of(self, trail: Trail) -> Place:
+        """Give the place of the setting that *trail* leads to, or of the nearest above it that is there."""
+        ways = (trail[:end] for end in range(len(trail), 0, -1))
+        return next((self.places[way] for way in ways if way in self.places), self.place)
 
 
 class Setting(Frozen):
@@ -142,7 +155,7 @@ class Deployment(Frozen):
     ports: Ports = Ports()
     logs: Logs = Logs()
     profile: Path | None = None
-    readiness: float = Field(600.0, ge=0)
+    readiness: float = Field(600.0, ge=0, allow_inf_nan=False)
     policy: Policy = Policy()
     servers: tuple[Block, ...] = ()
     ignored: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
-from gymsdk.configuration.nodes import Node
+from gymsdk.configuration.nodes import Node, Scalar
 from gymsdk.configuration.places import Place
 from gymsdk.errors import BadConfig
 
@@ -33,7 +33,8 @@ def read(text: str, source: str) -> Node:
     except YAMLError as error:
         # The parser's own message may quote the line, and with it a key.
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        place = Place(source=source, line=mark.line + 1 if mark else None)
+        line = mark.line + 1 if mark else text.count("\n", 0, getattr(error, "position", 0)) + 1
+        place = Place(source=source, line=line)
         raise BadConfig(f"{place}: this is no YAML; mend its indentation, colons, quotes and brackets") from None
 
 
@@ -57,7 +58,7 @@ class _Reading:
         if self._count > MOST or id(written) in self._open:
             raise BadConfig(f"{self._place(written)}: this repeats itself without end; write it out")
         if not isinstance(written, (MappingNode, SequenceNode)):
-            return Node(self._loader.construct_object(written), self._place(written))
+            return Node(self._value(written), self._place(written))
         self._open.add(id(written))
         below = (
             dict(self._pairs(written))
@@ -67,15 +68,30 @@ class _Reading:
         self._open.discard(id(written))
         return Node(below, self._place(written))
 
+    def _value(self, written: Written) -> Scalar:
+        try:
+            value: Scalar = self._loader.construct_object(written)
+        except ValueError:
+            raise BadConfig(f"{self._place(written)}: this is no number or date that there is; quote it") from None
+        if isinstance(value, str) and "\0" in value:
+            raise BadConfig(f"{self._place(written)}: this has a character of number 0 in it; leave that out")
+        return value
+
     def _pairs(self, written: MappingNode) -> Iterator[tuple[str, Node]]:
         """Yield keys and values, those of a `<<` first: the mapping's own win."""
         own = [pair for pair in written.value if pair[0].tag != "tag:yaml.org,2002:merge"]
         for key, value in written.value:
             if key.tag == "tag:yaml.org,2002:merge":
                 for each in reversed(value.value if value.id == "sequence" else [value]):
+                    if each.id != "mapping":
+                        raise BadConfig(
+                            f"{self._place(key)}: << takes over a mapping; write <<: *NAME with the name of one"
+                        )
                     yield from self._node(each).children.items()
         lines: dict[str, int] = {}
         for key, value in own:
+            if key.id != "scalar":
+                raise BadConfig(f"{self._place(key)}: a key is one word; write it without brackets")
             name, line = str(key.value), key.start_mark.line + 1
             if name in lines:
                 raise BadConfig(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gymsdk.configuration import builtin, documents
@@ -39,8 +39,9 @@ class Files:
             yield from self.named([(str(path), Place(source=self._shown(path)))])
 
     def _one(self, entry: str, place: Place, beside: Path | None) -> Iterator[Node]:
-        path = self._found(entry, beside)
-        text = self._builtin(entry, place) if path is None else _text(path)
+        folders = [beside, self._folder] if beside else [self._folder]
+        path = next((path for folder in folders if (path := folder / entry).is_file()), None)
+        text = self._builtin(entry, place, folders) if path is None else _text(path, self._shown(path))
         source = f"built-in {entry}" if path is None else self._shown(path)
         identity = entry if path is None else str(path.resolve())
         if identity in self._open:
@@ -58,17 +59,15 @@ class Files:
             del self._open[identity]
         yield spelled(root.without(INCLUDES))
 
-    def _found(self, entry: str, beside: Path | None) -> Path | None:
-        folders = [beside, self._folder] if beside else [self._folder]
-        return next((path for folder in folders if (path := folder / entry).is_file()), None)
-
-    def _builtin(self, entry: str, place: Place) -> str:
+    def _builtin(self, entry: str, place: Place, folders: Iterable[Path]) -> str:
         try:
             text = builtin.text(entry)
         except BadConfig as error:
             raise BadConfig(f"{place}: {entry}: {error}") from None
         if text is not None:
             return text
+        if any((folder / entry).is_dir() for folder in folders):
+            raise BadConfig(f"{place}: {entry} is a folder; name a file in it")
         there = [each.name for pattern in ("*.yaml", "*.yml") for each in self._folder.glob(pattern)]
         near = suggestion(entry, there, "a path is looked up beside the file that names it, then in the folder")
         raise BadConfig(f"{place}: there is no file {entry}{near}")
@@ -105,8 +104,13 @@ def _mapping(root: Node) -> Node:
     raise BadConfig(f"{root.place}: a configuration is made of `key: value` lines, as in default_host: 127.0.0.1")
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, shown: str) -> str:
+    read = b""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: this cannot be read ({type(error).__name__}); give a file of UTF-8 text") from None
+        read = path.read_bytes()
+        return read.decode()
+    except UnicodeDecodeError as error:
+        line = read.count(b"\n", 0, error.start) + 1
+        raise BadConfig(f"{shown}:{line}: this cannot be read ({type(error).__name__}); give UTF-8 text") from None
+    except OSError as error:
+        raise BadConfig(f"{shown}: this cannot be read ({error.strerror}); give a file of UTF-8 text") from None

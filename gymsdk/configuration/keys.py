@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from fnmatch import fnmatchcase
 
 POLICY = ("policy_base_url", "policy_api_key", "policy_model_name")
@@ -175,7 +174,7 @@ def is_ignored(key: str) -> bool:
     return key in IGNORED or any(fnmatchcase(key, pattern) for pattern in IGNORED_LIKE if key not in USED)
 
 
-def known(implementation: str) -> Collection[str]:
+def known(implementation: str) -> frozenset[str]:
     """Give every key that may stand under *implementation*, if it is no environment's."""
     return BLOCK | BLOCK_IGNORED | IMPLEMENTATION.get(implementation, frozenset()) | ignored(implementation)
 

@@ -72,6 +72,13 @@ class Node:
             else:
                 yield (*trail, key), node
 
+    def places(self, trail: Trail = ()) -> Iterator[tuple[Trail, Place]]:
+        """Yield the place of everything beneath, mappings and lists too."""
+        for key, node in _parts(self):
+            yield (*trail, key), node.place
+            if isinstance(node.value, (dict, list)):
+                yield from node.places((*trail, key))
+
 
 def _below(node: Node, key: str) -> Node | None:
     if isinstance(node.value, list):

@@ -11,9 +11,9 @@ from pydantic import SecretStr
 from gymsdk import addresses
 from gymsdk.configuration.deployment import Player, Policy
 from gymsdk.configuration.nodes import Node, plain
-from gymsdk.configuration.places import Problems, Trail, dotted
-from gymsdk.errors import BadModelOption
-from gymsdk.settings import VARIABLES, options
+from gymsdk.configuration.places import Place, Problems, Trail, dotted
+from gymsdk.errors import BadModelOption, suggestion
+from gymsdk.settings import PROVIDERS, VARIABLES, options
 
 OPENAI = "https://api.openai.com/"
 SAME = ("api", "timeout", "retries", "thoughts", "pinned", "extra_body", "chat_template_kwargs", "headers", "tokens")
@@ -38,9 +38,19 @@ def player(implementation: str, node: Node, policy: Policy, trail: Trail, proble
     try:
         options(found.name, found.options)
     except BadModelOption as error:
-        problems.add(node.place, f"{dotted(trail)}: {error}")
+        problems.add(_place(implementation, node, error), f"{dotted(trail)}: {error}")
         return None
     return found
+
+
+def _place(implementation: str, node: Node, error: BadModelOption) -> Place:
+    """Give the place of the key that *error* is about, however that is called in *node*."""
+    options_ = [way[0] for way, _ in error.about]
+    called = {
+        **{option: key for key, option in RENAMED.items() if key in node.children},
+        "base_url": endpoint(implementation)[0],
+    }
+    return node.place_of(tuple(called.get(option, option) for option in options_))
 
 
 class _Reading:
@@ -59,11 +69,18 @@ class _Reading:
         """Give the player of a `gymsdk_model`: its model is named `provider/name`."""
         name = str(self._values.get("model", "scripted/oracle"))
         provider, _, rest = name.partition("/")
+        if provider not in PROVIDERS:
+            self._unknown(provider)
+            return None
         if provider == "scripted":
             # It plays here: no endpoint, and no key of one.
             return Player(name=name, options=self._same())
         if not rest:
             rest = self._name() or ""
+        if "@http" in rest:
+            # It carries an address of its own, where the policy's key has no business.
+            own = self._values.get(self._keys[1])
+            return Player(name=name, options=({"api_key": SecretStr(str(own))} if own else {}) | self._same())
         base_urls = self._base_urls()
         if base_urls is None and provider != "openai":
             self._absent("base URL", self._keys[0], "policy_base_url")
@@ -119,6 +136,12 @@ class _Reading:
             name = RENAMED.get(key, key)
             if name in SAME and value not in ({}, False):
                 yield name, _hidden(value) if name == "headers" and isinstance(value, dict) else value
+
+    def _unknown(self, provider: str) -> None:
+        known = ", ".join(f"{each}/NAME" for each in PROVIDERS)
+        near = suggestion(provider, PROVIDERS, f"a model is one of {known}")
+        place = self._node.place_of(("model",))
+        self._problems.add(place, f"{dotted((*self._trail, 'model'))}: there is no provider {provider!r}{near}")
 
     def _absent(self, what: str, key: str, setting: str) -> None:
         self._problems.add(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,30 @@ from gymsdk.configuration.consistency import check_ports, check_references, comp
 from gymsdk.configuration.deployment import Deployment
 from gymsdk.configuration.files import INCLUDES, Files, included, open_to_others
 from gymsdk.configuration.inheriting import inherited
-from gymsdk.configuration.kinds import KINDS, kind_of, spelled
+from gymsdk.configuration.kinds import KINDS, MODELS, POLICY, kind_of, spelled
 from gymsdk.configuration.nodes import Node, merged, node_of, swept
 from gymsdk.configuration.overrides import Override, applied, parsed
-from gymsdk.configuration.places import COMMAND, DEFAULT, HANDED, Place, Problems
+from gymsdk.configuration.places import COMMAND, DEFAULT, HANDED, SHORTEST, Place, Problems, dotted
 from gymsdk.configuration.resolving import referred, resolved
 from gymsdk.configuration.showing import settings
 from gymsdk.errors import suggestion
-from gymsdk.settings import FILES
+from gymsdk.settings import FILES, VARIABLES
 
 EMPTY = Node({}, DEFAULT)
 
 
-def read(paths: Sequence[Path | str] = (), overrides: Sequence[str] = (), *, folder: Path | None = None) -> Deployment:
+def read(
+    paths: Sequence[Path | str] = (),
+    overrides: Sequence[str] = (),
+    *,
+    folder: Path | None = None,
+    played: bool = False,
+) -> Deployment:
     """Give the deployment that *paths* describe, those of `config_paths` included, with *overrides* laid over it.
 
-    Files are looked up in *folder*, by default the current one, whose `env.yaml` and `.env.yaml` win over them.
-    Raises `BadConfig` with a line for everything that is wrong.
+    Files are looked up in *folder*, by default the current one, whose `env.yaml` and `.env.yaml` win over them. Where
+    it is *played* by a model that is named otherwise, the policy's model server need not be there, nor be right: a
+    scripted policy stands for it. Raises `BadConfig` with a line for everything that is wrong.
     """
     problems, home = Problems(), folder or Path()
     given = parsed(overrides, problems)
@@ -37,7 +44,8 @@ def read(paths: Sequence[Path | str] = (), overrides: Sequence[str] = (), *, fol
     entries += [entry for each in given if each.trail == (INCLUDES,) for entry in _entries(each, problems)]
     under = _files(entries, [home / name for name in FILES], home, problems)
     rest = [each for each in given if each.trail != (INCLUDES,)]
-    return _deployment(applied(under, rest, problems), home, problems)
+    found = _deployment(applied(under, rest, problems), home, problems, played=played)
+    return found.model_copy(update={"notes": (*found.notes, *_exposed(rest))})
 
 
 def from_mapping(given: Mapping[str, Any], *, folder: Path | None = None, env_file: Path | None = None) -> Deployment:
@@ -59,6 +67,23 @@ def _plain(given: Mapping[str, Any]) -> Any:
     return OmegaConf.to_container(given, resolve=False) if OmegaConf.is_config(given) else dict(given)
 
 
+def _exposed(overrides: Iterable[Override]) -> Iterator[str]:
+    """Yield a sentence for each secret among *overrides*; one that only refers to a variable is none."""
+    for each in overrides:
+        value = each.value.value if each.value is not None else None
+        if isinstance(value, str) and len(value) >= SHORTEST and "${" not in value and veiling.is_secret(each.trail):
+            instead = f"{VARIABLES[policy.KEY]}, or env.yaml" if each.trail == (policy.KEY,) else "a file, or env.yaml"
+            yield veiling.exposed(dotted(each.trail), instead)
+
+
+def _played(root: Node) -> Node:
+    """Give *root* with a policy that needs nothing, unless what is called so is of another kind."""
+    there = root.at(POLICY)
+    if there is not None and MODELS not in there.children:
+        return root
+    return root.with_key(POLICY, node_of({MODELS: {"gymsdk_model": {"model": "scripted/oracle"}}}, COMMAND))
+
+
 def _entries(override: Override, problems: Problems) -> list[tuple[str, Place]]:
     if override.value is None:
         return []
@@ -74,8 +99,10 @@ def _files(entries: list[tuple[str, Place]], beside: Iterable[Path], folder: Pat
     return reduce(merged, layers, EMPTY)
 
 
-def _deployment(root: Node, folder: Path, problems: Problems) -> Deployment:
+def _deployment(root: Node, folder: Path, problems: Problems, *, played: bool = False) -> Deployment:
     root = swept(inherited(root, problems))
+    # What somebody refers to by `${policy_model.…}` has to be there until that is put in.
+    root = _played(root) if played and POLICY not in referred(root) else root
     root, notes = policy.completed(root)
     notes += _readable(root, folder)
     problems.secrets |= veiling.secrets(root)
@@ -87,6 +114,7 @@ def _deployment(root: Node, folder: Path, problems: Problems) -> Deployment:
         # What does not resolve is missing further down: only it is told.
         problems.join(unresolved)
         problems.check()
+    known = _played(known) if played else known
     found = top.read(known, folder, problems)
     blocks = Blocks(known, found.policy, folder, problems)
     servers = blocks.read()
@@ -116,7 +144,9 @@ def _sorted_out(root: Node, problems: Problems) -> tuple[Node, set[str]]:
     ignored = {key for key, node in unknown.items() if keys.is_ignored(key) or _is_anothers(key, node)}
     for key, node in unknown.items():
         if key not in ignored:
-            problems.add(node.place, _complaint(key, node))
+            # On the command line a name near that of a server is a slip.
+            near = [each for each in root.children if each not in unknown] if node.place == COMMAND else []
+            problems.add(node.place, _complaint(key, node, near))
     return root.without(*unknown), ignored
 
 
@@ -125,13 +155,13 @@ def _is_anothers(key: str, node: Node) -> bool:
     return node.place.source in FILES and not node.is_mapping and not suggestion(key, keys.USED)
 
 
-def _complaint(key: str, node: Node) -> str:
+def _complaint(key: str, node: Node, servers: Iterable[str]) -> str:
     kinds = [kind for each in node.children if (kind := kind_of(each))]
     if kinds:
         return f"{key} says no kind of server; write {kinds[0]}: above {next(iter(node.children))}:"
     near = next(filter(None, (suggestion(each, KINDS) for each in node.children)), "")
     if near:
         return f"{key} has no kind of server{near}"
-    known = (*keys.USED, *keys.IGNORED)
+    known = (*keys.USED, *keys.IGNORED, *servers)
     told = suggestion(key, known, "a server is written NAME: {KIND: {IMPLEMENTATION: {…}}}" if node.is_mapping else "")
     return f"there is no setting {key!r}{told or '; leave it out, or refer to it with ${' + key + '}'}"

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 MISSING = "???"
 MARK = "${"
 VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*\}")
+REFERENCE = re.compile(r"\$\{\s*([A-Za-z_][\w-]*(?:\.[\w-]+)*)\s*\}")
+RESOLVER = re.compile(r"\$\{\s*([A-Za-z_][\w.]*):")
+REFERRING = "write ${key.of.another}, or ${oc.env:VARIABLE}"
 ROOT = re.compile(r"\$\{([A-Za-z_]\w*)[.}\[]")
 
 
@@ -100,8 +103,12 @@ class _Resolving:
         try:
             found = self._found(trail)
             return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-        except (OmegaConfBaseException, RecursionError):
-            self._problems.add(place, f"{dotted(trail)} refers to what is not there: {self._said(text)}")
+        except (OmegaConfBaseException, RecursionError) as error:
+            if isinstance(error, RecursionError) or "ecursive" in str(error):
+                said = "refers to itself in the end; write what it is to be"
+            else:
+                said = f"refers to what is not there: {self._said(text)}"
+            self._problems.add(place, f"{dotted(trail)} {said}")
             return None
 
     def _found(self, trail: Trail) -> Any:
@@ -115,10 +122,31 @@ class _Resolving:
         unset = [name for name in VARIABLE.findall(text) if name not in os.environ]
         if unset:
             return f"set the environment variable {unset[0]}, or write ${{oc.env:{unset[0]},DEFAULT}}"
-        absent = [name for name in ROOT.findall(text) if name not in self._root.children]
-        if absent:
-            return f"nothing is called {absent[0]!r}{suggestion(absent[0], self._root.children)}"
+        if unknown := next((name for name in RESOLVER.findall(text) if not _is_resolver(name)), None):
+            known = ("oc.env", "inherit_from", "copy")
+            return f"nobody knows {unknown}:{suggestion(unknown, known, REFERRING)}"
+        for reference in REFERENCE.findall(text):
+            if absent := self._absent(reference.split(".")):
+                return absent
         return "give the whole way to a key from the top, and see that that one resolves"
+
+    def _absent(self, way: list[str]) -> str:
+        """Give what is not there of *way*, nothing where all of it is."""
+        node = self._root
+        for number, key in enumerate(way, 1):
+            below = node.at(key)
+            if below is None and node.is_mapping:
+                return f"nothing is called {dotted(tuple(way[:number]))!r}{suggestion(key, node.children)}"
+            if below is None:
+                return ""
+            node = below
+        return ""
+
+
+def _is_resolver(name: str) -> bool:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.has_resolver(name)
 
 
 def _is_list(value: object) -> bool:

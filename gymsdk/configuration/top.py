@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from gymsdk.configuration.checking import checked, given, is_given
 from gymsdk.configuration.deployment import HEAD, LOCAL, AnyPort, Deployment, Head, Logs, Policy, Port, Ports, Tls
@@ -22,6 +22,10 @@ LOWEST, HIGHEST = 1024, 65535
 SIMPLE = ("default_host", "advertise_host", "token_file", "insecure")
 
 
+def _several(given: object) -> object:
+    return (given,) if isinstance(given, str) else given
+
+
 class _Switches(BaseModel):
     model_config = ConfigDict(frozen=True, populate_by_name=True)
 
@@ -29,7 +33,11 @@ class _Switches(BaseModel):
     profiling_enabled: bool = False
     policy_api_key: SecretStr | None = None
     policy_model_name: str | None = Field(None, coerce_numbers_to_str=True)
-    policy_base_url: str | tuple[str, ...] = ()
+    policy_base_url: Annotated[tuple[str, ...], BeforeValidator(_several)] = ()
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    profile_dir: str | None = None
+    profiling_results_dirpath: str | None = None
 
 
 class _Head(BaseModel):

@@ -39,6 +39,11 @@ def is_secret(trail: Trail) -> bool:
     return any(_is_secret(key) for key in (trail[SETTINGS:] or trail[-1:]) if not key.isdecimal())
 
 
+def exposed(what: str, instead: str) -> str:
+    """Give the sentence about a secret that stands on the command line."""
+    return f"{what} is on the command line, which everybody on this machine can read; put it into {instead}"
+
+
 def _is_secret(key: str) -> bool:
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower().replace("-", "_")
     if spaced in SHOWN:

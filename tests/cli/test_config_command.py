@@ -28,6 +28,7 @@ def worker(there: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for variable in ("GYMSDK_API_KEY", "GYMSDK_MODEL", "GYMSDK_TOKEN_FILE", "GYMSDK_INSECURE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("GYMSDK_MODEL", "gpt-5")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-nobody")
     path = there / "worker.yaml"
     path.write_text(WORKER)
     return path
@@ -43,7 +44,12 @@ def test_every_setting_says_where_it_comes_from(gymsdk: Command, worker: Path) -
     assert '  host: "192.168.1.101"' in ended.out
     assert "# worker.yaml:8" in ended.out
     assert "sk-tell-nobody" not in ended.out + ended.err
-    assert ended.err == "NeMo Gym's keys that mean nothing here: ray_head_node_address\n"
+    ignored, exposed = ended.err.splitlines()
+    assert ignored == "NeMo Gym's keys that mean nothing here: ray_head_node_address"
+    assert exposed == (
+        "policy_api_key is on the command line, which everybody on this machine can read;"
+        " put it into GYMSDK_API_KEY, or env.yaml"
+    )
 
 
 def test_what_is_shown_is_yaml(gymsdk: Command, worker: Path) -> None:
@@ -79,6 +85,79 @@ def test_a_starting_file_replaces_nothing(gymsdk: Command, there: Path) -> None:
     ended = gymsdk("config", "sums", "--output", "a.yaml")
     assert (ended.code, (there / "a.yaml").read_text()) == (2, "mine")
     assert ended.err == "Error: a.yaml is there and is not replaced; choose another --output\n"
+
+
+def test_a_setting_that_is_mistyped_is_blamed_and_not_the_environment(gymsdk: Command) -> None:
+    ended = gymsdk("config", "sums", "log_levl=info")
+    assert ended.err == "Error: command line: there is no setting 'log_levl'; did you mean 'log_level'?\n"
+    assert ended.code == 2
+
+
+def test_a_file_without_its_option_is_told_where_it_goes(gymsdk: Command) -> None:
+    for command in ("config", "serve"):
+        ended = gymsdk(command, "a.yaml")
+        assert (ended.code, ended.err) == (2, "Error: 'a.yaml' is a file; give it with --config a.yaml\n")
+
+
+MISFIT = """\
+sums:
+  resources_servers:
+    sums:
+      digits: many
+      digts: 2
+other:
+  resources_servers:
+    smus:
+      digits: 2
+policy_model:
+  responses_api_models:
+    gymsdk_model:
+      entrypoint: app.py
+      model: scripted/orakel
+"""
+WRONG = [
+    "sums.yaml:5: sums.resources_servers.sums.digts: no setting of environment 'sums'; did you mean 'digits'?",
+    "sums.yaml:8: other: no environment named 'smus' is installed; did you mean 'sums'?",
+    "sums.yaml:14: policy_model.responses_api_models.gymsdk_model.model: no scripted policy named 'orakel'; did",
+]
+
+
+@pytest.mark.parametrize("words", [("config",), ("serve", "--port", 0), ("serve", "--port", 0, "--separate")])
+def test_what_does_not_fit_an_environment_or_a_model_has_its_line(
+    gymsdk: Command, there: Path, words: tuple[object, ...]
+) -> None:
+    (there / "sums.yaml").write_text(MISFIT)
+    ended = gymsdk(*words, "--config", "sums.yaml")
+    assert ended.code == 2
+    told = sorted(ended.err.removeprefix("Error: ").replace("\nError: ", "\n").splitlines())
+    for line in WRONG:
+        assert any(each.startswith(line) for each in told), told
+    (there / "sums.yaml").write_text(MISFIT.replace("      digts: 2\n", ""))
+    assert (
+        "sums.yaml:4: sums.resources_servers.sums.digits: input should be a valid integer"
+        in gymsdk(*words, "--config", "sums.yaml").err
+    )
+
+
+def test_a_wrong_setting_that_is_a_key_is_not_told(gymsdk: Command, there: Path) -> None:
+    (there / "a.yaml").write_text("sums:\n  resources_servers:\n    sums:\n      key: [sk-12345678]\n")
+    ended = gymsdk("config", "--config", "a.yaml")
+    assert "a.yaml:4: sums.resources_servers.sums.key: input should be a valid string" in ended.err
+    assert "sk-12345678" not in ended.out + ended.err
+    assert "sk-12345678" not in gymsdk("serve", "sums", "--set", 'key=["sk-12345678"]').err
+
+
+def test_a_node_needs_no_environment_that_it_does_not_serve(gymsdk: Command, there: Path) -> None:
+    (there / "a.yaml").write_text(MISFIT.replace("scripted/orakel", "scripted/null"))
+    ended = gymsdk("serve", "--config", "a.yaml", "--role", "model", "--host", "203.0.113.7", "--insecure")
+    assert "203.0.113.7 is no address of this machine" in ended.err
+
+
+def test_a_file_without_servers_is_not_served(gymsdk: Command, there: Path) -> None:
+    (there / "a.yaml").write_text("")
+    ended = gymsdk("serve", "--config", "a.yaml")
+    assert ended.code == 2
+    assert ended.err == "Error: a.yaml names no server to be; `gymsdk config NAME` writes a file that does\n"
 
 
 @pytest.mark.parametrize("words", [("sums", "head_server.port=1"), ("sums", "--config", "a.yaml"), ("smus",)])

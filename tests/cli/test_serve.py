@@ -98,6 +98,31 @@ def test_the_model_that_is_named_plays(served: Served) -> None:
     assert config["policy_model_name"] == "scripted/null"
 
 
+THEIRS = """\
+sums:
+  resources_servers:
+    sums:
+      entrypoint: app.py
+sums_simple_agent:
+  responses_api_agents:
+    simple_agent:
+      entrypoint: app.py
+      resources_server: {type: resources_servers, name: sums}
+      model_server: {type: responses_api_models, name: policy_model}
+"""
+
+
+@pytest.mark.parametrize("words", [("scripted/oracle",), ("vllm/x", "--base-url", "http://127.0.0.1:9/v1")])
+def test_a_file_that_leaves_the_model_to_others_is_served_with_one_named(
+    served: Served, there: Path, words: tuple[str, ...]
+) -> None:
+    (there / "sums.yaml").write_text(THEIRS)
+    _, told = served("--config", "sums.yaml", "--model", *words)
+    assert told["model"] == words[0]
+    if words == ("scripted/oracle",):
+        assert httpx.post(f"{agent(told)}/run", json=row()).json()["reward"] == 1.0
+
+
 def test_a_secret_setting_is_told_to_nobody(served: Served) -> None:
     _, told = served("sums", "--set", "key=s3cr3t")
     said = [httpx.get(f"{told['head']}/{path}").text for path in ("global_config_dict_yaml", "server_instances")]
@@ -193,6 +218,11 @@ def test_a_port_in_use_is_told_in_a_sentence(start: Start) -> None:
         (["sums", "--only", "sums", "--fd", "77", "--head", "http://127.0.0.1:9"], "--fd 77: no socket that listens"),
         (["sums", "--server-port", "sum=1"], "no server 'sum' to give a port; did you mean 'sums'?"),
         (["sums", "--ttl", "inf"], "inf is no finite number"),
+        (
+            ["sums", "--role", "resource"],
+            "--role': 'resource' is not one of 'head', 'resources', 'agent', 'model'; did",
+        ),
+        (["sums", "--log-level", "inf"], "--log-level': 'inf' is not one of 'debug', 'info', 'warning', 'error'; did"),
     ],
 )
 def test_wrong_input_is_refused_before_anything_listens(

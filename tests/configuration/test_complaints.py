@@ -19,11 +19,20 @@ WRONG = [
     ("head_server: here\n", "a.yaml:1: head_server must hold host and port"),
     ("tls_key: k\n", "a.yaml:1: tls_key is given without tls_certificate"),
     ("port_range_low: 9\nport_range_high: 8\n", "a.yaml:1: port_range_low 9 is above port_range_high 8"),
+    ("head_server:\n  port: true\n", "a.yaml:2: head_server.port: a port is a number"),
+    ("head_server:\n  port: 80a\n", "a.yaml:2: head_server.port: input should be a valid integer"),
+    ("tls_key: [1]\ntls_certificate: c\n", "a.yaml:1: tls_key: input should be a valid string"),
+    ("policy_base_url: {a: 1}\n", "a.yaml:1: policy_base_url: input should be a list"),
+    ("disallowed_ports: 3\n", "a.yaml:1: disallowed_ports: input should be a list"),
+    ("model_endpoint_readiness_timeout_seconds: .inf\n", "a.yaml:1: model_endpoint_readiness_timeout_seconds: input"),
+    ("token_file: [1]\n", "a.yaml:1: token_file: input should be a path"),
     ("disallowed_ports: [1, x]\n", "a.yaml:1: disallowed_ports.1: input should be a valid integer"),
     ("a:\n\tb: 1\n", "a.yaml:2: this is no YAML"),
     ("- a\n", "a.yaml:1: a configuration is made of `key: value` lines"),
     ("insecure: true\nlog_level: info\ninsecure: false\n", "a.yaml:3: 'insecure' stands here and in line 1"),
     ("x: &x\n  y: *x\n", "a.yaml:1: this repeats itself without end"),
+    ("x: 1\n\ny: \0\n", "a.yaml:3: this is no YAML"),
+    ("config_paths: [.]\n", "a.yaml:1: . is a folder; name a file in it"),
     ("config_paths: {a: 1}\n", "a.yaml:1: config_paths must be a list of files"),
     ("config_paths: [b.yaml]\n", "a.yaml:1: there is no file b.yaml; did you mean 'a.yaml'?"),
     (
@@ -50,7 +59,7 @@ WRONG = [
         "a.yaml:3: m: local_vllm_model has no counterpart here; start vLLM with `gymsdk serve --launch-vllm`",
     ),
     (MODEL + "      modle: y\n", "a.yaml:6: m.responses_api_models.vllm_model has no setting 'modle'; did you mean"),
-    (MODEL.replace("http://h:1", "h"), "a.yaml:3: m.responses_api_models.vllm_model: option 'base_url' of vllm/x: "),
+    (MODEL.replace("http://h:1", "h"), "a.yaml:4: m.responses_api_models.vllm_model: option 'base_url' of vllm/x: "),
     (
         "m:\n  responses_api_models:\n    vllm_model:\n      model: x\n",
         "a.yaml:3: m.responses_api_models.vllm_model needs the base URL: give base_url there, or policy_base_url",
@@ -58,6 +67,19 @@ WRONG = [
     (
         "m:\n  responses_api_models:\n    gymsdk_model:\n      model: vllm/x\n",
         "a.yaml:3: m.responses_api_models.gymsdk_model needs the base URL: give base_url there, or policy_base_url",
+    ),
+    (
+        "m:\n  responses_api_models:\n    gymsdk_model:\n      model: scriptd/oracle\n",
+        "a.yaml:4: m.responses_api_models.gymsdk_model.model: there is no provider 'scriptd'; did you mean 'scripted'?",
+    ),
+    (
+        "m:\n  responses_api_models:\n    gymsdk_model:\n      model: Qwen/Qwen3-4B\n",
+        "a.yaml:4: m.responses_api_models.gymsdk_model.model: there is no provider 'Qwen'; a model is one of",
+    ),
+    (MODEL + "      timeout: soon\n", "a.yaml:6: m.responses_api_models.vllm_model: option 'timeout' of vllm/x: "),
+    (
+        MODEL + "      default_headers: x\n",
+        "a.yaml:6: m.responses_api_models.vllm_model: option 'headers' of vllm/x: ",
     ),
     (MATH + "      host: [1]\n", "a.yaml:5: math.resources_servers.math.host: input should be a valid string"),
     (MATH.replace("11001", "11000"), "a.yaml:4: math and head_server both have port 11000 of 127.0.0.1"),
@@ -72,6 +94,30 @@ WRONG = [
         "a.yaml:8: a.model_server refers to 'math', which is none of the responses_api_models; add a block math",
     ),
     (
+        MATH + AGENT + "      resources_server: {type: resource_server, name: math}\n",
+        "a.yaml:8: a.responses_api_agents.simple_agent.resources_server.type: there is no kind of server '",
+    ),
+    (
+        MATH + AGENT + "      resources_server:\n        name: math\n        type: responses_api_models\n",
+        "a.yaml:10: a.responses_api_agents.simple_agent.resources_server.type is responses_api_models, and what it",
+    ),
+    (
+        MATH + AGENT + "      resources_server: math\n",
+        "a.yaml:8: a.responses_api_agents.simple_agent.resources_server is no reference to a server; write it",
+    ),
+    (
+        MATH + AGENT + "      resorces_server: {type: resources_servers, name: math}\n",
+        "a.yaml:8: a.responses_api_agents.simple_agent has no setting 'resorces_server'; did you mean 'res",
+    ),
+    (
+        MATH + "      judge_model_server: {type: responses_api_model, name: m}\n",
+        "a.yaml:5: math.resources_servers.math.judge_model_server.type: there is no kind of server 'resp",
+    ),
+    (
+        MATH + AGENT + "      model_server: {type: responses_api_models, name: policy_model}\n",
+        "a.yaml:8: a.model_server refers to 'policy_model', which is none of the responses_api_models; add a file that",
+    ),
+    (
         MATH + "      datasets:\n      - name: x\n",
         "a.yaml:6: math.resources_servers.math.datasets.0.jsonl_fpath: field required",
     ),
@@ -80,6 +126,9 @@ WRONG = [
         "a.yaml:1: log_dir refers to what is not there: set the environment variable",
     ),
     ("log_dir: ${log_dri}\n", "a.yaml:1: log_dir refers to what is not there: nothing is called 'log_dri'; did you"),
+    (MATH + "log_dir: ${math.prt}\n", "a.yaml:5: log_dir refers to what is not there: nothing is called 'math.prt'"),
+    ("log_dir: ${foo:1}\n", "a.yaml:1: log_dir refers to what is not there: nobody knows foo:; write ${key.of"),
+    ("log_dir: ${log_dir}\n", "a.yaml:1: log_dir refers to itself in the end"),
     ("\nlog_dir: ${a\n", "a.yaml:2: log_dir has a ${ that does not close"),
     ("\nlog_dir: ???\n", "a.yaml:2: values that must be given are ???: log_dir (a.yaml:2); write log_dir=VALUE"),
 ]
@@ -142,3 +191,55 @@ def test_a_file_that_multiplies_itself_is_told(complaints: Complaints) -> None:
     levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
     [line] = complaints(f"a0: &a0 [1]\n{levels}")
     assert "this repeats itself without end" in line
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("+a.b=c", "command line: there is no setting 'a'; a server is written"),
+        ("++a=b", "command line: there is no setting 'a'; leave it out"),
+        ("~a", "command line: there is no a to delete"),
+        ("+", "command line: '+' is no setting; write it as key=value"),
+        ("maths.math.port=1", "command line: there is no setting 'maths'; did you mean 'math'?"),
+        ("head_server.prt=1", "command line: head_server has no setting 'prt'; did you mean 'port'?"),
+        ("math.math.port=80a", "command line: math.resources_servers.math.port: input should be a valid integer"),
+    ],
+)
+def test_an_override_that_is_wrong_is_one_sentence_too(complaints: Complaints, override: str, line: str) -> None:
+    [told] = complaints(MATH, override)
+    assert told.startswith(line)
+
+
+def test_a_key_on_the_command_line_is_said_to_be_told(write: Write) -> None:
+    write("a.yaml", MODEL)
+    [note] = read(["a.yaml"], ["m.vllm_model.api_key=sk-12345678"]).notes
+    assert note.startswith("m.vllm_model.api_key is on the command line, which everybody on this machine can read")
+    assert "sk-12345678" not in note
+    assert read(["a.yaml"], ["m.vllm_model.api_key=${oc.env:HOME}"]).notes == ()
+
+
+@pytest.mark.parametrize(
+    "model", ["", "policy_model:\n  responses_api_models:\n    vllm_model:\n      base_url: ???\n"]
+)
+def test_who_plays_may_be_said_elsewhere(write: Write, model: str) -> None:
+    write("a.yaml", f"{MATH}{AGENT}      model_server: {{type: responses_api_models, name: policy_model}}\n{model}")
+    with pytest.raises(BadConfig):
+        read(["a.yaml"])
+    assert [each.name for each in read(["a.yaml"], played=True).servers] == ["math", "a", "policy_model"]
+
+
+def test_a_policy_that_others_refer_to_is_there_though_another_plays(write: Write) -> None:
+    model = MODEL.replace("m:", "policy_model:", 1)
+    write("a.yaml", f"{model}log_dir: ${{policy_model.responses_api_models.vllm_model.model}}\n")
+    found = read(["a.yaml"], played=True)
+    assert (str(found.logs.folder), found.servers[0].implementation) == ("x", "gymsdk_model")
+
+
+def test_a_type_that_is_mistyped_is_told_with_the_nearest(complaints: Complaints) -> None:
+    [line] = complaints(f"{MATH}{AGENT}      resources_server: {{type: resource_server, name: math}}\n")
+    assert "there is no kind of server 'resource_server'; did you mean 'resources_servers'?" in line
+
+
+def test_a_model_that_another_file_would_have_is_told_how_to_add(complaints: Complaints) -> None:
+    [line] = complaints(f"{MATH}{AGENT}      model_server: {{type: responses_api_models, name: policy_model}}\n")
+    assert line.endswith("add a file that has policy_model (--config FILE), or say who plays: --model scripted/oracle")

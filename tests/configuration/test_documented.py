@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from configuration.conftest import Write
 
 import gymsdk
 from gymsdk import configuration
-from gymsdk.configuration import check_environments, keys
+from gymsdk.cli import fitting
+from gymsdk.configuration import keys
 from gymsdk.errors import BadConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +27,8 @@ FRAGMENT = 7
 TAKEN = {"a colon in a mapping is followed by a space"}
 """What is raised to be told as something else."""
 
-MATH = "math:\n  resources_servers:\n    math:\n"
+MATH = "math:\n  resources_servers:\n    sums:\n"
+MODEL = "m:\n  responses_api_models:\n    gymsdk_model:\n      model: "
 AGENT = "a:\n  responses_api_agents:\n    simple_agent:\n"
 VLLM = "m:\n  responses_api_models:\n    vllm_model:\n"
 THEIRS = "responses_api_models/{0}/configs/{1}.yaml"
@@ -36,7 +39,12 @@ RAISED: dict[str, tuple[str, ...]] = {
     "this repeats itself without end": ("x: &x\n  y: *x\n",),
     "… stands here and in line …": ("insecure: true\ninsecure: false\n",),
     "a configuration is made of …": ("- a\n",),
+    "this is no number or date that there is": (f"log_dir: {'1' * 5000}\n",),
+    "this has a character of number 0 in it": ('log_dir: "\\0"\n',),
+    "a key is one word; …": ("[1]: 2\n",),
+    "<< takes over a mapping; …": ("<<: 3\n",),
     "this cannot be read (…)": ("\udcff",),
+    "… is a folder; name a file in it": ("config_paths: [.]\n",),
     "there is no file …": ("config_paths: [b.yaml]\n",),
     "… includes …; take one of them out of config_paths": ("config_paths: [a.yaml]\n",),
     "config_paths must be a list of files": ("config_paths: {a: 1}\n",),
@@ -53,8 +61,12 @@ RAISED: dict[str, tuple[str, ...]] = {
     "… inherits from …, and so from itself": (f"{MATH}      _copy: math\n",),
     "… has a ${ that does not close": ("log_dir: ${a\n",),
     "… refers to what is not there: set the environment variable …": ("log_dir: ${oc.env:NOT_SET_HERE}\n",),
+    "… refers to what is not there: nobody knows …": ("log_dir: ${foo:1}\n",),
     "… refers to what is not there: nothing is called …": ("log_dir: ${log_dri}\n",),
-    "… refers to what is not there: give the whole way …": ("log_dir: ${head_server.prt}\nhead_server: {port: 1}\n",),
+    "… refers to what is not there: give the whole way …": (
+        "log_dir: ${head_server.port.x}\nhead_server: {port: 1}\n",
+    ),
+    "… refers to itself in the end": ("log_dir: ${log_dir}\n",),
     "values that must be given are ???: …": ("log_dir: ???\n",),
     "there is no setting …": ("lo_level: 2\n",),
     "… says no kind of server": ("m:\n  vllm_model: {}\n",),
@@ -71,14 +83,23 @@ RAISED: dict[str, tuple[str, ...]] = {
     "port_range_low … is above port_range_high …": ("port_range_low: 9\nport_range_high: 8\n",),
     "…: input should be …": ("head_server:\n  port: 70000\n",),
     "…: field required": (f"{MATH}      datasets:\n      - name: x\n",),
+    "there is no provider …": (f"{MODEL}scriptd/oracle\n",),
     "… needs the …: give … there, or …": (f"{VLLM}      model: x\n",),
     "option … of …: …": (f"{VLLM}      model: x\n      base_url: h\n",),
+    "… is no reference to a server": (f"{AGENT}      resources_server: math\n",),
+    "… there is no kind of server …": (f"{AGENT}      resources_server: {{type: resource_server, name: math}}\n",),
+    "….type is …, and what it refers to is one of …": (
+        f"{AGENT}      resources_server: {{type: responses_api_models, name: math}}\n",
+    ),
+    "….name is no server's name": (f"{AGENT}      resources_server: {{type: resources_servers, name: [1]}}\n",),
     "… refers to …, which is none of the …": (
         f"{AGENT}      resources_server: {{type: resources_servers, name: mth}}\n",
     ),
     "… has port …, which disallowed_ports forbids": (f"{MATH}      port: 11001\ndisallowed_ports: [11001]\n",),
     "… and … both have port … of …": (f"{MATH}      port: 11000\n",),
-    "… no environment named … is installed": (MATH.replace("    math:", "    mth:"),),
+    "… no environment named … is installed": (MATH.replace("    sums:", "    smus:"),),
+    "… no setting of environment …": (f"{MATH}      digts: 1\n",),
+    "… no scripted policy named …": (f"{MODEL}scripted/orakel\n",),
 }
 """What is written, and given on the command line, for each row of the table."""
 
@@ -92,12 +113,15 @@ def test_every_row_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("sentence", "cure"), ROWS, ids=lambda each: each[:40])
-def test_a_complaint_of_the_page_is_what_is_said(sentence: str, cure: str, write: Write) -> None:
+def test_a_complaint_of_the_page_is_what_is_said(
+    sentence: str, cure: str, write: Write, installed: Callable[..., Path]
+) -> None:
+    installed()
     text, *overrides = RAISED[sentence]
     path = write("a.yaml", "")
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(BadConfig) as caught:
-        check_environments(configuration.read(["a.yaml"], overrides), {"math"})
+        fitting.check(configuration.read(["a.yaml"], overrides))
     [line] = str(caught.value).splitlines()
     assert re.match(rf"(a\.yaml(:\d+)?|command line): (.*: )?{pattern(sentence)}", line)
     assert cure

@@ -146,3 +146,9 @@ def test_an_environment_server_has_its_episodes_time(write: Write) -> None:
     found = read(["a.yaml"])
     assert found.servers[0].part == Agent(seconds=30)
     assert found.ignored == ("max_concurrent_episodes",)
+
+
+def test_a_model_with_an_address_of_its_own_is_not_given_the_policys_key(write: Write) -> None:
+    write("a.yaml", f"policy_base_url: http://a:1\npolicy_api_key: hush\n{OURS}vllm/x@http://b:2/v1\n")
+    part = player(read(["a.yaml"]))
+    assert (part.name, dict(part.options)) == ("vllm/x@http://b:2/v1", {})

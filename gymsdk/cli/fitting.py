@@ -1,0 +1,87 @@
+"""Fitting: whether the environments and models that a configuration names are there, and take what it gives them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gymsdk.errors import BadConfig, UnknownModel, UsageError
+
+if TYPE_CHECKING:
+    from gymsdk.configuration import Block, Deployment, Player
+
+Wrong: TypeAlias = tuple[tuple[str, ...], str]
+"""The keys that lead to a setting of a server, and a sentence about it."""
+
+
+def check(deployment: Deployment, blocks: Collection[Block] | None = None) -> None:
+    """Raise `BadConfig` with a line for all that does not fit of *blocks*, by default every server there is.
+
+    Raises `BrokenEnvironment` where an installed environment cannot be loaded.
+    """
+    from gymsdk import configuration
+    from gymsdk.configuration.places import Problems, dotted
+    from gymsdk.plugins.registry import installed
+
+    chosen = deployment.servers if blocks is None else tuple(blocks)
+    problems, known = Problems(), installed()
+    try:
+        configuration.check_environments(deployment.model_copy(update={"servers": chosen}), known)
+    except BadConfig as error:
+        problems.keep(error)
+    for block in chosen:
+        problems.secrets |= _secrets(block)
+        for way, sentence in _wrong(block, known):
+            whole = dotted((block.name, block.kind, block.implementation, *way))
+            problems.add(block.place_of(way), f"{whole}: {sentence}")
+    problems.check()
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse a file where an environment would be named; raises `UsageError`."""
+    if file := next((name for name in names if re.fullmatch(r".*\.ya?ml", name)), None):
+        raise UsageError(f"{file!r} is a file; give it with --config {file}")
+
+
+def _wrong(block: Block, known: Collection[str]) -> Iterable[Wrong]:
+    from gymsdk.configuration import Player as Named
+    from gymsdk.configuration import Resources
+
+    if isinstance(block.part, Resources):
+        there = block.part.environment in known
+        return _of_environment(block.part.environment, block.settings) if there else ()
+    return _of_model(block.part) if isinstance(block.part, Named) else ()
+
+
+def _of_environment(name: str, settings: Mapping[str, Any]) -> Iterator[Wrong]:
+    from gymsdk.plugins import registry
+
+    try:
+        registry.load(name, **settings)
+    except UsageError as error:
+        yield from error.about or [((), str(error))]
+
+
+def _of_model(player: Player) -> Iterator[Wrong]:
+    from gymsdk.models.registry import ASKED, model
+
+    try:
+        model(player.name, **player.options)
+    except UnknownModel as error:
+        yield ("model",), str(error)
+    except UsageError as error:
+        played_here = player.name.startswith("scripted/")
+        sent = next((key for key in ASKED if player.options.get(key)), "model")
+        yield (sent,) if played_here else (), str(error)
+
+
+def _secrets(block: Block) -> set[str]:
+    """Give the texts among the settings of *block* that nobody may read."""
+    from gymsdk.configuration.nodes import Node, node_of
+    from gymsdk.configuration.veiling import secrets
+
+    told = node_of(dict(block.settings), block.place)
+    for key in (block.implementation, block.kind, block.name):
+        told = Node({key: told}, block.place)
+    return secrets(told)
