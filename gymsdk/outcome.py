@@ -46,11 +46,13 @@ class Rollout(BaseModel):
     *reward* and *verdict* are there if and only if *outcome* is `scored`, *failure* if and only if it is not.
     *sampling* went over the row's own parameters, *opening* is what the policy was shown first.
     *response* is the last model answer with every item of the episode as its output and the usage summed.
+    *rollout_id* is what the servers' logs call it, where servers played it under another name than *id*.
     """
 
     model_config = ConfigDict(frozen=True)
 
     id: str
+    rollout_id: str = ""
     environment: str
     row: Row
     seed: int

@@ -125,7 +125,9 @@ class Recorder:
     async def _played(self) -> None:
         dealt = await self._dealt()
         self._left -= len(dealt)
-        for each in await asyncio.gather(*map(self._recorded, dealt)):
+        async with asyncio.TaskGroup() as group:
+            playing = [group.create_task(self._recorded(each)) for each in dealt]
+        for each in (task.result() for task in playing):
             if each is not None and self.found.lacks(each):
                 self._size += each.size
                 self.found.add(each)

@@ -18,7 +18,7 @@ from gymsdk.convert.dialect import dialect as spoken
 from gymsdk.convert.extras import TEMPLATE
 from gymsdk.discretion import discreet
 from gymsdk.errors import Failed
-from gymsdk.replicas import LOST, ONCE, Final, Replicas, sticky
+from gymsdk.replicas import LOST, Final, Replicas, sticky
 from gymsdk.settings import ModelOptions
 from gymsdk.transcript import Item
 from gymsdk.types import Episode
@@ -138,7 +138,7 @@ class Upstream:
         bearer = {"Authorization": SecretStr(f"Bearer {key.get_secret_value()}")} if key else {}
         at = f"{url.rstrip('/')}/models"
         try:
-            answer = await http.get(at, headers=bearer | dict(self.options.headers), timeout=LOOK, retry=ONCE)
+            answer = await http.get(at, headers=bearer | dict(self.options.headers), timeout=LOOK, retry=http.ONCE)
         except Failed as error:
             why = str(error).removeprefix(f"cannot reach {http.host(url)}: ").removeprefix(f"{http.host(url)} ")
             return f"{who} does not answer yet: {why}"
@@ -194,6 +194,39 @@ class _Call:
         if wire.overflowed(answer.status, answer.body):
             return True
         return bool(self.asked.get("tools") and misfits.mend(answer.text))
+
+
+class Endpoint:
+    """The model *name* of a server, or of several that serve it, asked with *defaults* where nobody says otherwise.
+
+    *provider* is what stands before its name.
+    """
+
+    def __init__(
+        self, name: str, options: ModelOptions, *, provider: str = "endpoint", defaults: Item | None = None
+    ) -> None:
+        self.name = name
+        self._provider = provider
+        dialect = spoken(options.api or "chat", thoughts=options.thoughts or "field")
+        self._upstream = Upstream(name, options, dialect, defaults=defaults)
+
+    def __repr__(self) -> str:
+        return f"{self._provider}/{self._upstream!r}"
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        """Give the server's answer to *request* as a Response; a prompt that does not fit makes it incomplete."""
+        return await self._upstream.respond(request, episode=episode)
+
+    async def count(self, request: Item) -> int | None:
+        """Give how many tokens the prompt of *request* has, `None` where the server cannot tell."""
+        return await self._upstream.count(request)
+
+    async def trouble(self) -> str | None:
+        """Give what is wrong with one of its servers, `None` where nothing can be seen."""
+        return await self._upstream.trouble()
+
+    async def aclose(self) -> None:
+        """Nothing to release: connections are shared, and close with the event loop."""
 
 
 def _ends_right(url: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gymsdk import http
@@ -27,9 +27,9 @@ class Reading:
     open: int
 
 
-async def reading(urls: Iterable[str], headers: http.Headers | None = None) -> Reading:
-    """Give what the servers at *urls* say, asked with *headers*; one that tells nothing has been asked nothing."""
-    answers = await asyncio.gather(*(http.get(f"{url}/metrics", headers=headers, timeout=30.0) for url in urls))
+async def reading(urls: Iterable[str], carried: Callable[[str], http.Headers]) -> Reading:
+    """Give what the servers at *urls* say, asked with what is *carried* there; who tells nothing was asked nothing."""
+    answers = await asyncio.gather(*(http.get(f"{url}/metrics", headers=carried(url), timeout=30.0) for url in urls))
     samples = [sample for answer in answers if answer.ok for sample in _samples(answer.text)]
     requests = Counter[str]()
     for name, server, route, value in samples:

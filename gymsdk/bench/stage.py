@@ -80,7 +80,8 @@ async def joined(head: str) -> Stage:
 async def _pids(known: Served) -> dict[str, int]:
     """Give the processes of a head's servers, one name for each; none where they are another machine's."""
     client = known.client
-    answer = await http.get(f"{client.head}/server_instances", headers=client.headers, timeout=30.0)
+    url = f"{client.head}/server_instances"
+    answer = await http.get(url, headers=client.carried(url), timeout=30.0)
     told = answer.json() if answer.ok else []
     found = {each["pid"]: str(each.get("process_name")) for each in told if _is_here(each)}
     return {SERVERS: next(iter(found))} if len(found) == 1 else {name: pid for pid, name in found.items()}

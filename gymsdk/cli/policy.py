@@ -8,16 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import orjson
 import typer
 
-from gymsdk.cli import options
+from gymsdk.cli import faults, options
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
-    from gymsdk.servers.policy import Faults
     from gymsdk.types import Model
 
 app = typer.Typer(help="Serve a scripted policy as an engine would be.", no_args_is_help=True)
@@ -52,10 +51,6 @@ class _Asked:
             raise UsageError(f"--{named} is the oracle's, and {self.kind} knows no tasks; leave it out")
 
 
-def _share(words: str) -> Any:
-    return typer.Option(min=0, max=1, metavar="SHARE", callback=options.finite, help=words)
-
-
 @app.command()
 def serve(  # noqa: PLR0913  # each is an option of the command
     kind: Annotated[str, typer.Argument(metavar=KINDS, help="Who plays.", show_default=False)],
@@ -78,33 +73,22 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0 is any.")] = 8000,
     name: Annotated[str, typer.Option(metavar="NAME", help="What the model is called.")] = "policy",
     insecure: Annotated[bool, typer.Option("--insecure", help="Let anybody who reaches the host use it.")] = False,
-    reasoning: Annotated[Literal["field", "tags", "none"], typer.Option(help="How a chat is told thoughts.")] = "field",
-    bundles: Annotated[
-        bool, typer.Option("--bundles", help="Put token ids on a chat's message, as NeMo RL's server does.")
-    ] = False,
-    latency: Annotated[
-        str,
-        typer.Option(metavar="SECONDS", help="What an answer takes: 0.2, 0.1-0.5, exp:MEAN, lognormal:MEDIAN:SIGMA."),
-    ] = "0",
-    errors: Annotated[float, _share("Requests answered 500, 502 or 503.")] = 0.0,
-    limited: Annotated[float, _share("Requests answered 429.")] = 0.0,
-    cuts: Annotated[float, _share("Connections cut before or in the answer.")] = 0.0,
-    malformed: Annotated[float, _share("Answers whose first call has half of its arguments.")] = 0.0,
-    truncated: Annotated[float, _share("Streams that end too early.")] = 0.0,
-    context: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Tokens that a prompt and its answer may have.")
-    ] = None,
-    unparsed: Annotated[
-        bool, typer.Option("--unparsed", help="Leave tool calls in the text, as with the wrong parser of calls.")
-    ] = False,
-    refuse_tools: Annotated[
-        bool, typer.Option("--refuse-tools", help="Refuse tools, as without a parser of calls.")
-    ] = False,
+    reasoning: faults.Reasoning = "field",
+    bundles: faults.Bundles = False,
+    latency: faults.Latency = "0",
+    errors: faults.Errors = 0.0,
+    limited: faults.Limited = 0.0,
+    cuts: faults.Cuts = 0.0,
+    malformed: faults.Malformed = 0.0,
+    truncated: faults.Truncated = 0.0,
+    context: faults.Context = None,
+    unparsed: faults.Unparsed = False,
+    refuse_tools: faults.RefuseTools = False,
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
     """Serve a scripted policy until Ctrl-C: Chat Completions, Responses and Messages, streamed or not."""
-    faults = _faults(
+    ordered = faults.faults(
         latency=latency,
         errors=errors,
         limited=limited,
@@ -123,23 +107,9 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         kind=kind, env=tuple(env), split=split, tasks=tasks, settings=tuple(settings), limit=limit, seed=seed
     )
     asked.check()
-    engine = {"name": name, "faults": faults, "reasoning": reasoning, "bundles": bundles}
+    engine = {"name": name, "faults": ordered, "reasoning": reasoning, "bundles": bundles}
     shown = _Shown(asked, name, out=sys.stdout, json=json)
     _serve(asked, engine, shown, {"host": host, "port": port, "insecure": insecure})
-
-
-def _faults(**given: Any) -> Faults:
-    from pydantic import ValidationError
-
-    from gymsdk.complaints import place, said
-    from gymsdk.servers.policy import Faults
-
-    try:
-        return Faults(**given)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = place(first)
-        raise UsageError(f"--{where}: {said(first)}" if where else f"{said(first)}; lower one of them") from None
 
 
 @asynccontextmanager

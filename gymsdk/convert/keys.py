@@ -95,11 +95,13 @@ _told: set[tuple[str, str]] = set()
 
 def known(body: Item, keys: Collection[str], *, where: str) -> Item:
     """Give *body* without the keys that are neither among *keys* nor an engine's; of each a log tells once."""
-    strange = [key for key in body if key not in keys and key not in ENGINE]
-    for key in strange:
-        if (where, key) not in _told and len(_told) < MOST:
+    kept = {key: value for key, value in body.items() if key in keys or key in ENGINE}
+    if len(kept) == len(body):
+        return body
+    for key in body:
+        if key not in kept and (where, key) not in _told and len(_told) < MOST:
             _told.add((where, key))
             log.warning(
                 "%s has no key %r; it is ignored (metadata.extra_body passes on what an engine takes)", where, key
             )
-    return body if not strange else {key: value for key, value in body.items() if key not in strange}
+    return kept

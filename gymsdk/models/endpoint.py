@@ -2,38 +2,9 @@
 
 from __future__ import annotations
 
-from gymsdk.convert.dialect import dialect
 from gymsdk.settings import ModelOptions, named, reached
-from gymsdk.transcript import Item
-from gymsdk.types import Episode, Model
-from gymsdk.upstream import Upstream
-
-
-class Endpoint:
-    """The model *name* of a server, or of several that serve it."""
-
-    def __init__(self, name: str, options: ModelOptions) -> None:
-        self.name = name
-        spoken = dialect(options.api or "chat", thoughts=options.thoughts or "field")
-        self._upstream = Upstream(name, options, spoken)
-
-    def __repr__(self) -> str:
-        return f"endpoint/{self._upstream!r}"
-
-    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        """Give the server's answer to *request* as a Response; a prompt that does not fit makes it incomplete."""
-        return await self._upstream.respond(request, episode=episode)
-
-    async def count(self, request: Item) -> int | None:
-        """Give how many tokens the prompt of *request* has, `None` where the server cannot tell."""
-        return await self._upstream.count(request)
-
-    async def trouble(self) -> str | None:
-        """Give what is wrong with one of its servers, `None` where nothing can be seen."""
-        return await self._upstream.trouble()
-
-    async def aclose(self) -> None:
-        """Nothing to release: connections are shared, and close with the event loop."""
+from gymsdk.types import Model
+from gymsdk.upstream import Endpoint
 
 
 def build(name: str, options: ModelOptions) -> Model:

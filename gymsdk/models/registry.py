@@ -11,8 +11,8 @@ from pydantic import SecretStr
 
 from gymsdk.addresses import several
 from gymsdk.errors import BadModelOption, UnknownModel, suggestion
+from gymsdk.settings import PROVIDERS, variables
 from gymsdk.settings import options as checked
-from gymsdk.settings import variables
 from gymsdk.types import Model
 from gymsdk.wire import Api
 
@@ -24,8 +24,6 @@ ASKED = {
     "tokens": "leave out tokens (--token-ids), or have token ids of it by `gymsdk policy serve`",
 }
 """Options that are sent, and what to do where nothing is."""
-
-PROVIDERS = ("scripted", "openai", "vllm", "endpoint")
 
 
 def model(

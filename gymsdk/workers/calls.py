@@ -62,9 +62,13 @@ def packed(content: object) -> bytes:
     return data
 
 
-def load(address: str, code: bytes | None) -> Answer:
-    """Find the function of that address, or make it from *code*, and keep it for `execute`."""
+def load(address: str, code: bytes | None, path: list[str]) -> Answer:
+    """Find the function of that address by way of *path*, or make it from *code*, and keep it for `execute`."""
     try:
+        if sys.path != path:
+            # What a notebook adds once it has called something is for what it calls from then on.
+            sys.path[:] = path
+            importlib.invalidate_caches()
         if code is None:
             importlib.import_module(address.partition(":")[0])
         _loaded[address] = find(address).function if code is None else pickle.loads(code)  # noqa: S301 - the host wrote it

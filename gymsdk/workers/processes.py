@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -44,6 +45,7 @@ class Slot:
         self._line: socket.socket | None = None
         self._process = 0
         self._loaded: dict[str, bytes | None] = {}
+        self._path: list[str] = []
 
     @property
     def empty(self) -> bool:
@@ -79,17 +81,18 @@ class Slot:
         return process
 
     async def _load(self, work: Work[..., object], code: bytes | None) -> Answer | None:
-        if work.address in self._loaded and self._loaded[work.address] == code:
+        if work.address in self._loaded and self._loaded[work.address] == code and self._path == sys.path:
             return None
+        path = [*sys.path]
         try:
             async with asyncio.timeout(START_SECONDS):
                 line = self._line or await self._start()
-                answer = await _ask(line, load, work.address, code)
+                answer = await _ask(line, load, work.address, code, path)
         except (OSError, EOFError) as error:  # a timeout is an OSError
             raise _LostBefore(f"it did not come to life ({error!r})") from error
         if answer[0] != "ready":
             return answer
-        self._loaded[work.address] = code
+        self._loaded[work.address], self._path = code, path
         return None
 
     async def _start(self) -> socket.socket:

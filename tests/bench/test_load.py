@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 import gymsdk
-from gymsdk import Model, http, launch
+from gymsdk import Model, ServerClient, http, launch
 from gymsdk.bench.load import Order, loaded
 from gymsdk.bench.meters import between, reading
 from gymsdk.bench.recording import Recording, recorded
@@ -133,10 +134,10 @@ async def test_a_process_that_ended_is_told() -> None:
 
 async def test_a_policy_endpoint_tells_what_it_was_asked_for() -> None:
     async with policy.serve(policy.app(gymsdk.model("scripted/null"))) as url:
-        before = await reading([url.removesuffix("/v1")])
+        before = await reading([url.removesuffix("/v1")], ServerClient(url).carried)
         for body in ({"input": "hi"}, {"input": "ho"}, {}):
             await http.post(f"{url}/responses", body)
-        after = await reading([url.removesuffix("/v1")])
+        after = await reading([url.removesuffix("/v1")], ServerClient(url).carried)
     assert between(before, after) == {"policy": 3}
 
 
@@ -145,7 +146,22 @@ async def test_what_is_open_is_read_too() -> None:
         row = (await right(1)).jobs[0].row
         answer = await stage.served.client.post("sums", "/seed_session", json=row)
         assert answer.ok
-        assert (await reading(stage.metered)).open == 1
+        assert (await reading(stage.metered, stage.served.client.carried)).open == 1
         ours = {CLIENT: "1"}
         await stage.served.client.post("sums", "/close_session", cookies=answer.cookies, headers=ours)
-        assert (await reading(stage.metered)).open == 0
+        assert (await reading(stage.metered, stage.served.client.carried)).open == 0
+
+
+async def test_a_meter_carries_a_token_to_none_but_the_servers_it_is_for() -> None:
+    brought: list[str | None] = []
+
+    async def metrics(request: web.Request) -> web.Response:
+        brought.append(request.headers.get("authorization"))
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with policy.serve(app) as url:
+        for head in ("https://127.0.0.1:1", "http://127.0.0.1:1"):
+            await reading([url.removesuffix("/v1")], ServerClient(head, token="a-token-of-the-head").carried)
+    assert brought == [None, "Bearer a-token-of-the-head"]

@@ -27,6 +27,19 @@ def test_a_key_is_blotted_out_however_it_is_written(secret: str, written: Callab
     assert "sk" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("wrong key any", "wrong key ***"),
+        ("wrong key 'any'", "wrong key '***'"),
+        ("Bearer any, of many", "Bearer ***, of many"),
+        ("anybody may", "anybody may"),
+    ],
+)
+def test_a_short_key_is_blotted_out_as_a_word_and_not_as_a_part_of_others(said: str, kept: str) -> None:
+    assert discretion.blotted(said, [SecretStr("any")]) == kept
+
+
 def test_a_message_is_cut_only_after_its_key_is_blotted_out() -> None:
     for before in range(discretion.LONGEST - 20, discretion.LONGEST):
         with pytest.raises(Failed) as caught, discretion.discreet(SecretStr(KEY)):

@@ -171,6 +171,33 @@ def test_workers_do_not_outlive_a_killed_host(tmp_path: Path) -> None:
     assert asyncio.run(gone(worker))
 
 
+def test_a_worker_finds_what_a_notebook_puts_on_the_path_after_its_first_call(tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    later.mkdir()
+    (later / "inner.py").write_text("TOLD = 'found'\n")
+    (later / "graded.py").write_text(
+        "from gymsdk import offload\n\n@offload()\ndef grade():\n    import inner\n    return inner.TOLD\n"
+    )
+    cell = f"""if True:
+        import asyncio, os, sys
+        from gymsdk import offload
+        @offload()
+        def worker():
+            return os.getpid()
+        @offload()
+        def lazy():
+            import inner
+            return inner.TOLD
+        async def main():
+            before = await worker()
+            sys.path.append({str(later)!r})
+            import graded
+            print(await graded.grade(), await lazy(), await worker() == before)
+        asyncio.run(main())
+    """
+    assert played(cell, folder=tmp_path) == "found found True\n"
+
+
 def test_a_module_that_breaks_when_imported_ahead_breaks_only_what_needs_it(tmp_path: Path) -> None:
     (tmp_path / "crash.py").write_text("import os; os.kill(os.getpid(), 9)")
     script = """if True:

@@ -14,8 +14,8 @@ from gymsdk.addresses import is_loopback
 from gymsdk.convert.faces.face import Trouble
 from gymsdk.errors import UsageError
 from gymsdk.servers.app import answer
-from gymsdk.servers.door import refusals
-from gymsdk.servers.door.routing import App, Receive, Scope, Send
+from gymsdk.servers.door import doorstep, refusals
+from gymsdk.servers.door.routing import QUIET, App, Receive, Scope, Send
 from gymsdk.transcript import Item
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ class Auth:
         if scope["type"] != "lifespan":
             brought = [value for name, value in scope["headers"] if name in NAMES]
             if not fits(brought, self._token):
+                # Who looks whether it is there mostly brings none, and is told by the refusal: a head, a balancer.
+                looking = not brought and scope["path"] in QUIET
+                doorstep.refused(scope, STATUS, scope["path"] if looking else doorstep.REFUSED)
                 told = refusal(scope["path"], wrong=bool(brought))
                 await answer(told, status=STATUS, headers=CHALLENGE)(scope, receive, send)
                 return

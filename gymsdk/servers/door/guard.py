@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from gymsdk.addresses import ANYWHERE, is_loopback
 from gymsdk.servers.app import answer
+from gymsdk.servers.door import doorstep
 from gymsdk.servers.door.routing import App, Receive, Scope, Send
 
 LOOPBACK = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
@@ -43,6 +44,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         status, sentence = refused
+        doorstep.refused(scope, status)
         await answer({"detail": sentence}, status=status)(scope, receive, send)
 
     def _refused(self, scope: Scope) -> tuple[int, str] | None:

@@ -21,7 +21,7 @@ from gymsdk.bounds import GRACE
 from gymsdk.convert.faces.face import Trouble
 from gymsdk.errors import UsageError
 from gymsdk.servers.app import LIMIT, answer
-from gymsdk.servers.door import guard
+from gymsdk.servers.door import doorstep, guard
 from gymsdk.servers.door.auth import Auth
 from gymsdk.servers.door.connection import Connection
 from gymsdk.servers.door.guard import Guard
@@ -70,6 +70,12 @@ def bound_within(host: str, low: int, high: int, *, but: Collection[int] = (), w
         except UsageError:
             continue
     raise UsageError(f"{what} cannot listen: no port of {host} from {low} to {high} is free; widen the range")
+
+
+def port_of(at: socket.socket) -> int:
+    """Give the port that *at* listens at."""
+    port: int = at.getsockname()[1]
+    return port
 
 
 def host_of(at: socket.socket, told: str) -> str:
@@ -191,12 +197,12 @@ class Listener:
             await self._app(scope, receive, send)
             return
         if not scope["raw_path"].startswith(b"/"):
-            await _told("/", NO_PATH)(scope, receive, send)
+            await self._refused("/", NO_PATH, scope, receive, send)
             return
         # As it came: what is further inside may take something off it.
         asked = scope["path"].removeprefix(self._path)
         if self._safety.limits.refuse(scope["headers"]):
-            await _told(asked, TOO_MUCH)(scope, receive, send)
+            await self._refused(asked, TOO_MUCH, scope, receive, send)
             return
         scope[LIMIT] = self._safety.limits.body
         task, begun = asyncio.current_task(), False
@@ -219,6 +225,10 @@ class Listener:
             await _left(receive)
         finally:
             self._answering.discard(task)
+
+    async def _refused(self, path: str, trouble: Trouble, scope: Scope, receive: Receive, send: Send) -> None:
+        doorstep.refused(scope, trouble.status)
+        await _told(path, trouble)(scope, receive, send)
 
 
 def _told(path: str, trouble: Trouble, *, retry_after: int | None = None) -> Response:

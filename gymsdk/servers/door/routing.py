@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
 from gymsdk import spent, trail
+from gymsdk.servers.door import doorstep
 from gymsdk.servers.watching.figures import Figures
 from gymsdk.trail import Trail
 
@@ -102,6 +103,7 @@ class Routing:
     async def _lasting(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Be there for as long as the app is: what it does beside its requests is its server's, too."""
         trail.follow(Trail(self._figures.name))
+        scope.setdefault("state", {})[doorstep.STEP] = doorstep.Doorstep(self._figures)
         if spent.ledger() is not None:
             spent.watch(asyncio.get_running_loop())
         await self._app(scope, receive, send)

@@ -11,6 +11,8 @@ from gymsdk.convert.faces.face import Face, Malformed, Trouble
 from gymsdk.errors import EpisodeError
 from gymsdk.http import Refused as RefusedBehind
 from gymsdk.servers.app import UNAVAILABLE, Refused, answer
+from gymsdk.transcript import Item
+from gymsdk.values import written
 
 BAD, UNFIT, LIMITED, UNABLE, GATEWAY, LATE = 400, 422, 429, 501, 502, 504
 """A wrong request, one nobody can answer here, one that comes too soon; what the engine has not, a bad answer from
@@ -32,6 +34,8 @@ STATUSES = MappingProxyType(
 )
 """The statuses of failures whose kind says whose fault they are."""
 
+DEEP = "the body is nested too deeply"
+
 FINAL = {"x-should-retry": "false"}
 """What tells the SDKs of OpenAI and Anthropic that a failure of the server is one for good."""
 
@@ -48,9 +52,18 @@ def of_request(error: Malformed | Refused | RecursionError) -> Trouble:
     if isinstance(error, Malformed):
         return Trouble(BAD, str(error), param=error.param)
     if isinstance(error, RecursionError):
-        return Trouble(BAD, "the body is nested too deeply")
+        return Trouble(BAD, DEEP)
     # What other servers refuse as unfit, the APIs of models call bad.
     return Trouble(BAD if error.status == UNFIT else error.status, str(error))
+
+
+def of_depth(asked: Item) -> Trouble:
+    """Give the trouble that it is where something is nested too deeply: the request *asked*, or what is said to it."""
+    try:
+        written(asked)
+    except RecursionError:
+        return Trouble(BAD, DEEP)
+    return Trouble(GATEWAY, "the model's answer is nested too deeply to be told", code="model_bad_answer")
 
 
 def told(face: Face, trouble: Trouble, error: EpisodeError | None = None) -> Response:
