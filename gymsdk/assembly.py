@@ -25,8 +25,8 @@ from gymsdk.servers.nodes.elsewhere import Elsewhere
 from gymsdk.servers.nodes.fleet import HEAD, Part
 from gymsdk.servers.nodes.forwarding import Peers
 from gymsdk.servers.nodes.instances import Instances, asking
-from gymsdk.servers.nodes.members import Load, Nodes
 from gymsdk.servers.nodes.node import loads
+from gymsdk.servers.nodes.reports import Load, Nodes
 from gymsdk.servers.nodes.service import Service
 from gymsdk.servers.nodes.spread import Own, Spread
 from gymsdk.servers.watching.figures import Figures
@@ -90,14 +90,16 @@ class Assembly:
         services: Sequence[Service],
         coming: Collection[str],
         place: Callable[[Block], socket.socket | None] = lambda _: None,
+        *,
+        host: str | None = None,
     ) -> list[Part]:
-        """Give what *services* lack, and is not *coming*, to run here: agents, environment servers."""
-        blocks = topology.lacking(services, coming)
+        """Give what *services* lack, and is not *coming*, to run here at *host*: agents, environment servers."""
+        blocks = [each.model_copy(update={"host": host}) for each in topology.lacking(services, coming)]
         for each in blocks:
             self._blocks[each.name] = each
             self._figures[each.name] = Figures(each.name)
             self._services[each.name] = self._service(each)
-        return [Part(self._services[each.name], partial(self._app, each), at=place(each)) for each in blocks]
+        return [Part(self._services[each.name], partial(self._app, each), host, at=place(each)) for each in blocks]
 
     def loads(self) -> Mapping[str, Load]:
         """Give what the servers here have to do."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Self
@@ -10,8 +11,9 @@ from pydantic import SecretStr
 
 from gymsdk import credentials, http, jars
 from gymsdk.addresses import near
-from gymsdk.errors import Failed, UsageError, suggestion
+from gymsdk.errors import Failed, suggestion
 from gymsdk.http import Answer
+from gymsdk.told import value_of
 
 HEAD = "http://127.0.0.1:11000"
 """Where a head is where nobody says otherwise."""
@@ -22,7 +24,20 @@ AGAIN = frozenset({"/verify", "/aggregate_metrics", "/v1/responses", "/v1/chat/c
 VERSION = "gymsdk_version"
 """The key under which the configuration of our own servers says which gymsdk they are of."""
 
+SETTLING = 30.0
+"""Seconds that a head is asked again in, at most, that may hear of more servers: it says itself until when."""
+
+LOOKING = 0.25
+"""Seconds between two questions."""
+
 KINDS = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
+
+
+class Unknown(Failed):
+    """A head knows no server of that name."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, kind="server_unreachable", stage="host", retryable=True)
 
 
 class ServerClient:
@@ -61,7 +76,7 @@ class ServerClient:
         cookies: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Give what the server answers to *json* posted at *url_path*; raises `UsageError` where none has the name."""
+        """Give what the server answers to *json* posted at *url_path*; raises `Unknown` where none has the name."""
         body = {} if json is None else json
         again = url_path in AGAIN
 
@@ -81,7 +96,7 @@ class ServerClient:
         cookies: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Give what the server has at *url_path*; raises `UsageError` where none has the name."""
+        """Give what the server has at *url_path*; raises `Unknown` where none has the name."""
 
         def ask(url: str) -> Awaitable[Answer]:
             sent = self._sent(url, headers, cookies)
@@ -118,18 +133,38 @@ class ServerClient:
             self._servers = None
 
     async def url(self, server_name: str) -> str:
-        """Give the base URL of a server, as the head told it last; raises `UsageError` where it knows none."""
+        """Give the base URL of a server, as the head told it last; raises `Unknown` where it knows none."""
         if self._servers is None or server_name not in self._servers:
-            self._servers = await self.servers()
+            self._servers = dict(_servers(await self.awaited(lambda config: server_name in dict(_servers(config)))))
         if server_name in self._servers:
             return self._servers[server_name]
         known = ", ".join(self._servers) or "none"
         meant = suggestion(server_name, self._servers, f"its servers: {known}")
-        raise UsageError(f"{http.host(self.head)} knows no server {server_name!r}{meant}")
+        raise Unknown(f"{http.host(self.head)} knows no server {server_name!r}{meant}")
 
     async def servers(self) -> dict[str, str]:
         """Give the base URL of every server that the head knows, by name."""
         return dict(_servers(await self.config()))
+
+    async def awaited(self, there: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Give the configuration as soon as all that is wanted is *there*, or no more is to be expected.
+
+        A head that has just begun does not know yet who was there before it.
+        """
+        clock = asyncio.get_running_loop().time
+        until, settled = clock() + SETTLING, False
+        while not there(found := await self.config()) and not settled and clock() < until:
+            settled = await self._settled()
+            if not settled:
+                await asyncio.sleep(LOOKING)
+        return found
+
+    async def _settled(self) -> bool:
+        """Whether the head has had the time to hear of all servers; one of NeMo Gym's says nothing of it."""
+        url = f"{self.head}/nodes"
+        answer = await http.get(url, headers=self.headers, timeout=self._seconds, retry=self._retry)
+        value = value_of(answer) if answer.ok else None
+        return not (isinstance(value, dict) and value.get("settled") is False)
 
     async def config(self) -> dict[str, Any]:
         """Give the configuration the head tells: for each server, by its name, a block of three levels."""

@@ -60,6 +60,9 @@ class Retry(BaseModel):
 
 RETRY = Retry()
 
+ONCE = Retry(times=0)
+"""Not tried again: whoever asks knows better what to do."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

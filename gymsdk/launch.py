@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-import socket
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from typing import Any
 
 from gymsdk import credentials, topology
 from gymsdk.addresses import ANYWHERE, public
@@ -23,19 +20,15 @@ from gymsdk.configuration.deployment import Block, Deployment, Player
 from gymsdk.configuration.kinds import MODELS, POLICY
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError, suggestion
+from gymsdk.hosting import Options, beside_head, socket_of
 from gymsdk.models import registry as models
 from gymsdk.oracle import Oracle
-from gymsdk.servers import resources
-from gymsdk.servers.door import auth
-from gymsdk.servers.door.listener import bound_within
-from gymsdk.servers.door.prefix import prefix
-from gymsdk.servers.door.safety import Limits, Safety, Tls
+from gymsdk.servers.door.safety import Safety
 from gymsdk.servers.nodes.choice import ROUTES
-from gymsdk.servers.nodes.fleet import Fleet, Known, Times
+from gymsdk.servers.nodes.fleet import Fleet, Known
 from gymsdk.servers.nodes.node import is_own, place
 from gymsdk.servers.nodes.service import Service, url
-from gymsdk.sitting import Budget
-from gymsdk.topology import RESOURCES_REF, Role, agent_of, server_of
+from gymsdk.topology import RESOURCES_REF, agent_of, server_of
 from gymsdk.types import Model
 
 __all__ = ["DEFAULT", "HEAD", "POLICY", "Options", "Running", "agent_of", "named", "server_of", "serving"]
@@ -43,61 +36,14 @@ __all__ = ["DEFAULT", "HEAD", "POLICY", "Options", "Running", "agent_of", "named
 HEAD = 11000
 """The port where clients look for a head."""
 
+SUPERVISOR = "GYMSDK_SUPERVISOR"
+"""The environment variable by which those that one process supervises know each other."""
+
 DEFAULT = "scripted/oracle"
 """Who plays where no model is named."""
 
 TAKEN = frozenset({"head_server", "default_host", "policy_model_name", VERSION, ROUTES})
 """Keys of the configuration that are no server's."""
-
-
-class Options(BaseModel):
-    """Where the servers listen and what they may hold: *port* is the head's, *ports* are others' by name, 0 is any.
-
-    A session is closed *ttl* seconds after its last use, and at most *sessions* of an environment are open. *mcp*
-    offers tools over MCP too, *budget* bounds the agents' episodes. Clients show the token in *token_file*, or in the
-    file that GYMSDK_TOKEN_FILE names; without one, only this machine may reach them, unless that is *insecure*.
-
-    *role* and *only* choose which of the servers run here: those of one kind, or the one of that name. With the URL of
-    a *head* they are known there; others are told of them at the host *advertise_host*. *sockets* are there by now, by
-    the name of the server or as `head_server`. Servers without a port have one of a *range*, if that is given, and none
-    that is *disallowed*. A proxy shows the head at *root_path*, and each server beneath that by its name.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
-
-    host: str = "127.0.0.1"
-    port: int = Field(0, ge=0, le=65535)
-    ports: dict[str, Annotated[int, Field(ge=0, le=65535)]] = {}
-    advertise_host: str | None = None
-    insecure: bool = False
-    token_file: Path | None = None
-    tls: Tls | None = None
-    limits: Limits = Limits()
-    ttl: float = Field(resources.TTL, gt=0)
-    sessions: int = Field(resources.CAP, gt=0)
-    mcp: bool = False
-    budget: Budget = Budget()
-    times: Times = Times()
-    role: Role | None = None
-    only: str | None = None
-    head: str | None = None
-    sockets: dict[str, socket.socket] = {}
-    range: tuple[int, int] | None = None
-    disallowed: tuple[int, ...] = ()
-    root_path: Annotated[str, AfterValidator(prefix)] = ""
-
-    def safety(self) -> Safety:
-        """Give what keeps the servers safe; raises `UsageError` where they would not be, or a file is not right."""
-        token = credentials.own(self.token_file)
-        self.check(token, self.host)
-        if self.tls is not None:
-            self.tls.context()
-        return Safety(token=token, tls=self.tls, limits=self.limits)
-
-    def check(self, token: SecretStr | None, *hosts: str) -> None:
-        """Refuse *hosts* where others reach one, and nobody is asked for a *token*; raises `UsageError`."""
-        for host in hosts:
-            auth.check(host, token, insecure=self.insecure or auth.insecure())
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +97,8 @@ async def serving(
         budget=options.budget,
         token=safety.token,
     )
-    fleet = _fleet(assembly, blocks, here, options, safety)
+    wanted = expected(here if options.head else blocks, options, with_model=model is not None)
+    fleet = _fleet(assembly, blocks, here, options, safety, wanted)
     # A task of its own, in which everything begins and ends: whoever opens the context may leave it in another.
     task = asyncio.ensure_future(fleet.run())
     try:
@@ -168,7 +115,7 @@ async def serving(
 async def placed(options: Options, deployment: Deployment | None, safety: Safety) -> Options:
     """Give *options* with the head there is to be: the one that *deployment* names where that answers, else one here.
 
-    Raises `UsageError` where it is to be on another machine, and does not answer in time.
+    Raises `GymsdkError` where it is to be on another machine, and does not answer in time.
     """
     if deployment is None or not deployment.head.given or options.head or "head_server" in options.sockets:
         return options
@@ -218,17 +165,16 @@ def planned(
     return tuple(_at(each, options) for each in blocks)
 
 
+def expected(blocks: Iterable[Block], options: Options, *, with_model: bool) -> list[str]:
+    """Give the names of the servers that there have to be for *blocks* to make rollouts, here or elsewhere."""
+    # An agent that has the model for itself asks no server of it.
+    spared = {POLICY} if with_model and options.role == "agent" else set()
+    return [name for name in topology.needed(blocks) if name not in spared]
+
+
 def named(model: Model) -> str:
     """Give what *model* is called: the name it was asked for by, or its type's."""
     return public(str(getattr(model, "name", type(model).__name__)))
-
-
-def socket_of(block: Block, options: Options) -> socket.socket | None:
-    """Give the socket of a server that is there by now or has to be in a range, `None` where its port says enough."""
-    if block.name in options.sockets or block.port or options.range is None:
-        return options.sockets.get(block.name)
-    host = options.host if block.host is None else block.host
-    return bound_within(host, *options.range, but=options.disallowed, what=block.name)
 
 
 def _told(names: Sequence[str]) -> str:
@@ -260,7 +206,12 @@ def _at(block: Block, options: Options) -> Block:
 
 
 def _fleet(
-    assembly: Assembly, blocks: Sequence[Block], here: Sequence[Block], options: Options, safety: Safety
+    assembly: Assembly,
+    blocks: Sequence[Block],
+    here: Sequence[Block],
+    options: Options,
+    safety: Safety,
+    wanted: Sequence[str],
 ) -> Fleet:
     lasting: dict[str, AbstractAsyncContextManager[Any]] = {
         f"the lifespan of environment {name!r}": each for name, each in assembly.environments.items()
@@ -270,10 +221,11 @@ def _fleet(
         head_url=options.head,
         advertise=options.advertise_host,
         loads=assembly.loads,
-        expected=[each.name for each in blocks],
+        expected=wanted,
         at=options.sockets.get("head_server"),
-        supplied=partial(assembly.supplied, place=partial(socket_of, options=options)),
+        supplied=partial(assembly.supplied, place=partial(socket_of, options=options), host=beside_head(options)),
         path=options.root_path,
+        supervisor=os.environ.get(SUPERVISOR, ""),
     )
     return Fleet(
         assembly.parts({each.name: at for each in here if (at := socket_of(each, options)) is not None}),

@@ -34,7 +34,6 @@ LOST = frozenset({502, 503, 504})
 ASTRAY = frozenset({401, 403, 404})
 """The statuses that may be one server's own fault: another key, another model, another program at its address."""
 
-ONCE = http.Retry(times=0)
 Found: TypeAlias = http.Answer | Failed
 Watch: TypeAlias = Callable[[str, Coroutine[Any, Any, http.Answer]], Awaitable[http.Answer]]
 """Waits for what the replica at a URL answers; it may give up on one that is gone, and raise what ends the call."""
@@ -158,7 +157,7 @@ class Replicas:
         replica.trying = replica.trying or trial
         try:
             asked = http.post(
-                replica.at(call.path), call.body, key=self._key, headers=self._headers, timeout=left, retry=ONCE
+                replica.at(call.path), call.body, key=self._key, headers=self._headers, timeout=left, retry=http.ONCE
             )
             answer = await (self._watch(replica.url, asked) if self._watch else asked)
         except Failed as error:

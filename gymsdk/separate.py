@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -13,12 +14,13 @@ from functools import partial
 from gymsdk import credentials, trust
 from gymsdk.configuration.deployment import Block
 from gymsdk.errors import GymsdkError
-from gymsdk.launch import Options, socket_of
-from gymsdk.servers.door.listener import bound, host_of
+from gymsdk.hosting import Options, socket_of
+from gymsdk.launch import SUPERVISOR
+from gymsdk.servers.door.listener import bound, host_of, port_of
 from gymsdk.servers.door.safety import Safety
 from gymsdk.servers.nodes.fleet import Times
-from gymsdk.servers.nodes.members import HEAD, Exit
 from gymsdk.servers.nodes.node import Node
+from gymsdk.servers.nodes.reports import ITSELF, Exit
 from gymsdk.servers.nodes.service import Service, url
 from gymsdk.servers.nodes.strand import Strand
 from gymsdk.servers.watching.health import status
@@ -63,16 +65,19 @@ async def separated(
     """
     with ExitStack() as sockets:
         at = None if options.head else sockets.enter_context(_head(options))
-        head_url = options.head or (url(host_of(at, options.host), _port(at), safety.scheme) if at else "")
+        head_url = options.head or (url(host_of(at, options.host), port_of(at), safety.scheme) if at else "")
         places = {each.name: sockets.enter_context(_socket(each, options)) for each in blocks}
-        variables = dict(environment or {})
-        charges = [_charge(HEAD, words, at, "head_server", variables)] if at else []
+        supervisor_id = secrets.token_hex(8)
+        variables = {**(environment or {}), SUPERVISOR: supervisor_id}
+        charges = [_charge(ITSELF, words, at, "head_server", variables)] if at else []
         charges += [_charge(name, [*words, "--head", head_url], one, name, variables) for name, one in places.items()]
         if safety.tls is not None:
             # Its servers are what this process speaks to, whoever their certificate is for.
             for one in [*([at] if at else []), *places.values()]:
                 sockets.enter_context(trust.answering(one.getsockname()[0], safety.tls.certificate))
-        supervisor = Supervisor(charges, seconds=_patience(options.times), last=HEAD, bare=bare)
+        ended = asyncio.Event()
+        patience = _patience(options.times)
+        supervisor = Supervisor(charges, seconds=patience, last=ITSELF, bare=bare, ended=ended.set)
         services = tuple(_service(each, places[each.name], options, safety) for each in blocks)
         node = Node(
             head_url,
@@ -81,11 +86,13 @@ async def separated(
             restart=supervisor.restart,
             restarts=supervisor.pids,
             headers=partial(credentials.headers, safety.token),
+            supervisor=supervisor_id,
+            news=ended,
         )
         running = asyncio.ensure_future(supervisor.run())
         beating = Strand(node.what, node.run)
         try:
-            named = ({HEAD: at} if at else {}) | places
+            named = ({ITSELF: at} if at else {}) | places
             await _up(running, named, supervisor, beating, options.times, safety)
             # It first spoke before they ran: now it can say which of them it could start anew.
             await node.beat()
@@ -120,7 +127,7 @@ def _service(block: Block, at: socket.socket, options: Options, safety: Safety) 
         kind=block.kind,
         implementation=block.implementation,
         host=host,
-        port=_port(at),
+        port=port_of(at),
         scheme=safety.scheme,
     )
 
@@ -175,14 +182,9 @@ async def _answers(at: socket.socket, seconds: float, safety: Safety) -> None:
 
 def _exit(supervisor: Supervisor, name: str) -> Exit:
     ended = supervisor.exits[name]
-    return Exit(code=ended.code, at=ended.at, restarts=ended.restarts)
+    return Exit(code=ended.code, at=ended.at, restarts=ended.restarts, pid=ended.pid)
 
 
 def _patience(times: Times) -> float:
     """Seconds that a server may take to end: what its own bounds come to."""
     return times.grace + 2 * times.ending + 3.0
-
-
-def _port(at: socket.socket) -> int:
-    port: int = at.getsockname()[1]
-    return port

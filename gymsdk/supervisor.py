@@ -54,18 +54,19 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended last: by its exit *code*, negative for a signal, at *at* (seconds since the epoch)."""
+    """How the process *pid* ended: by its exit *code*, negative for a signal, at *at* (seconds since the epoch)."""
 
     code: int
     at: float
     restarts: int
+    pid: int
 
 
 class Supervisor:
     """Keeps *charges* running; what they write goes to *out*, each line behind its process's name unless it is *bare*.
 
     One that ends is started again. At the end each has *seconds* to end, and is killed then; the *last* of them is
-    told to end when the others have.
+    told to end when the others have. Whenever one has ended that is to be started again, *ended* is called.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Supervisor:
         last: str | None = None,
         out: TextIO | None = None,
         bare: bool = False,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.exits: dict[str, Exit] = {}
         self._charges = charges
@@ -85,6 +87,7 @@ class Supervisor:
         self._last_lines: dict[str, str] = {}
         self._ready: set[str] = set()
         self._bare = bare
+        self._told_of = ended
         self._width = max((len(each.name) for each in charges), default=0)
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._ending: set[str] = set()
@@ -127,11 +130,12 @@ class Supervisor:
         pause = FIRST
         while charge.name not in self._ending:
             began = time.monotonic()
-            code = await self._lived(charge)
+            pid, code = await self._lived(charge)
             if charge.name in self._ending:
                 return
             before = self.exits.get(charge.name)
-            self.exits[charge.name] = Exit(code, time.time(), before.restarts + 1 if before else 1)
+            self.exits[charge.name] = Exit(code, time.time(), before.restarts + 1 if before else 1, pid)
+            self._told_of()
             if charge.name in self._asked:
                 self._asked.discard(charge.name)
                 continue
@@ -154,8 +158,8 @@ class Supervisor:
             last = f": {self._last_lines[name]}" if name in self._last_lines else ""
             raise GymsdkError(f"the server {name!r} ended {charge.tries} times as it began ({how}){last}")
 
-    async def _lived(self, charge: Charge) -> int:
-        """Give the exit code of one life of *charge*; what it started and left behind ends with it."""
+    async def _lived(self, charge: Charge) -> tuple[int, int]:
+        """Give the process and the exit code of one life of *charge*; what it started and left behind ends with it."""
         # Pipes of our own: asyncio waits for its own to be closed, which who inherited them need not do.
         (theirs, lifeline), (mouth, said) = os.pipe(), os.pipe()
         try:
@@ -180,7 +184,7 @@ class Supervisor:
         self._running[charge.name] = process
         passing = asyncio.create_task(self._passed_on(charge.name, mouth))
         try:
-            return await process.wait()
+            return process.pid, await process.wait()
         finally:
             self._running.pop(charge.name, None)
             with suppress(ProcessLookupError):

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from gymsdk.configuration.deployment import Agent, Block, Deployment, Player, Resources
 from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, POLICY, RESOURCES, Kind
+from gymsdk.configuration.places import DEFAULT
 from gymsdk.rollouts.jobs import AGENT
 from gymsdk.servers.environment import NAMED
 from gymsdk.servers.nodes.service import Service
@@ -66,6 +67,19 @@ def whole(deployment: Deployment, *blocks: Block, player: Player | None = None) 
     named += agents
     named += [_server(each) for each in named if each.kind == AGENTS and not _has_server(each, named)]
     return tuple(sorted(named, key=_order(named)))
+
+
+def needed(blocks: Iterable[Block]) -> list[str]:
+    """Give the names of *blocks* and of all that they refer to: with none of those missing, they make rollouts.
+
+    Beside blocks that somebody wrote, those that merely follow from them refer to nothing that has to be there: a file
+    with resources servers alone is for those who bring a model of their own.
+    """
+    listed = list(blocks)
+    asking = [each for each in listed if each.place != DEFAULT] or listed
+    return list(
+        dict.fromkeys([*(each.name for each in listed), *(its for each in asking for its in each.refers.values())])
+    )
 
 
 def lacking(services: Iterable[Service], coming: Collection[str] = ()) -> tuple[Block, ...]:

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,15 +45,18 @@ class Deployed:
         return await asyncio.wait_for(self.process.wait(), ENDING)
 
 
-async def started(*words: object, **more: Any) -> asyncio.subprocess.Process:
-    command = [sys.executable, "-m", "gymsdk", *map(str, words)]
+async def started(*words: object, within: Sequence[str] = (), **more: Any) -> asyncio.subprocess.Process:
+    command = [*within, sys.executable, "-m", "gymsdk", *map(str, words)]
     return await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **more)
 
 
 @asynccontextmanager
-async def serving(*words: object) -> AsyncIterator[Deployed]:
-    """Servers that are ready; whatever became of them, they are killed when the test is over."""
-    process = await started("serve", *words, "--json")
+async def serving(*words: object, within: Sequence[str] = ()) -> AsyncIterator[Deployed]:
+    """Servers that are ready; whatever became of them, they are killed when the test is over.
+
+    *within* are the words before the command that have it run elsewhere.
+    """
+    process = await started("serve", *words, "--json", within=within)
     pids = {process.pid}
     try:
         assert process.stdout is not None
@@ -73,10 +76,10 @@ async def serving(*words: object) -> AsyncIterator[Deployed]:
         await http.aclose()
 
 
-async def command(*words: object) -> tuple[int, str]:
+async def command(*words: object, within: Sequence[str] = ()) -> tuple[int, str]:
     """The exit code of a command, and all that it said."""
     process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "gymsdk", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        *[*within, sys.executable, "-m", "gymsdk", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     said, _ = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode is not None
@@ -115,10 +118,21 @@ class Run:
     tasks: int
     repeats: int
     concurrency: int = 8
+    within: Sequence[str] = ()
 
     async def begin(self, *more: object) -> asyncio.subprocess.Process:
         words = ("--split", "validation", "--limit", self.tasks, "-k", self.repeats, "--concurrency", self.concurrency)
-        return await started("rollout", *self.names, "--head", self.head, *words, "--output", self.out, *more)
+        return await started(
+            "rollout",
+            *self.names,
+            "--head",
+            self.head,
+            *words,
+            "--output",
+            self.out,
+            *more,
+            within=self.within,
+        )
 
     async def end(self, process: asyncio.subprocess.Process) -> None:
         """Wait for it; what is left is all to be had by a resume."""

@@ -24,6 +24,9 @@ read is in [configuration](configuration.md).
 
 Exit codes: 0 where all went well; 1 where something failed while it ran; 2 where what was asked for is wrong, before
 anything has begun; 130 and 143 where Ctrl-C or SIGTERM ended it, but 0 for `gymsdk serve` once it has been ready.
+
+That a head or a server is not there, refuses the token, or does not have what is asked for is a failure of whichever
+command asks it: 1.
 """
 
 

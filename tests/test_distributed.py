@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from deployed import Deployed, Run, named, nodes, serving, until
+from deployed import Deployed, Run, command, named, nodes, serving, until
 
 from gymsdk import ServerClient
 
@@ -67,6 +67,29 @@ async def test_an_agent_s_own_node_goes_before_what_the_head_supplies() -> None:
         async with serving("math", "--role", "agent", "--head", one.head) as agents:
             assert await ServerClient(one.head).url("math_simple_agent") == agents.url("math_simple_agent")
         assert await ServerClient(one.head).url("math_simple_agent") == supplied
+
+
+async def test_what_the_head_supplies_is_reached_where_the_head_is() -> None:
+    words = ("+head_server.host=127.0.0.2", f"+head_server.port={free('127.0.0.2')}")
+    async with serving("tool_call", *words) as one, serving("math", "--role", "resources", "--head", one.head):
+        await until(lambda: has(one.head, "math_simple_agent"))
+        assert [url[:17] for url in await urls(one.head, "math_simple_agent")] == ["http://127.0.0.2:"]
+
+
+async def test_a_role_expects_all_that_makes_rollouts_with_it() -> None:
+    async with serving("math", "--role", "head", "--port", 0) as one:
+        code, said = await command("status", "--head", one.head)
+        assert (code, "! policy_model is expected, and not registered" in said) == (1, True)
+    async with (
+        serving("--role", "head", "--port", 0) as one,
+        serving("math", "--role", "agent", "--head", one.head),
+        serving("math", "--role", "resources", "--head", one.head),
+    ):
+        code, said = await command("status", "--head", one.head)
+        assert (code, "! policy_model is expected, and not registered" in said) == (1, True)
+        async with serving("math", "--role", "model", "--model", "scripted/oracle", "--head", one.head):
+            code, said = await command("status", "--head", one.head)
+            assert (code, "4 of 4 expected servers registered" in said) == (0, True)
 
 
 async def test_of_two_nodes_begun_at_once_one_is_the_head_and_the_other_joins() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deployed import Deployed, Run, command, named, nodes, serving, until
@@ -78,16 +79,48 @@ async def exit_of_is(one: Deployed, name: str, code: int) -> bool:
     return await exit_of(one, name) == code
 
 
+async def test_a_server_that_is_killed_is_told_of_no_more_as_soon_as_its_end_is() -> None:
+    async with serving("tool_call", "--separate", "--port", 0) as one:
+        killed = one.children()["tool_call"]
+        os.kill(killed, signal.SIGKILL)
+        found: dict[str, Any] = {}
+
+        async def is_told() -> bool:
+            found.update(await nodes(one.head))
+            return "tool_call" in found["exits"]
+
+        await until(is_told)
+        assert killed not in [each["pid"] for each in found["instances"]]
+        await until(lambda: is_well(one))
+        assert len(await named(one.head, "tool_call")) == 1
+
+
+async def test_a_head_that_is_back_makes_rollouts_at_once(tmp_path: Path) -> None:
+    words = ("tool_call", "--limit", 2, "--split", "validation")
+    rows = tmp_path / "rows.jsonl"
+    assert (await command("tasks", *words, "--output", rows))[0] == 0
+    async with serving("tool_call", "--separate", "--port", 0) as one:
+        assert (await command("restart", "head", "--head", one.head))[0] == 0
+        assert await is_well(one)
+        # Nobody has waited for this one.
+        os.kill(one.children()["head_server"], signal.SIGKILL)
+        code, said = await command("rollout", "--tasks", rows, "--head", one.head, "--output", tmp_path / "first")
+        assert (code, "2 of 2" in said) == (0, True), said
+        os.kill(one.children()["head_server"], signal.SIGKILL)
+        code, said = await command("rollout", *words, "--head", one.head, "--output", tmp_path / "second")
+        assert (code, "2 of 2" in said) == (0, True), said
+
+
 async def test_what_is_restarted_has_to_be_there_and_somebodys_to_restart() -> None:
     async with serving("tool_call", "--port", 0) as one:
         code, said = await command("restart", "tool_cal", "--head", one.head)
-        assert (code, said) == (2, "Error: there is no server 'tool_cal'; did you mean 'tool_call'?\n")
+        assert (code, said) == (1, "Error: there is no server 'tool_cal'; did you mean 'tool_call'?\n")
         code, said = await command("restart", "tool_call", "--head", one.head)
         sentence = "nobody is there who could start 'tool_call' again: serve it with --separate"
-        assert (code, said) == (2, f"Error: {sentence}\n")
+        assert (code, said) == (1, f"Error: {sentence}\n")
         await one.ended()
         code, said = await command("restart", "tool_call", "--head", one.head)
-        assert (code, "no head answers at" in said, "gymsdk serve NAME --separate" in said) == (2, True, True)
+        assert (code, "no head answers at" in said, "gymsdk serve NAME --separate" in said) == (1, True, True)
 
 
 async def test_no_server_outlives_a_supervisor_that_is_killed() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from gymsdk import topology
 from gymsdk.configuration.deployment import Agent, Block, Deployment, Player
+from gymsdk.configuration.places import Place
 from gymsdk.servers.nodes.service import Service
 
 PLAYER = Player(name="scripted/oracle")
@@ -56,6 +57,16 @@ def test_a_role_is_the_servers_of_its_kinds(role: topology.Role | None, there: l
 def test_one_server_alone_is_the_one_of_that_name() -> None:
     whole = topology.whole(Deployment(), topology.resources("math"), player=PLAYER)
     assert names(topology.here(whole, only="math_simple_agent")) == ["math_simple_agent"]
+
+
+def test_what_is_needed_is_there_beside_what_it_refers_to() -> None:
+    whole = topology.whole(Deployment(), topology.resources("math"))
+    assert topology.needed(whole) == [*MATH, "policy_model"]
+    assert topology.needed(topology.here(whole, role="resources")) == ["math"]
+    assert set(topology.needed(topology.here(whole, role="agent"))) == {*MATH, "policy_model"}
+
+    written = topology.resources("math").model_copy(update={"place": Place(source="a.yaml", line=1)})
+    assert topology.needed(topology.whole(Deployment(servers=(written,)))) == MATH
 
 
 def test_what_nodes_lack_is_the_agent_and_the_environment_server_of_each_environment() -> None:

@@ -13,11 +13,11 @@ from aiohttp import web
 from gymsdk import http, model, wire
 from gymsdk.convert import keys
 from gymsdk.errors import Failed
-from gymsdk.models.endpoint import Endpoint
 from gymsdk.models.metered import Metered
 from gymsdk.servers.policy import serve
 from gymsdk.settings import ModelOptions
 from gymsdk.transcript import Item
+from gymsdk.upstream import Endpoint
 from gymsdk.wire import Api
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
-from gymsdk.errors import Failed, GymsdkError, UsageError
+from gymsdk.errors import Failed, GymsdkError
 
 if TYPE_CHECKING:
-    from gymsdk.servers.nodes.members import Nodes
+    from gymsdk.servers.nodes.reports import Nodes
 
 LOOKING = 0.25
 """Seconds between two looks whether another is there."""
@@ -20,6 +20,10 @@ ENDING = 15.0
 """Seconds that a server may take to end, beside what its sessions are given."""
 
 CONFLICT = 409
+
+
+class _Refused(GymsdkError):
+    """The head knows nobody who could."""
 
 
 def restart(
@@ -55,7 +59,7 @@ async def _restarted(name: str, head: str, *, drain: float, seconds: float) -> f
     began = clock()
     try:
         before = await _asked("GET", head, "/nodes")
-        pids = set((await _asked("POST", head, f"/servers/{quote(name, safe='')}/restart?drain={drain:g}"))["pids"])
+        pids = await _begun(head, f"/servers/{quote(name, safe='')}/restart?drain={drain:g}")
         while not await _is_back(name, head, before, pids):
             if clock() - began > drain + ENDING + seconds:
                 look = f"gymsdk status --head {head}"
@@ -66,21 +70,44 @@ async def _restarted(name: str, head: str, *, drain: float, seconds: float) -> f
         await http.aclose()
 
 
+async def _begun(head: str, path: str) -> set[int]:
+    """Give the processes that end; a head that has just begun may be about to hear who could start them again."""
+    import asyncio
+
+    while True:
+        settled = (await _asked("GET", head, "/nodes")).get("settled", True)
+        try:
+            return set((await _asked("POST", head, path))["pids"])
+        except _Refused:
+            if settled:
+                raise
+        await asyncio.sleep(LOOKING)
+
+
 async def _is_back(name: str, head: str, before: Any, pids: Collection[int]) -> bool:
     """Whether each of the processes *pids* of the server *name* is gone, and another there instead."""
-    from gymsdk.servers.nodes.members import HEAD, Nodes
+    from gymsdk.servers.nodes.reports import ITSELF, Nodes
 
     try:
         now = Nodes.model_validate(await _asked("GET", head, "/nodes"))
-    except UsageError:
+    except GymsdkError:
         # The head itself is between two lives, or a moment too busy.
         return False
-    if name == HEAD:
-        return _ends(now, name) != _ends(Nodes.model_validate(before), name)
-    known = {each["id"] for each in before["instances"]}
+    then = Nodes.model_validate(before)
+    if name == ITSELF:
+        # Those that it knew are of no use to anybody before they have joined the new one.
+        return _ends(now, name) != _ends(then, name) and (now.settled or _has(now, then))
+    known = {each.id for each in then.instances}
     there = [each for each in now.instances if each.name == name]
     new = [each for each in there if each.id not in known and each.status == "success"]
     return len(new) >= len(pids) and not any(each.pid in pids for each in there)
+
+
+def _has(now: Nodes, then: Nodes) -> bool:
+    """Whether all that were there or expected *then* are there *now*; what the head itself has is so by its name."""
+    members = {each.id for each in then.instances if each.node}
+    names = {*then.expected, *(each.name for each in then.instances)}
+    return members <= {each.id for each in now.instances} and names <= {each.name for each in now.instances}
 
 
 def _ends(nodes: Nodes, name: str) -> float | None:
@@ -89,25 +116,25 @@ def _ends(nodes: Nodes, name: str) -> float | None:
 
 
 async def _asked(method: str, head: str, path: str) -> Any:
-    """Give what the head answers; raises `UsageError` where it does not, or refuses."""
+    """Give what the head answers; raises `GymsdkError` where it does not, or refuses."""
     from gymsdk import credentials, http
     from gymsdk.told import value_of
 
-    carried, once = credentials.carried(None), http.Retry(times=0)
+    carried, once = credentials.carried(None), http.ONCE
     try:
         if method == "POST":
             answer = await http.post(head + path, {}, headers=carried, timeout=5.0, retry=once)
         else:
             answer = await http.get(head + path, headers=carried, timeout=5.0, retry=once)
     except Failed as error:
-        sentence = f"no head answers at {head} ({error})"
-        raise UsageError(f"{sentence}; start one with `gymsdk serve NAME --separate`, or name it with --head") from None
+        cure = "start one with `gymsdk serve NAME --separate`, or name it with --head"
+        raise GymsdkError(f"no head answers at {head} ({error}); {cure}") from None
     if answer.status == credentials.UNAUTHORIZED:
-        raise UsageError(str(credentials.refused(answer.host, carried=bool(carried))))
+        raise credentials.refused(answer.host, carried=bool(carried))
     value = value_of(answer)
     if answer.ok and isinstance(value, dict):
         return value
     if answer.status == CONFLICT and isinstance(value, dict):
-        raise UsageError(str(value.get("detail")))
+        raise _Refused(str(value.get("detail")))
     message = f"{http.host(head)} is no head of gymsdk: it answered {answer.status}"
-    raise UsageError(f"{message}; name the right one with --head")
+    raise GymsdkError(f"{message}; name the right one with --head")

@@ -123,8 +123,10 @@ def _followed(work: Any) -> None:
 
 
 async def _work(run: Run, found: _Found, asked: _Asked) -> None:
+    from functools import partial
+
     from gymsdk import http
-    from gymsdk.rollouts.rejudged import elsewhere, here, sessionless
+    from gymsdk.rollouts.rejudged import elsewhere, has_judges, here, sessionless
     from gymsdk.rollouts.served import served
 
     try:
@@ -134,7 +136,7 @@ async def _work(run: Run, found: _Found, asked: _Asked) -> None:
             return
         if asked.settings:
             raise UsageError(f"--set {asked.settings[0]}: the servers have their settings; leave out --set")
-        servers = await served(asked.head)
+        servers = await served(asked.head, partial(has_judges, run))
         found.unsure = await sessionless(servers, run, force=asked.force)
         await _judged(run, elsewhere(servers), found, asked)
     finally:

@@ -60,7 +60,8 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.sitting import Budget
 
     others = {"--tasks": tasks, "--split": split, "--agent": agent, "NAME": names or None}
-    rows = asked_for(config, dataset, others) if config or dataset is not None else None
+    elsewhere = model is not None or head is not None
+    rows = asked_for(config, dataset, others, played=elsewhere) if config or dataset is not None else None
     named = [rows.environment] if rows and head is None else list(dict.fromkeys(names or []))
     tasks = rows.path if rows else tasks
     theirs = {

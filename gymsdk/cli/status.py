@@ -11,7 +11,7 @@ import typer
 
 from gymsdk.cli import options
 from gymsdk.cli.announcing import KINDS
-from gymsdk.errors import UsageError
+from gymsdk.errors import Failed
 
 if TYPE_CHECKING:
     from gymsdk.servers.watching.survey import Row, Survey
@@ -36,7 +36,7 @@ def status(
     json: options.Json = False,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
 ) -> None:
-    """Tell how the servers of a head are; exit code 1 where something is wrong, 2 where no head answers."""
+    """Tell how the servers of a head are; exit code 1 where something is wrong, or no head answers."""
     from gymsdk.cli.stopping import Stopped, until_stopped
 
     look = _Look(head, json=json)
@@ -75,9 +75,9 @@ class _Look:
                 typer.echo(CLEAR, nl=False)
             try:
                 await self.once()
-            except UsageError as error:
+            except Failed as error:
                 # It may be back in a moment: that is what one watches for.
-                self.code = 2
+                self.code = 1
                 typer.echo(f"Error: {error}", err=True)
             sys.stdout.flush()
             await asyncio.sleep(PAUSE)
@@ -135,7 +135,7 @@ def _span(seconds: float) -> str:
 
 
 def _told(found: Survey) -> Iterator[str]:
-    nodes = f", {found.nodes} nodes beside it" if found.nodes else ""
+    nodes = f", {found.nodes} {'node' if found.nodes == 1 else 'nodes'} beside it" if found.nodes else ""
     yield f"{found.head}: {found.registered} of {found.expected} expected servers registered{nodes}"
     if found.round_trip_by == "command":
         yield "round trips are from here: this head does not measure them"
@@ -143,3 +143,5 @@ def _told(found: Survey) -> Iterator[str]:
         yield from (f"! {row.name} {WORDS[each]}" for each in row.wrong)
         if row.idle:
             yield f"! a GPU of {row.name} is used less than half of the time (no fault, but worth a look)"
+    for each in found.lost:
+        yield f"! node {each.id[:8]} with {', '.join(each.servers)} is heard of no more, since {_span(each.age)}"

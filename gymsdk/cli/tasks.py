@@ -131,7 +131,7 @@ def _check(files: list[Path], name: str | None, others: dict[str, object], *, js
     from gymsdk.plugins import registry
     from gymsdk.rollouts.dealt import checked
 
-    rows = asked_for(files, name, others)
+    rows = asked_for(files, name, others, played=True)
     environment = registry.load(rows.environment, **rows.settings)
     found = checked(rows.path, lambda _: environment, only=rows.environment)
     _print(rows.path, found, json=json)

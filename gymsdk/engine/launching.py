@@ -26,7 +26,7 @@ from .journal import Journal
 NAME = "vllm"
 """What its lines begin with."""
 
-TICK, ASKING, ONCE = 0.25, 3.0, http.Retry(times=0)
+TICK, ASKING = 0.25, 3.0
 """Seconds between two looks whether it is ready, and for an answer to one, which is not asked for again."""
 
 
@@ -174,7 +174,7 @@ async def _got(url: str, key: SecretStr | None = None) -> http.Answer | None:
     """Give what is answered at *url*, `None` where nobody is there."""
     headers = {"Authorization": SecretStr(f"Bearer {key.get_secret_value()}")} if key else None
     try:
-        return await http.get(url, headers=headers, timeout=ASKING, retry=ONCE)
+        return await http.get(url, headers=headers, timeout=ASKING, retry=http.ONCE)
     except Failed:
         return None
 

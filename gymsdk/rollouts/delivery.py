@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 from gymsdk import http, rows
-from gymsdk.client import ServerClient
-from gymsdk.errors import Failed, UsageError, recast
+from gymsdk.client import ServerClient, Unknown
+from gymsdk.errors import Failed, recast
 from gymsdk.http import Answer
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.outcome import Rollout
@@ -62,7 +62,8 @@ class Delivery:
 
     async def tried(self, job: Job, attempt: int) -> Rollout:
         """Have *job* played one time, and give what came of it."""
-        return await guarded(job, seed_of(self.seed, job), self._played(job, attempt))
+        rollout = await guarded(job, seed_of(self.seed, job), self._played(job, attempt))
+        return rollout.model_copy(update={"rollout_id": self._id(job, attempt)})
 
     async def _played(self, job: Job, attempt: int) -> Rollout:
         began = time.perf_counter()
@@ -76,9 +77,12 @@ class Delivery:
             **job.row,
             TASK_INDEX: job.task,
             ROLLOUT_INDEX: job.repeat,
-            "_ng_rollout_id": f"{self.name}.{job.task}.{job.repeat}.{attempt}",
+            "_ng_rollout_id": self._id(job, attempt),
             "gymsdk": ours,
         }
+
+    def _id(self, job: Job, attempt: int) -> str:
+        return f"{self.name}.{job.task}.{job.repeat}.{attempt}"
 
     async def _delivered(self, name: str, row: Row) -> Answer:
         """Give what the agent *name* answers to *row*; sent once more where it is not played twice. Raises `Failed`."""
@@ -106,9 +110,9 @@ class Delivery:
         while True:
             try:
                 return await self.client.url(name)
-            except UsageError as error:
+            except Unknown:
                 if clock() >= until:
-                    raise Failed(str(error), kind="server_unreachable", stage="host", retryable=True) from None
+                    raise
             except Failed as error:
                 raise of_server(error) from error
             await asyncio.sleep(random.uniform(LOOKING / 2, LOOKING))

@@ -94,6 +94,7 @@ def read(line: Row) -> Rollout:
     params = line["responses_create_params"]
     return Rollout(
         id=ours["id"],
+        rollout_id=ours.get("rollout_id", ""),
         environment=ours["environment"],
         row={key: value for key, value in line.items() if key not in WRITTEN},
         seed=ours["seed"],
@@ -128,4 +129,5 @@ def _stamps(key: Key) -> Row:
 
 def _ours(rollout: Rollout, attempts: int) -> Row:
     kept = {"id", "environment", "seed", "outcome", "ended", "turns", "usage", "timing"}
+    kept |= {"rollout_id"} if rollout.rollout_id else set()
     return rollout.model_dump(mode="json", include=kept) | {"attempts": attempts}

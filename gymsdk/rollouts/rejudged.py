@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gymsdk import judging, told
+from gymsdk.client import Unknown
 from gymsdk.environment import Environment
 from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, UsageError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
@@ -20,6 +22,7 @@ from gymsdk.rollouts.cases import Case, Run
 from gymsdk.rollouts.delivery import of_server
 from gymsdk.rollouts.lines import WRITTEN
 from gymsdk.rollouts.served import Served
+from gymsdk.rollouts.sources import SAMPLE
 from gymsdk.sitting import Budget
 from gymsdk.told import Judgement
 from gymsdk.types import Row
@@ -149,6 +152,16 @@ def elsewhere(found: Served) -> Judge:
         return told.judgement(answered.object_of(answer, "verify"), case.row)
 
     return judge
+
+
+def has_judges(run: Run, found: Served) -> bool:
+    """Give whether *found* have the resources servers that judge the rollouts of *run*, the first `SAMPLE` at least."""
+    try:
+        for case in islice(run.cases(), SAMPLE):
+            found.resources_of(case.line, case.environment)
+    except Unknown:
+        return False
+    return True
 
 
 async def sessionless(found: Served, run: Run, *, force: bool) -> list[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from gymsdk import http, rows
+from gymsdk.client import Unknown
 from gymsdk.environment import Environment
 from gymsdk.errors import BadOutput, BadRow, ModelLost, UsageError
 from gymsdk.metrics import TASK_INDEX
@@ -22,7 +24,16 @@ from gymsdk.rollouts.origin import host, occasion
 from gymsdk.rollouts.patience import Patience
 from gymsdk.rollouts.plan import Plan, differences, settings
 from gymsdk.rollouts.served import Distant, Served, served
-from gymsdk.rollouts.sources import Sourced, from_file, from_file_for, from_splits, numbered, one_source
+from gymsdk.rollouts.sources import (
+    Sourced,
+    Unserved,
+    from_file,
+    from_file_for,
+    from_splits,
+    has_agents,
+    numbered,
+    one_source,
+)
 from gymsdk.rollouts.summary import Measured, summaries
 from gymsdk.rollouts.tries import Played
 from gymsdk.types import Model, Row
@@ -110,12 +121,19 @@ async def _cast(run: Run) -> Cast:
             tokens=plan.tokens,
         )
         return Cast(loaded, Play(loaded, model, plan.seed, plan.budget, pace.attempts))
-    found = await served(plan.head)
     loaded = {} if plan.tasks else _loaded(plan)
+    found = await served(plan.head, partial(_has_agents, plan))
     found.checked(list(loaded))
     seconds = plan.budget.seconds + pace.timeout
     delivery = Delivery(found.client, plan.seed, plan.budget, pace.attempts, seconds, once=found.plays_once)
     return Cast(loaded, delivery, found)
+
+
+def _has_agents(plan: Plan, found: Served) -> bool:
+    names = list(plan.environments)
+    if plan.tasks is None:
+        return not found.without_agent(names)
+    return has_agents(found, names, plan.tasks, limit=plan.limit, agent=plan.agent)
 
 
 def _loaded(plan: Plan) -> dict[str, Environment]:
@@ -194,7 +212,10 @@ def _sourced(plan: Plan, watch: Watch, cast: Cast) -> Sourced:
 
     def bad(error: BadRow) -> None:
         if not plan.skip_bad_rows:
-            raise BadRow(f"{error}, or leave such rows out with --skip-bad-rows") from None
+            sentence = f"{error}, or leave such rows out with --skip-bad-rows"
+            if isinstance(error, Unserved):
+                raise Unknown(sentence) from None
+            raise BadRow(sentence) from None
         watch.told(f"skipped {error}")
 
     if cast.served is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gymsdk import http
-from gymsdk.client import VERSION, ServerClient
-from gymsdk.errors import BadRow, UsageError, suggestion
+from gymsdk.client import VERSION, ServerClient, Unknown
+from gymsdk.errors import UsageError, suggestion
 from gymsdk.outcome import Rollout
 from gymsdk.rollouts import answered, lines
 from gymsdk.rollouts.jobs import AGENT, agent
@@ -44,44 +44,57 @@ class Served:
     def agent_of(self, row: Row, environment: str) -> str:
         """Give the agent that plays *row* of *environment*: the one it names, or the one called as ours are.
 
-        Raises `BadRow` where the head knows neither.
+        Raises `Unknown` where the head knows neither.
         """
         named = agent(row)
         wanted = environment + AGENT
         for name in (named, wanted):
             if name is not None and name in self.agents:
                 return name
-        raise BadRow(self._unknown(named or wanted))
+        raise self._unknown(named or wanted)
 
     def checked(self, environments: Sequence[str]) -> None:
-        """Refuse to play *environments* of which one has no agent; raises `UsageError`."""
-        for name in environments:
-            if name + AGENT not in self.agents and name not in self.agents:
-                raise UsageError(self._unknown(name + AGENT))
+        """Refuse to play *environments* of which one has no agent; raises `Unknown`."""
+        if lost := self.without_agent(environments):
+            raise self._unknown(lost[0] + AGENT)
+
+    def without_agent(self, environments: Sequence[str]) -> list[str]:
+        """Give those of *environments* that no agent plays."""
+        return [name for name in environments if name + AGENT not in self.agents and name not in self.agents]
 
     def resources_of(self, row: Row, environment: str) -> str:
-        """Give the resources server that judges *row* of *environment*; raises `BadRow` where the head knows none."""
+        """Give the resources server that judges *row* of *environment*; raises `Unknown` where the head knows none."""
         named = self.agents.get(agent(row) or environment + AGENT)
         for name in (named, environment):
             if name is not None and name in self.resources:
                 return name
         near = suggestion(environment, self.resources, f"its: {', '.join(sorted(self.resources)) or 'none'}")
-        raise BadRow(f"{http.host(self.client.head)} knows no resources server of {environment!r}{near}")
+        raise self._missing(f"resources server of {environment!r}{near}")
 
-    def _unknown(self, name: str) -> str:
+    def _unknown(self, name: str) -> Unknown:
         near = suggestion(name, self.agents, f"its agents: {', '.join(self.agents) or 'none'}")
-        return f"{http.host(self.client.head)} knows no agent {name!r}{near}"
+        return self._missing(f"agent {name!r}{near}")
+
+    def _missing(self, what: str) -> Unknown:
+        return Unknown(f"{http.host(self.client.head)} knows no {what}")
 
 
-async def served(head: str) -> Served:
-    """Give what the head at a URL knows; raises `UsageError` where it is none, `Failed` where it does not answer."""
+async def served(head: str, wanted: Callable[[Served], bool] = lambda _: True) -> Served:
+    """Give what the head at a URL knows: one that has just begun, once it knows all that is *wanted*, or has settled.
+
+    Raises `UsageError` where it is no URL, `Failed` where no head answers.
+    """
     if not head.startswith(("http://", "https://")):
         raise UsageError(f"--head {head.rpartition('@')[2]}: write it as a URL, as in http://127.0.0.1:11000")
-    config = await ServerClient(head, seconds=30.0, retry=http.Retry(times=1)).config()
+    asking, client = ServerClient(head, seconds=30.0, retry=http.Retry(times=1)), ServerClient(head)
+    return _known(client, await asking.awaited(lambda config: wanted(_known(client, config))))
+
+
+def _known(client: ServerClient, config: Mapping[str, Any]) -> Served:
     agents = {name: _resources(block) for name, block in _blocks(config, "responses_api_agents")}
     judges = dict(_blocks(config, "resources_servers"))
     return Served(
-        ServerClient(head),
+        client,
         agents,
         frozenset(judges),
         model=_word(config.get("policy_model_name")),

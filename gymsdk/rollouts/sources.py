@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gymsdk import complaints, rows
+from gymsdk.client import Unknown
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow, UnknownSplit, UsageError
 from gymsdk.metrics import TASK_INDEX
@@ -22,6 +23,14 @@ Environments = Mapping[str, Environment]
 
 Sourced = Iterator[tuple[str, Row]]
 """Rows, each with the name of its environment."""
+
+
+SAMPLE = 1000
+"""Rows of a file of which it is asked beforehand whether the servers know their agents."""
+
+
+class Unserved(BadRow):
+    """A row is for an agent that the servers do not have."""
 
 
 def one_source(tasks: Path | None, split: str | None) -> None:
@@ -103,11 +112,26 @@ def from_file_for(
             raise BadRow(f"{where}: the row is for {name!r}, which is none of the environments named")
         try:
             served.agent_of(row, name)
-        except BadRow as error:
-            raise BadRow(f"{where}: {error}") from None
+        except Unknown as error:
+            raise Unserved(f"{where}: {error}") from None
         return name, row
 
     return islice(_each(path, elsewhere, bad), limit)
+
+
+def has_agents(served: Served, names: Sequence[str], path: Path, *, limit: int | None, agent: str | None) -> bool:
+    """Give whether *served* have the agents of the rows of a task file, those of the first `SAMPLE` at least."""
+
+    def bad(error: BadRow) -> None:
+        if isinstance(error, Unserved):
+            raise error
+
+    try:
+        for _ in from_file_for(served, names, path, limit=min(limit or SAMPLE, SAMPLE), bad=bad, agent=agent):
+            pass
+    except Unserved:
+        return False
+    return True
 
 
 def numbered(path: Path) -> bool:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from gymsdk.addresses import ANYWHERE
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.nodes import admission
 from gymsdk.servers.nodes.choice import ROUTES, first, told
-from gymsdk.servers.nodes.members import Instance, Load, Member, Members, Nodes, Registration
+from gymsdk.servers.nodes.listing import config, entry, merged, text
+from gymsdk.servers.nodes.members import Member, Members
+from gymsdk.servers.nodes.reports import Exit, Instance, Load, Nodes, Registration
 from gymsdk.servers.nodes.service import Kind, Service, url
 from gymsdk.servers.watching.figures import Figures
 from gymsdk.servers.watching.health import PATIENCE, Health, Status, status
@@ -38,9 +39,6 @@ __all__ = [
     "text",
     "url",
 ]
-
-ENTRYPOINT = "app.py"
-"""What NeMo Gym's clients expect a server to be started by."""
 
 LARGEST = 2**20
 """Bytes that a node may say of itself."""
@@ -76,7 +74,7 @@ def app(  # noqa: PLR0913 - what a head has to tell, each by its name
     """
     members = Members(services, taken=about or ()) if members is None else members
     figures = Figures("head")
-    figures.gauges["nodes"] = lambda: len(members)
+    figures.gauges["nodes"] = lambda: sum(bool(each.services) for each in members)
     made = bare(
         "head",
         "The head: which servers there are, and where.",
@@ -135,15 +133,16 @@ class Head:
         health = await self._health.of(several) if several else {}
         chosen = first(others, health, draining=self._members.draining)
         whole = [*mine, *chosen.values()]
-        about = _merged(told([*chosen.values(), *self._supplied]), self._about)
+        about = merged(told([*chosen.values(), *self._supplied]), self._about)
         return answer(text(whole, host=self._host, port=self._port, about=about, seen=called(request)))
 
     async def instances(self, request: Request) -> Response:
         """List every server, each asked as the list is made."""
-        services = [*self._own, *self._members.services]
-        statuses = await asyncio.gather(*(status(each.host, each.port, each.scheme) for each in services))
-        seen = (each.seen(called(request)) for each in services)
-        return answer([_instance(each, one) for each, one in zip(seen, statuses, strict=True)])
+        asked = self._services
+        statuses = await asyncio.gather(*(status(each.host, each.port, each.scheme) for each in asked))
+        there = {each.id for each in self._services}
+        found = [(each, one) for each, one in zip(asked, statuses, strict=True) if each.id in there]
+        return answer([entry(each.seen(called(request)), one) for each, one in found])
 
     async def nodes(self, request: Request) -> Response:
         """Tell of the nodes, and of every instance of every server."""
@@ -151,14 +150,23 @@ class Head:
 
     async def known(self, seen: str) -> Nodes:
         """Give all that is known, for somebody who calls this machine *seen*."""
-        members = list(self._members)
-        services = [*self._own, *(service for member in members for service in member.services)]
-        self._health.keep(services)
-        health, loads = await self._health.of(services), self._loads()
-        trips, draining = self._health.trips(services), self._members.draining
+        asked = self._services
+        self._health.keep(asked)
+        health, loads = await self._health.of(asked), self._loads()
+        # Some may have come or gone while they were asked.
+        members, services = list(self._members), self._services
+        trips, draining, supervised = self._health.trips(services), self._members.draining, self._members.supervised
         own = [_seen(each.seen(seen), health, loads) for each in self._own]
         theirs = [
-            _seen(each.seen(seen), health, member.said.loads, member=member, age=self._age(member), draining=draining)
+            _seen(
+                each.seen(seen),
+                health,
+                member.said.loads,
+                member=member,
+                age=self._age(member),
+                draining=draining,
+                exits=supervised.get(member.said.supervisor, {}),
+            )
             for member in members
             for each in member.services
         ]
@@ -198,6 +206,10 @@ class Head:
         self._members.leave(node)
         return answer({})
 
+    @property
+    def _services(self) -> list[Service]:
+        return [*self._own, *self._members.services]
+
     def _node(self, member: Member) -> Item:
         names = [each.name for each in member.services]
         return {"id": member.id, "servers": names, "age": self._age(member), "lease": member.lease}
@@ -213,38 +225,6 @@ def called(request: Request) -> str:
     return (request.scope.get("server") or ("127.0.0.1",))[0] or "127.0.0.1"
 
 
-def text(
-    services: Sequence[Service], *, host: str, port: int, about: Item | None = None, seen: str = "127.0.0.1"
-) -> str:
-    """Give the configuration as YAML, for somebody who calls this machine *seen*."""
-    import yaml
-
-    written: str = yaml.safe_dump(config(services, host=host, port=port, about=about, seen=seen), sort_keys=False)
-    return written
-
-
-def config(
-    services: Sequence[Service], *, host: str, port: int, about: Item | None = None, seen: str = "127.0.0.1"
-) -> Item:
-    """Give the configuration: the head's own keys, then a block of three levels for each server."""
-    near = seen if host in ANYWHERE else host
-    own: Item = {"head_server": {"host": near, "port": port}, "default_host": near, **(about or {})}
-    return own | {each.name: _block(each.seen(seen)) for each in services}
-
-
-def _merged(theirs: Item, own: Item) -> Item:
-    routes = {**theirs.get(ROUTES, {}), **own.get(ROUTES, {})}
-    return {**theirs, **own} | ({ROUTES: routes} if routes else {})
-
-
-def _block(service: Service) -> Item:
-    """Give a server's block; of its settings nothing is told: any of them may be a secret."""
-    place: Item = {"entrypoint": ENTRYPOINT, "host": service.host, "port": service.port}
-    # NeMo Gym's servers speak plain HTTP, and its clients know no key for anything else.
-    spoken = {} if service.scheme == "http" else {"scheme": service.scheme}
-    return {service.kind: {service.implementation: {**place, **spoken, **service.fields}}}
-
-
 def _seen(
     service: Service,
     health: Mapping[str, Status | None],
@@ -253,6 +233,7 @@ def _seen(
     member: Member | None = None,
     age: float = 0.0,
     draining: Collection[str] = (),
+    exits: Mapping[str, Exit] = MappingProxyType({}),
 ) -> Instance:
     return Instance(
         id=service.id,
@@ -267,22 +248,5 @@ def _seen(
         draining=service.id in draining,
         pid=service.pid,
         started=service.started,
+        exit=exits.get(service.name),
     )
-
-
-def _instance(service: Service, status: Status) -> Item:
-    return {
-        "config_path": service.name,
-        "dir_path": f"{service.kind}/{service.implementation}",
-        "entrypoint": ENTRYPOINT,
-        "host": service.host,
-        "name": service.implementation,
-        "pid": service.pid,
-        "port": service.port,
-        "process_name": service.name,
-        "server_type": service.kind,
-        "start_time": service.started,
-        "status": status,
-        "uptime_seconds": round(max(0.0, time.time() - service.started), 3),
-        "url": service.url,
-    }

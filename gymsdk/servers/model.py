@@ -107,12 +107,13 @@ class Served:
             STICKY.set(together)
         try:
             said = await self._say(asked, given)
+            return Ending(streamed(said), said) if isinstance(said, bytes) else Ending(answer(said))
         except EpisodeError as error:
             trouble = troubles.of_failure(error)
             return Ending(troubles.told(self._face, trouble, error), self._face.broken(trouble))
-        if not isinstance(said, bytes):
-            return Ending(answer(said))
-        return Ending(streamed(said), said)
+        except RecursionError:
+            trouble = troubles.of_depth(asked)
+            return Ending(troubles.told(self._face, trouble), self._face.broken(trouble))
 
 
 class Asked:

@@ -46,7 +46,7 @@ def test_where_no_head_is_it_says_how_to_start_one(start: Start):
     with socket.create_server(("127.0.0.1", 0)) as one:
         free = one.getsockname()[1]
     code, out, err = told(start, "--head", f"http://127.0.0.1:{free}")
-    assert (code, out) == (2, "")
+    assert (code, out) == (1, "")
     assert f"no head answers at http://127.0.0.1:{free}" in err
     assert "start one with `gymsdk serve NAME`" in err
 
@@ -55,7 +55,8 @@ def test_a_process_that_is_killed_is_no_head_any_more(start: Start):
     process, head = served(start)
     process.kill()
     process.wait()
-    assert told(start, "--head", head)[0] == 2
+    code, out, _ = told(start, "--head", head)
+    assert (code, out) == (1, "")
 
 
 def test_a_slow_way_and_an_idle_gpu_are_marked():
@@ -66,6 +67,12 @@ def test_a_slow_way_and_an_idle_gpu_are_marked():
     assert "97% 12% !" in text(found)
     assert not found.is_well
     assert found.model_copy(update={"servers": rows[1:]}).is_well
+
+
+def test_one_node_is_told_of_as_one():
+    found = Survey(head="http://h:1", nodes=1, expected=0, registered=0, round_trip_by="head", servers=[Row(name="a")])
+    assert text(found).endswith("registered, 1 node beside it")
+    assert text(found.model_copy(update={"nodes": 2})).endswith("registered, 2 nodes beside it")
 
 
 def test_an_exit_is_told_in_words():

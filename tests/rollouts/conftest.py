@@ -141,6 +141,7 @@ def told_by(path: Path) -> dict[tuple[int, int], Any]:
     found = {}
     for line in lines_of(path):
         del line["gymsdk"]["timing"]
+        line["gymsdk"].pop("rollout_id", None)
         for key in ("id", "created_at"):
             (line["response"] or {}).pop(key, None)
         found[line["_ng_task_index"], line["_ng_rollout_index"]] = line

@@ -14,6 +14,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from gymsdk import ServerClient, launch
+from gymsdk.client import Unknown
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http import Retry
 from gymsdk.rollouts.delivery import Delivery
@@ -308,9 +309,9 @@ async def test_a_row_for_an_agent_the_head_does_not_know_is_told_before_anything
 ) -> None:
     row = {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sumz_simple_agent"}}
     async with Theirs().serving() as theirs:
-        with pytest.raises(BadRow, match=r"tasks.jsonl:1: .* knows no agent 'sumz_simple_agent'; did you mean"):
+        with pytest.raises(Unknown, match=r"tasks.jsonl:1: .* knows no agent 'sumz_simple_agent'; did you mean"):
             await _run(out, head=theirs.head, tasks=tasks(row))
-        with pytest.raises(UsageError, match="knows no agent 'math_simple_agent'"):
+        with pytest.raises(Unknown, match="knows no agent 'math_simple_agent'"):
             await _run(out, head=theirs.head, environments={"math": {}}, limit=1)
     assert _is_missing(out)
 

@@ -130,9 +130,9 @@ def test_the_status_is_told_by_either_command(started: Place) -> None:
 
 
 @tries(15)
-def test_no_head_is_exit_code_2_in_a_sentence(place: Place) -> None:
+def test_no_head_is_a_failure_in_a_sentence(place: Place) -> None:
     ended = place.run("ng_status +head_server.port=11000")
-    assert (ended.code, ended.out) == (2, "")
+    assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith("Error: ")
 
 

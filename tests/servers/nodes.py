@@ -23,8 +23,9 @@ from gymsdk.servers.door.listener import Listener, bound
 from gymsdk.servers.door.routing import App
 from gymsdk.servers.nodes.forwarding import Peers
 from gymsdk.servers.nodes.instances import Instances, asking
-from gymsdk.servers.nodes.members import LEASE, Members
+from gymsdk.servers.nodes.members import Members
 from gymsdk.servers.nodes.node import Node, loads
+from gymsdk.servers.nodes.reports import LEASE
 from gymsdk.servers.nodes.service import Service
 from gymsdk.servers.nodes.strand import Strand
 from gymsdk.servers.watching.figures import Figures

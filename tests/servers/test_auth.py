@@ -193,7 +193,7 @@ async def test_our_clients_carry_the_token_that_the_environment_names(up: Up) ->
     found = await served(up.head)
     assert set(found.agents) == {"counter_simple_agent"}
     joined = await stage.joined(up.head)
-    assert (await meters.reading(joined.metered, joined.served.client.headers)).requests["counter"] >= 1
+    assert (await meters.reading(joined.metered, joined.served.client.carried)).requests["counter"] >= 1
 
 
 async def test_a_program_names_the_token_itself(up: Up) -> None:

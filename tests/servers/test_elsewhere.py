@@ -15,8 +15,8 @@ from gymsdk.servers import model as model_server
 from gymsdk.servers.nodes import waiting
 from gymsdk.servers.nodes.elsewhere import Elsewhere
 from gymsdk.servers.nodes.instances import Instances, asking
-from gymsdk.servers.nodes.members import Instance, Nodes
 from gymsdk.servers.nodes.node import Node
+from gymsdk.servers.nodes.reports import Instance, Nodes
 from gymsdk.servers.nodes.service import Service
 from gymsdk.transcript import Item
 from gymsdk.types import Episode
@@ -99,9 +99,25 @@ async def test_an_episode_goes_on_at_another_server_where_its_own_is_lost():
 
 async def test_where_there_is_none_the_sentence_says_how_to_start_one():
     async with served() as (asked, _):
-        with pytest.raises(Failed, match="`gymsdk serve --role model --model NAME --head URL`") as raised:
+        with pytest.raises(Failed, match="`gymsdk serve ENVIRONMENT --role model --model NAME --head URL`") as raised:
             await asked.respond(REQUEST)
     assert (raised.value.kind, raised.value.retryable) == ("model_unreachable", True)
+
+
+async def test_where_there_is_none_the_sentence_names_the_environment_whose_answers_a_model_may_have_to_know():
+    async with load("multineedle") as found, served() as (asked, _):
+        rollout = await play(found, asked, next(found.tasks("train")).row())
+    assert rollout.failure is not None
+    assert "`gymsdk serve multineedle --role model --model NAME --head URL`" in rollout.failure.message
+
+
+async def test_a_model_server_of_the_configuration_is_started_by_that():
+    with pytest.raises(Failed, match=r"no model server 'judge' .*`gymsdk serve --config FILE --role model --head URL`"):
+        await Elsewhere("judge", Instances(nobody), coming=0).respond(REQUEST)
+
+
+async def nobody() -> Nodes:
+    return Nodes()
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ import pytest
 from fastapi import FastAPI
 
 from gymsdk import GymsdkError, http
-from gymsdk.errors import UsageError
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.head import PATIENCE, Service
 from gymsdk.servers.nodes.fleet import HEAD, Fleet, Known, Part, Times
-from gymsdk.servers.nodes.members import Load
+from gymsdk.servers.nodes.reports import Load
 from gymsdk.servers.watching.figures import Figures
 
 from .nodes import heading, told
@@ -89,11 +88,22 @@ async def test_a_fleet_that_joins_is_known_at_the_head_under_the_host_it_is_told
     assert (joining.head_url, after["instances"], after["lost"]) == (head_url, [], [])
 
 
+async def test_what_a_fleet_that_joins_needs_beside_it_is_expected_at_the_head() -> None:
+    async with heading() as head_url:
+        joining = lamp(known=Known(head_url, expected=["lamp", "bulb"]))
+        running = asyncio.ensure_future(joining.run())
+        await joining.up(running)
+        known = await told(head_url)
+        await ended(running)
+        await http.aclose()
+    assert known["expected"] == ["lamp", "bulb"]
+
+
 async def test_a_fleet_that_cannot_join_says_so_and_leaves_nothing_running() -> None:
     async with heading(LAMP.model_copy(update={"implementation": "candle"})) as head_url:
         joining = lamp(known=Known(head_url))
         running = asyncio.ensure_future(joining.run())
-        with pytest.raises(UsageError, match="refuses this node: 'lamp' is resources_servers/candle"):
+        with pytest.raises(GymsdkError, match="refuses this node: 'lamp' is resources_servers/candle"):
             await joining.up(running)
         await http.aclose()
     assert running.done()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import httpx
@@ -9,7 +11,7 @@ import pytest
 import yaml
 
 from gymsdk.servers import head
-from gymsdk.servers.nodes.members import Load
+from gymsdk.servers.nodes.reports import Load
 from gymsdk.servers.nodes.service import Service
 
 from .nodes import listening
@@ -78,6 +80,32 @@ async def test_what_the_head_itself_has_to_do_and_expects_is_told() -> None:
     told = (await asking.get("/nodes")).json()
     assert told["instances"][0]["load"] == {"sessions": 2, "in_flight": 1}
     assert (told["expected"], told["settled"]) == (["math", "sums"], False)
+
+
+async def test_what_the_nodes_refer_to_is_expected_too_and_what_the_head_supplied_itself_refers_to_is_not() -> None:
+    refers = {"model_server": {"type": "responses_api_models", "name": "policy_model"}, "version": "1"}
+    agent = OWN.model_copy(update={"name": "agent", "kind": "responses_api_agents", "fields": refers, "id": "2" * 12})
+    asking = client(OWN, agent, supplied=[agent], expected=["math"])
+    await asking.put("/nodes/n1", json=saying(OTHER, expected=["sums", "judge"]))
+    assert (await asking.get("/nodes")).json()["expected"] == ["math", "sums", "judge"]
+
+
+async def test_who_leaves_while_it_is_asked_how_it_is_is_told_of_no_more() -> None:
+    asking = client(peer="127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        there = OTHER.model_copy(update={"host": "127.0.0.1", "port": silent.getsockname()[1]})
+        await asking.put("/nodes/n1", json=saying(there))
+        looking = [asyncio.ensure_future(asking.get(path)) for path in ("/nodes", "/server_instances")]
+        await asyncio.sleep(0.1)
+        await asking.delete("/nodes/n1")
+        assert [there.name in (await each).text for each in looking] == [False, False]
+
+
+async def test_nodes_without_servers_are_not_counted() -> None:
+    asking = client()
+    await asking.put("/nodes/n1", json=saying(OTHER))
+    await asking.put("/nodes/n2", json=saying())
+    assert 'gymsdk_nodes{server="head"} 1' in (await asking.get("/metrics")).text
 
 
 async def test_a_node_that_listens_everywhere_is_told_as_the_address_it_asked_from() -> None:

@@ -8,7 +8,7 @@ import time
 
 from gymsdk.errors import Failed
 from gymsdk.servers.nodes.instances import Instances
-from gymsdk.servers.nodes.members import Instance, Nodes
+from gymsdk.servers.nodes.reports import Instance, Nodes
 
 
 def instance(id: str) -> Instance:

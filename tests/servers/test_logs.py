@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -39,7 +40,7 @@ from gymsdk.servers.watching.logs import Logging, kept
 
 async def main():
     async with serving(["sums"], model="scripted/null", settings={"sums": {"key": sys.argv[2]}}) as running:
-        print(json.dumps(running.urls), flush=True)
+        print(json.dumps({"head": running.head_url, **running.urls}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
 with kept(Logging(level="info", format=sys.argv[3], directory=Path(sys.argv[1]))):
@@ -122,6 +123,22 @@ async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
     assert {line["request_id"] for of in found.values() for line in of} == {"asked-the-one"}
     written = "".join(file.read_text() for file in logs.iterdir())
     assert not any(word in written for word in ("Wunderhorn", "424242", SECRET))
+
+
+async def test_each_line_of_a_run_by_servers_names_its_rollout_as_their_logs_do(started: Started, tmp_path: Path):
+    logs, out, tasks = tmp_path / "logs", tmp_path / "out", tmp_path / "tasks.jsonl"
+    urls = started(logs)
+    rows = [row(agent_ref={"name": "sums_simple_agent"}), row(answer="none", agent_ref={"name": "sums_simple_agent"})]
+    tasks.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    command = [sys.executable, "-m", "gymsdk", "rollout", "--head", urls["head"], "--tasks", str(tasks)]
+    await (await asyncio.create_subprocess_exec(*command, "--output", str(out))).wait()
+    [scored], [lost] = (lines(out / name) for name in ("rollouts.jsonl", "failures.jsonl"))
+    ids = [each["gymsdk"]["rollout_id"] for each in (scored, lost)]
+    assert [each["gymsdk"]["id"] for each in (scored, lost)] == ["0:0", "1:0"]
+    log = logs / "sums_simple_agent.log"
+    await until(lambda: log.exists() and all(each in log.read_text() for each in ids))
+    played = {line["rollout_id"] for line in lines(log) if line["fields"]["route"] == "/run"}
+    assert played == set(ids)
 
 
 async def test_a_rollout_that_nobody_named_is_found_by_its_indices(started: Started, tmp_path: Path):
@@ -207,6 +224,19 @@ def test_a_line_that_belongs_to_no_request_is_of_the_process(tmp_path: Path):
     with kept(Logging(level="info", directory=tmp_path, server="math")):
         logging.getLogger("gymsdk").info("over\nand %s", "out")
     assert (tmp_path / "math.log").read_text().endswith("info math rollout=- request=- over\\nand out\n")
+
+
+def test_a_file_is_there_once_there_is_a_line_for_it(tmp_path: Path):
+    with kept(Logging(level="info", directory=tmp_path)):
+        assert list(tmp_path.iterdir()) == []
+        logging.getLogger("gymsdk").info("here")
+        assert [each.name for each in tmp_path.iterdir()] == ["gymsdk.log"]
+
+
+def test_a_file_that_is_somebody_elses_is_said_at_once(tmp_path: Path):
+    (tmp_path / "gymsdk.log").mkdir()
+    with pytest.raises(UsageError, match=r"--log-dir .* cannot be written"), kept(Logging(directory=tmp_path)):
+        pass
 
 
 def test_several_processes_write_their_lines_whole_into_one_file(tmp_path: Path):

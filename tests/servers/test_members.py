@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from gymsdk.servers.app import Refused
 from gymsdk.servers.nodes.admission import check
 from gymsdk.servers.nodes.choice import first, told
-from gymsdk.servers.nodes.members import Exit, Members, Registration
+from gymsdk.servers.nodes.members import Members
+from gymsdk.servers.nodes.reports import Exit, Registration
 from gymsdk.servers.nodes.service import Service
 
 MATH = Service(name="math", kind="resources_servers", implementation="math", port=1, started=5.0)
@@ -221,6 +222,31 @@ def test_another_process_than_was_asked_for_is_not_restarted(members):
     members.restart("math", 30)
     members.put("supervisor", said(restarts={"math": 8}), HERE)
     assert (members.restarting("supervisor"), members.draining) == ([], set())
+
+
+def ended(pid=7, at=6.0):
+    return said(exits={"math": Exit(code=-9, at=at, pid=pid)}, supervisor="s")
+
+
+def test_a_node_whose_process_ended_is_gone_as_soon_as_its_supervisor_says_so(members):
+    members.put("child", said(another(pid=7), supervisor="s"), HERE)
+    members.put("supervisor", ended(), HERE)
+    # That it ended is told of by itself: it is not lost.
+    assert (members.services, members.lost) == ([], [])
+    # What it said last may come late.
+    with pytest.raises(Refused, match="has left"):
+        members.put("child", said(another(pid=7), supervisor="s"), HERE)
+    assert members.services == []
+
+
+@pytest.mark.parametrize(
+    ("service", "supervisor"),
+    [({"pid": 8}, "s"), ({"pid": 7, "started": 6.5}, "s"), ({"pid": 7, "name": "sums"}, "s"), ({"pid": 7}, "other")],
+)
+def test_the_end_of_one_process_is_not_that_of_another(members, service, supervisor):
+    members.put("child", said(another(**service), supervisor=supervisor), HERE)
+    members.put("supervisor", ended(), HERE)
+    assert len(members.services) == 1
 
 
 def test_who_has_no_supervisor_cannot_be_restarted(members):

@@ -41,6 +41,18 @@ class Replies:
         return wire.response(self.output, model="replies", usage=wire.usage(3, 4), request=request)
 
 
+class Deep(Replies):
+    """Answers with something deep in its usage, and repeats the request."""
+
+    def __init__(self, deep: Item) -> None:
+        super().__init__()
+        self._deep = deep
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        response = await super().respond(request, episode=episode)
+        return response | {"usage": {**response["usage"], "deep": self._deep}, "metadata": request.get("metadata")}
+
+
 def sdk(client: httpx.AsyncClient, base: str = "/v1") -> AsyncOpenAI:
     return AsyncOpenAI(base_url=f"http://gym.test{base}", api_key="x", http_client=client, max_retries=0)
 
@@ -175,6 +187,27 @@ async def test_a_body_that_is_no_request_is_answered_in_each_apis_form(
     told = answer.json()
     assert told["error"]["message"]
     assert told.get("type") == ("error" if path == "messages" else None)
+
+
+def nested(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("theirs", "ours", "status"), [(1000, 1, 400), (1, 2000, 502)], ids=["the request", "the answer"]
+)
+async def test_what_is_nested_too_deeply_to_be_told_is_said_in_a_sentence(
+    theirs: int, ours: int, status: int, *, streamed: bool
+) -> None:
+    deep: Item = {}
+    for _ in range(ours):
+        deep = {"a": deep}
+    answering = Deep(deep)
+    body = f'{{"input":"hi","stream":{str(streamed).lower()},"metadata":{nested(theirs)}}}'
+    async with asked(server.app(answering)) as client:
+        answer = await client.post("/v1/responses", content=body)
+    assert (answer.status_code, "nested too deeply" in answer.json()["error"]["message"]) == (status, True)
 
 
 async def test_a_key_nobody_knows_is_no_error() -> None:

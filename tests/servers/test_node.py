@@ -13,8 +13,9 @@ import pytest
 from fastapi import FastAPI
 
 from gymsdk import http
-from gymsdk.errors import UsageError
+from gymsdk.errors import GymsdkError
 from gymsdk.servers.nodes.node import Node, is_own, place
+from gymsdk.servers.nodes.reports import Exit
 from gymsdk.servers.nodes.service import Service
 
 from .nodes import free, heading, listening, noded, process, told, until
@@ -46,6 +47,18 @@ async def test_it_is_heard_of_again_well_within_its_lease():
         while time.monotonic() < ends:
             assert await names(head_url) == ["lamp"]
             await asyncio.sleep(0.05)
+
+
+async def test_news_are_told_before_it_would_be_heard_of_again():
+    news, exits = asyncio.Event(), {}
+    async with heading(lease=600) as head_url, noded(Node(head_url, exits=lambda: exits, lease=600, news=news)):
+        exits["lamp"] = Exit(code=-9, at=1.0)
+        news.set()
+
+        async def known():
+            return (await told(head_url))["exits"]
+
+        await until(known)
 
 
 async def test_a_head_that_was_started_again_knows_it_again_and_the_log_says_so_once(caplog):
@@ -94,20 +107,20 @@ async def test_a_head_that_comes_late_is_waited_for():
 
 
 async def test_a_head_that_never_comes_is_waited_for_no_longer_than_said():
-    with pytest.raises(UsageError, match=r"no head answers at http://127.*within 0.2 seconds .*name the right one"):
+    with pytest.raises(GymsdkError, match=r"no head answers at http://127.*within 0.2 seconds .*name the right one"):
         await Node(f"http://127.0.0.1:{free()}", [LAMP], joining=0.2).join()
 
 
 async def test_what_is_no_head_is_not_waited_for():
     async with listening(FastAPI()) as port:
-        with pytest.raises(UsageError, match="is no head of gymsdk"):
+        with pytest.raises(GymsdkError, match="is no head of gymsdk"):
             await Node(f"http://127.0.0.1:{port}", [LAMP]).join()
 
 
 async def test_a_head_that_will_not_have_it_says_why():
     other = LAMP.model_copy(update={"implementation": "candle"})
     async with heading(other) as head_url:
-        with pytest.raises(UsageError, match=r"refuses this node: 'lamp' is .*candle here.*give it another name"):
+        with pytest.raises(GymsdkError, match=r"refuses this node: 'lamp' is .*candle here.*give it another name"):
             await Node(head_url, [LAMP]).join()
 
 
@@ -176,13 +189,13 @@ async def test_of_two_that_start_at_once_one_has_the_head_and_the_other_joins():
 async def test_a_head_elsewhere_is_waited_for_with_a_bound():
     # An address for documentation: nobody has it.
     assert not is_own("192.0.2.1")
-    with pytest.raises(UsageError, match=r"no head answers at http://192\.0\.2\.1:9 within 0 seconds"):
+    with pytest.raises(GymsdkError, match=r"no head answers at http://192\.0\.2\.1:9 within 0 seconds"):
         await place("192.0.2.1", 9, patience=0)
 
 
 async def test_a_port_of_this_machine_that_something_else_has_is_told_of_at_once():
     async with listening(FastAPI()) as port:
-        with pytest.raises(UsageError, match=r"is no head of gymsdk: it answered 404 at /nodes.*choose another port"):
+        with pytest.raises(GymsdkError, match=r"is no head of gymsdk: it answered 404 at /nodes.*choose another port"):
             await place("127.0.0.1", port)
 
 

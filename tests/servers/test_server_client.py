@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,10 +12,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gymsdk import Environment, Failed, ServerClient, Task, UsageError, wire
+from gymsdk import Environment, Failed, ServerClient, Task, wire
+from gymsdk.client import Unknown
 from gymsdk.http import Retry
 from gymsdk.servers import resources
+from gymsdk.servers.nodes.node import Node
+from gymsdk.servers.nodes.service import Service
 
+from .nodes import heading, noded
 from .reached import listening
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
@@ -94,8 +99,24 @@ async def test_cookies_lead_to_a_session(counter: Callable[..., Environment]) ->
 
 async def test_a_name_nobody_has_is_an_error_with_the_nearest() -> None:
     async with head(config("http://127.0.0.1:9")) as address:
-        with pytest.raises(UsageError, match="did you mean 'my_resources'"):
+        with pytest.raises(Unknown, match="did you mean 'my_resources'"):
             await ServerClient(address).post("my_resource", "/verify", json={})
+
+
+async def test_a_head_that_has_just_begun_is_given_the_time_to_hear_of_a_server() -> None:
+    lamp = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
+    async with heading(lease=20) as address:
+        asking = asyncio.ensure_future(ServerClient(address).url("lamp"))
+        await asyncio.sleep(0.5)
+        assert not asking.done()
+        async with noded(Node(address, [lamp])):
+            assert await asking == "http://127.0.0.1:9"
+
+
+async def test_what_a_head_does_not_know_once_it_has_settled_is_said_to_be_unknown() -> None:
+    async with heading(lease=0.5) as address:
+        with pytest.raises(Unknown, match="knows no server 'lamp'"):
+            await ServerClient(address).url("lamp")
 
 
 @pytest.mark.parametrize("text", ['"[1]"', "{torn: [", "null", "3"])
@@ -133,7 +154,7 @@ async def test_a_server_that_has_not_moved_and_is_not_there_is_said_so() -> None
 async def test_an_error_does_not_tell_who_asks() -> None:
     async with head(config("http://127.0.0.1:9")) as address:
         asked_by = address.replace("http://", "http://me:hush@")
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(Unknown) as caught:
             await ServerClient(asked_by).url("strange")
     assert "hush" not in str(caught.value)
 

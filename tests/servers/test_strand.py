@@ -46,6 +46,18 @@ async def test_an_error_in_the_users_words_is_kept() -> None:
         await Strand("a pump", work).up(5)
 
 
+async def test_what_has_been_raised_is_not_told_once_more_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(up: asyncio.Event, over: asyncio.Event) -> None:
+        raise UsageError("open the tap")
+
+    strand, other = Strand("a pump", work), Strand("another", work)
+    with pytest.raises(UsageError):
+        await strand.up(5)
+    await strand.end(5)
+    await other.end(5)
+    assert [each.getMessage() for each in caplog.records] == ["another did not end well: UsageError('open the tap')"]
+
+
 async def test_one_that_does_not_end_is_named_and_left(caplog: pytest.LogCaptureFixture) -> None:
     freed = asyncio.Event()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -13,12 +14,12 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from gymsdk import UsageError, http
+from gymsdk import Failed, http
 from gymsdk.launch import serving
-from gymsdk.servers.nodes.members import Exit
 from gymsdk.servers.nodes.node import Node
+from gymsdk.servers.nodes.reports import Exit
 from gymsdk.servers.nodes.service import Service
-from gymsdk.servers.watching.survey import survey
+from gymsdk.servers.watching.survey import Lost, survey
 
 from .nodes import heading, listening, noded, process, until
 
@@ -55,6 +56,25 @@ async def test_a_server_that_is_killed_is_told_and_then_missing(installed: Calla
     assert (code, url in out) == (1, False)
     assert "0 of 1 expected servers registered" in out
     assert "! sums is expected, and not registered" in out
+    assert re.search(r"! node [0-9a-f]{8} with sums is heard of no more, since \d+ s", out)
+
+
+async def test_a_lost_node_is_told_of_while_another_has_its_servers_and_until_it_is_back():
+    other = LAMP.model_copy(update={"id": "0" * 12, "port": 10})
+    async with heading() as head, noded(Node(head, [other])):
+        one = Node(head, [LAMP], lease=0.2)
+        await one.join()
+        await until(lambda: _lost(head))
+        found = await survey(head)
+        assert (found.lost[0].id, found.lost[0].servers, found.is_well) == (one.id, ["lamp"], False)
+        await one.beat()
+        assert not await _lost(head)
+        await one.leave()
+        assert not await _lost(head)
+
+
+async def _lost(head: str) -> list[Lost]:
+    return (await survey(head)).lost
 
 
 async def gone(head: str) -> bool:
@@ -75,11 +95,31 @@ async def test_an_exit_is_wrong_for_a_while():
         assert found.servers[1].wrong == ["missing", *wrong]
 
 
+async def test_an_exit_is_that_of_the_instance_whose_supervisor_tells_of_it():
+    ended, both = {"lamp": Exit(code=-9, at=time.time(), pid=1)}, {"supervisor": "s"}
+    other = LAMP.model_copy(update={"id": "0" * 12, "port": 10})
+    async with (
+        heading() as head,
+        noded(Node(head, exits=lambda: ended, **both)),
+        noded(Node(head, [LAMP], **both)) as again,
+        noded(Node(head, [other])),
+    ):
+        assert [each.exit_code for each in (await survey(head)).servers[1:]] == [-9, None]
+        # Until the one that ended is there again, another stands for it.
+        await again.leave()
+        assert [each.exit_code for each in (await survey(head)).servers[1:]] == [-9]
+
+
 async def test_the_head_s_own_exit_is_told_of():
     ended = {"head": Exit(code=-9, at=time.time(), restarts=1)}
     async with heading() as head, noded(Node(head, exits=lambda: ended)):
         [row] = (await survey(head)).servers
     assert (row.name, row.exit_code, row.wrong) == ("head", -9, ["exit"])
+
+
+async def test_a_node_without_servers_is_none_beside_the_head():
+    async with heading() as head, noded(Node(head, [LAMP])), noded(Node(head, expected=["lamp"])):
+        assert (await survey(head)).nodes == 1
 
 
 async def test_what_is_no_head_is_said_to_be_none():
@@ -88,7 +128,7 @@ async def test_what_is_no_head_is_said_to_be_none():
         made = FastAPI()
         made.add_api_route("/nodes", lambda: "no", methods=["GET"])
     async with listening(made) as port:
-        with pytest.raises(UsageError, match="is no head: it answered 200"):
+        with pytest.raises(Failed, match="is no head: it answered 200"):
             await survey(f"http://127.0.0.1:{port}")
 
 

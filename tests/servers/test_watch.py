@@ -13,8 +13,8 @@ import yaml
 
 from gymsdk import http
 from gymsdk.launch import serving
-from gymsdk.servers.nodes.members import Exit
 from gymsdk.servers.nodes.node import Node
+from gymsdk.servers.nodes.reports import Exit
 from gymsdk.servers.nodes.service import Service
 from gymsdk.servers.watching import gpus
 from gymsdk.servers.watching.figures import Figures, Sample

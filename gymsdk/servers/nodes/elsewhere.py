@@ -10,27 +10,19 @@ from typing import Any
 from pydantic import SecretStr
 
 from gymsdk import http
+from gymsdk.configuration.kinds import POLICY
 from gymsdk.errors import Failed
 from gymsdk.http import Answer
 from gymsdk.replicas import Replicas, sticky
 from gymsdk.servers.door.routing import ID
 from gymsdk.servers.nodes import waiting
 from gymsdk.servers.nodes.instances import Instances, carried
-from gymsdk.servers.nodes.members import Instance
+from gymsdk.servers.nodes.reports import Instance
 from gymsdk.servers.nodes.service import Kind
-from gymsdk.servers.nodes.waiting import WATCH, Gone
+from gymsdk.servers.nodes.waiting import COMING, LATER, LOOKING, WATCH, Gone
 from gymsdk.told import value_of
 from gymsdk.transcript import Item
 from gymsdk.types import Episode
-
-COMING = 5.0
-"""Seconds that a call waits for a model server where there is none."""
-
-LOOKING = 0.25
-"""Seconds between two looks for one meanwhile."""
-
-LATER = 5.0
-"""Seconds after which it is worth asking again where there is none."""
 
 KIND: Kind = "responses_api_models"
 
@@ -79,7 +71,7 @@ class Elsewhere:
     async def _answered(self, request: Item, episode: Episode | None, deadline: float) -> Answer:
         path, own = _path(episode), sticky(request, episode)
         while True:
-            replicas = self._asking(await self._urls())
+            replicas = self._asking(await self._urls(episode))
             try:
                 return await replicas.post(path, request, sticky=own, deadline=deadline, final=_is_final)
             except Gone as gone:
@@ -93,12 +85,12 @@ class Elsewhere:
 
         return await waiting.answered(asked, url, known, watch=self._watch)
 
-    async def _urls(self) -> list[str]:
+    async def _urls(self, episode: Episode | None) -> list[str]:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._coming
         while not (found := await self._there()):
             if loop.time() >= until:
-                raise self._none()
+                raise self._none(episode)
             await asyncio.sleep(LOOKING)
             await self._instances.renew()
         well = [each for each in found if each.status in {None, "success"}]
@@ -116,8 +108,11 @@ class Elsewhere:
             self._replicas = (told, made)
         return self._replicas[1]
 
-    def _none(self) -> Failed:
-        start = "start one with `gymsdk serve --role model --model NAME --head URL`"
+    def _none(self, episode: Episode | None) -> Failed:
+        # Some models play only what is named beside them.
+        what = episode.environment.name if episode else "ENVIRONMENT"
+        which = f"{what} --role model --model NAME" if self.name == POLICY else "--config FILE --role model"
+        start = f"start one with `gymsdk serve {which} --head URL`"
         message = f"no model server {self.name!r} is registered at the head; {start}"
         return Failed(message, kind="model_unreachable", retryable=True, retry_after=LATER)
 

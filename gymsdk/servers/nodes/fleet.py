@@ -16,13 +16,14 @@ from gymsdk import credentials
 from gymsdk.bounds import GRACE
 from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
-from gymsdk.servers.door.listener import Listener, bound, host_of, roomy
+from gymsdk.servers.door.listener import Listener, bound, host_of, port_of, roomy
 from gymsdk.servers.door.prefix import beneath
 from gymsdk.servers.door.routing import App
 from gymsdk.servers.door.safety import OPEN, Safety
 from gymsdk.servers.head import Service
-from gymsdk.servers.nodes.members import LEASE, Load, Members
+from gymsdk.servers.nodes.members import Members
 from gymsdk.servers.nodes.node import Node
+from gymsdk.servers.nodes.reports import LEASE, Load
 from gymsdk.servers.nodes.service import Scheme
 from gymsdk.servers.nodes.strand import Strand
 from gymsdk.servers.nodes.supply import Supply
@@ -65,7 +66,7 @@ class Known:
     to do, *expected* names the servers there are to be, if those are more than its own. One that joins is gone from the
     head *lease* seconds after it was last heard of. The head listens at the socket *at*, where that is there by now.
     A head of its own begins here what *supplied* gives for the servers there are, and the names of those on their way.
-    A proxy shows the head at *path*, and each server beneath that.
+    A proxy shows the head at *path*, and each server beneath that. *supervisor* is whose processes it is one of.
     """
 
     head_url: str | None = None
@@ -76,6 +77,7 @@ class Known:
     at: socket.socket | None = None
     supplied: Callable[[Sequence[Service], Collection[str]], Sequence[Part]] = lambda _, __: ()
     path: str = ""
+    supervisor: str = ""
 
 
 class Fleet:
@@ -131,7 +133,7 @@ class Fleet:
             ports = [sockets.enter_context(self._socket(each)) for each in self._parts]
             self.services += [self._placed(each, one) for each, one in zip(self._parts, ports, strict=True)]
             self.head_url = elsewhere or (
-                head.url(host_of(at, self._host), _port(at), self._safety.scheme) if at else ""
+                head.url(host_of(at, self._host), port_of(at), self._safety.scheme) if at else ""
             )
             try:
                 await self._begin(at, ports)
@@ -142,7 +144,7 @@ class Fleet:
                 await self._end()
 
     def _placed(self, part: Part, at: socket.socket) -> Service:
-        told = {"host": self._told(part), "port": _port(at), "scheme": self._safety.scheme}
+        told = {"host": self._told(part), "port": port_of(at), "scheme": self._safety.scheme}
         return part.service.model_copy(update=told)
 
     def _socket(self, part: Part) -> socket.socket:
@@ -174,8 +176,15 @@ class Fleet:
         else:
             # Last, so that it is the first to end: nobody is sent to servers that are about to.
             carried = partial(credentials.carried, self._safety.token)
-            loads, lease = self._known.loads, self._known.lease
-            self.node = Node(self.head_url, self.services, loads, headers=carried, lease=lease)
+            self.node = Node(
+                self.head_url,
+                self.services,
+                self._known.loads,
+                expected=self._known.expected,
+                headers=carried,
+                lease=self._known.lease,
+                supervisor=self._known.supervisor,
+            )
             await self._started([Strand(self.node.what, self.node.run)])
 
     async def _begun(self, part: Part) -> Strand:
@@ -195,7 +204,7 @@ class Fleet:
         return head.app(
             self.services,
             host=self._known.advertise or host_of(at, self._host),
-            port=_port(at),
+            port=port_of(at),
             about=self._about,
             ready=self._up.is_set,
             members=self._members,
@@ -250,11 +259,6 @@ class Fleet:
         if strand.what in self._lasting:
             return self._times.ending
         return self._times.grace + GRACE + self._times.ending
-
-
-def _port(at: socket.socket) -> int:
-    port: int = at.getsockname()[1]
-    return port
 
 
 async def _kept(lasting: AbstractAsyncContextManager[Any], up: asyncio.Event, over: asyncio.Event) -> None:

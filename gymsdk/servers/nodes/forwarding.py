@@ -48,8 +48,6 @@ LONGEST = 3600.0
 
 PAUSE = 1.0
 
-NEVER = http.Retry(times=0)
-
 
 @dataclass(frozen=True, slots=True)
 class Peers:
@@ -126,7 +124,7 @@ class Forwarding:
         carried: http.Headers = {**headers, ONCE: "1", **credentials.carried(self._peers.token)}
         try:
             target = _target(url, request.scope)
-            asked = http.post(target, body, headers=carried, timeout=LONGEST, retry=NEVER, once=True)
+            asked = http.post(target, body, headers=carried, timeout=LONGEST, retry=http.ONCE, once=True)
             told = await waiting.answered(asked, url, known, watch=self._peers.watch)
         except http.Unsent:
             return None

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from gymsdk import credentials, http
 from gymsdk.errors import EpisodeError
-from gymsdk.servers.nodes.members import Instance, Nodes
+from gymsdk.servers.nodes.reports import Instance, Nodes
 from gymsdk.servers.nodes.service import Kind
 
 Look: TypeAlias = Callable[[], Awaitable[Nodes]]
@@ -40,8 +40,6 @@ REMEMBERED = 1000
 UNKNOWN = 5.0
 """Seconds for which an id that nobody has is not looked for again."""
 
-ONCE = http.Retry(times=0)
-
 log = logging.getLogger("gymsdk")
 
 
@@ -56,7 +54,7 @@ def asking(
     """Give what asks the head at *head_url* for all it knows, within *seconds*."""
 
     async def look() -> Nodes:
-        answer = await http.get(head_url.rstrip("/") + "/nodes", headers=headers(), timeout=seconds, retry=ONCE)
+        answer = await http.get(head_url.rstrip("/") + "/nodes", headers=headers(), timeout=seconds, retry=http.ONCE)
         return Nodes.model_validate(answer.json())
 
     return look

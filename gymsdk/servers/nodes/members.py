@@ -2,86 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Self
-
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from gymsdk.errors import suggestion
 from gymsdk.servers.app import Refused
 from gymsdk.servers.nodes.choice import ROUTES
-from gymsdk.servers.nodes.service import Kind, Service
-from gymsdk.servers.watching.health import Status
-from gymsdk.transcript import Item
-
-LEASE = 10.0
-"""Seconds after which a member that says nothing more is gone."""
+from gymsdk.servers.nodes.reports import ITSELF, LEASE, Exit, Registration
+from gymsdk.servers.nodes.service import Service
 
 REMEMBERED = 100
 """How many lost nodes are remembered."""
 
-HEAD = "head"
-"""What the head is called where servers are started anew."""
-
 MOST = 1000
-"""Nodes that one head knows, services that one node has."""
-
-HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}|")
-
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-
-
-class Load(BaseModel):
-    """What a server has to do: open *sessions*, episodes *in_flight*."""
-
-    model_config = ConfigDict(frozen=True)
-
-    sessions: int = Field(0, ge=0)
-    in_flight: int = Field(0, ge=0)
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.sessions + self.in_flight
-
-
-class Exit(BaseModel):
-    """How a server's process ended last: its exit *code*, when, and how often it has been started anew."""
-
-    model_config = ConfigDict(frozen=True)
-
-    code: int
-    at: float = Field(allow_inf_nan=False)
-    restarts: int = Field(0, ge=0)
-
-
-class Registration(BaseModel):
-    """What a node says of itself, whole each time; it is to be heard of again within *seconds*.
-
-    *expected* names the servers there are to be, *exits* tells of those that ended; *restarts* are the processes that
-    it can start anew, by their servers. One that is *draining* is to be given nothing new.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    services: list[Service] = Field([], max_length=MOST)
-    loads: dict[Name, Load] = Field({}, max_length=MOST)
-    expected: list[Name] = Field([], max_length=MOST)
-    exits: dict[Name, Exit] = Field({}, max_length=MOST)
-    draining: bool = False
-    restarts: dict[Name, int] = Field({}, max_length=MOST)
-    seconds: float = Field(LEASE, gt=0, le=3600)
-
-    @model_validator(mode="after")
-    def _is_somewhere(self) -> Self:
-        for each in self.services:
-            if not each.port or not HOST.fullmatch(each.host):
-                raise ValueError(f"the server {each.name!r} has no address: {each.host[:80]!r}, port {each.port}")
-        return self
+"""Nodes that one head knows."""
 
 
 @dataclass(slots=True)
@@ -98,47 +34,6 @@ class Member:
     heard: float
     lease: float
     restarts: dict[tuple[str, int], float] = field(default_factory=dict)
-
-
-class Instance(BaseModel):
-    """One of the servers of a *name*, as the head tells of it; its load is *age* seconds old.
-
-    *node* is the member that has it, empty where the head itself has; *status* is `None` until it has been asked, and
-    *round_trip* are the seconds its answer took. One that is *draining* is to be given nothing new.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    id: str
-    name: str
-    kind: Kind
-    implementation: str
-    url: str
-    node: str = ""
-    load: Load = Load()
-    age: float = 0.0
-    status: Status | None = None
-    round_trip: float | None = None
-    draining: bool = False
-    pid: int = 0
-    started: float = 0.0
-
-
-class Nodes(BaseModel):
-    """All that a head knows: the *nodes*, those it *lost*, every instance, which servers there are to be, which ended.
-
-    It is *settled* once whoever was there before it has had the time to be heard of.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    lease: float = LEASE
-    settled: bool = True
-    nodes: list[Item] = []
-    lost: list[Item] = []
-    instances: list[Instance] = []
-    expected: list[str] = []
-    exits: dict[str, Exit] = {}
 
 
 class Members:
@@ -203,6 +98,8 @@ class Members:
         member = Member(id, said, services, known.joined if known else now, now, lease)
         member.restarts |= known.restarts if known else {}
         self._members[id] = member
+        if said.supervisor:
+            self._end(said.supervisor)
         return lease
 
     def restart(self, name: str, drain: float = 0.0) -> list[int]:
@@ -227,13 +124,21 @@ class Members:
             del member.restarts[one]
         return sorted(name for name, pid in over if member.said.restarts.get(name) == pid)
 
+    def _end(self, supervisor: str) -> None:
+        """Have those be gone whose processes ended: the *supervisor* knows that before their lease is over."""
+        beside = [each for each in self._members.values() if each.said.supervisor == supervisor]
+        exits = {name: ended for each in beside for name, ended in each.said.exits.items()}
+        for each in beside:
+            if any(one.name in exits and exits[one.name].ends(one) for one in each.services):
+                self.leave(each.id)
+
     def _sessions(self, name: str, pid: int) -> int:
         having = [each for each in self if (name, pid) in {(one.name, one.pid) for one in each.services}]
         loads = [each.said.loads.get(name) for each in having]
         return sum(load.sessions for load in loads if load)
 
     def _names(self) -> set[str]:
-        return {HEAD, *(each.name for each in (*self._own, *self.services)), *self.expected}
+        return {ITSELF, *(each.name for each in (*self._own, *self.services)), *self.expected}
 
     def leave(self, id: str) -> None:
         """Have the node *id* be gone; what it said before and comes later counts no more."""
@@ -268,6 +173,15 @@ class Members:
     def expected(self) -> list[str]:
         """The names of the servers that members say are to be there."""
         return list(dict.fromkeys(name for member in self for name in member.said.expected))
+
+    @property
+    def supervised(self) -> dict[str, dict[str, Exit]]:
+        """How servers ended last, by name, for each supervisor."""
+        found: dict[str, dict[str, Exit]] = {}
+        for member in self:
+            if member.said.supervisor:
+                found.setdefault(member.said.supervisor, {}).update(member.said.exits)
+        return found
 
     @property
     def exits(self) -> dict[str, Exit]:

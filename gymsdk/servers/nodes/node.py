@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from gymsdk import http
-from gymsdk.errors import Failed, UsageError
+from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import Answer
 from gymsdk.servers.door import listener
 from gymsdk.servers.nodes.instances import carried
-from gymsdk.servers.nodes.members import LEASE, Exit, Load, Registration
+from gymsdk.servers.nodes.reports import LEASE, Exit, Load, Registration
 from gymsdk.servers.nodes.service import Scheme, Service, url
 from gymsdk.servers.watching.figures import Figures
 from gymsdk.told import value_of
@@ -35,7 +35,6 @@ PROMPT = 1.0
 ASKED = 2.0
 """Seconds in which one who is a head says so."""
 
-ONCE = http.Retry(times=0)
 SERVER_ERROR = 500
 LEFT = 410
 """The status of a head that a node has left, or been taken from."""
@@ -51,7 +50,8 @@ class Node:
 
     *loads* tells what they have to do, *expected* which servers there are to be, *exits* how some have ended; whoever
     can *restart* those that *restarts* gives, with their processes, is told when to. It is gone from the head *lease*
-    seconds after it was last heard of; *joining* bounds the wait for the first answer.
+    seconds after it was last heard of; *joining* bounds the wait for the first answer. The nodes of processes that are
+    supervised together name the same *supervisor*. When there are *news*, the head is told at once.
     """
 
     def __init__(  # noqa: PLR0913 - what a node has to say, each by its name
@@ -67,6 +67,8 @@ class Node:
         restarts: Callable[[], Mapping[str, int]] = dict,
         lease: float = LEASE,
         joining: float = JOINING,
+        supervisor: str = "",
+        news: asyncio.Event | None = None,
     ) -> None:
         self.id = secrets.token_hex(8)
         self.head_url = head_url.rstrip("/")
@@ -80,6 +82,8 @@ class Node:
         self._lease = lease
         self._granted = lease
         self._joining = joining
+        self._supervisor = supervisor
+        self._news = news or asyncio.Event()
         self._out = False
         self._draining = False
         self._leaving = False
@@ -90,11 +94,12 @@ class Node:
         return f"the node at the head {http.host(self.head_url)}"
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
-        """Join, set *up*, be heard of until it is *over*, and leave; raises `UsageError` where it cannot join."""
+        """Join, set *up*, be heard of until it is *over*, and leave; raises `GymsdkError` where it cannot join."""
         try:
             await self.join(over)
             up.set()
-            while not await _passed(over, self._pause()):
+            while not await _passed(over, self._pause(), self._news):
+                self._news.clear()
                 await self.beat()
         finally:
             await self.leave()
@@ -102,7 +107,7 @@ class Node:
     async def join(self, over: asyncio.Event | None = None) -> None:
         """Be known to the head, or wait until it is *over*.
 
-        Raises `UsageError` where the head does not answer in time, or will not have this node.
+        Raises `GymsdkError` where the head does not answer in time, or will not have this node.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._joining
@@ -113,7 +118,7 @@ class Node:
             left = until - loop.time()
             if left <= 0:
                 sentence = f"no head answers at {self.head_url} within {self._joining:g} seconds ({why})"
-                raise UsageError(f"{sentence}; start it there, or name the right one with --head")
+                raise GymsdkError(f"{sentence}; start it there, or name the right one with --head")
             if await _passed(over or asyncio.Event(), min(left, random.uniform(PAUSE / 2, PAUSE))):
                 return
 
@@ -121,7 +126,7 @@ class Node:
         """Be heard of once; a head that does not answer is told of in the log, once, and so is that it is back."""
         try:
             why = await self._told()
-        except UsageError as error:
+        except GymsdkError as error:
             why = str(error)
         if why is not None and not self._out:
             log.warning("%s: %s; its servers go on, and it keeps trying", self.what, why)
@@ -138,7 +143,7 @@ class Node:
         """Be gone from the head at once; a head that does not answer in time forgets this node by itself."""
         self._leaving = True
         try:
-            await http.delete(self._at, headers=self._headers(), timeout=LEAVING, retry=ONCE)
+            await http.delete(self._at, headers=self._headers(), timeout=LEAVING, retry=http.ONCE)
         except Failed as error:
             log.info("%s: it could not be told of the end: %s", self.what, error)
 
@@ -152,7 +157,7 @@ class Node:
         return min(pause, pause if self._restart is None else PROMPT) * random.uniform(0.8, 1.0)
 
     async def _told(self) -> str | None:
-        """Tell the head, and give why it did not take it in; raises `UsageError` where it never will."""
+        """Tell the head, and give why it did not take it in; raises `GymsdkError` where it never will."""
         bound = max(0.1, min(ASKED, self._granted / 3))
         try:
             answer = await self._put(bound)
@@ -172,7 +177,7 @@ class Node:
 
     async def _put(self, seconds: float) -> Answer:
         said = self._said().model_dump(mode="json")
-        return await http.put(self._at, said, headers=self._headers(), timeout=seconds, retry=ONCE)
+        return await http.put(self._at, said, headers=self._headers(), timeout=seconds, retry=http.ONCE)
 
     def _said(self) -> Registration:
         services = self._services() if callable(self._services) else self._services
@@ -185,6 +190,7 @@ class Node:
             draining=self._draining,
             restarts=dict(self._restarts()),
             seconds=self._lease,
+            supervisor=self._supervisor,
         )
 
 
@@ -212,7 +218,7 @@ async def place(
     """Give the socket at which the head of *host* and *port* is to be started here, or `None` where it is to be joined.
 
     One that answers there is joined; if the address is this machine's own, the socket is bound (at *listen*, if that
-    is given); else it is waited for. Raises `UsageError` where no head answers within *patience* seconds.
+    is given); else it is waited for. Raises `GymsdkError` where no head answers within *patience* seconds.
     """
     loop, at = asyncio.get_running_loop(), url(host, port, scheme)
     until = loop.time() + patience
@@ -228,7 +234,7 @@ async def place(
                 why = str(error)
         if loop.time() >= until:
             sentence = f"no head answers at {at} within {patience:g} seconds ({why})"
-            raise UsageError(f"{sentence}; start it there, or name the right host and port")
+            raise GymsdkError(f"{sentence}; start it there, or name the right host and port")
         await asyncio.sleep(random.uniform(PAUSE / 2, PAUSE))
 
 
@@ -242,9 +248,9 @@ def is_own(host: str) -> bool:
 
 
 async def _no_head(at: str, headers: Headers) -> str | None:
-    """Give why what is *at* a URL is no head that can be asked, `None` where it is one; raises `UsageError`."""
+    """Give why what is *at* a URL is no head that can be asked, `None` where it is one; raises `GymsdkError`."""
     try:
-        answer = await http.get(at + "/nodes", headers=headers(), timeout=ASKED, retry=ONCE)
+        answer = await http.get(at + "/nodes", headers=headers(), timeout=ASKED, retry=http.ONCE)
     except Failed as error:
         return str(error)
     if answer.status >= SERVER_ERROR:
@@ -255,7 +261,7 @@ async def _no_head(at: str, headers: Headers) -> str | None:
 
 
 def _lease(answer: Answer) -> float:
-    """Give the lease that a head grants; raises `UsageError` where *answer* is no head's, or a refusal."""
+    """Give the lease that a head grants; raises `GymsdkError` where *answer* is no head's, or a refusal."""
     value = value_of(answer) if answer.ok else None
     lease = value.get("lease") if isinstance(value, dict) else None
     if not isinstance(lease, (int, float)) or lease <= 0:
@@ -263,19 +269,21 @@ def _lease(answer: Answer) -> float:
     return float(lease)
 
 
-def _refusal(answer: Answer) -> UsageError:
+def _refusal(answer: Answer) -> GymsdkError:
     value = value_of(answer)
     detail = value.get("detail") if isinstance(value, dict) else None
     if answer.ok or answer.status in {404, 405}:
         sentence = f"{answer.host} is no head of gymsdk: it answered {answer.status} at /nodes"
-        return UsageError(f"{sentence}; name the right one, or choose another port")
-    return UsageError(f"the head {answer.host} refuses this node: {detail or answer.status}")
+        return GymsdkError(f"{sentence}; name the right one, or choose another port")
+    return GymsdkError(f"the head {answer.host} refuses this node: {detail or answer.status}")
 
 
-async def _passed(over: asyncio.Event, seconds: float) -> bool:
-    """Whether it is *over*, *seconds* from now at the latest."""
+async def _passed(over: asyncio.Event, seconds: float, *news: asyncio.Event) -> bool:
+    """Whether it is *over*, *seconds* from now at the latest, or when there are *news*."""
+    waiting = [asyncio.ensure_future(each.wait()) for each in (over, *news)]
     try:
-        async with asyncio.timeout(seconds):
-            return await over.wait()
-    except TimeoutError:
-        return False
+        await asyncio.wait(waiting, timeout=seconds, return_when="FIRST_COMPLETED")
+    finally:
+        for each in waiting:
+            each.cancel()
+    return over.is_set()

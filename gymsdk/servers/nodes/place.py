@@ -13,7 +13,7 @@ from gymsdk import http
 from gymsdk.errors import Failed
 from gymsdk.servers.nodes import waiting
 from gymsdk.servers.nodes.instances import Instances
-from gymsdk.servers.nodes.members import Instance
+from gymsdk.servers.nodes.reports import Instance
 from gymsdk.servers.nodes.waiting import WATCH, Gone
 from gymsdk.servers.wire.remote import Held, Remote
 from gymsdk.transcript import Action

@@ -16,9 +16,9 @@ from gymsdk.environment import Environment
 from gymsdk.errors import Failed
 from gymsdk.servers.door.cookies import instance_of, named
 from gymsdk.servers.nodes.instances import Instances
-from gymsdk.servers.nodes.members import Instance
 from gymsdk.servers.nodes.place import LOST, Place, Tally
-from gymsdk.servers.nodes.waiting import WATCH
+from gymsdk.servers.nodes.reports import Instance
+from gymsdk.servers.nodes.waiting import COMING, LATER, LOOKING, WATCH
 from gymsdk.servers.sessions.aggregates import aggregated
 from gymsdk.servers.wire.calling import Line
 from gymsdk.servers.wire.remote import Remote
@@ -27,19 +27,8 @@ from gymsdk.types import Episode, Row, Step, Task, Verdict
 
 T = TypeVar("T")
 
-COMING = 5.0
-"""Seconds that an episode waits for an instance where there is none."""
-
-LOOKING = 0.25
-"""Seconds between two looks for one meanwhile."""
-
-LATER = 5.0
-"""Seconds after which it is worth asking again where there is none."""
-
 RETRY = http.Retry(times=2, first=0.25)
 """How often a call is tried again where nobody was reached: a session is at one instance alone."""
-
-ONCE = http.Retry(times=0)
 
 FULL = "server_error"
 """What an opening's failure is called where an instance has no place for it, or is being stopped."""
@@ -217,7 +206,7 @@ class Spread:
         return Place(instance, self._remote(instance), self.instances, tally, retry=self._retry, watch=self._watch)
 
     def _remote(self, instance: Instance) -> Remote:
-        return Remote(instance.url, self.name, seconds=self._seconds, retry=ONCE, token=self._token)
+        return Remote(instance.url, self.name, seconds=self._seconds, retry=http.ONCE, token=self._token)
 
     def _none(self) -> Failed:
         start = f"start one with `gymsdk serve {self.name} --role resources --head URL`"

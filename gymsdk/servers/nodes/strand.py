@@ -23,6 +23,7 @@ class Strand:
         self.what = what
         self._up = asyncio.Event()
         self._over = asyncio.Event()
+        self._told = False
         self.task = asyncio.ensure_future(work(self._up, self._over))
 
     async def up(self, seconds: float) -> None:
@@ -36,7 +37,8 @@ class Strand:
             raise GymsdkError(f"{self.what} did not begin within {seconds:g} seconds; mend what it waits for")
 
     def broken(self) -> GymsdkError:
-        """Give what to raise where it has ended by itself."""
+        """Give what to raise where it has ended by itself; whoever raises it tells of it."""
+        self._told = True
         error = None if self.task.cancelled() else self.task.exception()
         if isinstance(error, GymsdkError):
             return error
@@ -51,5 +53,5 @@ class Strand:
             self.task.cancel()
             await asyncio.wait({self.task}, timeout=GRACE)
             return
-        if not self.task.cancelled() and (error := self.task.exception()):
+        if not self._told and not self.task.cancelled() and (error := self.task.exception()):
             log.warning("%s did not end well: %r", self.what, error)

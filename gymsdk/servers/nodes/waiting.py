@@ -14,10 +14,17 @@ T = TypeVar("T")
 WATCH = 1.0
 """Seconds between two looks whether the instance that is waited for is still there."""
 
+COMING = 5.0
+"""Seconds that a call waits for an instance where there is none."""
+
+LOOKING = 0.25
+"""Seconds between two looks for one meanwhile."""
+
+LATER = 5.0
+"""Seconds after which it is worth asking again where there is none."""
+
 ASKED = 2.0
 """Seconds in which an instance that the head does not know any more has to say that it is there."""
-
-ONCE = http.Retry(times=0)
 
 
 class Gone(Failed):
@@ -46,7 +53,7 @@ async def answered(
 async def _answers(url: str) -> bool:
     """Whether what is at *url* says so: it may have left the head, and end what it has."""
     try:
-        await http.get(url.rstrip("/") + "/livez", timeout=ASKED, retry=ONCE)
+        await http.get(url.rstrip("/") + "/livez", timeout=ASKED, retry=http.ONCE)
     except Failed:
         return False
     return True

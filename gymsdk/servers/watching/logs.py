@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -113,13 +114,7 @@ class Lines(logging.Handler):
         self._files: dict[str, int] = {}
         self._writer = Writer(self._dropped)
         if asked.directory is not None:
-            # Now, and not with the first line: who asked is there to be told.
-            try:
-                asked.directory.mkdir(parents=True, exist_ok=True)
-                self._file(asked.directory, asked.server)
-            except OSError as error:
-                sentence = f"--log-dir {asked.directory} cannot be written ({error.strerror or error})"
-                raise UsageError(f"{sentence}; name a folder that this user may write") from None
+            _check(asked.directory, asked.server)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the line of one record."""
@@ -153,8 +148,26 @@ class Lines(logging.Handler):
     def _file(self, directory: Path, server: str) -> int:
         if server not in self._files:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._files[server] = os.open(directory / f"{named(server)}.log", flags, 0o644)
+            self._files[server] = os.open(_path(directory, server), flags, 0o644)
         return self._files[server]
+
+
+def _path(directory: Path, server: str) -> Path:
+    return directory / f"{named(server)}.log"
+
+
+def _check(directory: Path, server: str) -> None:
+    """Make the *directory*, and refuse one that cannot be written; raises `UsageError`."""
+    # Now, and not with the first line, with which its file is made: who asked is there to be told.
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+        if (file := _path(directory, server)).exists():
+            file.open("ab").close()
+    except OSError as error:
+        sentence = f"--log-dir {directory} cannot be written ({error.strerror or error})"
+        raise UsageError(f"{sentence}; name a folder that this user may write") from None
 
 
 def _json(record: logging.LogRecord, here: Trail, server: str) -> bytes:

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from gymsdk import credentials, http
 from gymsdk.client import HEAD
-from gymsdk.errors import Failed, UsageError
+from gymsdk.errors import Failed
 from gymsdk.http import Answer, Headers
-from gymsdk.servers.nodes.members import Exit, Instance, Nodes
+from gymsdk.servers.nodes.reports import ITSELF, Exit, Instance, Nodes
 from gymsdk.servers.watching import watch
 from gymsdk.told import value_of
 
@@ -25,12 +25,11 @@ IDLE = 0.5
 """The share of its time at work below which a GPU is marked."""
 
 RECENT = 600.0
-"""Seconds for which an exit that went wrong is: a server that has been started anew since is well."""
+"""Seconds for which an exit that went wrong is wrong, and a lost node: what has been started anew since is well."""
 
 PATIENCE = 5.0
 """Seconds that each of them may take to answer."""
 
-ONCE = http.Retry(times=0)
 MISSING = 404
 
 SAMPLE = re.compile(r"^gymsdk_(\w+)\{(.*)\} ([^ ]+)$", re.MULTILINE)
@@ -77,8 +76,21 @@ class Row(BaseModel):
         return any(used < IDLE for used in self.gpus.values())
 
 
+class Lost(BaseModel):
+    """A node that is heard of no more, for *age* seconds now, though it did not leave, and the *servers* it had."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    servers: list[str]
+    age: float
+
+
 class Survey(BaseModel):
-    """All servers of the head at a URL, how many of those *expected* are *registered*, who measured the round trips."""
+    """All servers of the head at a URL, how many of those *expected* are *registered*, who measured the round trips.
+
+    *lost* are the nodes that went with their servers not long ago, and are not back.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -88,15 +100,16 @@ class Survey(BaseModel):
     registered: int
     round_trip_by: Literal["head", "command"]
     servers: list[Row]
+    lost: list[Lost] = []
 
     @property
     def is_well(self) -> bool:
         """Whether nothing is wrong."""
-        return not any(each.wrong for each in self.servers)
+        return not self.lost and not any(each.wrong for each in self.servers)
 
 
 async def survey(head: str = HEAD, *, token: SecretStr | str | None = None) -> Survey:
-    """Give how the servers of *head* are, ours or NeMo Gym's; raises `UsageError` where none answers."""
+    """Give how the servers of *head* are, ours or NeMo Gym's; raises `Failed` where none answers."""
     head, carried = head.rstrip("/"), credentials.carried(token)
     nodes = await _nodes(head, carried)
     urls = {each.url: each for each in nodes.instances}
@@ -104,18 +117,25 @@ async def survey(head: str = HEAD, *, token: SecretStr | str | None = None) -> S
         zip([head, *urls], await asyncio.gather(*(_figures(url, carried) for url in [head, *urls])), strict=True)
     )
     by_head = any(each.round_trip is not None for each in nodes.instances)
-    rows = [_head(head, answers[head], nodes.exits.get("head"))]
-    rows += [_row(each, nodes.exits.get(each.name), answers[each.url], by_head=by_head) for each in nodes.instances]
+    rows = [_head(head, answers[head], nodes.exits.get(ITSELF))]
+    rows += [_row(each, _ended(each, nodes), answers[each.url], by_head=by_head) for each in nodes.instances]
     rows += [_missing(name, nodes.exits.get(name)) for name in watch.missing(nodes)]
     expected = watch.expected(nodes)
     return Survey(
         head=head,
-        nodes=len(nodes.nodes),
+        nodes=watch.beside(nodes),
         expected=len(expected),
         registered=len(expected) - len(watch.missing(nodes)),
         round_trip_by="head" if by_head else "command",
         servers=rows,
+        lost=[each for each in map(Lost.model_validate, nodes.lost) if each.servers and each.age < RECENT],
     )
+
+
+def _ended(instance: Instance, nodes: Nodes) -> Exit | None:
+    """Give how the process before *instance* ended, or that of another of its name which is not there again."""
+    known = any(each.exit for each in nodes.instances if each.name == instance.name)
+    return instance.exit if known else nodes.exits.get(instance.name)
 
 
 async def _nodes(head: str, carried: Headers) -> Nodes:
@@ -128,17 +148,18 @@ async def _nodes(head: str, carried: Headers) -> Nodes:
         return Nodes.model_validate(value)
     except ValidationError:
         message = f"{http.host(head)} is no head: it answered {answer.status} to what a head is asked"
-        raise UsageError(f"{message}; name the right one with --head") from None
+        raise Failed(f"{message}; name the right one with --head", kind="head_error", stage="host") from None
 
 
 async def _asked(head: str, path: str, carried: Headers) -> Answer:
     try:
-        answer = await http.get(head + path, headers=carried, timeout=PATIENCE, retry=ONCE)
+        answer = await http.get(head + path, headers=carried, timeout=PATIENCE, retry=http.ONCE)
     except Failed as error:
         sentence = f"no head answers at {head} ({error})"
-        raise UsageError(f"{sentence}; start one with `gymsdk serve NAME`, or name another with --head") from None
+        cure = "start one with `gymsdk serve NAME`, or name another with --head"
+        raise Failed(f"{sentence}; {cure}", kind="server_unreachable", stage="host", retryable=True) from None
     if answer.status == credentials.UNAUTHORIZED:
-        raise UsageError(str(credentials.refused(answer.host, carried=bool(carried))))
+        raise credentials.refused(answer.host, carried=bool(carried))
     return answer
 
 
@@ -173,7 +194,7 @@ class _Heard(BaseModel):
 async def _figures(url: str, carried: Headers) -> _Heard:
     began = time.perf_counter()
     try:
-        answer = await http.get(url + "/metrics", headers=carried, timeout=PATIENCE, retry=ONCE)
+        answer = await http.get(url + "/metrics", headers=carried, timeout=PATIENCE, retry=http.ONCE)
     except Failed:
         return _Heard()
     return _Heard(figures=[*samples(answer.text)] if answer.ok else None, seconds=time.perf_counter() - began)

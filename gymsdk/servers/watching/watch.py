@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeAlias
 
-from gymsdk.servers.nodes.members import Instance, Nodes
+from gymsdk.servers.nodes.reports import Instance, Nodes
 from gymsdk.servers.watching.figures import Figures, Sample
 
 Look: TypeAlias = Callable[[str], Awaitable[Nodes]]
@@ -23,6 +23,11 @@ def watched(figures: Figures, look: Look) -> None:
     figures.samples["last_exit_code"] = watch.exit_codes
     figures.samples["last_exit_time_seconds"] = watch.exit_times
     figures.samples["restarts"] = watch.restarts
+
+
+def beside(nodes: Nodes) -> int:
+    """Give how many nodes have servers: a supervisor joins, too, and has none of its own."""
+    return sum(bool(each.get("servers")) for each in nodes.nodes)
 
 
 def expected(nodes: Nodes) -> list[str]:

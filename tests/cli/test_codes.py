@@ -1,0 +1,70 @@
+"""Exit codes of commands that ask a head: 1 for whatever it cannot give, 2 for what is wrong by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from gymsdk.servers import head
+from gymsdk.servers.door.auth import Auth
+from tests.servers.nodes import free, heading, listening
+
+COMMANDS = [("rollout", "sums", "--limit", "1"), ("status",), ("restart", "sums")]
+
+
+async def ended(*words: object) -> tuple[int, str]:
+    command = [sys.executable, "-m", "gymsdk", *map(str, words)]
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.STDOUT}
+    running = await asyncio.create_subprocess_exec(*command, **pipes, env=os.environ)
+    said, _ = await running.communicate()
+    return running.returncode or 0, said.decode()
+
+
+@asynccontextmanager
+async def guarded() -> AsyncIterator[str]:
+    """The address of a head that asks for a token."""
+    app = Auth(head.app((), host="127.0.0.1", port=0), SecretStr("a-token-that-is-long-enough"))
+    async with listening(app) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+def is_empty(folder: Path) -> bool:
+    return not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda each: each[0])
+async def test_a_head_that_is_not_there_or_will_not_answer_is_a_failure(
+    words: tuple[str, ...], installed: Callable[..., Any], there: Path
+) -> None:
+    installed()
+    code, said = await ended(*words, "--head", f"http://127.0.0.1:{free()}")
+    assert (code, "nothing listens there" in said) == (1, True), said
+    async with guarded() as address:
+        code, said = await ended(*words, "--head", address)
+    assert (code, "asks for a token; set GYMSDK_TOKEN_FILE" in said) == (1, True), said
+    assert is_empty(there)
+
+
+@pytest.mark.parametrize("words", [COMMANDS[0], COMMANDS[2]], ids=lambda each: each[0])
+async def test_what_a_head_does_not_have_is_a_failure(
+    words: tuple[str, ...], installed: Callable[..., Any], there: Path
+) -> None:
+    installed()
+    async with heading(lease=0.2) as address:
+        code, said = await ended(*words, "--head", address)
+    assert (code, "no agent 'sums_simple_agent'" in said or "no server 'sums'" in said) == (1, True), said
+    assert is_empty(there)
+
+
+async def test_what_is_no_address_is_wrong_by_itself(installed: Callable[..., Any], there: Path) -> None:
+    installed()
+    code, said = await ended("rollout", "sums", "--head", "localhost:11000")
+    assert (code, "write it as a URL" in said) == (2, True), said

@@ -1,0 +1,106 @@
+"""The doorstep: who is refused before any route is asked is counted, and cannot fill the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gymsdk import Environment
+from gymsdk.servers.door import doorstep
+from gymsdk.servers.door.safety import Limits, Safety
+from gymsdk.servers.watching.logs import Logging, kept
+
+from .secured import TOKEN, Up, secured
+
+RIGHT = {"authorization": f"Bearer {TOKEN.get_secret_value()}"}
+WRONG = "not-the-token-but-somebodys"
+REFUSED: list[tuple[dict[str, str], int]] = [
+    ({}, 401),
+    ({"authorization": f"Bearer {WRONG}"}, 401),
+    ({**RIGHT, "host": "evil.test"}, 421),
+    ({**RIGHT, "origin": "http://evil.test"}, 403),
+    ({**RIGHT, "x-long": "a" * 5000}, 431),
+]
+
+
+@pytest.fixture
+async def up(counter: Callable[..., Environment]) -> AsyncIterator[Up]:
+    async with secured(counter(), Safety(token=TOKEN, limits=Limits(header=4096))) as running:
+        yield running
+
+
+async def asked(url: str, path: str = "/verify") -> list[int]:
+    async with httpx.AsyncClient(base_url=url) as client:
+        return [(await client.post(path, json={}, headers=headers)).status_code for headers, _ in REFUSED]
+
+
+async def counted(url: str) -> Counter[int]:
+    async with httpx.AsyncClient(headers=RIGHT) as client:
+        text = (await client.get(f"{url}/metrics")).text
+    found = re.findall(r'requests_total\{[^}]*route="refused",status="(\d+)"\} (\d+)', text)
+    return Counter({int(status): int(number) for status, number in found})
+
+
+def whole(folder: Path) -> str:
+    return "".join(file.read_text() for file in folder.iterdir())
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Callable[[str], list[dict[str, Any]]]:
+    def read(server: str) -> list[dict[str, Any]]:
+        for handler in logging.getLogger("gymsdk").handlers:
+            handler.flush()
+        found = [json.loads(line) for line in (tmp_path / f"{server}.log").read_text().splitlines()]
+        return [line for line in found if line["fields"].get("route") == "refused"]
+
+    return read
+
+
+async def test_whoever_is_refused_at_the_door_is_counted_by_status_at_each_server(up: Up) -> None:
+    for url in (up.head, *up.urls.values()):
+        assert await asked(url) == [status for _, status in REFUSED]
+        assert await counted(url) == {401: 2, 421: 1, 403: 1, 431: 1}
+
+
+async def test_a_flood_has_a_line_now_and_then_which_tells_nothing_of_what_it_brought(
+    up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    monkeypatch.setattr(doorstep, "EVERY", 3600.0)
+    with kept(Logging(level="info", format="json", directory=tmp_path)):
+        for _ in range(4):
+            await asked(up.urls["counter"], f"/{WRONG}")
+        assert Counter(line["fields"]["status"] for line in lines("counter")) == {401: 1, 421: 1, 403: 1, 431: 1}
+    assert (await counted(up.urls["counter"]))[401] == 2 * 4
+    assert {line["fields"]["client"] for line in lines("counter")} == {"127.0.0.1"}
+    assert not any(word in whole(tmp_path) for word in (WRONG, TOKEN.get_secret_value(), "evil"))
+
+
+async def test_who_looks_whether_a_server_is_there_is_not_among_the_refused(
+    up: Up, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    with kept(Logging(level="info", format="json", directory=tmp_path)):
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"{up.urls['counter']}/livez")).status_code == 401
+            assert (await client.get(f"{up.urls['counter']}/livez", headers={"x-api-key": WRONG})).status_code == 401
+        assert len(lines("counter")) == 1
+    assert await counted(up.urls["counter"]) == {401: 1}
+
+
+async def test_who_asks_for_debug_is_told_of_every_one(
+    up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    monkeypatch.setattr(doorstep, "EVERY", 3600.0)
+    with kept(Logging(level="debug", format="json", directory=tmp_path)):
+        for _ in range(3):
+            await asked(up.urls["counter"])
+        assert len(lines("counter")) == 3 * len(REFUSED)
+        levels = Counter(line["level"] for line in lines("counter"))
+    assert levels == {"info": 4, "debug": 3 * len(REFUSED) - 4}
