@@ -43,10 +43,11 @@ def spans(items: Sequence[Item]) -> Iterator[slice]:
 def played(items: Sequence[Item], span: slice) -> list[Action]:
     """Give the actions of one turn that were played: not a call without an answer, nor one answered `not run`."""
     after = takewhile(lambda item: not of_policy(item), items[span.stop :])
-    run = {item.get("call_id") for item in after if item.get("output", NOT_RUN) != NOT_RUN}
+    run = [item.get("call_id") for item in after if item.get("output", NOT_RUN) != NOT_RUN]
     return [act for act in actions(items[span]) if isinstance(act, Message) or act.call_id in run]
 
 
 def of_policy(item: Item) -> bool:
     """Whether the policy made *item*, not the environment."""
-    return is_reply(item) or item.get("type") in {"function_call", "reasoning"}
+    # No set, here and above: a client's item may have anything for its type and its id.
+    return is_reply(item) or item.get("type") in ("function_call", "reasoning")

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import pytest
+
 from gymsdk import Message, ToolCall, wire
 from gymsdk.turns import NOT_RUN, actions, played, spans, turns
 
 THOUGHT = wire.reasoning("hm")
 CALL = wire.function_call("go", "{}", "one")
 OTHER = wire.function_call("stop", "{}", "two")
+
+
+@pytest.mark.parametrize("odd", [{}, [], {"a": []}, 5, None])
+def test_what_a_client_writes_for_a_type_or_an_id_is_nobody_s_and_breaks_nothing(odd: object):
+    items = [CALL, {"type": odd, "name": "x"}, {"type": "function_call_output", "call_id": odd, "output": "1"}]
+    [span] = spans(items)
+    assert (span, played(items, span)) == (slice(0, 1), [])
 
 
 def test_text_is_one_reply():

@@ -142,7 +142,8 @@ def _with_logprobs(output: list[Item], choice: Item) -> None:
 
 
 def _by_policy(item: Item) -> bool:
-    return item.get("type") in {"reasoning", "function_call"} or is_reply(item)
+    # No set: a client's item may have anything for its type.
+    return item.get("type") in ("reasoning", "function_call") or is_reply(item)
 
 
 def _turn(items: list[Item], thoughts: wire.Thoughts) -> Item:

@@ -65,7 +65,7 @@ def content(given: Content | None) -> str:
     if given is None or isinstance(given, str):
         return given or ""
     for part in given:
-        if part.get("type") not in {"text", "input_text", "output_text"}:
+        if part.get("type") not in ("text", "input_text", "output_text"):
             raise UsageError(f"a content part of type {part.get('type')!r} is no text; codec='chat' can carry it")
     return text_of(given)
 
