@@ -10,7 +10,7 @@ trap 'rm -rf "$scratch"' EXIT
 trap 'exit 130' INT TERM
 log=$scratch/log
 export scratch
-passed=0 failed=0
+passed=0 failed=0 alone=0
 
 # How many failed tests are run again; where there are more, it is not the machine.
 FEW=5
@@ -39,35 +39,43 @@ shown() {
 
 # suite NAME SECONDS FOLDER PYTHON COMMAND...: a step that ends in pytest, in that folder with that Python; each test counts.
 # Servers and processes are tested beside each other, on machines that others use too: a few that fail there are run
-# again, alone. One that fails again has failed; one that does not is told of.
+# again, alone. One that fails again has failed; one that does not is told of, here and in the verdict.
 suite() {
   local name=$1 seconds=$2 folder=$3 python=$4 broken names
   shift 4
-  step "$name" "$seconds" "$@" && passed=$((passed - 1)) || failed=$((failed - 1))
-  counted || return 1
+  counted "$name" "$seconds" "$@" || return 1
   broken=$(count failed)
   passed=$((passed + $(count passed)))
   failed=$((failed + $(count 'errors?')))
   if [ "$broken" -gt 0 ] && [ "$broken" -le "$FEW" ]; then
     names=$(grep -E '^FAILED ' "$log")
-    step "$name: the $broken that failed, alone" 600 in_folder "$folder" "$python" -m pytest -o addopts=-ra --last-failed &&
-      passed=$((passed - 1)) || failed=$((failed - 1))
-    counted || return 1
+    counted "$name: the $broken that failed, alone" 600 \
+      in_folder "$folder" "$python" -m pytest -o addopts=-ra --last-failed || return 1
     printf 'failed beside others:\n%s\n' "$names"
     passed=$((passed + $(count passed)))
+    alone=$((alone + $(count passed)))
     broken=$((broken - $(count passed)))
   fi
   failed=$((failed + broken))
 }
 
-# counted: reads pytest's last line off the log into `summary`, and shows it; fails where there is none.
+# counted NAME SECONDS COMMAND...: a step whose tests count in its stead: puts pytest's last line into `summary`, and
+# shows it. The step itself has failed where there is none, or where it went wrong and no test did.
 counted() {
+  local went=0
+  step "$@" || went=$?
   summary=$(grep -E '^=* ?[0-9]+ (passed|failed|error|skipped|deselected).* in [0-9.]+s' "$log" | tail -n 1)
-  if [ -z "$summary" ]; then
-    failed=$((failed + 1))
+  echo "                $summary"
+  if [ "$went" -eq 0 ] && [ -n "$summary" ]; then
+    passed=$((passed - 1))
+  elif [ "$went" -eq 0 ]; then
+    passed=$((passed - 1)) failed=$((failed + 1))
+    return 1
+  elif [ $(($(count failed) + $(count 'errors?'))) -gt 0 ]; then
+    failed=$((failed - 1))
+  else
     return 1
   fi
-  echo "                $summary"
 }
 
 # count WORD: how many of them the summary has.
@@ -119,7 +127,9 @@ tested() {
 
 # verdict: prints the counts, and ends with 1 where anything failed.
 verdict() {
-  printf '\nin %d s\n%d passed, %d failed\n' "$SECONDS" "$passed" "$failed"
+  printf '\nin %d s\n' "$SECONDS"
+  [ "$alone" -eq 0 ] || printf '%d of these passed only alone\n' "$alone"
+  printf '%d passed, %d failed\n' "$passed" "$failed"
   [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
   exit
 }
