@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from gymsdk import credentials, oracle, topology
 from gymsdk.addresses import public
 from gymsdk.configuration.deployment import Agent, Block, Player, Resources
 from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, RESOURCES
 from gymsdk.environment import Environment
-from gymsdk.errors import UsageError
+from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.models import registry as models
 from gymsdk.plugins import registry
 from gymsdk.servers import agent, resources
@@ -42,6 +43,11 @@ DOMAINS = frozenset(
 
 Urls: TypeAlias = Mapping[str, str]
 """URLs of servers by name, and of the head."""
+
+Place: TypeAlias = Callable[[Block], socket.socket | None]
+"""Gives the socket of a server, where that is there by now or has to be one of some."""
+
+log = logging.getLogger("gymsdk")
 
 
 class Assembly:
@@ -77,6 +83,7 @@ class Assembly:
         self._services = {each.name: self._service(each) for each in here}
         self.models = {each.name: self._model(each, players) for each in blocks if self._plays(each, players)}
         self._spreads: dict[str, Spread] = {}
+        self._incomplete: set[str] = set()
 
     def parts(self, sockets: Mapping[str, socket.socket]) -> list[Part]:
         """Give the servers to be, at their *sockets* where those are there by now."""
@@ -89,17 +96,29 @@ class Assembly:
         self,
         services: Sequence[Service],
         coming: Collection[str],
-        place: Callable[[Block], socket.socket | None] = lambda _: None,
+        place: Place = lambda _: None,
         *,
         host: str | None = None,
     ) -> list[Part]:
         """Give what *services* lack, and is not *coming*, to run here at *host*: agents, environment servers."""
         blocks = [each.model_copy(update={"host": host}) for each in topology.lacking(services, coming)]
-        for each in blocks:
-            self._blocks[each.name] = each
-            self._figures[each.name] = Figures(each.name)
-            self._services[each.name] = self._service(each)
-        return [Part(self._services[each.name], partial(self._app, each), host, at=place(each)) for each in blocks]
+        parts = (self._supplied(each, [*blocks, *self._blocks.values()], place) for each in blocks)
+        return [each for each in parts if each is not None]
+
+    def _supplied(self, block: Block, beside: Iterable[Block], place: Place) -> Part | None:
+        """Give a server to run here, `None` where what nodes say of others does not come to a whole one."""
+        try:
+            _its(block, RESOURCES_REF)
+            _model_of(block, beside)
+            service, at = self._service(block), place(block)
+        except (GymsdkError, ValidationError) as error:
+            if block.name not in self._incomplete:
+                self._incomplete.add(block.name)
+                log.warning("no node has the server %r, and it cannot run here: %s", block.name, error)
+            return None
+        self._blocks[block.name], self._services[block.name] = block, service
+        self._figures[block.name] = Figures(block.name)
+        return Part(service, partial(self._app, block), block.host, at=at)
 
     def loads(self) -> Mapping[str, Load]:
         """Give what the servers here have to do."""
@@ -186,7 +205,7 @@ class Assembly:
 
     def _asked(self, block: Block) -> Model:
         """The model that a block asks: the one of this process, or that of a model server elsewhere."""
-        name = block.refers.get(MODEL_REF) or _its(self._blocks[_its(block, AGENT_REF)], MODEL_REF)
+        name = _model_of(block, self._blocks.values())
         if name in self.models:
             return self.models[name]
         return Elsewhere(name, self._instances, headers=partial(credentials.headers, self._token))
@@ -229,6 +248,12 @@ def _needs_rows(block: Block) -> bool:
 
 def _player_name(block: Block) -> str:
     return block.part.name if isinstance(block.part, Player) else block.name
+
+
+def _model_of(block: Block, beside: Iterable[Block]) -> str:
+    """The model server that *block* asks, or else its agent, one of those *beside*; raises `UsageError`."""
+    agents = [each for each in beside if each.name == block.refers.get(AGENT_REF)]
+    return _its(block if MODEL_REF in block.refers or not agents else agents[0], MODEL_REF)
 
 
 def _its(block: Block, key: str) -> str:

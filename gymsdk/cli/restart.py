@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ from gymsdk.cli import options
 from gymsdk.errors import Failed, GymsdkError
 
 if TYPE_CHECKING:
-    from gymsdk.servers.nodes.reports import Nodes
+    from gymsdk.servers.nodes.reports import Nodes, Restarting
 
 LOOKING = 0.25
 """Seconds between two looks whether another is there."""
@@ -59,9 +58,11 @@ async def _restarted(name: str, head: str, *, drain: float, seconds: float) -> f
     began = clock()
     try:
         before = await _asked("GET", head, "/nodes")
-        pids = await _begun(head, f"/servers/{quote(name, safe='')}/restart?drain={drain:g}")
-        while not await _is_back(name, head, before, pids):
-            if clock() - began > drain + ENDING + seconds:
+        begins = await _begun(head, f"/servers/{quote(name, safe='')}/restart?drain={drain:g}")
+        # They go one after another.
+        bound = len(begins.pids) * (drain + ENDING + seconds)
+        while not await _is_back(name, head, before, begins):
+            if clock() - began > bound:
                 look = f"gymsdk status --head {head}"
                 raise GymsdkError(f"{name!r} does not answer again after {clock() - began:.0f} s; {look} says more")
             await asyncio.sleep(LOOKING)
@@ -70,22 +71,24 @@ async def _restarted(name: str, head: str, *, drain: float, seconds: float) -> f
         await http.aclose()
 
 
-async def _begun(head: str, path: str) -> set[int]:
-    """Give the processes that end; a head that has just begun may be about to hear who could start them again."""
+async def _begun(head: str, path: str) -> Restarting:
+    """Give what ends; a head that has just begun may be about to hear who could start them again."""
     import asyncio
+
+    from gymsdk.servers.nodes.reports import Restarting
 
     while True:
         settled = (await _asked("GET", head, "/nodes")).get("settled", True)
         try:
-            return set((await _asked("POST", head, path))["pids"])
+            return Restarting.model_validate(await _asked("POST", head, path))
         except _Refused:
             if settled:
                 raise
         await asyncio.sleep(LOOKING)
 
 
-async def _is_back(name: str, head: str, before: Any, pids: Collection[int]) -> bool:
-    """Whether each of the processes *pids* of the server *name* is gone, and another there instead."""
+async def _is_back(name: str, head: str, before: Any, ending: Restarting) -> bool:
+    """Whether all that are *ending* of the server *name* are gone, and others there instead."""
     from gymsdk.servers.nodes.reports import ITSELF, Nodes
 
     try:
@@ -100,7 +103,7 @@ async def _is_back(name: str, head: str, before: Any, pids: Collection[int]) -> 
     known = {each.id for each in then.instances}
     there = [each for each in now.instances if each.name == name]
     new = [each for each in there if each.id not in known and each.status == "success"]
-    return len(new) >= len(pids) and not any(each.pid in pids for each in there)
+    return len(new) >= len(ending.pids) and not any(each.id in ending.instances for each in there)
 
 
 def _has(now: Nodes, then: Nodes) -> bool:

@@ -13,32 +13,19 @@ from fastapi import FastAPI, Query, Request, Response
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.nodes import admission
-from gymsdk.servers.nodes.choice import ROUTES, first, told
-from gymsdk.servers.nodes.listing import config, entry, merged, text
-from gymsdk.servers.nodes.members import Member, Members
-from gymsdk.servers.nodes.reports import Exit, Instance, Load, Nodes, Registration
-from gymsdk.servers.nodes.service import Kind, Service, url
+from gymsdk.servers.nodes.choice import first, told
+from gymsdk.servers.nodes.listing import entry, merged, text
+from gymsdk.servers.nodes.losses import Loss
+from gymsdk.servers.nodes.member import Member
+from gymsdk.servers.nodes.members import Members
+from gymsdk.servers.nodes.reports import Exit, Instance, Load, Nodes, Registration, Restarting
+from gymsdk.servers.nodes.service import Service
 from gymsdk.servers.watching.figures import Figures
-from gymsdk.servers.watching.health import PATIENCE, Health, Status, status
+from gymsdk.servers.watching.health import Health, Status, status
 from gymsdk.servers.watching.watch import watched
 from gymsdk.servers.wire.bodies import read
 from gymsdk.servers.wire.documents import documented
 from gymsdk.transcript import Item
-
-__all__ = [
-    "PATIENCE",
-    "ROUTES",
-    "Head",
-    "Kind",
-    "Service",
-    "Status",
-    "app",
-    "called",
-    "config",
-    "status",
-    "text",
-    "url",
-]
 
 LARGEST = 2**20
 """Bytes that a node may say of itself."""
@@ -65,12 +52,13 @@ def app(  # noqa: PLR0913 - what a head has to tell, each by its name
     loads: Callable[[], Mapping[str, Load]] = dict,
     expected: Sequence[str] = (),
     supplied: Sequence[Service] = (),
+    health: Health | None = None,
 ) -> FastAPI:
     """Give the head at *host* and *port* of *services*; *about* goes into the configuration, *ready* says they answer.
 
     Hosts that stand for all of a machine's are told to each client as it called this one. *members* are the nodes that
     join, *loads* tells what the own services have to do, *expected* names those that are to be there. Of the own ones
-    that were *supplied* for want of any, clients are told where no member has one.
+    that were *supplied* for want of any, clients are told where no member has one. *health* asks how they are.
     """
     members = Members(services, taken=about or ()) if members is None else members
     figures = Figures("head")
@@ -83,7 +71,15 @@ def app(  # noqa: PLR0913 - what a head has to tell, each by its name
         waiting=("/readyz", "/healthz", "/health"),
     )
     head = Head(
-        services, members, host=host, port=port, about=about or {}, loads=loads, expected=expected, supplied=supplied
+        services,
+        members,
+        host=host,
+        port=port,
+        about=about or {},
+        loads=loads,
+        expected=expected,
+        supplied=supplied,
+        health=health or Health(),
     )
     watched(figures, head.known)
     made.add_api_route("/global_config_dict_yaml", head.configured, methods=["GET"])
@@ -99,7 +95,7 @@ def app(  # noqa: PLR0913 - what a head has to tell, each by its name
 class Head:
     """The endpoints of the head at *host* and *port* of *services* and *members*."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a head has to tell, each by its name
         self,
         services: Sequence[Service],
         members: Members,
@@ -110,6 +106,7 @@ class Head:
         loads: Callable[[], Mapping[str, Load]],
         expected: Sequence[str],
         supplied: Sequence[Service],
+        health: Health,
     ) -> None:
         self._own = services
         self._members = members
@@ -119,7 +116,7 @@ class Head:
         self._loads = loads
         self._expected = expected
         self._supplied = supplied
-        self._health = Health()
+        self._health = health
 
     async def configured(self, request: Request) -> Response:
         """Give the configuration of all servers, one block for each name."""
@@ -174,7 +171,7 @@ class Head:
             lease=self._members.lease,
             settled=self._members.settled,
             nodes=[self._node(member) for member in members],
-            lost=[self._node(member) for member in self._members.lost],
+            lost=[self._loss(each) for each in self._members.lost],
             instances=[each.model_copy(update={"round_trip": trips.get(each.id)}) for each in (*own, *theirs)],
             expected=[*dict.fromkeys([*self._expected, *self._members.expected])],
             exits=self._members.exits,
@@ -198,8 +195,11 @@ class Head:
         return answer({"lease": lease} | ({"restart": names} if names else {}))
 
     async def restarted(self, name: str, drain: Annotated[float, Query(ge=0, le=3600)] = DRAIN) -> Response:
-        """Have a server end well, and be started anew, within *drain* seconds if its sessions last."""
-        return answer({"restarting": name, "pids": self._members.restart(name, drain)}, status=202)
+        """Have a server end well, and be started anew, within *drain* seconds if its sessions last; one by one."""
+        orders = self._members.restart(name, drain)
+        pids, instances = [each.pid for each in orders], [one for each in orders for one in each.instances]
+        found = Restarting(restarting=name, pids=pids, instances=instances)
+        return answer(found.model_dump(mode="json"), status=202)
 
     async def left(self, node: str) -> Response:
         """Have a node be gone; one that is not there has gone."""
@@ -214,7 +214,10 @@ class Head:
         names = [each.name for each in member.services]
         return {"id": member.id, "servers": names, "age": self._age(member), "lease": member.lease}
 
-    def _age(self, member: Member) -> float:
+    def _loss(self, lost: Loss) -> Item:
+        return {"id": lost.id, "servers": [each.name for each in lost.services], "age": self._age(lost)}
+
+    def _age(self, member: Member | Loss) -> float:
         return round(self._members.age(member), 3)
 
 

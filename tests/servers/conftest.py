@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from gymsdk import Environment
 from gymsdk.servers import resources
+from gymsdk.servers.nodes.members import Members
 
 COUNTER = """
 class Start(Task):
@@ -160,3 +161,22 @@ def serving(counter: Callable[..., Environment]) -> Serving:
             yield client
 
     return serve
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def members(clock: Clock) -> Members:
+    return Members(lease=10.0, clock=clock)

@@ -324,26 +324,6 @@ async def test_a_server_that_repeats_what_it_is_sent_is_not_repeated() -> None:
     assert not [text for text in (str(caught.value), *(each.text for each in answers)) if RIGHT in text]
 
 
-async def test_an_aiohttp_server_asks_for_it_too() -> None:
-    async def fine(_: web.Request) -> web.Response:
-        return web.json_response({})
-
-    app = web.Application(middlewares=[auth.middleware(TOKEN)])
-    app.router.add_post("/v1/chat/completions", fine)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    asked = [("POST", url + "/v1/chat/completions"), ("GET", url + "/nowhere")]
-    try:
-        for headers in WRONG:
-            assert set((await statuses(asked, headers)).values()) == {401}
-        for headers in GOOD:
-            assert list((await statuses(asked, headers)).values()) == [200, 404]
-    finally:
-        await runner.cleanup()
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "10.0.0.5", "node5"])  # where others reach it
 def test_a_host_that_others_reach_needs_a_token_or_a_word(host: str) -> None:
     with pytest.raises(UsageError, match=r"--token-file FILE.*--insecure"):

@@ -12,12 +12,13 @@ from fastapi import FastAPI
 
 from gymsdk import GymsdkError, http
 from gymsdk.servers.app import app as bare
-from gymsdk.servers.head import PATIENCE, Service
 from gymsdk.servers.nodes.fleet import HEAD, Fleet, Known, Part, Times
 from gymsdk.servers.nodes.reports import Load
+from gymsdk.servers.nodes.service import Service
 from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.watching.health import PATIENCE
 
-from .nodes import heading, told
+from .nodes import heading, told, until
 
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp")
 
@@ -107,6 +108,20 @@ async def test_a_fleet_that_cannot_join_says_so_and_leaves_nothing_running() -> 
             await joining.up(running)
         await http.aclose()
     assert running.done()
+
+
+async def test_a_head_that_stood_still_waits_for_its_nodes_anew() -> None:
+    async def settled() -> bool:
+        return (await told(made.head_url))["settled"]
+
+    made = lamp(known=Known(lease=3.0))
+    running = asyncio.ensure_future(made.run())
+    await made.up(running)
+    await until(settled, 60)
+    time.sleep(2.0)  # noqa: ASYNC251  # as who holds the loop does
+    assert not await settled()
+    await ended(running)
+    await http.aclose()
 
 
 async def test_an_app_is_told_where_the_head_is() -> None:

@@ -17,7 +17,7 @@ from gymsdk.servers.door.cookies import instance_of
 from gymsdk.servers.nodes import waiting
 from gymsdk.servers.nodes.forwarding import ONCE, Peers, _target
 
-from .nodes import Instance, balancing, heading, listening
+from .nodes import LOOK, Instance, balancing, heading, listening, told, until
 
 ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3, "expected_count": 8}
 CALL = wire.function_call("increment_counter", {"count": 5})
@@ -116,6 +116,34 @@ async def test_what_an_instance_that_is_gone_held_is_lost_and_the_rest_goes_on(c
     assert [(each.status_code, each.json()["kind"]) for each in lost] == [(409, "session_lost"), (503, "session_lost")]
     assert ([each.status_code for each in there], there[1].json()["final"]) == ([200, 200], 8)
     assert again == ([200] * 5, 8)
+
+
+async def test_a_session_is_found_whose_instance_the_head_alone_has_lost_sight_of(counter):
+    async with (
+        heading(lease=0.5) as head_url,
+        Instance(counter(), head_url, "127.0.0.2").there() as one,
+        Instance(counter(), head_url, "127.0.0.3").there() as other,
+        client(other.url) as asking,
+    ):
+        token = (await asking.post(f"{one.url}/seed_session", json=ROW)).cookies[COOKIE]
+        asking.cookies.clear()
+        headers = {"cookie": f"{COOKIE}={token}"}
+
+        async def spelt() -> bool:
+            return (await asking.post("/spell", json={}, headers=headers)).status_code == 200
+
+        await until(spelt)
+        # It goes on, though the head has heard of it for the last time.
+        await one.node.leave()
+        await until(lambda: is_out(head_url, one))
+        looks = [await spelt() for _ in range(20) if await asyncio.sleep(LOOK) is None]
+        found = await asking.post("/verify", json=BODY, headers=headers)
+    assert (all(looks), found.status_code, found.json()["final"]) == (True, 200, 3)
+
+
+async def is_out(head_url: str, one: Instance) -> bool:
+    nodes = await told(head_url)
+    return nodes["settled"] and one.id not in {each["id"] for each in nodes["instances"]}
 
 
 async def test_what_has_been_handed_on_is_not_handed_on_again(counter):

@@ -10,7 +10,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from gymsdk.servers import head
-from gymsdk.servers.head import Service
+from gymsdk.servers.nodes.service import Service
+from gymsdk.servers.watching.health import status
 
 SERVICES = (
     Service(
@@ -144,13 +145,12 @@ async def test_an_instance_has_every_field_and_says_how_it_answers(listening: in
 async def test_a_server_that_is_gone_is_told_of_as_such() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    assert await head.status("127.0.0.1", port) == "connection_error"
+    assert await status("127.0.0.1", port) == "connection_error"
 
 
-async def test_a_server_that_says_nothing_is_told_of_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "PATIENCE", 0.1)
+async def test_a_server_that_says_nothing_is_told_of_as_such() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        assert await head.status("127.0.0.1", mute.getsockname()[1]) == "timeout"
+        assert await status("127.0.0.1", mute.getsockname()[1], seconds=0.1) == "timeout"
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/healthz", "/health"])

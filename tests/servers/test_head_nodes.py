@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
 import yaml
 
 from gymsdk.servers import head
-from gymsdk.servers.nodes.reports import Load
+from gymsdk.servers.nodes.reports import Exit, Load
 from gymsdk.servers.nodes.service import Service
+from gymsdk.servers.watching.health import Health
 
 from .nodes import listening
 
@@ -90,15 +91,78 @@ async def test_what_the_nodes_refer_to_is_expected_too_and_what_the_head_supplie
     assert (await asking.get("/nodes")).json()["expected"] == ["math", "sums", "judge"]
 
 
-async def test_who_leaves_while_it_is_asked_how_it_is_is_told_of_no_more() -> None:
-    asking = client(peer="127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        there = OTHER.model_copy(update={"host": "127.0.0.1", "port": silent.getsockname()[1]})
+@asynccontextmanager
+async def silent(asked: asyncio.Semaphore, leave: asyncio.Event) -> AsyncIterator[Service]:
+    """A server that says nothing until it may *leave*, and how often it has been *asked*."""
+
+    async def taken(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.release()
+        await leave.wait()
+        writer.close()
+
+    async with await asyncio.start_server(taken, "127.0.0.1", 0) as server:
+        yield OTHER.model_copy(update={"host": "127.0.0.1", "port": server.sockets[0].getsockname()[1]})
+
+
+@pytest.mark.parametrize("path", ["/nodes", "/metrics", "/server_instances"])
+async def test_who_leaves_while_it_is_asked_how_it_is_is_told_of_no_more(path: str) -> None:
+    asked, leave = asyncio.Semaphore(0), asyncio.Event()
+    asking = client(peer="127.0.0.1", health=Health(brief=60))
+    async with silent(asked, leave) as there:
         await asking.put("/nodes/n1", json=saying(there))
-        looking = [asyncio.ensure_future(asking.get(path)) for path in ("/nodes", "/server_instances")]
-        await asyncio.sleep(0.1)
+        looking = asyncio.ensure_future(asking.get(path))
+        await asked.acquire()
         await asking.delete("/nodes/n1")
-        assert [there.name in (await each).text for each in looking] == [False, False]
+        # Another who asks has what is not there any more forgotten.
+        assert (await asking.get("/nodes")).json()["instances"] == []
+        leave.set()
+        found = await looking
+    assert (found.status_code, there.name in found.text) == (200, False)
+
+
+async def test_the_configuration_is_told_though_those_it_chooses_from_leave_meanwhile() -> None:
+    asked, leave = asyncio.Semaphore(0), asyncio.Event()
+    asking = client(peer="127.0.0.1", health=Health(brief=60))
+    async with silent(asked, leave) as there:
+        for number in range(2):
+            await asking.put(f"/nodes/n{number}", json=saying(there.model_copy(update={"id": f"{number:012}"})))
+        looking = asyncio.ensure_future(asking.get("/global_config_dict_yaml"))
+        await asked.acquire()
+        for number in range(2):
+            await asking.delete(f"/nodes/n{number}")
+        await asking.get("/nodes")
+        leave.set()
+        assert (await looking).status_code == 200
+
+
+async def test_what_would_be_too_much_for_the_configuration_is_refused() -> None:
+    deep: object = "x"
+    for _ in range(400):
+        deep = [deep]
+    asking = client(peer="127.0.0.1")
+    refused = await asking.put("/nodes/n1", json=saying(OTHER.model_copy(update={"fields": {"a": deep}})))
+    assert (refused.status_code, "too much in its fields" in refused.text) == (422, True)
+    assert (await asking.get("/global_config_dict_yaml")).status_code == 200
+
+
+async def test_whoever_is_told_to_end_has_its_instances_told() -> None:
+    asking = client(peer="127.0.0.1")
+    there = OTHER.model_copy(update={"pid": 7})
+    await asking.put("/nodes/n1", json=saying(there, supervisor="s"))
+    await asking.put("/nodes/n2", json={"restarts": {"sums": 7}, "supervisor": "s"})
+    answer = await asking.post("/servers/sums/restart")
+    assert answer.json() == {"restarting": "sums", "pids": [7], "instances": [there.id]}
+    told = await asking.put("/nodes/n2", json={"restarts": {"sums": 7}, "supervisor": "s"})
+    assert told.json() == {"lease": 10.0, "restart": ["sums"]}
+
+
+async def test_a_node_whose_process_has_ended_is_refused_in_a_sentence() -> None:
+    asking = client(peer="127.0.0.1")
+    there = OTHER.model_copy(update={"pid": 7, "started": 1.0})
+    exits = {"sums": Exit(code=-9, at=2.0, pid=7).model_dump()}
+    await asking.put("/nodes/n2", json={"exits": exits, "supervisor": "s"})
+    refused = await asking.put("/nodes/n1", json=saying(there, supervisor="s"))
+    assert (refused.status_code, "has ended, as its supervisor says" in refused.text) == (410, True)
 
 
 async def test_nodes_without_servers_are_not_counted() -> None:

@@ -6,13 +6,18 @@ import asyncio
 import logging
 import time
 
+from fastapi import FastAPI
+
+from gymsdk import http
 from gymsdk.errors import Failed
 from gymsdk.servers.nodes.instances import Instances
 from gymsdk.servers.nodes.reports import Instance, Nodes
 
+from .nodes import free, listening, until
 
-def instance(id: str) -> Instance:
-    return Instance(id=id, name="lamp", kind="resources_servers", implementation="lamp", url=f"http://{id}")
+
+def instance(id: str, url: str | None = None) -> Instance:
+    return Instance(id=id, name="lamp", kind="resources_servers", implementation="lamp", url=url or f"http://{id}")
 
 
 class Head:
@@ -21,6 +26,7 @@ class Head:
     def __init__(self, *ids: str) -> None:
         self.ids = list(ids)
         self.asked = 0
+        self.urls: dict[str, str] = {}
         self.settled = True
         self.fails = False
 
@@ -28,7 +34,7 @@ class Head:
         self.asked += 1
         if self.fails:
             raise Failed("nobody there", kind="model_unreachable", retryable=True)
-        return Nodes(settled=self.settled, instances=[instance(each) for each in self.ids])
+        return Nodes(settled=self.settled, instances=[instance(each, self.urls.get(each)) for each in self.ids])
 
 
 async def ids(instances: Instances) -> list[str]:
@@ -97,6 +103,7 @@ async def test_one_that_is_told_of_a_moment_after_it_was_asked_for_is_found() ->
 
 async def test_one_that_was_there_and_is_gone_is_not_waited_for() -> None:
     head = Head("a")
+    head.urls["a"] = f"http://127.0.0.1:{free()}"
     instances = Instances(head.look, fresh=0)
     await instances.renew()
     head.ids.clear()
@@ -105,6 +112,50 @@ async def test_one_that_was_there_and_is_gone_is_not_waited_for() -> None:
     asked = head.asked
     assert await url(instances, "a") is None
     assert head.asked <= asked + 1
+    await http.aclose()
+
+
+async def test_one_that_the_head_alone_has_lost_sight_of_is_there_until_it_is_silent() -> None:
+    head = Head("a")
+    async with listening(FastAPI()) as port:
+        head.urls["a"] = f"http://127.0.0.1:{port}"
+        instances = Instances(head.look, fresh=0)
+        await instances.renew()
+        head.ids.clear()
+        await asyncio.sleep(0.11)
+        await instances.renew()
+        assert await ids(instances) == []
+        assert await url(instances, "a") == head.urls["a"]
+        assert await instances.url("a", name="bulb", kind="resources_servers") is None
+    await http.aclose()
+    assert await url(instances, "a") is None
+
+
+async def test_one_that_is_gone_is_noticed_by_who_asks_for_nothing_else() -> None:
+    head = Head("a")
+    head.urls["a"] = f"http://127.0.0.1:{free()}"
+    instances = Instances(head.look, fresh=0)
+    assert await url(instances, "a") == head.urls["a"]
+    head.ids.clear()
+    await until(lambda: is_gone(instances, "a"))
+    await http.aclose()
+
+
+async def is_gone(instances: Instances, id: str) -> bool:
+    return await url(instances, id) is None
+
+
+async def test_one_in_whose_place_another_is_is_gone() -> None:
+    head = Head("a")
+    async with listening(FastAPI()) as port:
+        head.urls = dict.fromkeys("ab", f"http://127.0.0.1:{port}")
+        instances = Instances(head.look, fresh=0)
+        await instances.renew()
+        head.ids = ["b"]
+        await asyncio.sleep(0.11)
+        await instances.renew()
+        assert (await url(instances, "a"), await url(instances, "b")) == (None, head.urls["b"])
+    await http.aclose()
 
 
 async def test_one_that_nobody_knows_is_not_looked_for_all_the_time() -> None:

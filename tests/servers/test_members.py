@@ -10,35 +10,8 @@ from gymsdk.servers.nodes.admission import check
 from gymsdk.servers.nodes.choice import first, told
 from gymsdk.servers.nodes.members import Members
 from gymsdk.servers.nodes.reports import Exit, Registration
-from gymsdk.servers.nodes.service import Service
 
-MATH = Service(name="math", kind="resources_servers", implementation="math", port=1, started=5.0)
-HERE = "10.0.0.7"
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def members(clock):
-    return Members(lease=10.0, clock=clock)
-
-
-def said(*services, **fields):
-    return Registration(services=list(services), **fields)
-
-
-def another(service=MATH, **fields):
-    return Service.model_validate(service.model_dump(exclude={"id"}) | fields)
+from .saying import HERE, MATH, another, ended, said
 
 
 def test_a_member_is_there_for_its_lease(members, clock):
@@ -49,14 +22,19 @@ def test_a_member_is_there_for_its_lease(members, clock):
     assert (members.services, len(members)) == ([], 0)
 
 
-def test_a_node_that_is_lost_is_remembered_until_it_is_back_and_one_that_left_is_not(members, clock):
-    for name in "ab":
-        members.put(name, said(another()), HERE)
-    members.leave("b")
-    clock.now = 11.0
-    assert [each.id for each in members.lost] == ["a"]
-    members.put("a", said(MATH), HERE)
-    assert members.lost == []
+def test_who_left_before_it_was_known_does_not_come_back_late(members):
+    members.leave("a")
+    with pytest.raises(Refused, match="has left"):
+        members.put("a", said(MATH), HERE)
+
+
+def test_only_so_many_that_left_are_remembered(clock):
+    members = Members(most=2, clock=clock)
+    for name in "abc":
+        members.leave(name)
+    assert members.put("a", said(MATH), HERE) == 10.0
+    with pytest.raises(Refused, match="has left"):
+        members.put("c", said(another()), HERE)
 
 
 def test_a_member_that_is_heard_of_again_stays(members, clock):
@@ -149,6 +127,13 @@ def test_what_is_expected_and_what_ended_is_told_by_whoever_knows(members):
     assert (members.expected, members.exits) == (["math", "tool_call"], ended)
 
 
+def nested(depth):
+    value = "x"
+    for _ in range(depth):
+        value = [{"a": value}]
+    return value
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -158,6 +143,8 @@ def test_what_is_expected_and_what_ended_is_told_by_whoever_knows(members):
         {"services": [MATH.model_dump() | {"id": "guessed"}]},
         {"services": [MATH.model_dump() | {"name": ""}]},
         {"services": [MATH.model_dump()] * 1001},
+        {"services": [MATH.model_dump() | {"fields": {"a": nested(400)}}]},
+        {"services": [MATH.model_dump() | {"fields": {"a": "x" * 20000}}]},
         {"loads": {"math": {"sessions": -1}}},
         {"seconds": 0},
         {"seconds": float("nan")},
@@ -186,48 +173,6 @@ def test_the_configuration_says_where_tasks_are_sent_and_what_the_model_is():
     }
 
 
-def supervised(members, sessions):
-    math = another(pid=7)
-    members.put("child", said(math, loads={"math": {"sessions": sessions}}), HERE)
-    members.put("supervisor", said(expected=["math"], restarts={"math": 7}), HERE)
-    return math
-
-
-def test_a_server_without_sessions_is_restarted_when_its_supervisor_is_next_heard_of(members):
-    supervised(members, 0)
-    assert members.restart("math", 30) == [7]
-    assert (members.restarting("child"), members.restarting("supervisor")) == ([], ["math"])
-    assert members.restarting("supervisor") == []
-
-
-def test_a_server_with_sessions_is_given_nothing_new_until_they_have_ended(members):
-    math = supervised(members, 1)
-    members.restart("math", 30)
-    assert (members.restarting("supervisor"), members.draining) == ([], {math.id})
-    members.put("supervisor", said(restarts={"math": 7}), HERE)
-    members.put("child", said(math, loads={"math": {"sessions": 0}}), HERE)
-    assert (members.restarting("supervisor"), members.draining) == (["math"], set())
-
-
-def test_sessions_that_last_are_waited_for_within_a_bound(members, clock):
-    math = supervised(members, 1)
-    members.restart("math", 5)
-    assert (members.restarting("supervisor"), members.draining) == ([], {math.id})
-    clock.now = 5.0
-    assert members.restarting("supervisor") == ["math"]
-
-
-def test_another_process_than_was_asked_for_is_not_restarted(members):
-    supervised(members, 0)
-    members.restart("math", 30)
-    members.put("supervisor", said(restarts={"math": 8}), HERE)
-    assert (members.restarting("supervisor"), members.draining) == ([], set())
-
-
-def ended(pid=7, at=6.0):
-    return said(exits={"math": Exit(code=-9, at=at, pid=pid)}, supervisor="s")
-
-
 def test_a_node_whose_process_ended_is_gone_as_soon_as_its_supervisor_says_so(members):
     members.put("child", said(another(pid=7), supervisor="s"), HERE)
     members.put("supervisor", ended(), HERE)
@@ -249,12 +194,18 @@ def test_the_end_of_one_process_is_not_that_of_another(members, service, supervi
     assert len(members.services) == 1
 
 
-def test_who_has_no_supervisor_cannot_be_restarted(members):
-    members.put("child", said(MATH), HERE)
-    with pytest.raises(Refused, match="serve it with --separate"):
-        members.restart("math")
-    with pytest.raises(Refused, match="no server 'mth'; did you mean 'math'"):
-        members.restart("mth")
+def test_what_comes_late_of_a_process_that_ended_is_refused_whoever_was_heard_first(members):
+    members.put("supervisor", ended(), HERE)
+    with pytest.raises(Refused, match="the process of node 'child' has ended") as caught:
+        members.put("child", said(another(pid=7), supervisor="s"), HERE)
+    assert (caught.value.status, members.services, members.restarting("child")) == (410, [], [])
+
+
+def test_how_a_server_ended_wrongly_is_not_hidden_by_another_of_its_name(members):
+    wrong, older = Exit(code=-9, at=9.0, pid=1), Exit(code=1, at=8.0, pid=1)
+    for name, one in (("r", older), ("s", wrong), ("t", Exit(code=0, at=10.0, pid=1))):
+        members.put(name, said(exits={"math": one}, supervisor=name), HERE)
+    assert members.exits == {"math": wrong}
 
 
 def test_two_nodes_do_not_have_the_same_instance(members):

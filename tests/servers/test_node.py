@@ -14,7 +14,8 @@ from fastapi import FastAPI
 
 from gymsdk import http
 from gymsdk.errors import GymsdkError
-from gymsdk.servers.nodes.node import Node, is_own, place
+from gymsdk.servers.nodes.finding import Waiting, is_own, place
+from gymsdk.servers.nodes.node import Node
 from gymsdk.servers.nodes.reports import Exit
 from gymsdk.servers.nodes.service import Service
 
@@ -59,6 +60,24 @@ async def test_news_are_told_before_it_would_be_heard_of_again():
             return (await told(head_url))["exits"]
 
         await until(known)
+
+
+async def test_what_was_started_anew_while_the_answer_was_on_its_way_is_not_started_again():
+    running, restarted, app = {"lamp": 7}, [], FastAPI()
+
+    @app.put("/nodes/{node}")
+    def joined(node: str):
+        running["lamp"] += not restarted
+        restarted.append(node)
+        return {"lease": 600, "restart": ["lamp"]}
+
+    told_to = []
+    async with listening(app) as port:
+        node = Node(f"http://127.0.0.1:{port}", restart=told_to.append, restarts=lambda: running)
+        await node.join()
+        assert told_to == []
+        await node.beat()
+        assert told_to == ["lamp"]
 
 
 async def test_a_head_that_was_started_again_knows_it_again_and_the_log_says_so_once(caplog):
@@ -215,3 +234,15 @@ async def test_one_that_has_left_by_itself_stays_away():
         await node.leave()
         await node.beat()
         assert await names(head_url) == []
+
+
+def test_who_waits_long_for_a_head_says_so_once(caplog):
+    waiting = Waiting("http://127.0.0.1:9", 60, "name another", said=0)
+    for _ in range(3):
+        assert 0 < waiting.pause("nothing listens there") <= 0.5
+    assert caplog.messages == [
+        "no head answers at http://127.0.0.1:9 yet (nothing listens there); it is waited for, 60 s at most"
+    ]
+    caplog.clear()
+    Waiting("http://127.0.0.1:9", 60, "name another").pause("nothing listens there")
+    assert caplog.messages == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,14 +13,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gymsdk import Environment, Failed, ServerClient, Task, wire
+from gymsdk import Environment, Failed, ServerClient, Task, http, wire
 from gymsdk.client import Unknown
 from gymsdk.http import Retry
 from gymsdk.servers import resources
 from gymsdk.servers.nodes.node import Node
 from gymsdk.servers.nodes.service import Service
 
-from .nodes import heading, noded
+from .nodes import heading, noded, until
 from .reached import listening
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
@@ -28,9 +29,14 @@ QUICK = Retry(times=1, first=0.001)
 
 
 @asynccontextmanager
-async def head(text: str | list[str]) -> AsyncIterator[str]:
-    """A head whose configuration is answered as *text*, or as the last of several."""
+async def head(text: str | list[str], nodes: int = 404) -> AsyncIterator[str]:
+    """A head whose configuration is answered as *text*, or as the last of several, and its nodes with a status."""
     app = web.Application()
+
+    async def known(_: web.Request) -> web.Response:
+        return web.json_response({"detail": "ask again"}, status=nodes)
+
+    app.router.add_get("/nodes", known)
 
     async def config(_: web.Request) -> web.Response:
         return web.Response(text=text if isinstance(text, str) else text[-1], content_type="application/json")
@@ -105,12 +111,32 @@ async def test_a_name_nobody_has_is_an_error_with_the_nearest() -> None:
 
 async def test_a_head_that_has_just_begun_is_given_the_time_to_hear_of_a_server() -> None:
     lamp = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
-    async with heading(lease=20) as address:
+    async with heading(lease=600) as address:
         asking = asyncio.ensure_future(ServerClient(address).url("lamp"))
-        await asyncio.sleep(0.5)
+        # By then it was told twice that there is no such server.
+        await until(lambda: asked(address, 3))
         assert not asking.done()
         async with noded(Node(address, [lamp])):
             assert await asking == "http://127.0.0.1:9"
+
+
+async def asked(address: str, times: int) -> bool:
+    """Whether the head has been asked so often for its configuration."""
+    told = (await http.get(f"{address}/metrics")).text
+    found = re.search(r'requests_total\{[^}]*route="/global_config_dict_yaml",status="200"\} (\d+)', told)
+    return found is not None and int(found[1]) >= times
+
+
+@pytest.mark.parametrize(("status", "sentence"), [(503, "answered 503"), (500, "answered 500"), (403, "answered 403")])
+async def test_a_head_that_refuses_to_say_whether_it_has_settled_is_not_said_to_know_no_server(
+    status: int, sentence: str
+) -> None:
+    async with head(config("http://127.0.0.1:9"), nodes=status) as address:
+        client = ServerClient(address, retry=QUICK)
+        with pytest.raises(Failed, match=sentence) as caught:
+            await client.url("lamp")
+        assert not isinstance(caught.value, Unknown)
+        assert await client.url("my_resources") == "http://127.0.0.1:9"
 
 
 async def test_what_a_head_does_not_know_once_it_has_settled_is_said_to_be_unknown() -> None:

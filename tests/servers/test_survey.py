@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 
 from gymsdk import Failed, http
 from gymsdk.launch import serving
 from gymsdk.servers.nodes.node import Node
 from gymsdk.servers.nodes.reports import Exit
 from gymsdk.servers.nodes.service import Service
+from gymsdk.servers.watching import survey as survey_module
 from gymsdk.servers.watching.survey import Lost, survey
 
-from .nodes import heading, listening, noded, process, until
+from .nodes import free, heading, listening, noded, process, until
 
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
 
@@ -55,6 +57,7 @@ async def test_a_server_that_is_killed_is_told_and_then_missing(installed: Calla
         code, out, _ = await told("--head", head)
     assert (code, url in out) == (1, False)
     assert "0 of 1 expected servers registered" in out
+    assert "this head has just begun: it hears of the nodes that were there within 10 seconds" in out
     assert "! sums is expected, and not registered" in out
     assert re.search(r"! node [0-9a-f]{8} with sums is heard of no more, since \d+ s", out)
 
@@ -62,14 +65,15 @@ async def test_a_server_that_is_killed_is_told_and_then_missing(installed: Calla
 async def test_a_lost_node_is_told_of_while_another_has_its_servers_and_until_it_is_back():
     other = LAMP.model_copy(update={"id": "0" * 12, "port": 10})
     async with heading() as head, noded(Node(head, [other])):
-        one = Node(head, [LAMP], lease=0.2)
+        one, again = Node(head, [LAMP], lease=0.2), Node(head, [LAMP])
+        again.id = one.id
         await one.join()
         await until(lambda: _lost(head))
         found = await survey(head)
         assert (found.lost[0].id, found.lost[0].servers, found.is_well) == (one.id, ["lamp"], False)
-        await one.beat()
+        await again.join()
         assert not await _lost(head)
-        await one.leave()
+        await again.leave()
         assert not await _lost(head)
 
 
@@ -124,12 +128,62 @@ async def test_a_node_without_servers_is_none_beside_the_head():
 
 async def test_what_is_no_head_is_said_to_be_none():
     async with listening(FastAPI()) as port:
-        assert (await survey(f"http://127.0.0.1:{port}")).servers[1:] == []
-        made = FastAPI()
-        made.add_api_route("/nodes", lambda: "no", methods=["GET"])
-    async with listening(made) as port:
-        with pytest.raises(Failed, match="is no head: it answered 200"):
+        with pytest.raises(Failed, match="is no head: it answered 404"):
             await survey(f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("said", ["no", {}, {"detail": "forbidden"}, {"instances": "none"}, []])
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [(200, "is no head: it answered 200"), (403, "is no head: it answered 403"), (503, "it answered 503")],
+)
+async def test_what_says_nothing_of_servers_is_no_head_that_is_well(status: int, sentence: str, said: object):
+    made = FastAPI()
+    made.add_api_route("/nodes", lambda: JSONResponse(said, status), methods=["GET"])
+    async with listening(made) as port:
+        with pytest.raises(Failed, match=sentence):
+            await survey(f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(("status", "said"), [(200, "no"), (200, ["no"]), (200, {}), (403, []), (503, [])])
+async def test_the_head_of_another_gym_has_to_give_its_list(status: int, said: object):
+    made = FastAPI()
+    made.add_api_route("/server_instances", lambda: JSONResponse(said, status), methods=["GET"])
+    async with listening(made) as port:
+        with pytest.raises(Failed, match=f"it answered {status}"):
+            await survey(f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(("status", "health"), [(404, "success"), (503, "unknown_error")])
+async def test_a_head_is_as_well_as_it_answers(status: int, health: str):
+    made = FastAPI()
+    made.add_api_route("/nodes", lambda: {"instances": []}, methods=["GET"])
+    made.add_api_route("/metrics", lambda: JSONResponse({}, status), methods=["GET"])
+    async with listening(made) as port:
+        found = await survey(f"http://127.0.0.1:{port}")
+    assert (found.servers[0].health, found.is_well) == (health, health == "success")
+
+
+async def test_a_head_that_does_not_give_its_figures_in_time_is_not_well(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(survey_module, "PATIENCE", 3.0)
+    made = FastAPI()
+
+    async def hang() -> None:
+        await asyncio.sleep(3600)
+
+    made.add_api_route("/nodes", lambda: {"instances": []}, methods=["GET"])
+    made.add_api_route("/metrics", hang, methods=["GET"])
+    async with listening(made) as port:
+        found = await survey(f"http://127.0.0.1:{port}")
+    assert (found.servers[0].health, found.servers[0].wrong, found.is_well) == ("timeout", ["unhealthy"], False)
+
+
+async def test_a_survey_does_not_tell_who_asks():
+    async with heading() as head:
+        found = await survey(head.replace("http://", "http://me:hush@"))
+    with pytest.raises(Failed) as caught:
+        await survey(f"http://me:hush@127.0.0.1:{free()}")
+    assert "hush" not in f"{found.model_dump_json()} {caught.value}"
 
 
 async def test_the_head_of_another_gym_is_asked_for_its_list(installed: Callable[..., Any]):

@@ -20,7 +20,7 @@ from gymsdk.servers.watching import gpus
 from gymsdk.servers.watching.figures import Figures, Sample
 from gymsdk.servers.watching.survey import IDLE, RECENT, SLOW, samples
 
-from .nodes import heading, noded
+from .nodes import heading, noded, until
 
 RULES = Path(__file__).parents[2] / "docs" / "prometheus-rules.yaml"
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
@@ -55,6 +55,27 @@ async def test_a_head_counts_what_is_expected_and_what_is_there():
     assert found["last_exit_time_seconds", "lamp"] == 1000.5
 
 
+async def test_the_alert_of_an_exit_hears_of_the_one_of_several_that_went_wrong():
+    well, wrong = {"lamp": Exit(code=0, at=2000, restarts=1)}, {"lamp": Exit(code=-9, at=1000, restarts=1)}
+    async with heading() as head_url:
+        supervisors = [Node(head_url, exits=lambda each=each: each, supervisor=str(each)) for each in (wrong, well)]
+        async with noded(supervisors[0]), noded(supervisors[1]):
+            found = {name: value for name, labels, value in await figures(head_url) if labels.get("name") == "lamp"}
+    assert (found["last_exit_code"], found["last_exit_time_seconds"]) == (-9, 1000)
+
+
+async def test_a_head_counts_the_nodes_that_are_lost():
+    async def lost() -> float:
+        return {name: value for name, _, value in await figures(head_url)}["lost_nodes"]
+
+    async with heading() as head_url:
+        one = Node(head_url, [LAMP], lease=0.2)
+        await one.join()
+        await until(lost)
+        async with noded(Node(head_url, [LAMP.model_copy(update={"id": "0" * 12})])):
+            assert await lost() == 0
+
+
 async def test_a_head_tells_how_long_its_servers_take_to_answer(installed):
     installed()
     async with serving(["sums"]) as running:
@@ -76,7 +97,7 @@ async def test_the_rules_are_about_figures_that_are_there(installed, monkeypatch
         urls = [running.head_url, *running.urls.values()]
         there = {f"gymsdk_{name}" for found in await asyncio.gather(*map(figures, urls)) for name, _, _ in found}
     named = {name for each in rules() for name in re.findall(r"gymsdk_\w+", each["expr"])}
-    assert len(named) == 7
+    assert len(named) == 8
     assert named <= there
 
 

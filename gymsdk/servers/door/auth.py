@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable
 
 from pydantic import SecretStr
 
@@ -13,14 +12,10 @@ from gymsdk import credentials
 from gymsdk.addresses import is_loopback
 from gymsdk.convert.faces.face import Trouble
 from gymsdk.errors import UsageError
-from gymsdk.servers.app import answer
+from gymsdk.servers.app import HEALTH, answer
 from gymsdk.servers.door import doorstep, refusals
-from gymsdk.servers.door.routing import QUIET, App, Receive, Scope, Send
+from gymsdk.servers.door.routing import App, Receive, Scope, Send
 from gymsdk.transcript import Item
-
-if TYPE_CHECKING:
-    from aiohttp import web
-    from aiohttp.typedefs import Middleware
 
 INSECURE = "GYMSDK_INSECURE"
 """The environment variable that lets anybody ask who reaches the servers."""
@@ -36,7 +31,8 @@ SENTENCE = (
     f" gymsdk's own clients do where {credentials.VARIABLE} names the file that holds it"
 )
 
-Handler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"
+LOOKS = frozenset({*HEALTH, "/readyz"})
+"""Where those ask who look whether a server is there: a head, a balancer. They mostly bring no token."""
 
 
 class Auth:
@@ -51,29 +47,14 @@ class Auth:
         if scope["type"] != "lifespan":
             brought = [value for name, value in scope["headers"] if name in NAMES]
             if not fits(brought, self._token):
-                # Who looks whether it is there mostly brings none, and is told by the refusal: a head, a balancer.
-                looking = not brought and scope["path"] in QUIET
+                # The refusal tells them what they want to know.
+                looking = not brought and scope["path"] in LOOKS
                 doorstep.refused(scope, STATUS, scope["path"] if looking else doorstep.REFUSED)
                 told = refusal(scope["path"], wrong=bool(brought))
                 await answer(told, status=STATUS, headers=CHALLENGE)(scope, receive, send)
                 return
             scope["headers"] = [each for each in scope["headers"] if each[0] not in NAMES]
         await self._app(scope, receive, send)
-
-
-def middleware(token: SecretStr) -> Middleware:
-    """Give what does the same in a server of aiohttp; there it comes before every other."""
-    from aiohttp import web
-
-    @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        brought = [value for name, value in request.raw_headers if name.lower() in NAMES]
-        if fits(brought, token):
-            return await handler(request)
-        body = answer(refusal(request.path, wrong=bool(brought))).body
-        return web.Response(body=bytes(body), status=STATUS, content_type="application/json", headers=CHALLENGE)
-
-    return guarded
 
 
 def fits(brought: Iterable[bytes], token: SecretStr) -> bool:

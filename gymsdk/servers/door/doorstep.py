@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gymsdk import trail
@@ -28,8 +28,9 @@ log = logging.getLogger("gymsdk.requests")
 class Doorstep:
     """Where the requests that a server refuses are counted, in its *figures*."""
 
-    def __init__(self, figures: Figures) -> None:
+    def __init__(self, figures: Figures, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._figures = figures
+        self._clock = clock
         self._quiet: dict[int, float] = {}
 
     def refused(self, scope: Mapping[str, Any], status: int, route: str) -> None:
@@ -42,7 +43,7 @@ class Doorstep:
             trail.leave(before)
 
     def _is_rare(self, status: int) -> bool:
-        now = time.monotonic()
+        now = self._clock()
         if now < self._quiet.get(status, 0.0):
             return False
         self._quiet[status] = now + EVERY

@@ -20,13 +20,13 @@ from gymsdk.servers.door.listener import Listener, bound, host_of, port_of, room
 from gymsdk.servers.door.prefix import beneath
 from gymsdk.servers.door.routing import App
 from gymsdk.servers.door.safety import OPEN, Safety
-from gymsdk.servers.head import Service
 from gymsdk.servers.nodes.members import Members
 from gymsdk.servers.nodes.node import Node
 from gymsdk.servers.nodes.reports import LEASE, Load
-from gymsdk.servers.nodes.service import Scheme
+from gymsdk.servers.nodes.service import Scheme, Service, url
 from gymsdk.servers.nodes.strand import Strand
 from gymsdk.servers.nodes.supply import Supply
+from gymsdk.servers.watching.health import status
 from gymsdk.transcript import Item
 
 HEAD = "head_server"
@@ -63,10 +63,11 @@ class Known:
     """How a fleet is known: by a head of its own, or to the one at *head_url*, as a node that joins it.
 
     Its servers are told of at the host *advertise*, if that is another than they listen at; *loads* says what they have
-    to do, *expected* names the servers there are to be, if those are more than its own. One that joins is gone from the
-    head *lease* seconds after it was last heard of. The head listens at the socket *at*, where that is there by now.
-    A head of its own begins here what *supplied* gives for the servers there are, and the names of those on their way.
-    A proxy shows the head at *path*, and each server beneath that. *supervisor* is whose processes it is one of.
+    to do, *expected* names the servers there are to be, if those are more than its own. Who joins a head, this fleet or
+    others its own, is gone from it *lease* seconds after it was last heard of. The head listens at the socket *at*,
+    where that is there by now. A head of its own begins here what *supplied* gives for the servers there are, and the
+    names of those on their way. A proxy shows the head at *path*, and each server beneath that. *supervisor* is whose
+    processes it is one of.
     """
 
     head_url: str | None = None
@@ -111,7 +112,7 @@ class Fleet:
         self._strands: list[list[Strand]] = []
         self.services: list[Service] = []
         self.supplied: list[Service] = []
-        self._members = Members(self.services, taken=about)
+        self._members = Members(self.services, taken=about, lease=self._known.lease)
         self.head_url = ""
         self.node: Node | None = None
 
@@ -132,9 +133,7 @@ class Fleet:
             at = None if elsewhere else sockets.enter_context(self._known.at or self._bound("the head", self._port))
             ports = [sockets.enter_context(self._socket(each)) for each in self._parts]
             self.services += [self._placed(each, one) for each, one in zip(self._parts, ports, strict=True)]
-            self.head_url = elsewhere or (
-                head.url(host_of(at, self._host), port_of(at), self._safety.scheme) if at else ""
-            )
+            self.head_url = elsewhere or (url(host_of(at, self._host), port_of(at), self._safety.scheme) if at else "")
             try:
                 await self._begin(at, ports)
                 self._up.set()
@@ -158,7 +157,8 @@ class Fleet:
 
     async def _begin(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
         if at is not None:
-            await self._started([self._listening("the head", self._head(at), at)])
+            members = Strand("what the head knows of nodes", self._members.run)
+            await self._started([self._listening("the head", self._head(at), at), members])
         # First, and each in a task of its own: what the servers share outlasts them, wherever it began.
         await self._started([Strand(what, partial(_kept, each)) for what, each in self._lasting.items()])
         urls = self._urls()
@@ -170,8 +170,8 @@ class Fleet:
         )
         await self._asked()
         if at is not None:
-            begun, patience = self._begun, self._times.grace + GRACE
-            supply = Supply(self.services, self._members, self._known.supplied, begun, patience=patience)
+            times = {"starting": self._times.starting, "patience": self._times.grace + GRACE}
+            supply = Supply(self.services, self._members, self._known.supplied, self._begun, **times)
             await self._started([Strand("what the head supplies", supply.run)])
         else:
             # Last, so that it is the first to end: nobody is sent to servers that are about to.
@@ -187,18 +187,21 @@ class Fleet:
             )
             await self._started([Strand(self.node.what, self.node.run)])
 
-    async def _begun(self, part: Part) -> Strand:
-        """Begin a server while the others run, and tell of it."""
-        at, urls = self._socket(part), self._urls()
-        strand = self._listening(f"the server {part.service.name!r}", part.app(urls), at, part)
-        await strand.up(self._times.starting)
+    def _begun(self, part: Part) -> tuple[Strand, Callable[[], None]]:
+        """Begin a server while the others run, and give what tells of it."""
+        with ExitStack() as sockets:
+            at = sockets.enter_context(self._socket(part))
+            strand = self._listening(f"the server {part.service.name!r}", part.app(self._urls()), at, part)
+            sockets.pop_all()
+        return strand, partial(self._tell, part, at)
+
+    def _tell(self, part: Part, at: socket.socket) -> None:
         self.supplied.append(self._placed(part, at))
         self._parts.append(part)
         self.services.append(self.supplied[-1])
-        return strand
 
     def _urls(self) -> dict[str, str]:
-        return {HEAD: self.head_url} | {name: head.url(*near) for name, near in self._near().items()}
+        return {HEAD: self.head_url} | {name: url(*near) for name, near in self._near().items()}
 
     def _head(self, at: socket.socket) -> App:
         return head.app(
@@ -235,15 +238,15 @@ class Fleet:
         """Have each server say over its socket that it can be used."""
         # No shorter than a start may take: while an environment warms up, a loop may have no time for an answer.
         ready = partial(
-            head.status,
+            status,
             path="/readyz",
             seconds=self._times.starting,
             headers=credentials.headers(self._safety.token),
         )
         answers = await asyncio.gather(*(ready(*near) for near in self._near().values()))
-        for service, status in zip(self.services, answers, strict=True):
-            if status != "success":
-                raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({status})")
+        for service, said in zip(self.services, answers, strict=True):
+            if said != "success":
+                raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({said})")
 
     async def _last(self) -> None:
         strands = {each.task: each for group in self._strands for each in group}

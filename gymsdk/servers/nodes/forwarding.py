@@ -53,7 +53,8 @@ PAUSE = 1.0
 class Peers:
     """The other instances of a server, as the one with the id *instance* knows them.
 
-    *url* gives where one is by its id, `None` where it is gone. They are asked with the *token*, or this process's own.
+    *url* gives where one is by its id, `None` where it is gone: the head does not know it, and it is silent. They are
+    asked with the *token*, or this process's own.
     """
 
     instance: str

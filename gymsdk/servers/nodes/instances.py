@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from gymsdk import credentials, http
 from gymsdk.errors import EpisodeError
+from gymsdk.servers.nodes import waiting
 from gymsdk.servers.nodes.reports import Instance, Nodes
 from gymsdk.servers.nodes.service import Kind
 
@@ -71,7 +72,7 @@ class Instances:
         self._fresh = fresh
         self._patience = patience
         self._known: dict[str, Instance] = {}
-        self._before: OrderedDict[str, None] = OrderedDict()
+        self._before: OrderedDict[str, Instance] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()
         self._looking: asyncio.Task[None] | None = None
         self._failing = False
@@ -95,30 +96,44 @@ class Instances:
     async def url(self, id: str, *, name: str, kind: Kind) -> str | None:
         """Give where the instance *id* of a server is, `None` where it has none: the head is asked before that is said.
 
-        One that was there and is no more is gone; another may have been asked for before it was told of.
+        One that the head knows no more is asked itself whether it is there: the head may have lost sight of it alone.
+        Another may have been asked for before it was told of.
         """
         found = await self._found(id)
         # The id comes from whoever asks: with that of another server, it would be sent what is not for it.
-        return found.url if found is not None and (found.name, found.kind) == (name, kind) else None
+        if found is None or (found.name, found.kind) != (name, kind):
+            return None
+        return found.url if id in self._known or await self._answers(found) else None
 
     async def _found(self, id: str) -> Instance | None:
         began = time.monotonic()
+        # One that is known may be gone by now: nobody else may look.
+        await self._refresh()
         while id not in self._known:
             if began < self._unknown.get(id, 0.0):
-                await self._refresh()
-                return self._known.get(id)
+                return None
             await self._refresh(fresh=SOONEST, wait=True)
             if id in self._known:
                 break
             if id in self._before:
-                return None
+                return self._before[id]
             if time.monotonic() >= began + COMING:
-                self._unknown[id] = time.monotonic() + UNKNOWN
-                while len(self._unknown) > REMEMBERED:
-                    self._unknown.popitem(last=False)
+                self._miss(id)
                 return None
             await asyncio.sleep(SOONEST)
         return self._known[id]
+
+    async def _answers(self, before: Instance) -> bool:
+        """Whether the instance that was there *before* still is, by its own word, and no other is in its place."""
+        there = before.url not in {each.url for each in self._known.values()} and await waiting.answers(before.url)
+        if not there:
+            self._miss(before.id)
+        return there
+
+    def _miss(self, id: str) -> None:
+        self._unknown[id] = time.monotonic() + UNKNOWN
+        while len(self._unknown) > REMEMBERED:
+            self._unknown.popitem(last=False)
 
     async def renew(self) -> None:
         """Ask the head again, and wait for its answer."""
@@ -150,7 +165,7 @@ class Instances:
             self._looking = None
 
     def _note(self, known: dict[str, Instance]) -> None:
-        self._before.update(dict.fromkeys(self._known.keys() - known.keys()))
+        self._before.update((each.id, each) for each in self._known.values() if each.id not in known)
         for back in self._before.keys() & known.keys():
             del self._before[back]
         while len(self._before) > REMEMBERED:

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from gymsdk.errors import suggestion
 from gymsdk.servers.app import Refused
+from gymsdk.servers.nodes import restarts
 from gymsdk.servers.nodes.choice import ROUTES
+from gymsdk.servers.nodes.losses import Loss, Losses, ends
+from gymsdk.servers.nodes.member import Member, Order
 from gymsdk.servers.nodes.reports import ITSELF, LEASE, Exit, Registration
 from gymsdk.servers.nodes.service import Service
-
-REMEMBERED = 100
-"""How many lost nodes are remembered."""
 
 MOST = 1000
 """Nodes that one head knows."""
 
 
-@dataclass(slots=True)
-class Member:
-    """One node: what it said last, its services as they are reached, since when it is there, when it was last heard.
-
-    *restarts* are the processes that it is to start anew, each with the time at which that is to be at the latest.
-    """
-
-    id: str
-    said: Registration
-    services: tuple[Service, ...]
-    joined: float
-    heard: float
-    lease: float
-    restarts: dict[tuple[str, int], float] = field(default_factory=dict)
-
-
 class Members:
     """The nodes beside the servers *own* of the head's process: *most* at most, each for *lease* seconds from its word.
 
-    A member's server may not be called like one of the configuration's keys *taken*.
+    A member's server may not be called like one of the configuration's keys *taken*. While `run` runs, nobody is lost
+    for this process having stood still.
     """
 
     def __init__(
@@ -59,7 +45,8 @@ class Members:
         self._since = clock()
         self._members: dict[str, Member] = {}
         self._left: OrderedDict[str, None] = OrderedDict()
-        self._lost: OrderedDict[str, Member] = OrderedDict()
+        self._losses = Losses()
+        self._awake: float | None = None
 
     def __len__(self) -> int:
         """Give how many there are."""
@@ -69,12 +56,25 @@ class Members:
         """Yield those that are there, the first that came first."""
         return iter(list(self._there().values()))
 
+    async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
+        """Set *up*, and know until it is *over* when this process stood still: then everybody has another lease."""
+        up.set()
+        try:
+            while not over.is_set():
+                self._there()
+                self._awake = self._clock()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), self.lease / 10)
+        finally:
+            self._awake = None
+
     @property
     def settled(self) -> bool:
-        """Whether every node that was there before this head has had the time to be heard of."""
+        """Whether every node that was there before this head, or before it stood still, has had time to be heard of."""
+        self._there()
         return self._clock() - self._since >= self.lease
 
-    def age(self, member: Member) -> float:
+    def age(self, member: Member | Loss) -> float:
         """Give the seconds since *member* was heard of."""
         return self._clock() - member.heard
 
@@ -91,59 +91,51 @@ class Members:
             raise Refused(503, f"this head has {self._most} nodes by now; let some leave", retry_after=self.lease)
         for each in said.services:
             self._check(each, said.services, but=id)
+        exits = {**self.supervised.get(said.supervisor, {}), **said.exits} if said.supervisor else {}
+        if any(ends(exits, each) for each in said.services):
+            self.leave(id)
+            raise Refused(410, f"the process of node {id!r} has ended, as its supervisor says; join as another")
         now, known = self._clock(), there.get(id)
         services = tuple(each.reached(address) for each in said.services)
         lease = min(self.lease, said.seconds)
-        self._lost.pop(id, None)
-        member = Member(id, said, services, known.joined if known else now, now, lease)
-        member.restarts |= known.restarts if known else {}
-        self._members[id] = member
-        if said.supervisor:
-            self._end(said.supervisor)
+        joined, orders = (known.joined, known.orders) if known else (now, {})
+        self._members[id] = Member(id, said, services, joined, now, lease, orders)
+        self._losses.drop(id)
+        self._end(said.supervisor, exits)
+        self._losses.look(self._members.values(), now)
         return lease
 
-    def restart(self, name: str, drain: float = 0.0) -> list[int]:
-        """Give the processes of the server *name*, which are to be started anew; raises `Refused` where nobody can.
+    def restart(self, name: str, drain: float = 0.0) -> list[Order]:
+        """Give the orders to start the processes of the server *name* anew; raises `Refused` where nobody can.
 
-        Each is given nothing new, and ends once its sessions have, or *drain* seconds are over.
+        One after the other, each is given nothing new, and ends once its sessions have, or *drain* seconds are over.
         """
-        told = {each.id: each for each in self if name in each.said.restarts}
-        if not told:
-            alone = f"nobody is there who could start {name!r} again: serve it with --separate"
-            unknown = f"there is no server {name!r}{suggestion(name, sorted(self._names()))}"
-            raise Refused(409, alone if name in self._names() else unknown)
-        for each in told.values():
-            each.restarts[name, each.said.restarts[name]] = self._clock() + drain
-        return [each.said.restarts[name] for each in told.values()]
+        if found := restarts.ordered([*self], name, drain):
+            return found
+        alone = f"nobody is there who could start {name!r} again: serve it with --separate"
+        unknown = f"there is no server {name!r}{suggestion(name, sorted(self._names()))}"
+        raise Refused(409, alone if name in self._names() else unknown)
 
     def restarting(self, id: str) -> list[str]:
-        """Give which servers the node *id* is to start anew by now, and take that for told."""
-        member, now = self._members[id], self._clock()
-        over = [one for one, until in member.restarts.items() if now >= until or not self._sessions(*one)]
-        for one in over:
-            del member.restarts[one]
-        return sorted(name for name, pid in over if member.said.restarts.get(name) == pid)
+        """Give which servers the node *id* is to start anew by now."""
+        members = [*self]
+        return [name for each in members if each.id == id for name in restarts.due(each, members, self._clock())]
 
-    def _end(self, supervisor: str) -> None:
+    def _end(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
         """Have those be gone whose processes ended: the *supervisor* knows that before their lease is over."""
-        beside = [each for each in self._members.values() if each.said.supervisor == supervisor]
-        exits = {name: ended for each in beside for name, ended in each.said.exits.items()}
-        for each in beside:
-            if any(one.name in exits and exits[one.name].ends(one) for one in each.services):
+        for each in [each for each in self._members.values() if exits and each.said.supervisor == supervisor]:
+            if any(ends(exits, one) for one in each.services):
                 self.leave(each.id)
-
-    def _sessions(self, name: str, pid: int) -> int:
-        having = [each for each in self if (name, pid) in {(one.name, one.pid) for one in each.services}]
-        loads = [each.said.loads.get(name) for each in having]
-        return sum(load.sessions for load in loads if load)
+        self._losses.ended(supervisor, exits)
 
     def _names(self) -> set[str]:
         return {ITSELF, *(each.name for each in (*self._own, *self.services)), *self.expected}
 
     def leave(self, id: str) -> None:
         """Have the node *id* be gone; what it said before and comes later counts no more."""
-        if self._members.pop(id, None) is not None:
-            self._left[id] = None
+        self._members.pop(id, None)
+        self._losses.drop(id)
+        self._left[id] = None
         if len(self._left) > self._most:
             self._left.popitem(last=False)
 
@@ -155,19 +147,14 @@ class Members:
     @property
     def draining(self) -> set[str]:
         """The ids of the instances that are to be given nothing new."""
-        ending = {one for member in self for one in member.restarts}
-        return {
-            service.id
-            for member in self
-            for service in member.services
-            if member.said.draining or (service.name, service.pid) in ending
-        }
+        leaving = {service.id for member in self if member.said.draining for service in member.services}
+        return leaving | restarts.draining([*self], self._clock())
 
     @property
-    def lost(self) -> list[Member]:
-        """The nodes that are heard of no more, though they did not leave."""
-        self._there()
-        return list(self._lost.values())
+    def lost(self) -> list[Loss]:
+        """The nodes that are heard of no more though they did not leave, and whose servers are not all there again."""
+        self._losses.look(self._there().values(), self._clock())
+        return [*self._losses]
 
     @property
     def expected(self) -> list[str]:
@@ -185,15 +172,22 @@ class Members:
 
     @property
     def exits(self) -> dict[str, Exit]:
-        """How servers of members ended last, by name."""
-        return {name: ended for member in self for name, ended in member.said.exits.items()}
+        """How servers of members ended last, by name; where there are several, the last that went wrong."""
+        found: dict[str, Exit] = {}
+        for member in self:
+            for name, ended in member.said.exits.items():
+                found[name] = max(found.get(name, ended), ended, key=lambda each: (each.code != 0, each.at))
+        return found
 
     def _there(self) -> dict[str, Member]:
         now = self._clock()
-        for each in [each for each in self._members.values() if now - each.heard > each.lease]:
-            self._lost[each.id] = self._members.pop(each.id)
-        while len(self._lost) > REMEMBERED:
-            self._lost.popitem(last=False)
+        if self._awake is not None and now - self._awake > self.lease / 2:
+            # What nodes said meanwhile has not been heard yet.
+            self._since = self._awake = now
+        for each in [*self._members.values()]:
+            if now - max(each.heard, self._since) > each.lease:
+                del self._members[each.id]
+                self._losses.add(each, self._members.values())
         return self._members
 
     def _check(self, service: Service, beside: Sequence[Service], *, but: str) -> None:

@@ -6,41 +6,27 @@ import asyncio
 import logging
 import random
 import secrets
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
 
 from gymsdk import http
-from gymsdk.errors import Failed, GymsdkError, UsageError
+from gymsdk.addresses import public
+from gymsdk.errors import Failed, GymsdkError
 from gymsdk.http import Answer
-from gymsdk.servers.door import listener
+from gymsdk.servers.nodes.finding import ASKED, JOINING, SERVER_ERROR, Headers, Waiting, refusal
 from gymsdk.servers.nodes.instances import carried
 from gymsdk.servers.nodes.reports import LEASE, Exit, Load, Registration
-from gymsdk.servers.nodes.service import Scheme, Service, url
+from gymsdk.servers.nodes.service import Service
 from gymsdk.servers.watching.figures import Figures
 from gymsdk.told import value_of
-
-JOINING = 60.0
-"""Seconds in which a head has to answer."""
 
 LEAVING = 2.0
 """Seconds that saying goodbye may take."""
 
-PAUSE = 0.5
-"""Seconds between two looks for a head that does not answer, at most."""
-
 PROMPT = 1.0
 """Seconds in which one who starts servers anew is told to, at most."""
 
-ASKED = 2.0
-"""Seconds in which one who is a head says so."""
-
-SERVER_ERROR = 500
 LEFT = 410
 """The status of a head that a node has left, or been taken from."""
-
-Headers: TypeAlias = Callable[[], http.Headers]
-"""What every request carries; asked each time."""
 
 log = logging.getLogger("gymsdk")
 
@@ -109,17 +95,9 @@ class Node:
 
         Raises `GymsdkError` where the head does not answer in time, or will not have this node.
         """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._joining
-        while True:
-            why = await self._told()
-            if why is None:
-                return
-            left = until - loop.time()
-            if left <= 0:
-                sentence = f"no head answers at {self.head_url} within {self._joining:g} seconds ({why})"
-                raise GymsdkError(f"{sentence}; start it there, or name the right one with --head")
-            if await _passed(over or asyncio.Event(), min(left, random.uniform(PAUSE / 2, PAUSE))):
+        waiting = Waiting(public(self.head_url), self._joining, "name the right one with --head")
+        while (why := await self._told()) is not None:
+            if await _passed(over or asyncio.Event(), waiting.pause(why)):
                 return
 
     async def beat(self) -> None:
@@ -159,6 +137,7 @@ class Node:
     async def _told(self) -> str | None:
         """Tell the head, and give why it did not take it in; raises `GymsdkError` where it never will."""
         bound = max(0.1, min(ASKED, self._granted / 3))
+        running = dict(self._restarts())
         try:
             answer = await self._put(bound)
             if answer.status == LEFT and not self._leaving:
@@ -172,7 +151,9 @@ class Node:
         self._granted = _lease(answer)
         if self._restart is not None:
             for name in answer.json().get("restart", ()):
-                self._restart(name)
+                # Those that ended while the answer was on its way have been started anew by now.
+                if self._restarts().get(name) == running.get(name):
+                    self._restart(name)
         return None
 
     async def _put(self, seconds: float) -> Answer:
@@ -206,76 +187,13 @@ def _gauge(figures: Figures, word: str) -> int:
     return round(sum(look() for name, look in figures.gauges.items() if word in name))
 
 
-async def place(
-    host: str,
-    port: int,
-    *,
-    scheme: Scheme = "http",
-    listen: str | None = None,
-    headers: Headers = carried,
-    patience: float = JOINING,
-) -> socket.socket | None:
-    """Give the socket at which the head of *host* and *port* is to be started here, or `None` where it is to be joined.
-
-    One that answers there is joined; if the address is this machine's own, the socket is bound (at *listen*, if that
-    is given); else it is waited for. Raises `GymsdkError` where no head answers within *patience* seconds.
-    """
-    loop, at = asyncio.get_running_loop(), url(host, port, scheme)
-    until = loop.time() + patience
-    while True:
-        why = await _no_head(at, headers)
-        if why is None:
-            return None
-        if is_own(host):
-            try:
-                return listener.bound(host if listen is None else listen, port, what="the head")
-            except UsageError as error:
-                # Perhaps another node of this machine has begun a head a moment ago.
-                why = str(error)
-        if loop.time() >= until:
-            sentence = f"no head answers at {at} within {patience:g} seconds ({why})"
-            raise GymsdkError(f"{sentence}; start it there, or name the right host and port")
-        await asyncio.sleep(random.uniform(PAUSE / 2, PAUSE))
-
-
-def is_own(host: str) -> bool:
-    """Whether *host* is an address of this machine: whether something can listen there."""
-    try:
-        listener.bound(host).close()
-    except (UsageError, UnicodeError):
-        return False
-    return True
-
-
-async def _no_head(at: str, headers: Headers) -> str | None:
-    """Give why what is *at* a URL is no head that can be asked, `None` where it is one; raises `GymsdkError`."""
-    try:
-        answer = await http.get(at + "/nodes", headers=headers(), timeout=ASKED, retry=http.ONCE)
-    except Failed as error:
-        return str(error)
-    if answer.status >= SERVER_ERROR:
-        return f"it answered {answer.status}"
-    if not answer.ok or not isinstance(value_of(answer), dict):
-        raise _refusal(answer)
-    return None
-
-
 def _lease(answer: Answer) -> float:
     """Give the lease that a head grants; raises `GymsdkError` where *answer* is no head's, or a refusal."""
     value = value_of(answer) if answer.ok else None
     lease = value.get("lease") if isinstance(value, dict) else None
     if not isinstance(lease, (int, float)) or lease <= 0:
-        raise _refusal(answer)
+        raise refusal(answer)
     return float(lease)
-
-
-def _refusal(answer: Answer) -> GymsdkError:
-    value = value_of(answer)
-    detail = value.get("detail") if isinstance(value, dict) else None
-    if answer.ok or answer.status in {404, 405}:
-        sentence = f"{answer.host} is no head of gymsdk: it answered {answer.status} at /nodes"
-        return GymsdkError(f"{sentence}; name the right one, or choose another port")
-    return GymsdkError(f"the head {answer.host} refuses this node: {detail or answer.status}")
 
 
 async def _passed(over: asyncio.Event, seconds: float, *news: asyncio.Event) -> bool:

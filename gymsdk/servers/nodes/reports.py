@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -19,6 +21,12 @@ ITSELF = "head"
 
 MOST = 1000
 """Services that one node has."""
+
+DEEPEST = 10
+"""Levels that the fields of a service may be nested."""
+
+LARGEST = 2**14
+"""Characters that the fields of a service may have as JSON."""
 
 HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}|")
 
@@ -74,8 +82,11 @@ class Registration(BaseModel):
     seconds: float = Field(LEASE, gt=0, le=3600)
 
     @model_validator(mode="after")
-    def _is_somewhere(self) -> Self:
+    def _can_be_told_of(self) -> Self:
         for each in self.services:
+            if _depth(each.fields) > DEEPEST or len(json.dumps(each.fields)) > LARGEST:
+                bounds = f"{DEEPEST} levels and {LARGEST} characters at most"
+                raise ValueError(f"the server {each.name!r} has too much in its fields: {bounds}")
             if not each.port or not HOST.fullmatch(each.host):
                 raise ValueError(f"the server {each.name!r} has no address: {each.host[:80]!r}, port {each.port}")
         return self
@@ -107,6 +118,16 @@ class Instance(BaseModel):
     exit: Exit | None = None
 
 
+class Restarting(BaseModel):
+    """What ends to be started anew: the processes *pids*, and those of their *instances* that are known."""
+
+    model_config = ConfigDict(frozen=True)
+
+    restarting: str
+    pids: list[int]
+    instances: list[str]
+
+
 class Nodes(BaseModel):
     """All that a head knows: the *nodes*, those it *lost*, every instance, which servers there are to be, which ended.
 
@@ -122,3 +143,17 @@ class Nodes(BaseModel):
     instances: list[Instance] = []
     expected: list[str] = []
     exits: dict[str, Exit] = {}
+
+
+def _depth(value: object) -> int:
+    """Give how deep *value* is nested, without the stack that another would be read with."""
+    depth, level = 0, [value]
+    while level:
+        depth, level = depth + 1, [inner for each in level for inner in _inner(each)]
+    return depth
+
+
+def _inner(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

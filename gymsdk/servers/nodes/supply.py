@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Generic, Protocol, TypeVar
 
+from gymsdk.errors import GymsdkError
 from gymsdk.servers.nodes.members import Members
 from gymsdk.servers.nodes.service import Service
 from gymsdk.servers.nodes.strand import Strand
 
-P = TypeVar("P")
+
+class Wanted(Protocol):
+    """What is wanted: a server to be."""
+
+    @property
+    def service(self) -> Service:
+        """What it is to others."""
+
+
+P = TypeVar("P", bound=Wanted)
 
 LOOKING = 0.5
 """Seconds between two looks for what is wanted."""
@@ -25,7 +35,9 @@ log = logging.getLogger("gymsdk")
 class Supply(Generic[P]):
     """What *wanted* gives for the servers *own* and those of *members*, made by *begun* into a server that runs.
 
-    It is told, too, the names of those that members say are to be there. Each ends within *patience* seconds.
+    It is told, too, the names of those that members say are to be there. *begun* gives what runs, and what tells of it
+    once it is up, *starting* seconds later at most; one that does not come up is told of once, and not tried again.
+    Each ends within *patience* seconds.
     """
 
     def __init__(
@@ -33,15 +45,18 @@ class Supply(Generic[P]):
         own: Sequence[Service],
         members: Members,
         wanted: Callable[[Sequence[Service], Collection[str]], Sequence[P]],
-        begun: Callable[[P], Awaitable[Strand]],
+        begun: Callable[[P], tuple[Strand, Callable[[], None]]],
         *,
+        starting: float,
         patience: float,
     ) -> None:
         self._own = own
         self._members = members
         self._wanted = wanted
         self._begun = begun
+        self._starting = starting
         self._patience = patience
+        self._failed: set[str] = set()
         self._strands: list[Strand] = []
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
@@ -56,10 +71,26 @@ class Supply(Generic[P]):
 
     async def _look(self) -> None:
         there = [each for member in self._members.settled_for(SETTLING) for each in member.services]
-        for part in self._wanted([*self._own, *there], self._members.expected) if there else ():
-            strand = await self._begun(part)
-            log.warning("%s runs in the head's process: no node has one", strand.what)
-            self._strands.append(strand)
+        coming = {*self._members.expected, *self._failed}
+        for part in self._wanted([*self._own, *there], coming) if there else ():
+            try:
+                await self._begin(part)
+            except GymsdkError as error:
+                # What nodes say is no reason for the head to end.
+                self._failed.add(part.service.name)
+                log.warning("no node has the server %r, and it cannot run here: %s", part.service.name, error)
+
+    async def _begin(self, part: P) -> None:
+        strand, tell = self._begun(part)
+        self._strands.append(strand)
+        try:
+            await strand.up(self._starting)
+        except GymsdkError:
+            self._strands.remove(strand)
+            await strand.end(self._patience)
+            raise
+        tell()
+        log.warning("%s runs in the head's process: no node has one", strand.what)
 
     async def _passed(self, over: asyncio.Event) -> None:
         ending = asyncio.ensure_future(over.wait())

@@ -42,7 +42,7 @@ async def answered(
     asking = asyncio.ensure_future(asked)
     try:
         while not (await asyncio.wait({asking}, timeout=watch))[0]:
-            if not (await known() or await _answers(url) or asking.done()):
+            if not (await known() or await answers(url) or asking.done()):
                 sentence = f"{http.host(url)} is gone: neither the head knows it any more, nor does it answer"
                 raise Gone(sentence, kind="server_unreachable")
         return asking.result()
@@ -50,7 +50,7 @@ async def answered(
         asking.cancel()
 
 
-async def _answers(url: str) -> bool:
+async def answers(url: str) -> bool:
     """Whether what is at *url* says so: it may have left the head, and end what it has."""
     try:
         await http.get(url.rstrip("/") + "/livez", timeout=ASKED, retry=http.ONCE)

@@ -78,20 +78,23 @@ class _Answer:
 
 
 class Health:
-    """How servers answer, each asked again after *fresh* seconds at the soonest; one that hangs is not waited for."""
+    """How servers answer, each asked again after *fresh* seconds at the soonest, and waited for *brief* ones."""
 
-    def __init__(self, *, fresh: float = FRESH, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, fresh: float = FRESH, brief: float = BRIEF, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._fresh = fresh
+        self._brief = brief
         self._clock = clock
         self._answers: dict[Place, _Answer] = {}
 
-    async def of(self, services: Iterable[Service], *, wait: float = BRIEF) -> Mapping[str, Status | None]:
-        """Give how each of *services* answers, by id; `None` where it has not yet and *wait* seconds have passed."""
-        places = {each.id: _place(each) for each in services}
-        asking = {task for place in set(places.values()) if (task := self._asked(place)) is not None}
-        if asking:
-            await asyncio.wait(asking, timeout=wait)
-        return {name: self._answers[place].status for name, place in places.items()}
+    async def of(self, services: Iterable[Service]) -> Mapping[str, Status | None]:
+        """Give how each of *services* answers, by id; `None` where it has not yet."""
+        # Held here: whoever else asks meanwhile may have those forgotten that are gone.
+        asked = {each.id: self._asked(_place(each)) for each in services}
+        if asking := {each.asking for each in asked.values() if each.asking is not None}:
+            await asyncio.wait(asking, timeout=self._brief)
+        return {name: each.status for name, each in asked.items()}
 
     def trips(self, services: Iterable[Service]) -> Mapping[str, float]:
         """Give the seconds that those of *services* took to answer last which do, by id."""
@@ -104,13 +107,13 @@ class Health:
         for place in self._answers.keys() - kept:
             del self._answers[place]
 
-    def _asked(self, place: Place) -> asyncio.Task[Status] | None:
+    def _asked(self, place: Place) -> _Answer:
         known = self._answers.setdefault(place, _Answer())
         if known.asking is None and (known.status is None or self._clock() - known.at > self._fresh):
             known.began = self._clock()
             known.asking = asyncio.ensure_future(status(*place))
             known.asking.add_done_callback(lambda task: self._heard(known, task))
-        return known.asking
+        return known
 
     def _heard(self, known: _Answer, task: asyncio.Task[Status]) -> None:
         known.asking, known.at = None, self._clock()

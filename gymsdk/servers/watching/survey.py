@@ -10,12 +10,14 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
-from gymsdk import credentials, http
+from gymsdk import credentials, http, reasons
+from gymsdk.addresses import public
 from gymsdk.client import HEAD
 from gymsdk.errors import Failed
 from gymsdk.http import Answer, Headers
 from gymsdk.servers.nodes.reports import ITSELF, Exit, Instance, Nodes
 from gymsdk.servers.watching import watch
+from gymsdk.servers.watching.health import Status
 from gymsdk.told import value_of
 
 SLOW = 0.1
@@ -31,6 +33,7 @@ PATIENCE = 5.0
 """Seconds that each of them may take to answer."""
 
 MISSING = 404
+SERVER_ERROR = 500
 
 SAMPLE = re.compile(r"^gymsdk_(\w+)\{(.*)\} ([^ ]+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -89,7 +92,8 @@ class Lost(BaseModel):
 class Survey(BaseModel):
     """All servers of the head at a URL, how many of those *expected* are *registered*, who measured the round trips.
 
-    *lost* are the nodes that went with their servers not long ago, and are not back.
+    *lost* are the nodes that went with their servers not long ago, and are not back. A head that has begun not long
+    ago, and is not *settled*, may not have heard of all.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -100,6 +104,7 @@ class Survey(BaseModel):
     registered: int
     round_trip_by: Literal["head", "command"]
     servers: list[Row]
+    settled: bool = True
     lost: list[Lost] = []
 
     @property
@@ -122,12 +127,13 @@ async def survey(head: str = HEAD, *, token: SecretStr | str | None = None) -> S
     rows += [_missing(name, nodes.exits.get(name)) for name in watch.missing(nodes)]
     expected = watch.expected(nodes)
     return Survey(
-        head=head,
+        head=public(head),
         nodes=watch.beside(nodes),
         expected=len(expected),
         registered=len(expected) - len(watch.missing(nodes)),
         round_trip_by="head" if by_head else "command",
         servers=rows,
+        settled=nodes.settled,
         lost=[each for each in map(Lost.model_validate, nodes.lost) if each.servers and each.age < RECENT],
     )
 
@@ -143,19 +149,33 @@ async def _nodes(head: str, carried: Headers) -> Nodes:
     value = value_of(answer)
     if answer.status == MISSING:
         # NeMo Gym's head: it has a list of its servers, and nothing else.
-        value = {"instances": [_instance(each) for each in _listed(await _asked(head, "/server_instances", carried))]}
+        answer = await _asked(head, "/server_instances", carried)
+        value = _listed(value_of(answer))
+    # Whatever it says where it refuses, and what is no head's, would do for one without any server.
+    if not answer.ok or not isinstance(value, dict) or "instances" not in value:
+        raise _no_head(answer)
     try:
         return Nodes.model_validate(value)
     except ValidationError:
-        message = f"{http.host(head)} is no head: it answered {answer.status} to what a head is asked"
-        raise Failed(f"{message}; name the right one with --head", kind="head_error", stage="host") from None
+        raise _no_head(answer) from None
+
+
+def _no_head(answer: Answer) -> Failed:
+    """Give the failure to be told of servers: by a head that cannot just now, or by what is none."""
+    if answer.status >= SERVER_ERROR:
+        said, _ = reasons.refusal(answer.text)
+        words = ": ".join(filter(None, (f"it answered {answer.status}", said)))
+        message = f"{answer.host} does not say how its servers are: {words}"
+        return Failed(f"{message}; ask again, or look at its log", kind="head_error", stage="host", retryable=True)
+    message = f"{answer.host} is no head: it answered {answer.status} to what a head is asked"
+    return Failed(f"{message}; name the right one with --head", kind="head_error", stage="host")
 
 
 async def _asked(head: str, path: str, carried: Headers) -> Answer:
     try:
         answer = await http.get(head + path, headers=carried, timeout=PATIENCE, retry=http.ONCE)
     except Failed as error:
-        sentence = f"no head answers at {head} ({error})"
+        sentence = f"no head answers at {public(head)} ({error})"
         cure = "start one with `gymsdk serve NAME`, or name another with --head"
         raise Failed(f"{sentence}; {cure}", kind="server_unreachable", stage="host", retryable=True) from None
     if answer.status == credentials.UNAUTHORIZED:
@@ -163,9 +183,11 @@ async def _asked(head: str, path: str, carried: Headers) -> Answer:
     return answer
 
 
-def _listed(answer: Answer) -> Iterator[dict[str, object]]:
-    value = value_of(answer) if answer.ok else None
-    yield from (each for each in value or [] if isinstance(each, dict)) if isinstance(value, list) else ()
+def _listed(value: object) -> dict[str, object] | None:
+    """Give what NeMo Gym's head lists as ours tells it, `None` where that is no list of servers."""
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        return None
+    return {"instances": [_instance(each) for each in value]}
 
 
 def _instance(told: Mapping[str, object]) -> dict[str, object]:
@@ -183,10 +205,11 @@ def _instance(told: Mapping[str, object]) -> dict[str, object]:
 
 
 class _Heard(BaseModel):
-    """What a server says of itself, and the seconds that took; *figures* are `None` where it says nothing."""
+    """What a server says of itself, how it answers, in what time; *figures* are `None` where it says nothing."""
 
     model_config = ConfigDict(frozen=True)
 
+    health: Status = "success"
     figures: Figures | None = None
     seconds: float | None = None
 
@@ -195,9 +218,12 @@ async def _figures(url: str, carried: Headers) -> _Heard:
     began = time.perf_counter()
     try:
         answer = await http.get(url + "/metrics", headers=carried, timeout=PATIENCE, retry=http.ONCE)
-    except Failed:
-        return _Heard()
-    return _Heard(figures=[*samples(answer.text)] if answer.ok else None, seconds=time.perf_counter() - began)
+    except Failed as error:
+        return _Heard(health="timeout" if error.kind == "model_timeout" else "connection_error")
+    # What has no figures, as a server of NeMo Gym's, is there all the same.
+    health: Status = "success" if answer.status < SERVER_ERROR else "unknown_error"
+    figures = [*samples(answer.text)] if answer.ok else None
+    return _Heard(health=health, figures=figures, seconds=time.perf_counter() - began)
 
 
 def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -207,13 +233,13 @@ def samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
 
 def _head(url: str, heard: _Heard, ended: Exit | None) -> Row:
-    wrong = [*_wrong("success", None, ended)]
-    return Row(name="head", kind="head", url=url, health="success", wrong=wrong, **_exit(ended), **_told(heard))
+    about = {"name": "head", "kind": "head", "url": public(url), "health": heard.health}
+    return Row(**about, wrong=[*_wrong(heard.health, None, ended)], **_exit(ended), **_told(heard))
 
 
 def _row(instance: Instance, ended: Exit | None, heard: _Heard, *, by_head: bool) -> Row:
     trip = instance.round_trip if by_head else heard.seconds
-    health = instance.status or ("connection_error" if heard.seconds is None else "success")
+    health = instance.status or heard.health
     told = {"sessions": instance.load.sessions, "in_flight": instance.load.in_flight, **_told(heard)}
     if told.get("uptime") is None and instance.started:
         told["uptime"] = max(0.0, time.time() - instance.started)

@@ -18,6 +18,7 @@ def watched(figures: Figures, look: Look) -> None:
     figures.looks.append(watch.look)
     figures.gauges["expected_servers"] = lambda: len(expected(watch.found))
     figures.gauges["registered_servers"] = lambda: len(expected(watch.found)) - len(missing(watch.found))
+    figures.gauges["lost_nodes"] = lambda: len(watch.found.lost)
     figures.samples["server_up"] = watch.up
     figures.samples["round_trip_seconds"] = watch.round_trips
     figures.samples["last_exit_code"] = watch.exit_codes

@@ -15,7 +15,7 @@ from gymsdk.errors import BadRow, Failed
 from gymsdk.http import Answer
 from gymsdk.rollouts.lines import StoredVerdict
 from gymsdk.servers.app import Refused
-from gymsdk.servers.nodes.node import is_own
+from gymsdk.servers.nodes.finding import is_own
 from gymsdk.servers.wire.calling import Line, call
 from gymsdk.servers.wire.tools import CLIENT
 from gymsdk.transcript import Action, Item, Message, Transcript

@@ -1,0 +1,92 @@
+"""Losses: which nodes are told of as lost, and until when."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gymsdk.servers.app import Refused
+
+from .saying import HERE, MATH, another, ended, said
+
+
+def test_a_node_that_is_lost_is_remembered_until_it_is_back_and_one_that_left_is_not(members, clock):
+    for name in "ab":
+        members.put(name, said(another()), HERE)
+    members.leave("b")
+    clock.now = 11.0
+    assert [each.id for each in members.lost] == ["a"]
+    members.put("a", said(MATH), HERE)
+    assert members.lost == []
+
+
+def lost(members):
+    return [each.id for each in members.lost]
+
+
+def test_a_lost_node_that_leaves_late_is_lost_no_more_and_what_it_said_before_counts_no_more(members, clock):
+    members.put("a", said(MATH), HERE)
+    clock.now = 11.0
+    assert lost(members) == ["a"]
+    members.leave("a")
+    assert lost(members) == []
+    with pytest.raises(Refused, match="has left"):
+        members.put("a", said(MATH), HERE)
+
+
+@pytest.mark.parametrize("when", [3.0, 11.0])
+def test_a_node_is_lost_until_another_has_its_servers_however_soon_that_came(members, clock, when):
+    members.put("a", said(MATH), HERE)
+    clock.now = when
+    members.put("b", said(another()), "10.0.0.8")
+    clock.now = 12.0
+    assert (lost(members), len(members)) == ([], 1)
+
+
+def test_a_node_is_lost_while_fewer_have_its_servers_than_when_it_was_there(members, clock):
+    for name in "abc":
+        members.put(name, said(another()), HERE)
+    clock.now = 9.0
+    members.put("c", said(another()), HERE)
+    clock.now = 11.0
+    assert lost(members) == ["a", "b"]
+    members.put("d", said(another()), HERE)
+    assert len(lost(members)) == 1
+    members.put("e", said(another()), HERE)
+    members.leave("c")
+    # That one left later is its own affair.
+    assert lost(members) == []
+
+
+def test_a_lost_node_is_remembered_for_a_while(members, clock):
+    members.put("a", said(MATH), HERE)
+    clock.now = 600.0
+    assert lost(members) == ["a"]
+    clock.now = 601.0
+    assert lost(members) == []
+
+
+async def test_nobody_is_lost_for_the_head_having_stood_still(members, clock):
+    up, over = asyncio.Event(), asyncio.Event()
+    running = asyncio.ensure_future(members.run(up, over))
+    await up.wait()
+    await asyncio.sleep(0)
+    members.put("a", said(MATH), HERE)
+    clock.now = 30.0
+    assert ([each.id for each in members], lost(members), members.settled) == (["a"], [], False)
+    clock.now = 34.0
+    members.put("b", said(another(name="sums")), HERE)
+    over.set()
+    await running
+    # Who is not heard of after that is.
+    clock.now = 40.1
+    assert ([each.id for each in members], lost(members), members.settled) == (["b"], ["a"], True)
+
+
+def test_a_node_that_was_lost_before_its_supervisor_told_of_its_end_is_lost_no_more(members, clock):
+    members.put("child", said(another(pid=7), supervisor="s"), HERE)
+    clock.now = 11.0
+    assert [each.id for each in members.lost] == ["child"]
+    members.put("supervisor", ended(), HERE)
+    assert members.lost == []

@@ -1,0 +1,102 @@
+"""Restarts: who is told to start what anew, when, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymsdk.servers.app import Refused
+
+from .saying import HERE, MATH, another, said
+
+
+def child(members, supervisor="s", *, pid=7, sessions=0):
+    math = another(pid=pid)
+    members.put(f"{supervisor}-{pid}", said(math, loads={"math": {"sessions": sessions}}, supervisor=supervisor), HERE)
+    return math
+
+
+def supervising(members, supervisor="s", *, pid=7):
+    members.put(supervisor, said(expected=["math"], restarts={"math": pid}, supervisor=supervisor), HERE)
+
+
+def supervised(members, supervisor="s", *, sessions=0):
+    math = child(members, supervisor, sessions=sessions)
+    supervising(members, supervisor)
+    return math
+
+
+def test_a_server_without_sessions_is_restarted_when_its_supervisor_is_next_heard_of(members):
+    math = supervised(members)
+    assert [(each.pid, each.instances) for each in members.restart("math", 30)] == [(7, (math.id,))]
+    assert (members.restarting("s-7"), members.restarting("s")) == ([], ["math"])
+
+
+def test_a_supervisor_is_told_to_restart_until_it_has_for_an_answer_may_be_lost(members):
+    math = supervised(members)
+    members.restart("math", 30)
+    for _ in range(2):
+        assert (members.restarting("s"), members.draining) == (["math"], {math.id})
+    members.leave("s-7")
+    child(members, pid=8)
+    supervising(members, pid=8)
+    assert (members.restarting("s"), members.draining) == ([], set())
+
+
+def test_a_server_with_sessions_is_given_nothing_new_until_they_have_ended(members):
+    math = supervised(members, sessions=1)
+    members.restart("math", 30)
+    assert (members.restarting("s"), members.draining) == ([], {math.id})
+    supervising(members)
+    members.put("s-7", said(math, loads={"math": {"sessions": 0}}, supervisor="s"), HERE)
+    assert (members.restarting("s"), members.draining) == (["math"], {math.id})
+
+
+def test_sessions_that_last_are_waited_for_within_a_bound(members, clock):
+    math = supervised(members, sessions=1)
+    members.restart("math", 5)
+    assert (members.restarting("s"), members.draining) == ([], {math.id})
+    clock.now = 5.0
+    assert members.restarting("s") == ["math"]
+
+
+def test_another_process_than_was_asked_for_is_not_restarted(members):
+    supervised(members)
+    members.restart("math", 30)
+    supervising(members, pid=8)
+    assert members.restarting("s") == []
+
+
+def test_the_processes_of_two_machines_may_have_the_same_number(members):
+    math = supervised(members)
+    members.put("b", said(another(pid=7), loads={"math": {"sessions": 5}}), "10.0.0.8")
+    members.restart("math", 30)
+    assert (members.restarting("s"), members.draining) == (["math"], {math.id})
+
+
+def test_the_instances_of_a_name_are_restarted_one_after_another(members, clock):
+    one, other = supervised(members, "s"), supervised(members, "t", sessions=1)
+    assert len(members.restart("math", 30)) == 2
+    assert (members.restarting("s"), members.restarting("t"), members.draining) == (["math"], [], {one.id})
+    clock.now = 9.0
+    members.leave("s-7")
+    supervising(members, pid=8)
+    # It runs again, and does not answer yet.
+    assert (members.restarting("s"), members.restarting("t"), members.draining) == ([], [], set())
+    child(members, "s", pid=8)
+    assert (members.restarting("s"), members.restarting("t"), members.draining) == ([], [], {other.id})
+    for now in (9.0, 18.0, 27.0, 36.0):
+        clock.now = now
+        child(members, "t", sessions=1)
+        supervising(members, "t")
+    # Its sessions had their time from its turn on.
+    assert members.restarting("t") == []
+    clock.now = 39.0
+    assert members.restarting("t") == ["math"]
+
+
+def test_who_has_no_supervisor_cannot_be_restarted(members):
+    members.put("child", said(MATH), HERE)
+    with pytest.raises(Refused, match="serve it with --separate"):
+        members.restart("math")
+    with pytest.raises(Refused, match="no server 'mth'; did you mean 'math'"):
+        members.restart("mth")
