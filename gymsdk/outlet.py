@@ -1,9 +1,12 @@
-"""An outlet: lines written by a thread of its own, so that nobody waits for whoever reads them."""
+"""An outlet: lines of other processes, read as they come, and written by a thread of its own that nobody waits for."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import queue
 import threading
+from collections.abc import AsyncIterator
 from typing import TextIO
 
 MOST = 10_000
@@ -11,6 +14,9 @@ MOST = 10_000
 
 PATIENCE = 1.0
 """Seconds that what waits may take to be written at the end."""
+
+LINE = 2**20
+"""Bytes that a line may have to be read in one piece."""
 
 
 class Outlet:
@@ -48,3 +54,27 @@ class Outlet:
             except (OSError, ValueError):
                 # Nobody is there to read any more.
                 return
+
+
+async def lines(mouth: int) -> AsyncIterator[str]:
+    """Yield the lines that come out of the pipe *mouth*, which is closed then, one longer than `LINE` in pieces."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(mouth, "rb", 0)
+    )
+    try:
+        begun = b""
+        while some := await reader.read(LINE):
+            *whole, begun = (begun + some).split(b"\n")
+            if len(begun) > LINE:
+                whole, begun = [*whole, begun], b""
+            for line in whole:
+                yield _text(line)
+        if begun:
+            yield _text(begun)
+    finally:
+        transport.close()
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip()

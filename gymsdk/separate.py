@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,12 +14,11 @@ from gymsdk import credentials, trust
 from gymsdk.configuration.deployment import Block
 from gymsdk.errors import GymsdkError
 from gymsdk.hosting import Options, socket_of
-from gymsdk.launch import SUPERVISOR
 from gymsdk.servers.door.listener import bound, host_of, port_of
 from gymsdk.servers.door.safety import Safety
 from gymsdk.servers.nodes.fleet import Times
 from gymsdk.servers.nodes.node import Node
-from gymsdk.servers.nodes.reports import ITSELF, Exit
+from gymsdk.servers.nodes.reports import ITSELF
 from gymsdk.servers.nodes.service import Service, url
 from gymsdk.servers.nodes.strand import Strand
 from gymsdk.servers.watching.health import status
@@ -47,6 +45,20 @@ class Apart:
         await asyncio.shield(self.task)
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What all listen at: the *head*, unless that is another's at *head_url*, and the *servers* by name."""
+
+    head_url: str
+    head: socket.socket | None
+    servers: Mapping[str, socket.socket]
+
+    @property
+    def named(self) -> dict[str, socket.socket]:
+        """All of them, the head first."""
+        return ({ITSELF: self.head} if self.head else {}) | dict(self.servers)
+
+
 @asynccontextmanager
 async def separated(
     blocks: Sequence[Block],
@@ -54,55 +66,52 @@ async def separated(
     *,
     options: Options,
     safety: Safety,
-    environment: Mapping[str, str] | None = None,
+    handed: bytes = b"",
     bare: bool = False,
 ) -> AsyncIterator[Apart]:
     """Serve *blocks* in a process each for as long as the context is open, with a head unless *options* name one.
 
-    A process is started by *words*, and told which server it is, at which socket, and where the head is; *environment*
-    adds to its variables. What they write has their names before it, unless that is to be *bare*. Raises `UsageError`
-    where a port is not to be had, `GymsdkError` where a server does not start.
+    A process is started by *words*, and told which server it is, at which socket, and where the head is; the rest is
+    *handed* down to it, where nobody else reads it. What they write has their names before it, unless that is to be
+    *bare*. Raises `UsageError` where a port is not to be had, `GymsdkError` where a server does not start.
     """
     with ExitStack() as sockets:
-        at = None if options.head else sockets.enter_context(_head(options))
-        head_url = options.head or (url(host_of(at, options.host), port_of(at), safety.scheme) if at else "")
-        places = {each.name: sockets.enter_context(_socket(each, options)) for each in blocks}
-        supervisor_id = secrets.token_hex(8)
-        variables = {**(environment or {}), SUPERVISOR: supervisor_id}
-        charges = [_charge(ITSELF, words, at, "head_server", variables)] if at else []
-        charges += [_charge(name, [*words, "--head", head_url], one, name, variables) for name, one in places.items()]
-        if safety.tls is not None:
-            # Its servers are what this process speaks to, whoever their certificate is for.
-            for one in [*([at] if at else []), *places.values()]:
-                sockets.enter_context(trust.answering(one.getsockname()[0], safety.tls.certificate))
+        places = _places(blocks, options, safety, sockets)
         ended = asyncio.Event()
-        patience = _patience(options.times)
-        supervisor = Supervisor(charges, seconds=patience, last=ITSELF, bare=bare, ended=ended.set)
-        services = tuple(_service(each, places[each.name], options, safety) for each in blocks)
-        node = Node(
-            head_url,
-            expected=list(places),
-            exits=lambda: {name: _exit(supervisor, name) for name in supervisor.exits},
-            restart=supervisor.restart,
-            restarts=supervisor.pids,
-            headers=partial(credentials.headers, safety.token),
-            supervisor=supervisor_id,
-            news=ended,
+        supervisor = Supervisor(
+            _charges(places, words, handed),
+            seconds=_patience(options.times),
+            last=ITSELF,
+            bare=bare,
+            ended=ended.set,
         )
+        node = _node(places, supervisor, options, safety, ended)
+        services = tuple(_service(each, places.servers[each.name], options, safety) for each in blocks)
         running = asyncio.ensure_future(supervisor.run())
         beating = Strand(node.what, node.run)
         try:
-            named = ({ITSELF: at} if at else {}) | places
-            await _up(running, named, supervisor, beating, options.times, safety)
+            await _up(running, places.named, supervisor, beating, options.times, safety)
             # It first spoke before they ran: now it can say which of them it could start anew.
             await node.beat()
-            yield Apart(head_url, services, supervisor, running)
+            yield Apart(places.head_url, services, supervisor, running)
         finally:
             await beating.end(options.times.ending)
             running.cancel()
             await asyncio.wait({running})
     if not running.cancelled():
         running.result()
+
+
+def _places(blocks: Sequence[Block], options: Options, safety: Safety, sockets: ExitStack) -> Places:
+    """Bind what all listen at, for as long as *sockets* are open, and trust what answers there."""
+    at = None if options.head else sockets.enter_context(_head(options))
+    head_url = options.head or (url(host_of(at, options.host), port_of(at), safety.scheme) if at else "")
+    places = Places(head_url, at, {each.name: sockets.enter_context(_socket(each, options)) for each in blocks})
+    if safety.tls is not None:
+        # Its servers are what this process speaks to, whoever their certificate is for.
+        for one in places.named.values():
+            sockets.enter_context(trust.answering(one.getsockname()[0], safety.tls.certificate))
+    return places
 
 
 def _head(options: Options) -> socket.socket:
@@ -113,10 +122,27 @@ def _socket(block: Block, options: Options) -> socket.socket:
     return socket_of(block, options) or bound(block.host or options.host, block.port or 0, what=block.name)
 
 
-def _charge(name: str, words: Sequence[str], at: socket.socket, only: str, environment: Mapping[str, str]) -> Charge:
-    file = str(at.fileno())
-    return Charge(
-        name, [sys.executable, "-m", "gymsdk", *words, "--only", only, "--fd", file], at, environment, tries=TRIES
+def _charges(places: Places, words: Sequence[str], handed: bytes) -> list[Charge]:
+    def charge(name: str, words: Sequence[str], at: socket.socket, only: str) -> Charge:
+        whole = [sys.executable, "-m", "gymsdk", *words, "--only", only, "--fd", str(at.fileno())]
+        return Charge(name, whole, at, handed, tries=TRIES)
+
+    head = [charge(ITSELF, words, places.head, "head_server")] if places.head else []
+    beside = [*words, "--head", places.head_url]
+    return [*head, *(charge(name, beside, at, name) for name, at in places.servers.items())]
+
+
+def _node(places: Places, supervisor: Supervisor, options: Options, safety: Safety, news: asyncio.Event) -> Node:
+    """Give what tells the head how the processes of *supervisor* end, and restarts them when it says so."""
+    return Node(
+        places.head_url,
+        expected=list(places.servers),
+        exits=lambda: dict(supervisor.exits),
+        restart=supervisor.restart,
+        restarts=supervisor.pids,
+        headers=partial(credentials.headers, safety.token),
+        supervisor=options.supervisor,
+        news=news,
     )
 
 
@@ -178,11 +204,6 @@ async def _answers(at: socket.socket, seconds: float, safety: Safety) -> None:
             return
         await asyncio.sleep(LOOKING)
     raise GymsdkError(f"what is to answer at {url(host, port, safety.scheme)} does not within {seconds:g} seconds")
-
-
-def _exit(supervisor: Supervisor, name: str) -> Exit:
-    ended = supervisor.exits[name]
-    return Exit(code=ended.code, at=ended.at, restarts=ended.restarts, pid=ended.pid)
 
 
 def _patience(times: Times) -> float:

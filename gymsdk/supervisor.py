@@ -9,13 +9,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import TextIO
 
+from gymsdk.bequest import Bequest
 from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.outlet import Outlet
+from gymsdk.outlet import Outlet, lines
+from gymsdk.servers.nodes.reports import Exit
 
 FIRST, LONGEST = 0.1, 10.0
 """Seconds before a process that ended is started again: twice as many each time, up to a bound."""
@@ -29,9 +31,6 @@ USAGE = 2
 LAST_WORDS = 1.0
 """Seconds that what an ended process wrote last may take to be passed on."""
 
-LINE = 2**20
-"""Bytes a line of a process's output may have to be passed on in one piece."""
-
 log = logging.getLogger("gymsdk")
 
 
@@ -40,33 +39,28 @@ class Charge:
     """A process to be: its *name*, the words that start it, the socket it is handed down, open under the same number.
 
     Connections wait at the socket while nobody is there to answer them. A process that opens one itself is handed
-    none. It is started *again* for as long as that says so, and may end at most so many times (*tries*) before it is
-    ready; any other end is everybody's.
+    none. What is *handed* to it comes down its standard input, which then is its lifeline. It is started *again* for as
+    long as that says so, and may end at most so many times (*tries*) before it is ready; any other end is everybody's.
     """
 
     name: str
     words: Sequence[str]
     at: socket.socket | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    handed: bytes = b""
     again: Callable[[], bool] = lambda: True
     tries: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How the process *pid* ended: by its exit *code*, negative for a signal, at *at* (seconds since the epoch)."""
-
-    code: int
-    at: float
-    restarts: int
-    pid: int
+class _Unstarted(Exception):
+    """The system does not start a process: it has no memory or number left, or the program is not there."""
 
 
 class Supervisor:
     """Keeps *charges* running; what they write goes to *out*, each line behind its process's name unless it is *bare*.
 
-    One that ends is started again. At the end each has *seconds* to end, and is killed then; the *last* of them is
-    told to end when the others have. Whenever one has ended that is to be started again, *ended* is called.
+    One that ends is started again. They end with this process, however that ends: each has *seconds* to do so, and is
+    killed then; the *last* of them is told to end when the others have. Whenever one has ended that is to be started
+    again, *ended* is called.
     """
 
     def __init__(
@@ -84,6 +78,7 @@ class Supervisor:
         self._seconds = seconds
         self._last = last
         self._outlet = Outlet(out or sys.stderr)
+        self._bequest = Bequest(seconds)
         self._last_lines: dict[str, str] = {}
         self._ready: set[str] = set()
         self._bare = bare
@@ -101,6 +96,7 @@ class Supervisor:
             waiting = asyncio.ensure_future(self._ended(name, process))
             self._restarting.add(waiting)
             waiting.add_done_callback(self._restarting.discard)
+            waiting.add_done_callback(_logged(f"the restart of the server {name!r}"))
 
     def pid(self, name: str) -> int | None:
         """Give the process that is *name* just now, `None` between two of them."""
@@ -113,37 +109,51 @@ class Supervisor:
 
     async def run(self) -> None:
         """Run until cancelled; raises `GymsdkError` where one is asked for wrongly. Nothing is left running."""
+        await self._bequest.begin()
         watches = {asyncio.create_task(self._watched(each)): each.name for each in self._charges}
         try:
-            ended, _ = await asyncio.wait(watches, return_when="FIRST_EXCEPTION")
-            for each in ended:
-                each.result()
+            await asyncio.wait(watches, return_when="FIRST_EXCEPTION")
         finally:
             await asyncio.shield(asyncio.ensure_future(self._end(watches)))
             self._outlet.close()
+        wrong = [error for each in watches if not each.cancelled() and (error := each.exception())]
+        for error in wrong[1:]:
+            log.error("%s", error)
+        if wrong:
+            raise wrong[0]
 
     def ready(self, name: str) -> None:
         """Know that the process *name* does what it is there for: its end from now on is no fault of its beginning."""
         self._ready.add(name)
 
     async def _watched(self, charge: Charge) -> None:
-        pause = FIRST
-        while charge.name not in self._ending:
+        name, pause = charge.name, FIRST
+        while name not in self._ending:
             began = time.monotonic()
-            pid, code = await self._lived(charge)
-            if charge.name in self._ending:
-                return
-            before = self.exits.get(charge.name)
-            self.exits[charge.name] = Exit(code, time.time(), before.restarts + 1 if before else 1, pid)
-            self._told_of()
-            if charge.name in self._asked:
-                self._asked.discard(charge.name)
-                continue
-            self._check(charge, code)
+            try:
+                pid, code = await self._lived(charge)
+            except _Unstarted as error:
+                if name not in self._ready:
+                    raise GymsdkError(f"the server {name!r} cannot be started ({error})") from None
+                how = f"cannot be started ({error})"
+            else:
+                if name in self._ending:
+                    return
+                self._noted(name, pid, code)
+                if name in self._asked:
+                    self._asked.discard(name)
+                    continue
+                self._check(charge, code)
+                how = f"ended ({told(code)})"
             pause = FIRST if time.monotonic() - began > HEALTHY else pause
-            log.warning("the server %r ended (%s); it is started again in %.1f s", charge.name, told(code), pause)
+            log.warning("the server %r %s; it is started again in %.1f s", name, how, pause)
             await asyncio.sleep(pause)
             pause = min(LONGEST, 2 * pause)
+
+    def _noted(self, name: str, pid: int, code: int) -> None:
+        before = self.exits.get(name)
+        self.exits[name] = Exit(code=code, at=time.time(), restarts=before.restarts + 1 if before else 1, pid=pid)
+        self._told_of()
 
     def _check(self, charge: Charge, code: int) -> None:
         """Raise where to start it again would change nothing."""
@@ -160,54 +170,32 @@ class Supervisor:
 
     async def _lived(self, charge: Charge) -> tuple[int, int]:
         """Give the process and the exit code of one life of *charge*; what it started and left behind ends with it."""
-        # Pipes of our own: asyncio waits for its own to be closed, which who inherited them need not do.
-        (theirs, lifeline), (mouth, said) = os.pipe(), os.pipe()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *charge.words,
-                env={**os.environ, **charge.environment},
-                # Its other end is closed with this process, however that ends: see `lifeline`.
-                stdin=theirs,
-                stdout=said,
-                stderr=said,
-                pass_fds=[charge.at.fileno()] if charge.at else [],
-                # Ctrl-C is the supervisor's alone to hear of.
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(lifeline)
-            os.close(mouth)
-            raise
-        finally:
-            os.close(theirs)
-            os.close(said)
-        self._running[charge.name] = process
-        passing = asyncio.create_task(self._passed_on(charge.name, mouth))
+        name = charge.name
+        process, hand, mouth = await _begun(charge)
+        self._running[name] = process
+        self._bequest.add(process.pid)
+        passing = asyncio.create_task(self._passed_on(name, mouth))
+        passing.add_done_callback(_logged(f"what the server {name!r} writes"))
+        holding = asyncio.create_task(_held(hand, charge.handed))
+        holding.add_done_callback(_logged(f"what the server {name!r} is handed"))
         try:
             return process.pid, await process.wait()
         finally:
-            self._running.pop(charge.name, None)
+            self._running.pop(name, None)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            self._bequest.remove(process.pid)
             # What it wrote last; those who inherited its mouth are not waited for.
             await asyncio.wait({passing}, timeout=LAST_WORDS)
             passing.cancel()
-            os.close(lifeline)
+            holding.cancel()
+            await asyncio.wait({passing, holding})
 
     async def _passed_on(self, name: str, mouth: int) -> None:
-        reader = asyncio.StreamReader()
-        file = os.fdopen(mouth, "rb", 0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), file
-        )
-        try:
-            async for line in _lines(reader):
-                said = line.decode(errors="replace").rstrip()
-                if said:
-                    self._last_lines[name] = said
-                self._outlet.say(said if self._bare else f"{name:<{self._width}} | {said}")
-        finally:
-            transport.close()
+        async for line in lines(mouth):
+            if line:
+                self._last_lines[name] = line
+            self._outlet.say(line if self._bare else f"{name:<{self._width}} | {line}")
 
     async def _end(self, watches: Mapping[asyncio.Task[None], str]) -> None:
         """End the processes, the last one when the others have; each within its seconds."""
@@ -220,10 +208,14 @@ class Supervisor:
         await self._told([name for name in self._running if name == self._last])
         for watch in watches:
             watch.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
+        if watches:
+            await asyncio.wait(watches)
+        await self._bequest.end()
 
     async def _told(self, names: Sequence[str]) -> None:
-        waiting = [asyncio.ensure_future(self._ended(name, self._running[name])) for name in names]
+        waiting = {asyncio.ensure_future(self._ended(name, self._running[name])): name for name in names}
+        for each, name in waiting.items():
+            each.add_done_callback(_logged(f"the end of the server {name!r}"))
         if waiting:
             await asyncio.wait(waiting)
 
@@ -235,7 +227,8 @@ class Supervisor:
                 await process.wait()
         except TimeoutError:
             log.warning("the server %r did not end within %g s, and is killed", name, self._seconds)
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
             await process.wait()
 
 
@@ -249,15 +242,52 @@ def told(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines of *stream*, one that is longer than `LINE` in pieces."""
-    begun = b""
-    while some := await stream.read(LINE):
-        *whole, begun = (begun + some).split(b"\n")
-        for line in whole:
-            yield line
-        if len(begun) > LINE:
-            yield begun
-            begun = b""
-    if begun:
-        yield begun
+async def _begun(charge: Charge) -> tuple[asyncio.subprocess.Process, int, int]:
+    """Give a process, the pipe to its standard input, and that from all it writes; raises `_Unstarted`."""
+    # Pipes of our own: asyncio waits for its own to be closed, which who inherited them need not do.
+    try:
+        with ExitStack() as ours, ExitStack() as theirs:
+            (heard, hand), (mouth, said) = _pipe(theirs, ours), _pipe(ours, theirs)
+            process = await asyncio.create_subprocess_exec(
+                *charge.words,
+                stdin=heard,
+                stdout=said,
+                stderr=said,
+                pass_fds=[charge.at.fileno()] if charge.at else [],
+                # Ctrl-C is the supervisor's alone to hear of.
+                start_new_session=True,
+            )
+            ours.pop_all()
+    except OSError as error:
+        raise _Unstarted(error.strerror or str(error)) from error
+    return process, hand, mouth
+
+
+def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """Give a pipe whose ends are closed with those that are to have them."""
+    read, write = os.pipe()
+    reader.callback(os.close, read)
+    writer.callback(os.close, write)
+    return read, write
+
+
+async def _held(hand: int, handed: bytes) -> None:
+    """Hand down what is *handed*, and hold the lifeline until cancelled; it is let go with this process: `lifeline`."""
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(hand, "wb", 0))
+    try:
+        transport.write(handed)
+        await loop.create_future()
+    finally:
+        if not transport.is_closing():
+            transport.abort()
+
+
+def _logged(what: str) -> Callable[[asyncio.Future[None]], None]:
+    """Give what tells of a future that went wrong, which nobody waits for."""
+
+    def tell(future: asyncio.Future[None]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            log.error("%s went wrong: %s", what, error, exc_info=error)
+
+    return tell

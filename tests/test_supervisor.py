@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.supervisor import Charge, Supervisor, told
+from gymsdk.supervisor import Charge, Supervisor, _logged, told
 
 SERVER = """
 import os, socket, sys
@@ -184,15 +185,17 @@ async def test_nobody_waits_for_who_does_not_read() -> None:
     talker.at.close()
 
 
-async def test_processes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+async def killed(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[int, list[int]]:
+    """A process that a supervisor started, which has been killed since, and all that this had started."""
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, socket, sys\n"
         "from gymsdk.supervisor import Charge, Supervisor\n"
-        f"source = {SERVER!r}\n"
+        f"source = {source!r}\n"
         "at = socket.create_server(('127.0.0.1', 0))\n"
         "print(at.getsockname()[1], flush=True)\n"
-        "asyncio.run(Supervisor([Charge('one', [sys.executable, '-c', source, str(at.fileno())], at)]).run())\n"
+        "one = Charge('one', [sys.executable, '-c', source, str(at.fileno())], at)\n"
+        f"asyncio.run(Supervisor([one], seconds={seconds}).run())\n"
     )
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(script), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -202,9 +205,135 @@ async def test_processes_end_with_a_supervisor_that_is_killed(tmp_path: Path) ->
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     pid = int(await reader.read())
     writer.close()
+    started = children(process.pid)
     process.kill()
-    await process.wait()
-    await until(lambda: is_gone(pid))
+    await process.communicate()
+    return pid, started
+
+
+async def test_processes_end_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    pid, started = await killed(tmp_path, SERVER)
+    assert pid in started
+    await until(lambda: all(map(is_gone, started)))
+
+
+HOLDING = SERVER.replace("    here.close()", "    here.close()\n    re.match(r'(a+)+$', 'a' * 60 + 'b')")
+HOLDING = HOLDING.replace("import os", "import re, os")
+"""A server that, once it was asked, lets no thread of its own run any more."""
+
+
+async def test_one_that_hears_of_nothing_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    sleeper = "import subprocess\nsubprocess.Popen(['sleep', '300'])\n"
+    pid, started = await killed(tmp_path, sleeper + HOLDING, seconds=0.5)
+    assert pid in started
+    await until(lambda: all(map(is_gone, started)))
+    assert members(pid) == []
+
+
+async def test_what_a_process_left_behind_ends_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    sleeper = "import subprocess\nsubprocess.Popen(['sleep', '300'])\n"
+    pid, _ = await killed(tmp_path, sleeper + SERVER)
+    await until(lambda: members(pid) == [])
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that are there."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        pid = int(each.name)
+        try:
+            if os.getpgid(pid) == group and not is_gone(pid):
+                found.append(pid)
+        except ProcessLookupError:
+            continue
+    return found
+
+
+async def test_a_survivor_that_is_killed_leaves_the_rest_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    one = charge("one")
+    async with supervised(one):
+        first = await answered(one)
+        (survivor,) = {*children(os.getpid())} - {first}
+        os.kill(survivor, signal.SIGKILL)
+        await until(lambda: is_gone(survivor))
+        os.kill(first, signal.SIGKILL)
+        assert await answered(one) != first
+    assert "which hang has ended" in caplog.text
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+TELLING = (
+    """
+import sys
+from gymsdk import lifeline
+line = lifeline.line()
+print(len(line), line[-10:], flush=True)
+"""
+    + SERVER
+)
+"""A server that is told something before it holds its lifeline."""
+
+
+async def test_each_life_is_handed_the_same_however_much_that_is() -> None:
+    told = charge("told", TELLING)
+    handed = b"x" * 3_000_000 + b" the end\n"
+    one = Charge(told.name, told.words, told.at, handed)
+    async with supervised(one) as (_, out):
+        os.kill(await answered(one), signal.SIGKILL)
+        await until(lambda: out.getvalue().count("up") == 2)
+    assert [line for line in out.getvalue().splitlines() if "end" in line] == [
+        f"told | {len(handed)} {handed[-10:]!r}"
+    ] * 2
+
+
+async def test_what_the_system_does_not_start_is_told_in_a_sentence() -> None:
+    for words in (["/no/such/program"], [sys.executable, "-c", "x" * 3_000_000]):
+        with pytest.raises(GymsdkError, match=r"the server 'one' cannot be started \((No such file|Argument list too)"):
+            await Supervisor([Charge("one", words)], out=io.StringIO()).run()
+
+
+async def test_what_was_ready_and_is_not_started_again_is_tried_until_it_is(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    other = charge("one")
+    one = Charge(other.name, [str(python), *other.words[1:]], other.at)
+    async with supervised(one) as (supervisor, _):
+        first = await answered(one)
+        supervisor.ready("one")
+        python.unlink()
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: "one" in supervisor.exits)
+        python.symlink_to(sys.executable)
+        assert await answered(one) != first
+
+
+async def test_what_goes_wrong_where_nobody_waits_for_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def passed_on() -> None:
+        raise LookupError("no place for that")
+
+    passing = asyncio.create_task(passed_on())
+    passing.add_done_callback(_logged("what the server 'one' writes"))
+    await until(lambda: caplog.messages)
+    assert caplog.messages == ["what the server 'one' writes went wrong: no place for that"]
+
+
+async def test_servers_that_end_when_told_to_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
+    charges = [charge("one"), charge("other")]
+    with caplog.at_level(logging.INFO):
+        async with supervised(*charges):
+            for each in charges:
+                await answered(each)
+    assert caplog.messages == []
+
+
+async def test_of_two_that_are_wrong_at_once_one_is_raised_and_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    wrong = [Charge(name, ["/no/such/program"]) for name in ("one", "other")]
+    with pytest.raises(GymsdkError, match="'one'"):
+        await Supervisor(wrong, out=io.StringIO()).run()
+    assert caplog.messages == ["the server 'other' cannot be started (No such file or directory)"]
 
 
 @pytest.mark.parametrize(

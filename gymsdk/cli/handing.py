@@ -1,4 +1,4 @@
-"""Handing down: what a supervisor gives the servers it starts, settings where nobody else can read them."""
+"""Handing down: what a supervisor gives the servers it starts, settings by a pipe, where nobody else reads them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import os
 import socket
 from collections.abc import Sequence
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gymsdk.errors import UsageError
+from gymsdk import lifeline
+from gymsdk.errors import GymsdkError, UsageError
 
 HEAD = "head_server"
 """What the head is called among the servers that are started."""
-
-VARIABLE = "GYMSDK_HANDED"
-"""The environment variable by which settings come down."""
 
 OPTIONS = ("--set", "--pin", "--model", "--base-url")
 """Options whose values may have a key in them, an address its query."""
@@ -26,25 +24,37 @@ STEPS = ("--separate", "--json", "--open", "--launch-vllm")
 class Handed(BaseModel):
     """What a command sets: *overrides* of its files, *settings* of environments, the *model*, its *pins* and addresses.
 
-    Any of them may be a key, and by which words a process was started, everybody on its machine can read.
+    Any of them may be a key, as *key* is, the model's: by which words and variables a process was started, others on
+    its machine can read for as long as it lives. Those that one *supervisor* starts know each other by that.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
     overrides: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     model: str | None = None
     pins: tuple[str, ...] = ()
     base_urls: tuple[str, ...] = ()
+    key: str | None = None
+    supervisor: str = ""
 
-    def variables(self) -> dict[str, str]:
-        """Give the environment variables that hand them down."""
-        return {VARIABLE: self.model_dump_json()}
+    def line(self) -> bytes:
+        """Give the line that hands them down."""
+        return self.model_dump_json().encode() + b"\n"
 
 
-def taken() -> Handed:
-    """Give what the supervisor of this process has handed down; what this one starts is not told."""
-    return Handed.model_validate_json(os.environ.pop(VARIABLE, "") or "{}")
+def taken(file: int) -> Handed:
+    """Give what the supervisor hands down beside the socket under the number *file*.
+
+    Raises `UsageError` where there is no such socket, `GymsdkError` where nothing is handed down.
+    """
+    socket_at(file).detach()
+    try:
+        return Handed.model_validate_json(lifeline.line())
+    except ValidationError:
+        raise GymsdkError(
+            "what this server is told to be is none of ours; leave --only and --fd to --separate"
+        ) from None
 
 
 def again(words: Sequence[str], overrides: Sequence[str]) -> list[str]:

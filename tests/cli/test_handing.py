@@ -1,19 +1,48 @@
-"""What a supervisor hands down to its servers: settings where nobody else can read them, and no socket any further."""
+"""What a supervisor hands down to its servers: settings where nobody else reads them, and no socket any further."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
+from conftest import SUMS
 
 from cli.conftest import Start
+from gymsdk import http, lifeline
 from gymsdk.cli import handing
+from gymsdk.cli.ordering import Player
+from gymsdk.errors import Failed, GymsdkError
+
+OFFLOADED = SUMS.replace("from gymsdk import ", "from gymsdk import offload, ").replace(
+    "@hookimpl\nasync def verify",
+    "@offload(timeout=60.0)\ndef same(one, other):\n    return one == other\n\n@hookimpl\nasync def verify",
+)
+OFFLOADED = OFFLOADED.replace("text == str(task.answer)", "await same(text, str(task.answer))")
+"""The additions, graded by a worker."""
+
+
+@contextmanager
+def stdin_of(line: bytes) -> Iterator[None]:
+    """What this process reads is *line*, and then over."""
+    before, (read, write) = os.dup(0), os.pipe()
+    os.write(write, line)
+    os.close(write)
+    os.dup2(read, 0)
+    os.close(read)
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
 
 
 def test_settings_are_no_words_of_the_command_by_which_a_server_is_started() -> None:
@@ -26,14 +55,33 @@ def test_a_port_of_a_server_that_reads_like_a_setting_stays() -> None:
     assert handing.again(words, ("a=1",)) == ["serve", "--server-port", "a=1"]
 
 
-def test_settings_that_were_handed_down_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(handing.VARIABLE, raising=False)
-    assert handing.taken() == handing.Handed()
-    handed = handing.Handed(overrides=("policy_api_key=hush",), settings=("key=hush",), model="scripted/null")
-    for name, value in handed.variables().items():
-        monkeypatch.setenv(name, value)
-    assert handing.taken() == handed
-    assert handing.VARIABLE not in os.environ
+def test_what_was_handed_down_is_what_is_taken() -> None:
+    handed = handing.Handed(overrides=("policy_api_key=a\nb",), settings=("key=hush",), key="hush", supervisor="one")
+    with socket.create_server(("127.0.0.1", 0)) as listening, stdin_of(handed.line()):
+        assert handing.taken(listening.fileno()) == handed
+        # The socket is there for the server to take.
+        assert listening.getsockname()[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (b"", "ended before it was told what to be"),
+        (b'{"key": "hush"', "ended before"),
+        (b'{"key": 3}\n', "leave --only"),
+    ],
+)
+def test_who_is_handed_nothing_that_is_ours_ends_with_a_sentence_without_it(line: bytes, sentence: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, stdin_of(line):
+        with pytest.raises(GymsdkError, match=sentence) as caught:
+            handing.taken(listening.fileno())
+        assert "hush" not in str(caught.value)
+
+
+def test_who_is_handed_nothing_does_not_wait_for_ever() -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb"), os.fdopen(write, "wb"), pytest.raises(GymsdkError, match=r"nobody said within 0\.1 s"):
+        lifeline.line(read, seconds=0.1)
 
 
 def test_a_socket_that_was_handed_down_goes_no_further() -> None:
@@ -44,13 +92,31 @@ def test_a_socket_that_was_handed_down_goes_no_further() -> None:
             assert not os.get_inheritable(file)
 
 
-def children(process: subprocess.Popen[str]) -> list[str]:
-    """The words of the processes that *process* has started."""
+def servers(process: subprocess.Popen[str]) -> list[int]:
+    """The servers that *process* has started."""
     found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in found]
+    return [int(pid) for pid in found if b"--only" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def test_no_server_has_a_setting_in_its_words(start: Start, there: Path) -> None:
+def descendants(pid: int) -> list[int]:
+    """All that come of a process, itself among them, as long as they are there."""
+    found = [pid]
+    for each in found:
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found
+
+
+def graded(url: str, answer: int) -> float:
+    """What the server at *url* grades an answer with that is to be 2."""
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": str(answer)}]}
+    asked = {"responses_create_params": {"input": "1 + 1?"}, "response": {"output": [said]}, "answer": 2}
+    answered = httpx.post(f"{url}/verify", json=asked, timeout=60)
+    return float(answered.raise_for_status().json()["reward"])
+
+
+def test_no_process_has_a_setting_in_its_words_or_its_environment(start: Start, installed: Callable[..., Path]) -> None:
+    installed(source=OFFLOADED)
     address = "http://127.0.0.1:9/v1?key=hush-address"
     process = start(
         "serve",
@@ -71,19 +137,25 @@ def test_no_server_has_a_setting_in_its_words(start: Start, there: Path) -> None
     )
     line = process.stdout.readline()
     assert line, process.stderr.read()
-    told = children(process)
+    started = servers(process)
+    told = json.loads(line)["servers"]
+    assert len(started) == 1 + len(told)
+    # A worker that grades sees the processes of its own user.
+    assert (graded(told["sums"]["url"], 2), graded(told["sums"]["url"], 3)) == (1.0, 0.0)
+    below = [pid for each in started for pid in descendants(each)]
+    shown = {
+        pid: b"".join(Path(f"/proc/{pid}/{what}").read_bytes() for what in ("cmdline", "environ")) for pid in below
+    }
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
-    assert len(told) == 1 + len(json.loads(line)["servers"])
-    assert all("--only" in each and "hush" not in each for each in told)
+    assert len(below) > len(started)
+    assert [pid for pid, words in shown.items() if b"hush" in words] == []
     assert "--set key is on the command line, which everybody on this machine can read" in said
     assert said.count("policy_api_key is on the command line") == 1
     assert "hush-" not in line + said
 
 
 def test_what_was_handed_down_is_what_is_served(start: Start, installed: Callable[..., Path]) -> None:
-    import httpx
-
     process = start(
         "serve", "sums", "--separate", "--port", 0, "--json", "--set", "digits=1", "--model", "scripted/null"
     )
@@ -92,3 +164,23 @@ def test_what_was_handed_down_is_what_is_served(start: Start, installed: Callabl
     agent = json.loads(line)["servers"]["sums_simple_agent"]["url"]
     asked = {"responses_create_params": {"input": [{"role": "user", "content": "1 + 1?"}]}, "answer": 2}
     assert httpx.post(f"{agent}/run", json=asked, timeout=30).json()["reward"] == 0.0
+
+
+async def test_a_key_that_was_handed_down_is_what_the_model_is_asked_with() -> None:
+    heads: list[bytes] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        model = Player("vllm/x", (url,), None, (), False, 30.0, False, (), "hush-key").built()
+        assert model is not None
+        with pytest.raises(Failed):
+            await model.respond({"input": "hello"})
+    await http.aclose()
+    assert all(b"Authorization: Bearer hush-key" in head for head in heads)
+    assert heads
