@@ -30,6 +30,9 @@ SETTLING = 30.0
 LOOKING = 0.25
 """Seconds between two questions."""
 
+NO_SUCH = frozenset({404, 405})
+"""The statuses of an endpoint that is not there."""
+
 KINDS = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
 
 
@@ -161,20 +164,29 @@ class ServerClient:
 
     async def _settled(self) -> bool:
         """Whether the head has had the time to hear of all servers; one of NeMo Gym's says nothing of it."""
-        url = f"{self.head}/nodes"
-        answer = await http.get(url, headers=self.headers, timeout=self._seconds, retry=self._retry)
-        value = value_of(answer) if answer.ok else None
+        answer = await self._told("/nodes")
+        if answer.status in NO_SUCH:
+            return True
+        value = value_of(_checked(answer))
         return not (isinstance(value, dict) and value.get("settled") is False)
 
     async def config(self) -> dict[str, Any]:
         """Give the configuration the head tells: for each server, by its name, a block of three levels."""
-        url = f"{self.head}/global_config_dict_yaml"
-        answer = await http.get(url, headers=self.headers, timeout=self._seconds, retry=self._retry)
+        return _mapping(_checked(await self._told("/global_config_dict_yaml")))
+
+    async def _told(self, path: str) -> Answer:
+        """Give what the head answers at *path*; raises `Failed` where it answers nothing, or wants another token."""
+        answer = await http.get(self.head + path, headers=self.headers, timeout=self._seconds, retry=self._retry)
         if answer.status == credentials.UNAUTHORIZED:
             raise credentials.refused(answer.host, carried=bool(self.headers))
-        if not answer.ok:
-            raise Failed(f"{answer.host} answered {answer.status}: is it a head?", kind="head_error", retryable=True)
-        return _mapping(answer)
+        return answer
+
+
+def _checked(answer: Answer) -> Answer:
+    """Give an *answer* of a head that is none of its refusals; raises `Failed`."""
+    if not answer.ok:
+        raise Failed(f"{answer.host} answered {answer.status}: is it a head?", kind="head_error", retryable=True)
+    return answer
 
 
 def _mapping(answer: Answer) -> dict[str, Any]:

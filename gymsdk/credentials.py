@@ -77,6 +77,17 @@ def carried(token: SecretStr | str | None) -> dict[str, SecretStr]:
     return headers(token if isinstance(token, SecretStr) else SecretStr(token))
 
 
+def head(url: str) -> str:
+    """Give the *url* of a head, which anybody may be told; raises `UsageError` where it is none, or says who asks."""
+    named = url.rpartition("@")[2]
+    if named != url:
+        cure = f"leave them out, and have a token in the file that {VARIABLE} names"
+        raise UsageError(f"--head {named}: a name and a password would be seen wherever the head is told of; {cure}")
+    if not re.fullmatch(r"https?://[^\s?#]+", url):
+        raise UsageError(f"--head {url.partition('?')[0]}: write it as a URL, as in http://127.0.0.1:11000")
+    return url.rstrip("/")
+
+
 def refused(host: str, *, carried: bool) -> Failed:
     """Give the failure that *host* asks for a token, where one was *carried*, which is wrong, or none was."""
     cure = f"set {VARIABLE} to the file that holds it"

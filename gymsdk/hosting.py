@@ -31,7 +31,8 @@ class Options(BaseModel):
     *role* and *only* choose which of the servers run here: those of one kind, or the one of that name. With the URL of
     a *head* they are known there; others are told of them at the host *advertise_host*. *sockets* are there by now, by
     the name of the server or as `head_server`. Servers without a port have one of a *range*, if that is given, and none
-    that is *disallowed*. A proxy shows the head at *root_path*, and each server beneath that by its name.
+    that is *disallowed*. A proxy shows the head at *root_path*, and each server beneath that by its name. Those that
+    one *supervisor* starts know each other by that.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -56,6 +57,7 @@ class Options(BaseModel):
     range: tuple[int, int] | None = None
     disallowed: tuple[int, ...] = ()
     root_path: Annotated[str, AfterValidator(prefix)] = ""
+    supervisor: str = ""
 
     def safety(self) -> Safety:
         """Give what keeps the servers safe; raises `UsageError` where they would not be, or a file is not right."""

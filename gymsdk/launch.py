@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -25,8 +24,8 @@ from gymsdk.models import registry as models
 from gymsdk.oracle import Oracle
 from gymsdk.servers.door.safety import Safety
 from gymsdk.servers.nodes.choice import ROUTES
+from gymsdk.servers.nodes.finding import is_own, place
 from gymsdk.servers.nodes.fleet import Fleet, Known
-from gymsdk.servers.nodes.node import is_own, place
 from gymsdk.servers.nodes.service import Service, url
 from gymsdk.topology import RESOURCES_REF, agent_of, server_of
 from gymsdk.types import Model
@@ -35,9 +34,6 @@ __all__ = ["DEFAULT", "HEAD", "POLICY", "Options", "Running", "agent_of", "named
 
 HEAD = 11000
 """The port where clients look for a head."""
-
-SUPERVISOR = "GYMSDK_SUPERVISOR"
-"""The environment variable by which those that one process supervises know each other."""
 
 DEFAULT = "scripted/oracle"
 """Who plays where no model is named."""
@@ -157,6 +153,8 @@ def planned(
     for name in names:
         if names.count(name) > 1 or name in TAKEN:
             raise UsageError(f"two things would be called {name!r}; leave out one of the environments named like that")
+    if options.role == "model" and not any(each.kind == MODELS for each in blocks):
+        raise UsageError("--role model has no model to serve; name one with --model, as in --model scripted/oracle")
     for name in options.ports:
         if name not in names:
             raise UsageError(f"no server {name!r} to give a port{suggestion(name, names, f'there are {_told(names)}')}")
@@ -190,7 +188,12 @@ def _player(model: str | Model | None, *, joined: bool, deployment: Deployment |
     """Who plays where the deployment names no model server: nobody here, if one may be elsewhere."""
     if model is not None:
         return Player(name=model if isinstance(model, str) else named(model))
-    return None if joined or deployment is not None else Player(name=DEFAULT)
+    return None if joined or leaves_model(deployment) else Player(name=DEFAULT)
+
+
+def leaves_model(deployment: Deployment | None) -> bool:
+    """Whether *deployment* says who is there, and so whether some model is: settings alone say nothing of that."""
+    return deployment is not None and bool(deployment.servers or deployment.head.given)
 
 
 def _players(model: str | Model | None, here: Iterable[Block], options: Options) -> dict[str, Model]:
@@ -225,7 +228,7 @@ def _fleet(
         at=options.sockets.get("head_server"),
         supplied=partial(assembly.supplied, place=partial(socket_of, options=options), host=beside_head(options)),
         path=options.root_path,
-        supervisor=os.environ.get(SUPERVISOR, ""),
+        supervisor=options.supervisor,
     )
     return Fleet(
         assembly.parts({each.name: at for each in here if (at := socket_of(each, options)) is not None}),

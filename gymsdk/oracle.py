@@ -34,8 +34,8 @@ ADVICE = (
 """What helps where it knows no row that opens like a conversation, and how it was started is up to its user."""
 
 SERVED = (
-    "POST the row to /run of an agent, or let `gymsdk policy serve oracle --env NAME` play, which takes the --seed,"
-    " --set, --split and --tasks of whoever asks"
+    "POST the row to /run of an agent with the oracle in its process (`gymsdk serve` without --separate and --role), or"
+    " let `gymsdk policy serve oracle --env NAME` play, which takes --seed, --set, --split and --tasks of whoever asks"
 )
 """What helps where it plays behind a model server, and reads all splits with the seed 0."""
 

@@ -136,8 +136,8 @@ def reached(name: str, given: ModelOptions) -> ModelOptions:
     base_url = given.base_url or found.policy_base_url
     if not base_url:
         raise BadModelOption(
-            f"{name} needs a base URL: give base_url (--base-url http://HOST:PORT/v1), "
-            f"or set GYMSDK_BASE_URL, or policy_base_url in env.yaml"
+            f"{name} needs a base URL: give base_url (--base-url http://HOST:PORT/v1), write "
+            f"{name}@http://HOST:PORT/v1, or set GYMSDK_BASE_URL, or policy_base_url in env.yaml"
         )
     key = given.api_key or found.policy_api_key
     return options(name, given.model_dump() | {"base_url": base_url, "api_key": key})

@@ -12,6 +12,17 @@ from gymsdk import UsageError, credentials
 GOOD = "0123456789abcdef"
 
 
+def test_the_url_of_a_head_is_taken_as_it_is() -> None:
+    assert credentials.head("https://gym.test:11000/path/") == "https://gym.test:11000/path"
+
+
+@pytest.mark.parametrize("url", ["http://me:hush@10.0.0.1:11000", "http://hush@h", "me:hush@h:1", "http://h/?key=hush"])
+def test_the_url_of_a_head_says_nothing_of_who_asks(url: str) -> None:
+    with pytest.raises(UsageError, match=r"leave them out, and have a token in the file|write it as a URL") as caught:
+        credentials.head(url)
+    assert "hush" not in str(caught.value)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     found = tmp_path / "token.txt"

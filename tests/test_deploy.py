@@ -262,12 +262,13 @@ def test_nginx_gives_up_later_and_closes_sooner_than_the_servers() -> None:
 
 def test_prometheus_asks_every_server_of_the_compose_file_with_the_token() -> None:
     [job] = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"]
+    # Each address of a name is asked: docker compose up --scale math=2 has two.
     wanted = [
-        f"{name}:{port}"
+        {"names": [name], "type": "A", "port": int(port), "refresh_interval": "10s"}
         for name, service in composed()["services"].items()
         for port in service["healthcheck"]["test"][2:]
     ]
-    assert job["static_configs"] == [{"targets": wanted}]
+    assert job["dns_sd_configs"] == wanted
     assert job["authorization"]["type"] == "Bearer"
 
 

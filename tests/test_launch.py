@@ -216,6 +216,13 @@ async def test_a_model_that_knows_the_answers_has_to_be_told_of_whose() -> None:
             pass
 
 
+async def test_a_node_for_the_model_alone_has_to_be_told_which() -> None:
+    options = Options(role="model", head="http://127.0.0.1:9", ports={"policy_model": 9})
+    with pytest.raises(UsageError, match="--role model has no model to serve; name one with --model"):
+        async with serving(["math"], options=options):
+            pass
+
+
 async def test_a_host_others_reach_is_served_where_that_is_said(
     environment: Callable[..., Environment], asking: httpx.AsyncClient
 ) -> None:

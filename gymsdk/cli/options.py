@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from gymsdk import wire
+from gymsdk import credentials, wire
 from gymsdk.errors import UsageError
 
 TAKEN = frozenset({"input", "messages", "stream", "tools"})
@@ -22,6 +22,11 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no finite number")
     return value
+
+
+def head(value: str | None) -> str | None:
+    """Give the URL of a head; raises `UsageError` where it is none, or says who asks."""
+    return None if value is None else credentials.head(value)
 
 
 def _small(value: int) -> int:
@@ -63,7 +68,9 @@ Limit = Annotated[
 ]
 Head = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="The head of running servers that do it, as in http://127.0.0.1:11000."),
+    typer.Option(
+        metavar="URL", callback=head, help="The head of running servers that do it, as in http://127.0.0.1:11000."
+    ),
 ]
 BaseUrl = Annotated[
     list[str],

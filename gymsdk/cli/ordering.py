@@ -35,6 +35,7 @@ class Player:
     timeout: float
     launch: bool
     flags: tuple[str, ...]
+    key: str | None = None
 
     def check(self) -> None:
         """Refuse what does not go together; raises `UsageError`."""
@@ -56,6 +57,7 @@ class Player:
                 raise UsageError("--base-url, --pin and --token-ids say how a model is asked; name it with --model")
             return None
         how: dict[str, Any] = {"api": self.api, "timeout": self.timeout, "pinned": given.pinned(self.pins)}
+        how |= {"api_key": self.key} if self.key else {}
         address = given.addresses(self.base_urls)
         return models.model(self.name, **{"base_url": address, "tokens": self.token_ids, **how, **more})
 
@@ -74,6 +76,7 @@ class Where:
     only: str | None
     file: int | None
     root_path: str
+    supervisor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,13 @@ class Order:
     profile: Path | None
 
     def deployment(self) -> Deployment | None:
-        """Give what the files and settings say, `None` where there are none; raises `UsageError`."""
-        if not self.files and not self.overrides:
+        """Give what the files and settings say, `None` where there are none; raises `UsageError`.
+
+        The folder's `env.yaml` is such a file: a server does not begin without the token that stands there.
+        """
+        from gymsdk.settings import FILES
+
+        if not self.files and not self.overrides and not any(Path(each).exists() for each in FILES):
             return None
         from gymsdk import configuration, topology
         from gymsdk.cli import fitting
@@ -158,6 +166,7 @@ class Order:
             range=(said.ports.low, said.ports.high) if said.ports.low and said.ports.high else None,
             disallowed=said.ports.disallowed,
             root_path=where.root_path,
+            supervisor=where.supervisor,
         )
 
     def _sockets(self) -> dict[str, socket.socket]:

@@ -123,10 +123,10 @@ def _followed(work: Any) -> None:
 
 
 async def _work(run: Run, found: _Found, asked: _Asked) -> None:
-    from functools import partial
+    import asyncio
 
     from gymsdk import http
-    from gymsdk.rollouts.rejudged import elsewhere, has_judges, here, sessionless
+    from gymsdk.rollouts.rejudged import elsewhere, has_judges, here, sessionless, wanted
     from gymsdk.rollouts.served import served
 
     try:
@@ -136,7 +136,8 @@ async def _work(run: Run, found: _Found, asked: _Asked) -> None:
             return
         if asked.settings:
             raise UsageError(f"--set {asked.settings[0]}: the servers have their settings; leave out --set")
-        servers = await served(asked.head, partial(has_judges, run))
+        judges = await asyncio.to_thread(wanted, run)
+        servers = await served(asked.head, lambda found: has_judges(found, judges))
         found.unsure = await sessionless(servers, run, force=asked.force)
         await _judged(run, elsewhere(servers), found, asked)
     finally:

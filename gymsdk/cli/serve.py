@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from gymsdk import credentials
 from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
@@ -120,8 +121,9 @@ def serve(  # noqa: PLR0913  # each is an option of the command
 
     names, overrides, flags = _parted(words or [])
     fitting.check_names(names)
-    if only is not None:
-        handed = handing.taken()
+    handed = handing.Handed()
+    if only is not None and file is not None:
+        handed = handing.taken(file)
         overrides, settings = (*handed.overrides, *overrides), [*handed.settings, *settings]
         model, pin, base_url = model or handed.model, [*handed.pins, *pin], [*handed.base_urls, *base_url]
     if not names and not config and not overrides and role not in {"head", "model"}:
@@ -135,9 +137,19 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         pairs=tuple(settings),
         files=tuple(config),
         overrides=overrides,
-        player=Player(model, tuple(base_url), api, tuple(pin), token_ids, timeout, launch_vllm, flags),
+        player=Player(model, tuple(base_url), api, tuple(pin), token_ids, timeout, launch_vllm, flags, handed.key),
         where=Where(
-            host, advertise_host, port, dict(map(_port, server_port)), head, role, separate, only, file, root_path
+            host,
+            advertise_host,
+            port,
+            dict(map(_port, server_port)),
+            head,
+            role,
+            separate,
+            only,
+            file,
+            root_path,
+            handed.supervisor,
         ),
         token_file=token_file,
         insecure=insecure,
@@ -169,10 +181,12 @@ def _port(pair: str) -> tuple[str, int]:
 
 def _check_where(role: str | None, head: str | None, advertise_host: str | None) -> None:
     """Refuse a head or a host that cannot be meant; raises `UsageError`."""
+    if head is not None and "@" in head:
+        credentials.head(head)
     if role == "head" and head is not None:
         raise UsageError("--role head is the head, and --head names another; leave one of them out")
     if head is not None and not re.fullmatch(r"https?://[^/\s]+/?", head):
-        raise UsageError(f"--head {head}: write it as http://HOST:PORT")
+        raise UsageError(f"--head {head.rpartition('@')[2]}: write it as http://HOST:PORT")
     if advertise_host is not None and not re.fullmatch(r"[\w.-]+|[0-9A-Fa-f:]+", advertise_host):
         raise UsageError(f"--advertise-host {advertise_host}: write a name or address alone, without http:// and port")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging as logs
+import secrets
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -55,32 +57,47 @@ async def _served(order: Order, deployment: Deployment | None, logging: Logging,
     if order.where.file is not None:
         lifeline.held()
     try:
-        async with _playing(order, deployment) as (model, words, variables):
+        async with _playing(order, deployment) as playing:
             if order.where.separate:
-                await _apart(order, deployment, logging, shown, (words, variables))
+                await _apart(order, deployment, logging, shown, playing.handed)
             else:
-                await _together(order, deployment, model, shown)
+                await _together(order, deployment, playing.model, shown)
     finally:
         await http.aclose()
 
 
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """Who plays, and what is *handed* down for another process to have the same play."""
+
+    model: Model | None
+    handed: handing.Handed
+
+
 @asynccontextmanager
-async def _playing(
-    order: Order, deployment: Deployment | None
-) -> AsyncIterator[tuple[Model | None, list[str], dict[str, str]]]:
-    """Give who plays, and the words and variables by which another process has the same play."""
-    if not order.player.launch:
-        yield order.player.built(), [], {}
+async def _playing(order: Order, deployment: Deployment | None) -> AsyncIterator[Playing]:
+    """Give who plays: a model that is started here for as long as the context is open, where one is to be."""
+    player = order.player
+    handed = handing.Handed(
+        overrides=order.overrides,
+        settings=order.pairs,
+        model=player.name,
+        pins=player.pins,
+        base_urls=player.base_urls,
+        supervisor=secrets.token_hex(8),
+    )
+    if not player.launch:
+        yield Playing(player.built(), handed)
         return
     from gymsdk.engine import Launch, launched
-    from gymsdk.settings import VARIABLES
 
-    name = (order.player.name or "").removeprefix("vllm/")
+    name = (player.name or "").removeprefix("vllm/")
     seconds = deployment.readiness if deployment and deployment.readiness else 600.0
-    launch = Launch(name=name, flags=order.player.flags, insecure=order.insecure, ending=5.0, starting=seconds)
+    launch = Launch(name=name, flags=player.flags, insecure=order.insecure, ending=5.0, starting=seconds)
     async with launched(launch) as engine:
-        key = {VARIABLES["policy_api_key"]: engine.key.get_secret_value()} if engine.key else {}
-        yield order.player.built(base_url=engine.url, api_key=engine.key), ["--base-url", engine.url], key
+        key = engine.key.get_secret_value() if engine.key else None
+        told = handed.model_copy(update={"base_urls": (engine.url,), "key": key})
+        yield Playing(player.built(base_url=engine.url, api_key=engine.key), told)
 
 
 async def _together(order: Order, deployment: Deployment | None, model: Model | None, shown: Shown) -> None:
@@ -115,28 +132,19 @@ async def _apart(
     deployment: Deployment | None,
     logging: Logging,
     shown: Shown,
-    passed: tuple[list[str], dict[str, str]],
+    handed: handing.Handed,
 ) -> None:
     from gymsdk.launch import placed, planned, running_here
     from gymsdk.separate import separated
 
-    options = order.options(deployment)
+    options = order.options(deployment).model_copy(update={"supervisor": handed.supervisor})
     safety = options.safety()
     options = await placed(options, deployment, safety)
     blocks = planned(order.names, order.player.name, order.settings, options, deployment)
     here = running_here(blocks, options, safety)
-    player = order.player
-    handed = handing.Handed(
-        overrides=order.overrides,
-        settings=order.pairs,
-        model=player.name,
-        pins=player.pins,
-        base_urls=player.base_urls,
-    )
-    words = [*handing.again(sys.argv[1:], order.overrides), *passed[0], *_default(order, deployment, options)]
-    variables = passed[1] | handed.variables()
+    words = [*handing.again(sys.argv[1:], order.overrides), *_default(order, deployment, options)]
     bare = logging.takes_stderr and logging.format == "json"
-    async with separated(here, words, options=options, safety=safety, environment=variables, bare=bare) as running:
+    async with separated(here, words, options=options, safety=safety, handed=handed.line(), bare=bare) as running:
         await shown(running.head_url, running.services, _played(blocks), None, ())
         await running.ended()
 
@@ -151,7 +159,7 @@ def _played(blocks: Sequence[Block]) -> str:
 
 def _default(order: Order, deployment: Deployment | None, options: Options) -> list[str]:
     """The words that say who plays where nobody did: one that has a head elsewhere would leave it to other nodes."""
-    from gymsdk.launch import DEFAULT
+    from gymsdk.launch import DEFAULT, leaves_model
 
-    apart = order.player.name or deployment is not None or options.head or options.role
+    apart = order.player.name or leaves_model(deployment) or options.head or options.role
     return [] if apart else ["--model", DEFAULT]

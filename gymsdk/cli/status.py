@@ -21,7 +21,7 @@ PAUSE = 2.0
 
 WORDS = {
     "missing": "is expected, and not registered",
-    "unhealthy": "does not answer the head as it should",
+    "unhealthy": "does not answer as it should",
     "exit": "ended by itself not long ago",
     "slow": "takes the head more than 100 ms to reach",
 }
@@ -137,6 +137,8 @@ def _span(seconds: float) -> str:
 def _told(found: Survey) -> Iterator[str]:
     nodes = f", {found.nodes} {'node' if found.nodes == 1 else 'nodes'} beside it" if found.nodes else ""
     yield f"{found.head}: {found.registered} of {found.expected} expected servers registered{nodes}"
+    if not found.settled and found.registered < found.expected:
+        yield "this head has just begun: it hears of the nodes that were there within 10 seconds"
     if found.round_trip_by == "command":
         yield "round trips are from here: this head does not measure them"
     for row in found.servers:

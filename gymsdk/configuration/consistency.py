@@ -85,6 +85,6 @@ def check_environments(deployment: Deployment, installed: Collection[str]) -> No
     for block in deployment.of(RESOURCES):
         name = getattr(block.part, "environment", block.implementation)
         if name not in installed:
-            near = suggestion(name, installed, f"`gymsdk list` names those that are; pip install gym-env-{name}")
+            near = suggestion(name, installed, "`gymsdk list` names those that are; environments are packages")
             problems.add(block.place, f"{block.name}: no environment named {name!r} is installed{near}")
     problems.check()

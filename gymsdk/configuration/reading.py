@@ -141,9 +141,9 @@ def _sorted_out(root: Node, problems: Problems) -> tuple[Node, set[str]]:
         for key, node in root.children.items()
         if key not in keys.USED and key not in used and not is_block(node)
     }
-    ignored = {key for key, node in unknown.items() if keys.is_ignored(key) or _is_anothers(key, node)}
+    ignored = {key for key in unknown if keys.is_ignored(key)}
     for key, node in unknown.items():
-        if key not in ignored:
+        if key not in ignored and not _is_anothers(key, node):
             # On the command line a name near that of a server is a slip.
             near = [each for each in root.children if each not in unknown] if node.place == COMMAND else []
             problems.add(node.place, _complaint(key, node, near))

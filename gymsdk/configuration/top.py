@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from gymsdk.configuration.checking import checked, given, is_given
 from gymsdk.configuration.deployment import HEAD, LOCAL, AnyPort, Deployment, Head, Logs, Policy, Port, Ports, Tls
@@ -40,8 +41,14 @@ class _Switches(BaseModel):
     profiling_results_dirpath: str | None = None
 
 
+def _alone(host: str) -> str:
+    if re.search(r"[@/\s]", host):
+        raise ValueError("a host is a name or an address alone, without a user and password, http:// or a port")
+    return host
+
+
 class _Head(BaseModel):
-    host: str
+    host: Annotated[str, AfterValidator(_alone)]
     port: AnyPort
 
 

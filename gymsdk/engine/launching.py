@@ -17,7 +17,8 @@ from gymsdk import http
 from gymsdk.addresses import near
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.servers.door.listener import bound
-from gymsdk.supervisor import USAGE, Charge, Exit, Supervisor, told
+from gymsdk.servers.nodes.reports import Exit
+from gymsdk.supervisor import USAGE, Charge, Supervisor, told
 
 from . import command, warden
 from .command import Launch

@@ -153,9 +153,8 @@ def _unknown(name: str) -> str:
     known = installed()
     listed = f"installed: {', '.join(known)}" if known else "none is installed"
     near = suggestion(name, known)
-    # With a near match the name is a slip: spelling out a package of that name invites somebody else's.
-    package = "gym-env-<name>" if near else f"gym-env-{name}"
-    return f"no environment named {name!r}{near} ({listed}); environments are packages: `pip install {package}`"
+    # No package is spelt out: of a name that is a slip, it would be somebody else's.
+    return f"no environment named {name!r}{near} ({listed}); environments are packages: `pip install gym-env-<name>`"
 
 
 def _plugin(entry: Entry) -> object:

@@ -20,9 +20,10 @@ from gymsdk.plugins import registry
 from gymsdk.rollouts import answered
 from gymsdk.rollouts.cases import Case, Run
 from gymsdk.rollouts.delivery import of_server
+from gymsdk.rollouts.jobs import agent
 from gymsdk.rollouts.lines import WRITTEN
 from gymsdk.rollouts.served import Served
-from gymsdk.rollouts.sources import SAMPLE
+from gymsdk.rollouts.sources import SAMPLE, Wanted
 from gymsdk.sitting import Budget
 from gymsdk.told import Judgement
 from gymsdk.types import Row
@@ -154,11 +155,16 @@ def elsewhere(found: Served) -> Judge:
     return judge
 
 
-def has_judges(run: Run, found: Served) -> bool:
-    """Give whether *found* have the resources servers that judge the rollouts of *run*, the first `SAMPLE` at least."""
+def wanted(run: Run) -> list[Wanted]:
+    """Give whom the rollouts of *run* were played by, of the first `SAMPLE` at least."""
+    return list(dict.fromkeys((agent(case.line), case.environment) for case in islice(run.cases(), SAMPLE)))
+
+
+def has_judges(found: Served, wanted: Iterable[Wanted]) -> bool:
+    """Give whether *found* have the resources servers that judge what was played by those *wanted*."""
     try:
-        for case in islice(run.cases(), SAMPLE):
-            found.resources_of(case.line, case.environment)
+        for named, environment in wanted:
+            found.resources_named(named, environment)
     except Unknown:
         return False
     return True

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -27,12 +27,14 @@ from gymsdk.rollouts.served import Distant, Served, served
 from gymsdk.rollouts.sources import (
     Sourced,
     Unserved,
+    Wanted,
     from_file,
     from_file_for,
     from_splits,
     has_agents,
     numbered,
     one_source,
+    wanted,
 )
 from gymsdk.rollouts.summary import Measured, summaries
 from gymsdk.rollouts.tries import Played
@@ -122,18 +124,20 @@ async def _cast(run: Run) -> Cast:
         )
         return Cast(loaded, Play(loaded, model, plan.seed, plan.budget, pace.attempts))
     loaded = {} if plan.tasks else _loaded(plan)
-    found = await served(plan.head, partial(_has_agents, plan))
+    # Once, whatever the number of looks, and beside the loop: a line may be long.
+    asked = await asyncio.to_thread(_wanted, plan)
+    found = await served(plan.head, lambda servers: has_agents(servers, asked))
     found.checked(list(loaded))
     seconds = plan.budget.seconds + pace.timeout
     delivery = Delivery(found.client, plan.seed, plan.budget, pace.attempts, seconds, once=found.plays_once)
     return Cast(loaded, delivery, found)
 
 
-def _has_agents(plan: Plan, found: Served) -> bool:
+def _wanted(plan: Plan) -> list[Wanted]:
     names = list(plan.environments)
     if plan.tasks is None:
-        return not found.without_agent(names)
-    return has_agents(found, names, plan.tasks, limit=plan.limit, agent=plan.agent)
+        return [(name, name) for name in names]
+    return wanted(names, plan.tasks, limit=plan.limit, agent=plan.agent)
 
 
 def _loaded(plan: Plan) -> dict[str, Environment]:

@@ -6,16 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymsdk import http
-from gymsdk.client import VERSION, ServerClient, Unknown
-from gymsdk.errors import UsageError, suggestion
+from gymsdk import credentials, http
+from gymsdk.client import NO_SUCH, VERSION, ServerClient, Unknown
+from gymsdk.errors import suggestion
 from gymsdk.outcome import Rollout
 from gymsdk.rollouts import answered, lines
 from gymsdk.rollouts.jobs import AGENT, agent
 from gymsdk.types import Row
-
-NO_SUCH = frozenset({404, 405})
-"""The statuses of an endpoint that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,10 @@ class Served:
 
         Raises `Unknown` where the head knows neither.
         """
-        named = agent(row)
+        return self.agent_named(agent(row), environment)
+
+    def agent_named(self, named: str | None, environment: str) -> str:
+        """Give the agent that plays rows of *environment* that are for the one so *named*, like `agent_of`."""
         wanted = environment + AGENT
         for name in (named, wanted):
             if name is not None and name in self.agents:
@@ -64,8 +64,11 @@ class Served:
 
     def resources_of(self, row: Row, environment: str) -> str:
         """Give the resources server that judges *row* of *environment*; raises `Unknown` where the head knows none."""
-        named = self.agents.get(agent(row) or environment + AGENT)
-        for name in (named, environment):
+        return self.resources_named(agent(row), environment)
+
+    def resources_named(self, named: str | None, environment: str) -> str:
+        """Give the resources server that judges rows of *environment* for the agent so *named*, like `resources_of`."""
+        for name in (self.agents.get(named or environment + AGENT), environment):
             if name is not None and name in self.resources:
                 return name
         near = suggestion(environment, self.resources, f"its: {', '.join(sorted(self.resources)) or 'none'}")
@@ -84,8 +87,7 @@ async def served(head: str, wanted: Callable[[Served], bool] = lambda _: True) -
 
     Raises `UsageError` where it is no URL, `Failed` where no head answers.
     """
-    if not head.startswith(("http://", "https://")):
-        raise UsageError(f"--head {head.rpartition('@')[2]}: write it as a URL, as in http://127.0.0.1:11000")
+    head = credentials.head(head)
     asking, client = ServerClient(head, seconds=30.0, retry=http.Retry(times=1)), ServerClient(head)
     return _known(client, await asking.awaited(lambda config: wanted(_known(client, config))))
 

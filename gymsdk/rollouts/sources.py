@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 from pydantic import ValidationError
 
@@ -13,6 +14,7 @@ from gymsdk.client import Unknown
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow, UnknownSplit, UsageError
 from gymsdk.metrics import TASK_INDEX
+from gymsdk.rollouts import jobs
 from gymsdk.rollouts.jobs import reference, route
 from gymsdk.rollouts.lines import unplayed
 from gymsdk.rollouts.served import Served
@@ -26,7 +28,10 @@ Sourced = Iterator[tuple[str, Row]]
 
 
 SAMPLE = 1000
-"""Rows of a file of which it is asked beforehand whether the servers know their agents."""
+"""Lines of a file of which it is asked beforehand whether the servers know their agents."""
+
+Wanted: TypeAlias = tuple[str | None, str]
+"""The agent that a row names, if any, and the row's environment."""
 
 
 class Unserved(BadRow):
@@ -98,18 +103,9 @@ def from_file_for(
     A row that names no agent is for *agent*. Whether it fits is for the servers to say; here it is a row, and is for an
     agent that they know.
     """
-    only = names[0] if len(names) == 1 else None
 
     def elsewhere(row: Row, where: str) -> tuple[str, Row]:
-        row = unplayed(row)
-        _is_row(row, where)
-        if agent is not None and route(row) is None:
-            row = {**row, "agent_ref": reference(agent)}
-        name = route(row) or only
-        if name is None:
-            raise BadRow(f"{where}: the row does not say by `agent_ref.name` which agent it is for; add that")
-        if names and name not in names:
-            raise BadRow(f"{where}: the row is for {name!r}, which is none of the environments named")
+        name, row = _addressed(row, where, names, agent)
         try:
             served.agent_of(row, name)
         except Unknown as error:
@@ -119,19 +115,45 @@ def from_file_for(
     return islice(_each(path, elsewhere, bad), limit)
 
 
-def has_agents(served: Served, names: Sequence[str], path: Path, *, limit: int | None, agent: str | None) -> bool:
-    """Give whether *served* have the agents of the rows of a task file, those of the first `SAMPLE` at least."""
+def wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: str | None) -> list[Wanted]:
+    """Give whom the rows of a task file are for, like `from_file_for`, those of the first `SAMPLE` lines at least."""
+    found: dict[Wanted, None] = {}
+    good = 0
+    for number, line in islice(rows.lines(path), SAMPLE):
+        try:
+            name, row = _addressed(rows.parsed(line, where=str(path)), f"{path}:{number}", names, agent)
+        except BadRow:
+            # Whoever takes the rows tells of it.
+            continue
+        found[jobs.agent(row), name] = None
+        good += 1
+        if good == limit:
+            break
+    return list(found)
 
-    def bad(error: BadRow) -> None:
-        if isinstance(error, Unserved):
-            raise error
 
+def has_agents(served: Served, wanted: Iterable[Wanted]) -> bool:
+    """Give whether *served* have every agent that is *wanted*."""
     try:
-        for _ in from_file_for(served, names, path, limit=min(limit or SAMPLE, SAMPLE), bad=bad, agent=agent):
-            pass
-    except Unserved:
+        for named, environment in wanted:
+            served.agent_named(named, environment)
+    except Unknown:
         return False
     return True
+
+
+def _addressed(row: Row, where: str, names: Sequence[str], agent: str | None) -> tuple[str, Row]:
+    """Give *row* as it is sent, and the environment it is for: one of *names*, if there are any."""
+    row = unplayed(row)
+    _is_row(row, where)
+    if agent is not None and route(row) is None:
+        row = {**row, "agent_ref": reference(agent)}
+    name = route(row) or (names[0] if len(names) == 1 else None)
+    if name is None:
+        raise BadRow(f"{where}: the row does not say by `agent_ref.name` which agent it is for; add that")
+    if names and name not in names:
+        raise BadRow(f"{where}: the row is for {name!r}, which is none of the environments named")
+    return name, row
 
 
 def numbered(path: Path) -> bool:

@@ -20,6 +20,9 @@ PAUSE = 0.25
 LONGEST = 60.0
 """Seconds a try waits at most: an episode that is asked to wait longer is listed, for a resume."""
 
+GONE = frozenset({"server_unreachable", "session_lost"})
+"""What a failure is called where the server that had the episode is there no more, or has lost it."""
+
 log = logging.getLogger("gymsdk")
 
 
@@ -47,8 +50,10 @@ async def settled(job: Job, once: Callable[[Job, int], Awaitable[Rollout]], *, a
 
 def _wait(failure: Failure | None, attempt: int) -> float | None:
     """Give the seconds until the next try, `None` where there is to be none."""
-    # Playing again what the grader failed on would draw answers until one suits it.
-    if failure is None or not failure.retryable or failure.stage == "verify":
+    if failure is None or not failure.retryable:
+        return None
+    # Playing again what the grader failed on would draw answers until one suits it; one that went has judged nothing.
+    if failure.stage == "verify" and failure.kind not in GONE:
         return None
     if failure.retry_after is not None and failure.retry_after > LONGEST:
         return None

@@ -64,6 +64,26 @@ async def test_what_a_head_does_not_have_is_a_failure(
     assert is_empty(there)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [*COMMANDS, ("serve", "sums"), ("bench", "sums"), ("reverify", ".")],
+    ids=lambda each: each[0],
+)
+async def test_no_command_takes_a_password_with_the_address_of_a_head(
+    words: tuple[str, ...], installed: Callable[..., Any]
+) -> None:
+    installed()
+    code, said = await ended(*words, "--head", f"http://me:hush@127.0.0.1:{free()}")
+    assert (code, "a name and a password would be seen" in said, "hush" in said) == (2, True, False), said
+
+
+async def test_certificates_that_cannot_be_read_are_wrong_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYMSDK_CA_FILE", "/nowhere/ca.pem")
+    for words in (("status",), ("status", "--watch"), ("restart", "sums")):
+        code, said = await ended(*words, "--head", f"https://127.0.0.1:{free()}")
+        assert (code, "Error: the certificates in /nowhere/ca.pem cannot be read" in said) == (2, True), said
+
+
 async def test_what_is_no_address_is_wrong_by_itself(installed: Callable[..., Any], there: Path) -> None:
     installed()
     code, said = await ended("rollout", "sums", "--head", "localhost:11000")

@@ -275,3 +275,24 @@ def test_the_lines_to_try_work_as_they_are(start: Start, name: str) -> None:
     answers = [json.loads(line) for line in ended.stdout.splitlines()]
     assert len(answers) > 3
     assert [each["reward"] for each in answers[-2:]] == [1.0, 1.0]
+
+
+def test_the_folder_s_env_yaml_holds_where_nothing_but_a_name_is_given(served: Served, there: Path) -> None:
+    (there / "token.txt").write_text("0123456789abcdef" * 2)
+    (there / "env.yaml").write_text("token_file: token.txt\ndefault_host: 127.0.0.2\nsomebody_elses: 1\n")
+    for each in ("token.txt", "env.yaml"):
+        (there / each).chmod(0o600)
+    process, told = served("sums")
+    assert told["head"].startswith("http://127.0.0.2:")
+    assert httpx.get(f"{told['head']}/server_instances").status_code == 401
+    # Who plays is not said there, so that it is the oracle still.
+    assert told["model"] == "scripted/oracle"
+    process.terminate()
+    assert "somebody_elses" not in process.communicate(timeout=30)[1]
+
+
+def test_an_env_yaml_that_cannot_be_read_is_told_before_anything_is_served(start: Start, there: Path) -> None:
+    (there / "env.yaml").write_text("default_host: [1\n")
+    process = start("serve", "sums", "--port", 0)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, "env.yaml:2: this is no YAML" in err) == (2, True)

@@ -16,6 +16,7 @@ WRONG = [
     ("\ninsecure: perhaps\n", "a.yaml:2: insecure: input should be a valid boolean, unable to interpret input"),
     ("head_server:\n  hots: x\n", "a.yaml:2: head_server has no setting 'hots'; did you mean 'host'?"),
     ("head_server:\n  port: 70000\n", "a.yaml:2: head_server.port: input should be less than or equal to 65535"),
+    ("head_server:\n  host: me:hush@h\n", "a.yaml:2: head_server.host: a host is a name or an address alone"),
     ("head_server: here\n", "a.yaml:1: head_server must hold host and port"),
     ("tls_key: k\n", "a.yaml:1: tls_key is given without tls_certificate"),
     ("port_range_low: 9\nport_range_high: 8\n", "a.yaml:1: port_range_low 9 is above port_range_high 8"),

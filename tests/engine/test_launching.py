@@ -122,6 +122,35 @@ async def test_it_ends_with_a_process_that_is_killed(fake: Fake, tmp_path: Path)
     await until(lambda: not fake.left)
 
 
+async def test_the_key_it_asks_for_is_in_no_variable_of_ours_for_separate_servers(
+    fake: Fake, installed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed()
+    monkeypatch.setenv("VLLM_API_KEY", "hush")
+    monkeypatch.delenv("GYMSDK_API_KEY", raising=False)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    words = ("serve", "sums", "--separate", "--launch-vllm", "--model", f"vllm/{NAME}", "--port", "0", "--json")
+    process = await asyncio.create_subprocess_exec(
+        PYTHON, "-m", "gymsdk", *words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    shown = servers(process.pid)
+    process.send_signal(signal.SIGTERM)
+    await process.communicate()
+    assert line
+    assert len(shown) > 1
+    assert not any(b"GYMSDK_" in each for each in shown)
+    assert not fake.left
+
+
+def servers(pid: int) -> list[bytes]:
+    """The variables of the servers that a process has started."""
+    started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ours = [each for each in started if b"--only" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return [Path(f"/proc/{each}/environ").read_bytes() for each in ours]
+
+
 @pytest.mark.parametrize(
     ("written", "mend"),
     [

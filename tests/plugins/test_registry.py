@@ -238,5 +238,5 @@ def test_one_package_is_imported_to_load_one_environment(site):
 def test_where_nothing_is_installed_it_says_so(monkeypatch):
     monkeypatch.setenv("GYMSDK_DISABLE", ",".join(installed()))
     assert refusal("maths", UnknownEnvironment) == (
-        "no environment named 'maths' (none is installed); environments are packages: `pip install gym-env-maths`"
+        "no environment named 'maths' (none is installed); environments are packages: `pip install gym-env-<name>`"
     )

@@ -16,7 +16,7 @@ from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, jobs, stamped
 from gymsdk.rollouts.patience import NONE_YET, STREAK, Patience
 from gymsdk.rollouts.sources import from_splits
-from gymsdk.rollouts.tries import LONGEST, Played
+from gymsdk.rollouts.tries import LONGEST, Played, settled
 from gymsdk.transcript import Item
 from gymsdk.types import Episode
 
@@ -146,6 +146,20 @@ async def test_what_the_grader_failed_on_is_never_played_again_within_a_run(
     failure = played.rollout.failure
     assert failure is not None
     assert (failure.stage, failure.retryable, played.attempts) == ("verify", True, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attempts"), [("server_unreachable", 3), ("session_lost", 3), ("hook_raised", 1), ("worker_timeout", 1)]
+)
+async def test_what_went_with_its_server_while_it_was_judged_is_played_again(
+    folder: RunFolder, kind: str, attempts: int
+) -> None:
+    failure = Failure(stage="verify", kind=kind, message="x", retryable=True)
+
+    async def once(_: Job, attempt: int) -> Rollout:
+        return _rollout() if attempt == 2 else _rollout().model_copy(update={"outcome": "failed", "failure": failure})
+
+    assert (await settled(_job(folder), once, attempts=5)).attempts == attempts
 
 
 async def test_the_tokens_of_every_try_are_counted(folder: RunFolder, environment: Callable[..., Environment]) -> None:

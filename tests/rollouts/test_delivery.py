@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import Request
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from gymsdk import ServerClient, launch
@@ -23,7 +23,7 @@ from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import Pace, Run, carry_out
 from gymsdk.sitting import Budget
 from gymsdk.types import Row
-from rollouts.conftest import Ear, Theirs, echoed, lines_of, told_by
+from rollouts.conftest import Ear, Theirs, echoed, lines_of, listening, told_by
 
 Tasks = Callable[..., Path]
 
@@ -323,6 +323,25 @@ async def test_a_row_without_an_agent_is_for_the_one_environment_named(out: Path
             await _run(out, head=theirs.head, tasks=tasks(row))
         await _run(out, head=theirs.head, tasks=tasks(row), environments={"sums": {}})
     assert theirs.sent[0]["agent_ref"]["name"] == "sums_simple_agent"
+
+
+async def test_a_head_that_has_just_begun_is_waited_for(out: Path, tasks: Tasks) -> None:
+    theirs, looks = Theirs(), 0
+
+    def config() -> str:
+        nonlocal looks
+        looks += 1
+        # Two looks long it has heard of nobody.
+        return "{}" if looks < 3 else theirs.config()
+
+    app = FastAPI()
+    app.add_api_route("/global_config_dict_yaml", config, methods=["GET"])
+    app.add_api_route("/nodes", lambda: {"settled": False}, methods=["GET"])
+    app.add_api_route("/run", theirs.run, methods=["POST"])
+    async with listening(app) as (host, port):
+        theirs.head = f"http://{host}:{port}"
+        await _run(out, head=theirs.head, tasks=tasks(count=2))
+    assert (looks >= 3, len(lines_of(out / "rollouts.jsonl"))) == (True, 2)
 
 
 async def test_what_is_no_head_is_told(out: Path, tasks: Tasks) -> None:

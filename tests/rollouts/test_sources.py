@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from gymsdk import Environment
+from gymsdk import Environment, ServerClient
 from gymsdk.errors import BadRow, UnknownSplit
-from gymsdk.rollouts.sources import default_split, from_file, from_splits
+from gymsdk.rollouts.rejudged import has_judges
+from gymsdk.rollouts.served import Served
+from gymsdk.rollouts.sources import SAMPLE, default_split, from_file, from_splits, has_agents, wanted
 
 GOOD = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "extra": {"kept": [1]}}
 
@@ -119,3 +121,25 @@ def test_with_several_environments_a_row_says_which(sums: Mapping[str, Environme
     assert [next(rows)[0], next(rows)[0]] == ["more", "sums"]
     with pytest.raises(BadRow, match=r":3: with several environments .* one of sums, more"):
         next(rows)
+
+
+def test_whom_the_rows_of_a_file_are_for_is_told_once_each(file: Callable[..., Path]) -> None:
+    named = {**GOOD, "agent_ref": {"name": "sums_simple_agent"}}
+    path = file(b"{torn", GOOD, named, named)
+    assert wanted(["sums"], path, limit=None, agent=None) == [(None, "sums"), ("sums_simple_agent", "sums")]
+    assert wanted(["sums"], path, limit=1, agent=None) == [(None, "sums")]
+    assert wanted([], path, limit=None, agent="mine") == [("mine", "mine"), ("sums_simple_agent", "sums")]
+
+
+def test_no_more_of_a_file_is_read_beforehand_than_its_first_lines(file: Callable[..., Path]) -> None:
+    assert wanted(["sums"], file(*[b"{torn"] * SAMPLE, GOOD), limit=None, agent=None) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "known"),
+    [([], True), ([(None, "sums")], True), ([("sumz", "sums")], True), ([(None, "sums"), ("sumz", "sumz")], False)],
+)
+def test_servers_have_the_agents_of_a_file_or_lack_one(asked: list[tuple[str | None, str]], *, known: bool) -> None:
+    served = Served(ServerClient(), {"sums_simple_agent": "sums"}, frozenset({"sums"}))
+    assert has_agents(served, asked) is known
+    assert has_judges(served, asked) is known

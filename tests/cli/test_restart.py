@@ -1,0 +1,77 @@
+"""`gymsdk restart` of a name that several nodes have: one after another, whatever the numbers of their processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from gymsdk import http
+from gymsdk.servers import head
+from gymsdk.servers.nodes.node import Node
+from gymsdk.servers.nodes.service import Service
+from tests.servers.nodes import heading, listening, noded, told
+
+
+@pytest.fixture(autouse=True)
+async def closed() -> AsyncIterator[None]:
+    yield
+    await http.aclose()
+
+
+@dataclass
+class Supervised:
+    """A supervised server at *port*, as the head at *head_url* hears of it: each life has the next number."""
+
+    head_url: str
+    name: str
+    port: int
+    seen: list[int] = field(default_factory=list)
+    pid: int = 7
+
+    @asynccontextmanager
+    async def there(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            self.stack = stack
+            await self._begin()
+            tells = Node(
+                self.head_url, restart=self._restart, restarts=lambda: {"lamp": self.pid}, supervisor=self.name
+            )
+            await stack.enter_async_context(noded(tells))
+            yield
+
+    async def _begin(self) -> None:
+        lamp = Service(name="lamp", kind="resources_servers", implementation="lamp", port=self.port, pid=self.pid)
+        self.node = Node(self.head_url, [lamp], supervisor=self.name)
+        await self.stack.enter_async_context(noded(self.node))
+
+    def _restart(self, _: str) -> None:
+        self.pid += 1
+        self.again = asyncio.ensure_future(self._another())
+
+    async def _another(self) -> None:
+        self.seen.append(len((await told(self.head_url))["instances"]))
+        await self.node.leave()
+        await self._begin()
+
+
+async def test_the_instances_of_a_name_are_restarted_one_by_one_though_their_processes_have_the_same_numbers() -> None:
+    async with (
+        heading() as head_url,
+        listening(head.app((), host="127.0.0.1", port=0)) as port,
+        AsyncExitStack() as stack,
+    ):
+        several = [Supervised(head_url, name, port) for name in ("s", "t")]
+        for each in several:
+            await stack.enter_async_context(each.there())
+        command = [sys.executable, "-m", "gymsdk", "restart", "lamp", "--head", head_url]
+        running = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=os.environ)
+        said, _ = await running.communicate()
+        there = [each["pid"] for each in (await told(head_url))["instances"]]
+    assert (running.returncode, b"has been restarted" in said) == (0, True)
+    assert (there, [each.seen for each in several]) == ([8, 8], [[2], [2]])
