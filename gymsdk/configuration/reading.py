@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from gymsdk.errors import suggestion
 from gymsdk.settings import FILES, VARIABLES
 
 EMPTY = Node({}, DEFAULT)
+
+SLIP = 0.85
+"""How near two keys are, out of 1, of which one is a slip of the other."""
 
 
 def read(
@@ -151,8 +155,13 @@ def _sorted_out(root: Node, problems: Problems) -> tuple[Node, set[str]]:
 
 
 def _is_anothers(key: str, node: Node) -> bool:
-    """Whether *key* is some other program's: `env.yaml` is read by more than one."""
-    return node.place.source in FILES and not node.is_mapping and not suggestion(key, keys.USED)
+    """Whether *key* is some other program's: `env.yaml` is read by more than one, and is no place for a new server.
+
+    What is off by a letter is a slip all the same; `judge_api_key` is somebody's, however near to `policy_api_key`.
+    """
+    if node.place.source not in FILES or get_close_matches(key, keys.USED, n=1, cutoff=SLIP):
+        return False
+    return not any(kind_of(each) or suggestion(each, KINDS) for each in node.children)
 
 
 def _complaint(key: str, node: Node, servers: Iterable[str]) -> str:

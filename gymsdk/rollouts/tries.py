@@ -37,12 +37,13 @@ class Played:
 
 async def settled(job: Job, once: Callable[[Job, int], Awaitable[Rollout]], *, attempts: int) -> Played:
     """Play *job* by *once*, told which try it is from 0, until it is judged, cannot be, or *attempts* are over."""
-    attempt, used = 0, Ledger()
+    attempt, used, unjudged = 0, Ledger(), 0
     while True:
         rollout = await once(job, attempt)
         attempt += 1
+        unjudged += _is_unjudged(rollout.failure)
         used = usage.together(used, rollout.usage)
-        wait = _wait(rollout.failure, attempt) if attempt < attempts else None
+        wait = _wait(rollout.failure, attempt) if attempt < attempts and unjudged <= 1 else None
         if wait is None:
             return Played(job, rollout.model_copy(update={"usage": used}), attempt)
         await asyncio.sleep(wait)
@@ -52,12 +53,17 @@ def _wait(failure: Failure | None, attempt: int) -> float | None:
     """Give the seconds until the next try, `None` where there is to be none."""
     if failure is None or not failure.retryable:
         return None
-    # Playing again what the grader failed on would draw answers until one suits it; one that went has judged nothing.
-    if failure.stage == "verify" and failure.kind not in GONE:
+    # Playing again what the grader failed on would draw answers until one suits it.
+    if failure.stage == "verify" and not _is_unjudged(failure):
         return None
     if failure.retry_after is not None and failure.retry_after > LONGEST:
         return None
     return max(PAUSE * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5), failure.retry_after or 0.0)
+
+
+def _is_unjudged(failure: Failure | None) -> bool:
+    """Whether the server went while it judged: once that is an accident, twice the answers may be what it died of."""
+    return failure is not None and failure.stage == "verify" and failure.kind in GONE
 
 
 async def guarded(job: Job, seed: int, playing: Awaitable[Rollout]) -> Rollout:

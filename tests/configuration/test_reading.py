@@ -9,6 +9,7 @@ from configuration.conftest import Write, shown
 from pydantic import ValidationError
 
 from gymsdk.configuration import Deployment, Resources, read, starting
+from gymsdk.errors import BadConfig
 
 MATH = "math:\n  resources_servers:\n    math:\n      entrypoint: app.py\n"
 
@@ -101,6 +102,18 @@ def test_env_yaml_may_hold_what_is_another_program_s(write: Write) -> None:
     write("env.yaml", "company_proxy: ${oc.env:NOT_SET_HERE}\nhf_token: x\nwandb_project: y\nlog_level: error\n")
     found = read()
     assert (found.logs.level, found.ignored) == ("error", ("hf_token", "wandb_project"))
+
+
+def test_env_yaml_may_hold_the_keys_of_other_models_and_whole_blocks_of_others(write: Write) -> None:
+    write("env.yaml", "judge_api_key: x\nopenai_api_key: y\njudge_base_url: z\nnv_embed:\n  url: http://x\n")
+    assert read().servers == ()
+
+
+@pytest.mark.parametrize("slip", ["log_levl: info\n", "defualt_host: 0.0.0.0\n", "lamp:\n  resource_servers: {}\n"])
+def test_a_slip_in_env_yaml_is_told(write: Write, slip: str) -> None:
+    write("env.yaml", slip)
+    with pytest.raises(BadConfig, match="did you mean"):
+        read()
 
 
 def test_a_key_that_something_refers_to_is_no_stranger(write: Write) -> None:
