@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from gymsdk import survivor
@@ -24,22 +25,17 @@ class Bequest:
 
     async def begin(self) -> None:
         """Start the survivor; raises `GymsdkError` where the system has no process more."""
-        words = [sys.executable, "-I", "-S", str(Path(survivor.__file__)), str(self._seconds)]
-        theirs, self._mouth = os.pipe()
         try:
-            self._survivor = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=theirs,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-                # Neither Ctrl-C nor the end of a terminal is to end it first.
-                start_new_session=True,
-            )
+            theirs, self._mouth = os.pipe()
+            try:
+                self._survivor = await self._begun(theirs)
+            finally:
+                os.close(theirs)
         except OSError as error:
-            self._close()
             raise GymsdkError(f"no process can be started here ({error.strerror or error})") from None
         finally:
-            os.close(theirs)
+            if self._survivor is None:
+                self._close()
 
     def add(self, pid: int) -> None:
         """Tell of a process that leads a group."""
@@ -52,8 +48,23 @@ class Bequest:
     async def end(self) -> None:
         """Let the survivor go: nothing is left to it."""
         self._close()
-        if self._survivor is not None:
-            await self._survivor.wait()
+        if self._survivor is None:
+            return
+        # What this process forked may hold our end of the pipe, too: the survivor then waits for as long as that lives.
+        with suppress(ProcessLookupError):
+            self._survivor.kill()
+        await self._survivor.wait()
+
+    async def _begun(self, ear: int) -> asyncio.subprocess.Process:
+        words = [sys.executable, "-I", "-S", str(Path(survivor.__file__)), str(self._seconds)]
+        return await asyncio.create_subprocess_exec(
+            *words,
+            stdin=ear,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            # Neither Ctrl-C nor the end of a terminal is to end it first.
+            start_new_session=True,
+        )
 
     def _say(self, number: int) -> None:
         if self._mouth is None:

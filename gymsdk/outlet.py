@@ -27,6 +27,9 @@ class Outlet:
         self._lines: queue.Queue[str | None] = queue.Queue(most)
         self._lost = 0
         self._writing = threading.Thread(target=self._write, name="outlet", daemon=True)
+
+    def begin(self) -> None:
+        """Write what waits, and what comes."""
         self._writing.start()
 
     def say(self, line: str) -> None:
@@ -38,6 +41,8 @@ class Outlet:
 
     def close(self) -> None:
         """Have what waits be written, as far as that is read in time."""
+        if self._writing.ident is None:
+            return
         try:
             self._lines.put(None, timeout=PATIENCE)
         except queue.Full:

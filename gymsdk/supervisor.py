@@ -109,9 +109,11 @@ class Supervisor:
 
     async def run(self) -> None:
         """Run until cancelled; raises `GymsdkError` where one is asked for wrongly. Nothing is left running."""
-        await self._bequest.begin()
-        watches = {asyncio.create_task(self._watched(each)): each.name for each in self._charges}
+        watches: dict[asyncio.Task[None], str] = {}
         try:
+            self._outlet.begin()
+            await self._bequest.begin()
+            watches |= {asyncio.create_task(self._watched(each)): each.name for each in self._charges}
             await asyncio.wait(watches, return_when="FIRST_EXCEPTION")
         finally:
             await asyncio.shield(asyncio.ensure_future(self._end(watches)))
@@ -186,10 +188,12 @@ class Supervisor:
                 os.killpg(process.pid, signal.SIGKILL)
             self._bequest.remove(process.pid)
             # What it wrote last; those who inherited its mouth are not waited for.
-            await asyncio.wait({passing}, timeout=LAST_WORDS)
-            passing.cancel()
-            holding.cancel()
-            await asyncio.wait({passing, holding})
+            try:
+                await asyncio.wait({passing}, timeout=LAST_WORDS)
+            finally:
+                passing.cancel()
+                holding.cancel()
+                await asyncio.wait({passing, holding})
 
     async def _passed_on(self, name: str, mouth: int) -> None:
         async for line in lines(mouth):

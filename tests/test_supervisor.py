@@ -6,12 +6,14 @@ import asyncio
 import io
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -253,7 +255,7 @@ async def test_a_survivor_that_is_killed_leaves_the_rest_as_it_was(caplog: pytes
     one = charge("one")
     async with supervised(one):
         first = await answered(one)
-        (survivor,) = {*children(os.getpid())} - {first}
+        (survivor,) = survivors()
         os.kill(survivor, signal.SIGKILL)
         await until(lambda: is_gone(survivor))
         os.kill(first, signal.SIGKILL)
@@ -263,6 +265,89 @@ async def test_a_survivor_that_is_killed_leaves_the_rest_as_it_was(caplog: pytes
 
 def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def survivors() -> list[int]:
+    return [each for each in children(os.getpid()) if b"survivor.py" in Path(f"/proc/{each}/cmdline").read_bytes()]
+
+
+async def test_it_ends_though_what_was_forked_meanwhile_holds_all_that_was_open(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import asyncio, os, sys, time\n"
+        "from gymsdk.supervisor import Charge, Supervisor\n"
+        "async def main():\n"
+        "    supervisor = Supervisor([Charge('one', ['sleep', '300'])])\n"
+        "    running, ours = asyncio.ensure_future(supervisor.run()), os.getpid()\n"
+        "    while not supervisor.pids():\n"
+        "        await asyncio.sleep(0.02)\n"
+        "    if os.fork() == 0:\n"
+        "        while os.getppid() == ours:\n"
+        "            time.sleep(0.02)\n"
+        "        os._exit(0)\n"
+        "    running.cancel()\n"
+        "    await asyncio.wait({running})\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, str(script), stderr=subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(20):
+            assert await process.wait() == 0
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def held() -> list[str]:
+    """What this process has open, and the threads that write for it."""
+    opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return sorted(opened) + [each.name for each in threading.enumerate() if each.name == "outlet"]
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_start_that_is_cancelled_leaves_nothing(steps: int) -> None:
+    one = charge("one")
+    before = held()
+    running = asyncio.ensure_future(Supervisor([one], out=io.StringIO()).run())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait({running})
+    await until(lambda: held() == before)
+    assert not survivors()
+    one.at.close()
+
+
+async def test_what_has_no_descriptor_left_for_a_survivor_is_told_in_a_sentence() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(GymsdkError, match=r"no process can be started here \(Too many open files\)"):
+            await Supervisor([Charge("one", ["true"])], out=io.StringIO()).run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_an_end_during_somebodys_last_words_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gymsdk.supervisor.LAST_WORDS", 600.0)
+    leaving = (
+        "import subprocess\n"
+        "sleeper = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+        "print('sleeper', sleeper.pid, flush=True)\n"
+    )
+    before, tasks = held(), asyncio.all_tasks()
+    one = charge("one", leaving + SERVER)
+    async with supervised(one) as (supervisor, out):
+        os.kill(await answered(one), signal.SIGKILL)
+        await until(lambda: "sleeper" in out.getvalue() and not supervisor.pids())
+    try:
+        await until(lambda: asyncio.all_tasks() == tasks)
+        await until(lambda: held() == before)
+    finally:
+        os.kill(int(out.getvalue().splitlines()[0].split()[-1]), signal.SIGKILL)
 
 
 TELLING = (
@@ -295,18 +380,22 @@ async def test_what_the_system_does_not_start_is_told_in_a_sentence() -> None:
             await Supervisor([Charge("one", words)], out=io.StringIO()).run()
 
 
-async def test_what_was_ready_and_is_not_started_again_is_tried_until_it_is(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.symlink_to(sys.executable)
+async def test_what_was_ready_and_is_not_started_again_is_tried_until_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    python, away = tmp_path / "python", tmp_path / "away"
+    # No link to the interpreter: it would not find what is installed for it.
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     other = charge("one")
     one = Charge(other.name, [str(python), *other.words[1:]], other.at)
     async with supervised(one) as (supervisor, _):
         first = await answered(one)
         supervisor.ready("one")
-        python.unlink()
+        python.rename(away)
         os.kill(first, signal.SIGKILL)
-        await until(lambda: "one" in supervisor.exits)
-        python.symlink_to(sys.executable)
+        await until(lambda: "cannot be started" in caplog.text)
+        away.rename(python)
         assert await answered(one) != first
 
 

@@ -96,6 +96,7 @@ async def _begun(launch: Launch, path: str, journal: Journal) -> Engine:
         await _over(engine.running)
         raise
     ready.set()
+    supervisor.ready(NAME)
     return engine
 
 

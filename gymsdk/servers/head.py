@@ -184,8 +184,7 @@ class Head:
             raise Refused(411, "the request does not say how long its body is")
         if int(length) > LARGEST:
             raise Refused(413, f"a node may say {LARGEST} bytes of itself; give its servers fewer fields")
-        if not NODE.fullmatch(node):
-            raise Refused(422, f"a node is called by letters, digits, dots and dashes, not {node[:80]!r}")
+        _check(node)
         said = read(Registration, await body(request))
         address = request.client.host if request.client else ""
         own = (request.scope.get("server") or ("",))[0] or ""
@@ -203,6 +202,7 @@ class Head:
 
     async def left(self, node: str) -> Response:
         """Have a node be gone; one that is not there has gone."""
+        _check(node)
         self._members.leave(node)
         return answer({})
 
@@ -219,6 +219,11 @@ class Head:
 
     def _age(self, member: Member | Loss) -> float:
         return round(self._members.age(member), 3)
+
+
+def _check(node: str) -> None:
+    if not NODE.fullmatch(node):
+        raise Refused(422, f"a node is called by letters, digits, dots and dashes, not {node[:80]!r}")
 
 
 def called(request: Request) -> str:

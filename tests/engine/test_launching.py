@@ -6,6 +6,7 @@ import asyncio
 import io
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -92,6 +93,21 @@ async def test_it_ends_where_its_warden_is_killed_and_is_started_again(fake: Fak
         # What it leaves is nobody's then: vLLM ends its engines itself when told to end, as it was.
         os.kill(old, signal.SIGKILL)
         await until(lambda: len(fake.lives) == 2)
+        assert "here I am" in await echoed(engine)
+    assert not fake.left
+
+
+async def test_one_that_the_system_does_not_start_again_is_tried_until_it_is(
+    fake: Fake, caplog: pytest.LogCaptureFixture
+) -> None:
+    python = sys.executable
+    async with vllm() as engine:
+        ((pid, old, _),) = fake.lives
+        shutil.move(python, f"{python}.away")
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: "cannot be started" in caplog.text)
+        shutil.move(f"{python}.away", python)
+        await until(lambda: not runs(old))
         assert "here I am" in await echoed(engine)
     assert not fake.left
 

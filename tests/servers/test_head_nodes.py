@@ -202,6 +202,11 @@ async def test_what_is_no_registration_is_refused(path: str, sent: dict, status:
     assert (await asking.get("/nodes")).json()["nodes"] == []
 
 
+@pytest.mark.parametrize("name", ["-n", "n" * 101, "n%20n"])
+async def test_what_no_node_is_called_cannot_leave(name: str) -> None:
+    assert (await client().delete(f"/nodes/{name}")).status_code == 422
+
+
 async def test_a_body_of_a_length_nobody_tells_is_refused() -> None:
     async def parts() -> AsyncIterator[bytes]:
         yield b"{}"

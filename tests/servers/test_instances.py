@@ -6,10 +6,12 @@ import asyncio
 import logging
 import time
 
+import pytest
 from fastapi import FastAPI
 
 from gymsdk import http
 from gymsdk.errors import Failed
+from gymsdk.servers.nodes import waiting
 from gymsdk.servers.nodes.instances import Instances
 from gymsdk.servers.nodes.reports import Instance, Nodes
 
@@ -43,6 +45,29 @@ async def ids(instances: Instances) -> list[str]:
 
 async def url(instances: Instances, id: str) -> str | None:
     return await instances.url(id, name="lamp", kind="resources_servers")
+
+
+def living(status: int = 200, *, seconds: float = 0.0) -> tuple[FastAPI, list[float]]:
+    """A server that says how it is with *status*, after some *seconds*, and when it was asked."""
+    app, asked = FastAPI(), []
+
+    @app.get("/livez", status_code=status)
+    async def livez() -> str:
+        asked.append(time.monotonic())
+        await asyncio.sleep(seconds)
+        return "ok"
+
+    return app, asked
+
+
+async def out_of_sight(head: Head, *, fresh: float = 0) -> Instances:
+    """What is known of a head that lost sight of all that it had."""
+    instances = Instances(head.look, fresh=fresh)
+    await instances.renew()
+    head.ids.clear()
+    await asyncio.sleep(0.11)
+    await instances.renew()
+    return instances
 
 
 async def test_the_head_is_asked_no_more_often_than_said() -> None:
@@ -117,18 +142,77 @@ async def test_one_that_was_there_and_is_gone_is_not_waited_for() -> None:
 
 async def test_one_that_the_head_alone_has_lost_sight_of_is_there_until_it_is_silent() -> None:
     head = Head("a")
-    async with listening(FastAPI()) as port:
+    async with listening(living()[0]) as port:
         head.urls["a"] = f"http://127.0.0.1:{port}"
-        instances = Instances(head.look, fresh=0)
-        await instances.renew()
-        head.ids.clear()
-        await asyncio.sleep(0.11)
-        await instances.renew()
+        instances = await out_of_sight(head)
         assert await ids(instances) == []
         assert await url(instances, "a") == head.urls["a"]
         assert await instances.url("a", name="bulb", kind="resources_servers") is None
     await http.aclose()
     assert await url(instances, "a") is None
+
+
+@pytest.mark.parametrize(("status", "there"), [(200, True), (401, True), (404, False), (503, False)])
+async def test_only_who_answers_as_one_of_ours_does_is_there(status: int, there: bool) -> None:
+    head = Head("a")
+    async with listening(living(status)[0]) as port:
+        head.urls["a"] = f"http://127.0.0.1:{port}"
+        assert (await url(await out_of_sight(head), "a") is not None) is there
+        assert await waiting.answers(head.urls["a"]) is there
+    await http.aclose()
+
+
+async def test_one_out_of_sight_is_asked_once_for_all_and_waits_for_no_head() -> None:
+    head, (app, asked) = Head("a"), living(seconds=0.2)
+    async with listening(app) as port:
+        head.urls["a"] = f"http://127.0.0.1:{port}"
+        instances = await out_of_sight(head, fresh=60)
+        looks = head.asked
+        assert await asyncio.gather(*(url(instances, "a") for _ in range(20))) == [head.urls["a"]] * 20
+        assert await url(instances, "a") == head.urls["a"]
+        assert (len(asked), head.asked) == (1, looks)
+    await http.aclose()
+
+
+async def test_who_hangs_up_takes_nobody_the_answer() -> None:
+    head, (app, asked) = Head("a"), living(seconds=0.2)
+    async with listening(app) as port:
+        head.urls["a"] = f"http://127.0.0.1:{port}"
+        instances = await out_of_sight(head, fresh=60)
+        first, second = (asyncio.ensure_future(url(instances, "a")) for _ in range(2))
+        await until(lambda: asked)
+        first.cancel()
+        assert (await second, len(asked)) == (head.urls["a"], 1)
+    await http.aclose()
+
+
+async def test_one_that_was_busy_is_asked_again_sooner_than_one_that_refuses(monkeypatch) -> None:
+    monkeypatch.setattr(waiting, "ASKED", 0.1)
+    head, app = Head("a", "b"), living(seconds=0.3)[0]
+    async with listening(app) as port:
+        head.urls = {"a": f"http://127.0.0.1:{port}", "b": f"http://127.0.0.1:{free()}"}
+        instances = await out_of_sight(head)
+        assert (await url(instances, "a"), await url(instances, "b")) == (None, None)
+        monkeypatch.setattr(waiting, "ASKED", 5.0)
+
+        async def found() -> bool:
+            return await url(instances, "a") == head.urls["a"]
+
+        began = time.monotonic()
+        await until(found)
+        assert time.monotonic() - began < 4
+    await http.aclose()
+
+
+async def test_the_head_is_seldom_asked_for_one_that_it_knows() -> None:
+    head = Head("a")
+    instances = Instances(head.look, fresh=0.2)
+    await instances.renew()
+    ends = time.monotonic() + 0.6
+    while time.monotonic() < ends:
+        assert await url(instances, "a") == "http://a"
+        await asyncio.sleep(0.05)
+    assert head.asked == 1
 
 
 async def test_one_that_is_gone_is_noticed_by_who_asks_for_nothing_else() -> None:

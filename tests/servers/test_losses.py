@@ -59,6 +59,43 @@ def test_a_node_is_lost_while_fewer_have_its_servers_than_when_it_was_there(memb
     assert lost(members) == []
 
 
+def test_another_that_was_there_and_is_started_again_is_not_in_the_place_of_one_that_is_lost(members, clock):
+    for name in "ab":
+        members.put(name, said(another()), HERE)
+    clock.now = 2.0
+    members.leave("b")
+    clock.now = 3.0
+    members.put("c", said(another()), HERE)
+    clock.now = 11.0
+    assert lost(members) == ["a"]
+    members.put("d", said(another()), HERE)
+    assert lost(members) == []
+
+
+def test_of_two_that_are_lost_one_that_is_back_is_not_in_the_place_of_the_other(members, clock):
+    members.put("a", said(another()), HERE)
+    clock.now = 1.0
+    members.put("b", said(another()), HERE)
+    clock.now = 2.0
+    members.put("a", said(another()), HERE)
+    clock.now = 11.5
+    assert lost(members) == ["b"]
+    clock.now = 12.5
+    assert lost(members) == ["b", "a"]
+    members.put("a", said(another()), HERE)
+    assert lost(members) == ["b"]
+
+
+def test_a_node_that_has_less_than_before_is_lost_with_what_it_had_last(members, clock):
+    members.put("a", said(MATH, another()), HERE)
+    clock.now = 1.0
+    members.put("a", said(MATH), HERE)
+    clock.now = 12.0
+    assert lost(members) == ["a"]
+    members.put("b", said(another()), HERE)
+    assert lost(members) == []
+
+
 def test_a_lost_node_is_remembered_for_a_while(members, clock):
     members.put("a", said(MATH), HERE)
     clock.now = 600.0

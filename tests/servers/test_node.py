@@ -227,6 +227,16 @@ async def test_one_that_somebody_has_had_leave_is_known_again_under_another_id()
         assert (node.id != before, await names(head_url)) == (True, ["lamp"])
 
 
+async def test_one_that_somebody_has_had_leave_is_one_node_though_it_is_heard_twice_at_once():
+    async with heading() as head_url:
+        node = Node(head_url, [LAMP])
+        await node.join()
+        assert (await http.delete(f"{head_url}/nodes/{node.id}")).ok
+        await asyncio.gather(*(node.beat() for _ in range(3)))
+        assert [each["id"] for each in (await told(head_url))["nodes"]] == [node.id]
+        await node.leave()
+
+
 async def test_one_that_has_left_by_itself_stays_away():
     async with heading() as head_url:
         node = Node(head_url, [LAMP])

@@ -94,6 +94,30 @@ def test_the_instances_of_a_name_are_restarted_one_after_another(members, clock)
     assert members.restarting("t") == ["math"]
 
 
+def test_no_other_is_ended_where_the_first_is_not_there_again_in_time(members, clock, caplog):
+    supervised(members, "s")
+    other = supervised(members, "t")
+    members.restart("math", 30)
+    assert members.restarting("s") == ["math"]
+    members.leave("s-7")
+    for now in range(0, 630, 9):
+        clock.now = float(now)
+        supervising(members, pid=8 + now)
+        child(members, "t")
+        supervising(members, "t")
+        assert (members.restarting("t"), members.draining, caplog.messages) == ([], set(), [])
+    clock.now = 630.0
+    supervising(members, pid=1000)
+    assert (members.restarting("s"), members.restarting("t"), members.draining) == ([], [], set())
+    assert ["the restart of 'math' is given up" in each for each in caplog.messages] == [True]
+    # It is mended long after.
+    child(members, "s", pid=1000)
+    assert (members.restarting("t"), members.draining) == ([], set())
+    members.restart("math", 30)
+    assert members.restarting("s") == ["math"]
+    assert other.id not in members.draining
+
+
 def test_who_has_no_supervisor_cannot_be_restarted(members):
     members.put("child", said(MATH), HERE)
     with pytest.raises(Refused, match="serve it with --separate"):

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from pydantic import ValidationError
 
 from gymsdk import credentials, http
-from gymsdk.errors import EpisodeError
+from gymsdk.errors import EpisodeError, Failed
 from gymsdk.servers.nodes import waiting
 from gymsdk.servers.nodes.reports import Instance, Nodes
 from gymsdk.servers.nodes.service import Kind
@@ -22,6 +22,9 @@ Look: TypeAlias = Callable[[], Awaitable[Nodes]]
 
 FRESH = 1.0
 """Seconds for which what the head said is believed."""
+
+SELDOM = 5.0
+"""How many times as long it is believed of one that is known: each server asks where it hands a request on."""
 
 STALE = 10.0
 """Seconds after which it is not used until the head has been asked again, if that answers."""
@@ -40,6 +43,9 @@ REMEMBERED = 1000
 
 UNKNOWN = 5.0
 """Seconds for which an id that nobody has is not looked for again."""
+
+SILENT = 1.0
+"""Seconds for which an instance is not asked again that did not answer: it may have been busy."""
 
 log = logging.getLogger("gymsdk")
 
@@ -74,6 +80,8 @@ class Instances:
         self._known: dict[str, Instance] = {}
         self._before: OrderedDict[str, Instance] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()
+        self._answered: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[bool]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._failing = False
         self._asked = float("-inf")
@@ -108,30 +116,52 @@ class Instances:
     async def _found(self, id: str) -> Instance | None:
         began = time.monotonic()
         # One that is known may be gone by now: nobody else may look.
-        await self._refresh()
+        await self._refresh(fresh=self._fresh * (SELDOM if id in self._known else 1))
         while id not in self._known:
             if began < self._unknown.get(id, 0.0):
                 return None
+            # One that was there says by itself whether it is: the head is waited for only where nobody else knows.
+            if id in self._before:
+                return self._before[id]
             await self._refresh(fresh=SOONEST, wait=True)
             if id in self._known:
                 break
-            if id in self._before:
-                return self._before[id]
             if time.monotonic() >= began + COMING:
-                self._miss(id)
+                self._miss(id, UNKNOWN)
                 return None
             await asyncio.sleep(SOONEST)
         return self._known[id]
 
     async def _answers(self, before: Instance) -> bool:
         """Whether the instance that was there *before* still is, by its own word, and no other is in its place."""
-        there = before.url not in {each.url for each in self._known.values()} and await waiting.answers(before.url)
-        if not there:
-            self._miss(before.id)
-        return there
+        if any(each.url == before.url for each in self._known.values()):
+            self._miss(before.id, UNKNOWN)
+            return False
+        if time.monotonic() < self._answered.get(before.id, float("-inf")):
+            return True
+        if (asking := self._asking.get(before.id)) is None:
+            asking = self._asking[before.id] = asyncio.ensure_future(self._lives(before))
+        # Whoever hangs up has not asked for the others that wait for the same answer.
+        return await asyncio.shield(asking)
 
-    def _miss(self, id: str) -> None:
-        self._unknown[id] = time.monotonic() + UNKNOWN
+    async def _lives(self, before: Instance) -> bool:
+        silent = SILENT
+        try:
+            if there := await waiting.lives(before.url):
+                self._answered[before.id] = time.monotonic() + self._fresh
+                return there
+        except http.Unsent:
+            silent = UNKNOWN
+        except Failed as error:
+            log.info("%s, which the head does not know any more, is silent: %s", before.name, error)
+        finally:
+            del self._asking[before.id]
+        self._miss(before.id, silent)
+        return False
+
+    def _miss(self, id: str, seconds: float) -> None:
+        self._unknown[id] = time.monotonic() + seconds
+        self._answered.pop(id, None)
         while len(self._unknown) > REMEMBERED:
             self._unknown.popitem(last=False)
 
@@ -170,4 +200,5 @@ class Instances:
             del self._before[back]
         while len(self._before) > REMEMBERED:
             self._before.popitem(last=False)
+        self._answered = {one: until for one, until in self._answered.items() if one in self._before}
         self._known = known

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gymsdk.servers.nodes.member import Member
@@ -19,13 +20,17 @@ FORGOTTEN = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The node *id* with its *services*, when it was last *heard*, and how many of each name *were* there then."""
+    """The node *id* with its *services*, when it was last *heard*, and how many of each name *were* there then.
+
+    It is told of as lost since *since*.
+    """
 
     id: str
     services: tuple[Service, ...]
     heard: float
     supervisor: str
     were: Mapping[str, int]
+    since: float
 
 
 class Losses:
@@ -33,19 +38,32 @@ class Losses:
 
     def __init__(self) -> None:
         self._losses: OrderedDict[str, Loss] = OrderedDict()
+        # When the number of servers of a name became which, the first entry being the one before all that matter.
+        self._numbers: dict[str, list[tuple[float, int]]] = {}
 
     def __iter__(self) -> Iterator[Loss]:
         """Yield them, the first that was lost first."""
         return iter([*self._losses.values()])
 
-    def add(self, member: Member, others: Iterable[Member]) -> None:
-        """Remember *member*, which was there beside *others*; those that came when it was gone may be in its place."""
+    def changed(self, gone: Iterable[Service], come: Iterable[Service], now: float) -> None:
+        """Note that from *now* on the servers *come* are there, and those that are *gone* are not."""
+        more = Counter(each.name for each in come)
+        more.subtract(each.name for each in gone)
+        for name, change in more.items():
+            if change:
+                numbers = self._numbers.setdefault(name, [(float("-inf"), 0)])
+                numbers.append((now, numbers[-1][1] + change))
+
+    def add(self, member: Member, now: float) -> None:
+        """Remember *member*, which is lost *now*: those that came after it was heard may be in its place."""
         if not member.services:
             return
-        beside = [member, *(each for each in others if each.joined <= member.heard)]
-        were = {name: count for name, count in _counts(beside).items() if name in _counts([member])}
+        # Those that were lost since then, and still are, have their own place to be filled.
+        lost = _counts(each for each in self if each.since > member.heard and each.id != member.id)
+        were = {name: self._number(name, member.heard) - lost[name] for name in _counts([member])}
+        self.changed(member.services, (), now)
         services = tuple(each.model_copy(update={"fields": {}}) for each in member.services)
-        self._losses[member.id] = Loss(member.id, services, member.heard, member.said.supervisor, were)
+        self._losses[member.id] = Loss(member.id, services, member.heard, member.said.supervisor, were, now)
         if len(self._losses) > REMEMBERED:
             self._losses.popitem(last=False)
 
@@ -59,12 +77,23 @@ class Losses:
             if each.supervisor == supervisor and any(ends(exits, one) for one in each.services):
                 self.drop(each.id)
 
-    def look(self, members: Iterable[Member], now: float) -> None:
+    def look(self, members: Collection[Member], now: float) -> None:
         """Forget those of whose servers as many are there as when they were, and those lost long ago."""
         counts = _counts(members)
         for each in self:
             if now - each.heard > FORGOTTEN or all(counts[name] >= were for name, were in each.were.items()):
                 self.drop(each.id)
+        self._forget(min((each.heard for each in members), default=now))
+
+    def _number(self, name: str, at: float) -> int:
+        numbers = self._numbers[name]
+        return numbers[bisect_right(numbers, (at, float("inf"))) - 1][1]
+
+    def _forget(self, before: float) -> None:
+        for name, numbers in [*self._numbers.items()]:
+            del numbers[: bisect_right(numbers, (before, float("inf"))) - 1]
+            if len(numbers) == 1 and not numbers[0][1]:
+                del self._numbers[name]
 
 
 def ends(exits: Mapping[str, Exit], service: Service) -> bool:
@@ -72,5 +101,5 @@ def ends(exits: Mapping[str, Exit], service: Service) -> bool:
     return service.name in exits and exits[service.name].ends(service)
 
 
-def _counts(members: Iterable[Member]) -> Counter[str]:
+def _counts(members: Iterable[Member | Loss]) -> Counter[str]:
     return Counter(service.name for member in members for service in member.services)

@@ -101,6 +101,7 @@ class Members:
         joined, orders = (known.joined, known.orders) if known else (now, {})
         self._members[id] = Member(id, said, services, joined, now, lease, orders)
         self._losses.drop(id)
+        self._losses.changed(known.services if known else (), services, now)
         self._end(said.supervisor, exits)
         self._losses.look(self._members.values(), now)
         return lease
@@ -133,7 +134,8 @@ class Members:
 
     def leave(self, id: str) -> None:
         """Have the node *id* be gone; what it said before and comes later counts no more."""
-        self._members.pop(id, None)
+        if there := self._members.pop(id, None):
+            self._losses.changed(there.services, (), self._clock())
         self._losses.drop(id)
         self._left[id] = None
         if len(self._left) > self._most:
@@ -187,7 +189,7 @@ class Members:
         for each in [*self._members.values()]:
             if now - max(each.heard, self._since) > each.lease:
                 del self._members[each.id]
-                self._losses.add(each, self._members.values())
+                self._losses.add(each, now)
         return self._members
 
     def _check(self, service: Service, beside: Sequence[Service], *, but: str) -> None:

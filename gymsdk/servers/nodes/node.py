@@ -139,10 +139,12 @@ class Node:
         bound = max(0.1, min(ASKED, self._granted / 3))
         running = dict(self._restarts())
         try:
+            sent = self.id
             answer = await self._put(bound)
             if answer.status == LEFT and not self._leaving:
-                # Whoever had it leave meant what was there then: these servers still are.
-                self.id = secrets.token_hex(8)
+                # Whoever had it leave meant what was there then: these servers still are. Two that are told so at
+                # once are one node all the same.
+                self.id = secrets.token_hex(8) if self.id == sent else self.id
                 answer = await self._put(bound)
         except Failed as error:
             return str(error)

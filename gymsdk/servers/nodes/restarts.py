@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from gymsdk.servers.nodes.member import Member, Order
+
+LAPSED = 600.0
+"""Seconds after its time to drain in which a server has to be there again: if not, no other of its name is ended."""
+
+log = logging.getLogger("gymsdk")
 
 
 def ordered(members: Sequence[Member], name: str, drain: float) -> list[Order]:
@@ -39,7 +45,24 @@ def _turns(members: Sequence[Member], now: float) -> dict[str, tuple[Member, Ord
             elif name not in turns:
                 order.until = now + order.drain if order.until is None else order.until
                 turns[name] = member, order
+    for name, (_, order) in [*turns.items()]:
+        if order.until is not None and now >= order.until + LAPSED:
+            _lapse(members, name, order)
+            del turns[name]
     return turns
+
+
+def _lapse(members: Sequence[Member], name: str, order: Order) -> None:
+    """Drop every order of *name*, as whoever had this *order* is not there again: nobody expects the others later."""
+    dropped = [each.orders.pop(name) for each in members if name in each.orders]
+    log.warning(
+        "the restart of %r is given up: what was to come after its process %d is not there %g s later; "
+        "of its processes, %d are left as they are: restart it again once that one is mended",
+        name,
+        order.pid,
+        order.drain + LAPSED,
+        len(dropped) - 1,
+    )
 
 
 def _is_back(members: Sequence[Member], member: Member, name: str, order: Order) -> bool:

@@ -26,6 +26,9 @@ LATER = 5.0
 ASKED = 2.0
 """Seconds in which an instance that the head does not know any more has to say that it is there."""
 
+UNAUTHORIZED = 401
+"""The status of a server that is there, and wants a token to say more."""
+
 
 class Gone(Failed):
     """Nobody is there any more who could answer."""
@@ -53,7 +56,12 @@ async def answered(
 async def answers(url: str) -> bool:
     """Whether what is at *url* says so: it may have left the head, and end what it has."""
     try:
-        await http.get(url.rstrip("/") + "/livez", timeout=ASKED, retry=http.ONCE)
+        return await lives(url)
     except Failed:
         return False
-    return True
+
+
+async def lives(url: str) -> bool:
+    """Whether what is at *url* answers as a server of ours does; raises `Failed` where it does not answer in time."""
+    answer = await http.get(url.rstrip("/") + "/livez", timeout=ASKED, retry=http.ONCE)
+    return answer.ok or answer.status == UNAUTHORIZED
