@@ -47,13 +47,14 @@ class Bequest:
 
     async def end(self) -> None:
         """Let the survivor go: nothing is left to it."""
+        if self._survivor is not None:
+            # What this process forked may hold our end of the pipe, too: it would wait for as long as that lives. And
+            # first: of one that ends by itself meanwhile, `kill` would take the exit code from whoever waits for it.
+            with suppress(ProcessLookupError):
+                self._survivor.kill()
         self._close()
-        if self._survivor is None:
-            return
-        # What this process forked may hold our end of the pipe, too: the survivor then waits for as long as that lives.
-        with suppress(ProcessLookupError):
-            self._survivor.kill()
-        await self._survivor.wait()
+        if self._survivor is not None:
+            await self._survivor.wait()
 
     async def _begun(self, ear: int) -> asyncio.subprocess.Process:
         words = [sys.executable, "-I", "-S", str(Path(survivor.__file__)), str(self._seconds)]

@@ -299,6 +299,15 @@ async def test_it_ends_though_what_was_forked_meanwhile_holds_all_that_was_open(
         await process.wait()
 
 
+async def test_nobody_takes_a_survivor_s_exit_code_from_whoever_waits_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(8):
+        running = asyncio.ensure_future(Supervisor([Charge("one", ["sleep", "300"])]).run())
+        await until(survivors)
+        running.cancel()
+        await asyncio.wait({running})
+    assert [message for message in caplog.messages if "Unknown child" in message] == []
+
+
 def held() -> list[str]:
     """What this process has open, and the threads that write for it."""
     opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
