@@ -286,5 +286,7 @@ async def test_tools_without_a_parser_are_warned_of(fake: Fake, caplog: pytest.L
     async with vllm(name="my/policy"):
         pass
     assert "--enable-auto-tool-choice" not in fake.argv
-    (warned,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    (warned,) = [
+        each.getMessage() for each in caplog.records if (each.name, each.levelno) == ("gymsdk", logging.WARNING)
+    ]
     assert "'my/policy'" in warned
