@@ -12,7 +12,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gymsdk import judging, told
-from gymsdk.client import Unknown
 from gymsdk.environment import Environment
 from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, UsageError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
@@ -22,8 +21,8 @@ from gymsdk.rollouts.cases import Case, Run
 from gymsdk.rollouts.delivery import of_server
 from gymsdk.rollouts.jobs import agent
 from gymsdk.rollouts.lines import WRITTEN
-from gymsdk.rollouts.served import Served
-from gymsdk.rollouts.sources import SAMPLE, Wanted
+from gymsdk.rollouts.served import Served, Wanted, all_known
+from gymsdk.rollouts.sources import SAMPLE
 from gymsdk.sitting import Budget
 from gymsdk.told import Judgement
 from gymsdk.types import Row
@@ -162,12 +161,7 @@ def wanted(run: Run) -> list[Wanted]:
 
 def has_judges(found: Served, wanted: Iterable[Wanted]) -> bool:
     """Give whether *found* have the resources servers that judge what was played by those *wanted*."""
-    try:
-        for named, environment in wanted:
-            found.resources_named(named, environment)
-    except Unknown:
-        return False
-    return True
+    return all_known(found.resources_named, wanted)
 
 
 async def sessionless(found: Served, run: Run, *, force: bool) -> list[str]:

@@ -23,11 +23,10 @@ from gymsdk.rollouts.jobs import agent, route, stamped
 from gymsdk.rollouts.origin import host, occasion
 from gymsdk.rollouts.patience import Patience
 from gymsdk.rollouts.plan import Plan, differences, settings
-from gymsdk.rollouts.served import Distant, Served, served
+from gymsdk.rollouts.served import Distant, Served, Wanted, served
 from gymsdk.rollouts.sources import (
     Sourced,
     Unserved,
-    Wanted,
     from_file,
     from_file_for,
     from_splits,

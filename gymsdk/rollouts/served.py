@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from gymsdk import credentials, http
 from gymsdk.client import NO_SUCH, VERSION, ServerClient, Unknown
@@ -13,6 +13,9 @@ from gymsdk.outcome import Rollout
 from gymsdk.rollouts import answered, lines
 from gymsdk.rollouts.jobs import AGENT, agent
 from gymsdk.types import Row
+
+Wanted: TypeAlias = tuple[str | None, str]
+"""The agent that a row names, if any, and the row's environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,16 @@ class Distant:
             for name, value in (found.items() if isinstance(found, dict) else ())
             if not name.startswith("mean/") and isinstance(value, (int, float))
         }
+
+
+def all_known(find: Callable[[str | None, str], str], wanted: Iterable[Wanted]) -> bool:
+    """Whether *find*, of those served, gives a server for each that is *wanted*."""
+    try:
+        for named, environment in wanted:
+            find(named, environment)
+    except Unknown:
+        return False
+    return True
 
 
 def _trimmed(rollout: Rollout) -> Row:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TypeAlias
 
 from pydantic import ValidationError
 
@@ -17,7 +16,7 @@ from gymsdk.metrics import TASK_INDEX
 from gymsdk.rollouts import jobs
 from gymsdk.rollouts.jobs import reference, route
 from gymsdk.rollouts.lines import unplayed
-from gymsdk.rollouts.served import Served
+from gymsdk.rollouts.served import Served, Wanted, all_known
 from gymsdk.types import Row, Task
 
 Environments = Mapping[str, Environment]
@@ -29,9 +28,6 @@ Sourced = Iterator[tuple[str, Row]]
 
 SAMPLE = 1000
 """Lines of a file of which it is asked beforehand whether the servers know their agents."""
-
-Wanted: TypeAlias = tuple[str | None, str]
-"""The agent that a row names, if any, and the row's environment."""
 
 
 class Unserved(BadRow):
@@ -134,12 +130,7 @@ def wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: str | 
 
 def has_agents(served: Served, wanted: Iterable[Wanted]) -> bool:
     """Give whether *served* have every agent that is *wanted*."""
-    try:
-        for named, environment in wanted:
-            served.agent_named(named, environment)
-    except Unknown:
-        return False
-    return True
+    return all_known(served.agent_named, wanted)
 
 
 def _addressed(row: Row, where: str, names: Sequence[str], agent: str | None) -> tuple[str, Row]:

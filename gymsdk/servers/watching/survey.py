@@ -27,7 +27,7 @@ IDLE = 0.5
 """The share of its time at work below which a GPU is marked."""
 
 RECENT = 600.0
-"""Seconds for which an exit that went wrong is wrong, and a lost node: what has been started anew since is well."""
+"""Seconds for which an exit that went wrong is wrong: a server that has been started anew since is well."""
 
 PATIENCE = 5.0
 """Seconds that each of them may take to answer."""
@@ -134,7 +134,7 @@ async def survey(head: str = HEAD, *, token: SecretStr | str | None = None) -> S
         round_trip_by="head" if by_head else "command",
         servers=rows,
         settled=nodes.settled,
-        lost=[each for each in map(Lost.model_validate, nodes.lost) if each.servers and each.age < RECENT],
+        lost=[Lost.model_validate(each) for each in nodes.lost],
     )
 
 
