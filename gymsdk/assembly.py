@@ -17,6 +17,7 @@ from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, RESOURCES
 from gymsdk.environment import Environment
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.models import registry as models
+from gymsdk.models.referred import Referred
 from gymsdk.plugins import registry
 from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
@@ -79,7 +80,7 @@ class Assembly:
         self._head = ""
         self._figures = {each.name: Figures(each.name) for each in here}
         self._instances = Instances(self._look)
-        self.environments = {each.name: _environment(each, given) for each in self._environments()}
+        self.environments = {each.name: self._environment(each, given) for each in self._environments()}
         self._services = {each.name: self._service(each) for each in here}
         self.models = {each.name: self._model(each, players) for each in blocks if self._plays(each, players)}
         self._spreads: dict[str, Spread] = {}
@@ -133,6 +134,14 @@ class Assembly:
         for each in self._blocks.values():
             if each.kind == RESOURCES and (modelled or each.name in self._here):
                 yield each
+
+    def _environment(self, block: Block, given: Mapping[str, Environment]) -> Environment:
+        """Return the environment of *block*; the models that it names are those of this process or of model servers."""
+        assert isinstance(block.part, Resources), "the part of a resources server"
+        if (there := given.get(block.name)) is not None:
+            return there
+        asked = {key: Referred(name, partial(self._model_named, name)) for key, name in block.models.items()}
+        return registry.load(block.part.environment, **{**block.settings, **asked})
 
     def _plays(self, block: Block, players: Mapping[str, Model]) -> bool:
         return block.kind == MODELS and (block.name in self._here or block.name in players)
@@ -205,7 +214,10 @@ class Assembly:
 
     def _asked(self, block: Block) -> Model:
         """The model that a block asks: the one of this process, or that of a model server elsewhere."""
-        name = _model_of(block, self._blocks.values())
+        return self._model_named(_model_of(block, self._blocks.values()))
+
+    def _model_named(self, name: str) -> Model:
+        """Return the model of the model server *name*: the one of this process, or that of a server elsewhere."""
         if name in self.models:
             return self.models[name]
         return Elsewhere(name, self._instances, headers=partial(credentials.headers, self._token))
@@ -235,11 +247,6 @@ def built(block: Block) -> Model:
     """Give the model that a model server's *block* names."""
     assert isinstance(block.part, Player), "the part of a model server"
     return models.model(block.part.name, **block.part.options)
-
-
-def _environment(block: Block, given: Mapping[str, Environment]) -> Environment:
-    assert isinstance(block.part, Resources), "the part of a resources server"
-    return given.get(block.name) or registry.load(block.part.environment, **block.settings)
 
 
 def _needs_rows(block: Block) -> bool:

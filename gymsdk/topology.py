@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
+from gymsdk.configuration.consistency import judging
 from gymsdk.configuration.deployment import Agent, Block, Deployment, Player, Resources
 from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, POLICY, RESOURCES, Kind
 from gymsdk.configuration.places import DEFAULT
@@ -106,8 +107,10 @@ def here(blocks: Iterable[Block], *, role: Role | None = None, only: str | None 
 
 
 def _policy(blocks: Iterable[Block]) -> str:
-    """The model server that agents ask who name none: that of the policy, or else the only one there is."""
-    models = [each.name for each in blocks if each.kind == MODELS]
+    """The model server that agents ask who name none: that of the policy, or else the only one that may be meant."""
+    listed = list(blocks)
+    judges = judging(listed) - {POLICY}
+    models = [each.name for each in listed if each.kind == MODELS and each.name not in judges]
     return models[0] if len(models) == 1 else POLICY
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Chosen:
     """The rows at *path*, each played *repeats* times by *agent*: with *settings* of *environment*, and a *player*.
 
-    There is no *player* where the configuration names none.
+    *models* has the model servers that settings of the environment name. There is no *player* where the configuration
+    names none.
     """
 
     path: Path
@@ -26,6 +27,7 @@ class Chosen:
     agent: str
     environment: str
     settings: Mapping[str, Any] = field(repr=False)
+    models: Mapping[str, str]
     player: Player | None
 
     def model(self) -> Model | None:
@@ -33,6 +35,15 @@ class Chosen:
         from gymsdk.models import registry as models
 
         return models.model(self.player.name, **self.player.options) if self.player else None
+
+    def check_models(self) -> None:
+        """Refuse to play here without a model server that the environment asks; raises `UsageError`."""
+        for setting, server in self.models.items():
+            raise UsageError(
+                f"{self.environment} asks the model server {server!r} as its {setting}, and no server runs here; start "
+                "them with `gymsdk serve --config FILE` and add --head URL, or name the model itself in the "
+                f"configuration, as in {setting}: PROVIDER/NAME"
+            )
 
     def asked(self) -> dict[str, Any]:
         """Give what a plan has to say of that model."""
@@ -84,6 +95,7 @@ def chosen(files: Sequence[Path], name: str, *, played: bool = False) -> Chosen:
         agent=agent.name,
         environment=getattr(resources.part, "environment", resources.implementation),
         settings=resources.settings,
+        models=resources.models,
         player=_player(agent, blocks),
     )
 

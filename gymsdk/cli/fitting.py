@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gymsdk.errors import BadConfig, UnknownModel, UsageError
 
 if TYPE_CHECKING:
     from gymsdk.configuration import Block, Deployment, Player
+    from gymsdk.types import Model
 
 Wrong: TypeAlias = tuple[tuple[str, ...], str]
 """The keys that lead to a setting of a server, and a sentence about it."""
@@ -21,18 +23,20 @@ def check(deployment: Deployment, blocks: Collection[Block] | None = None) -> No
     Raises `BrokenEnvironment` where an installed environment cannot be loaded.
     """
     from gymsdk import configuration
+    from gymsdk.configuration import Player as Named
     from gymsdk.configuration.places import Problems, dotted
     from gymsdk.plugins.registry import installed
 
     chosen = deployment.servers if blocks is None else tuple(blocks)
     problems, known = Problems(), installed()
+    players = {each.name: each.part for each in deployment.servers if isinstance(each.part, Named)}
     try:
         configuration.check_environments(deployment.model_copy(update={"servers": chosen}), known)
     except BadConfig as error:
         problems.keep(error)
     for block in chosen:
         problems.secrets |= _secrets(block)
-        for way, sentence in _wrong(block, known):
+        for way, sentence in _wrong(block, known, players):
             whole = dotted((block.name, block.kind, block.implementation, *way))
             problems.add(block.place_of(way), f"{whole}: {sentence}")
     problems.check()
@@ -44,13 +48,13 @@ def check_names(names: Iterable[str]) -> None:
         raise UsageError(f"{file!r} is a file; give it with --config {file}")
 
 
-def _wrong(block: Block, known: Collection[str]) -> Iterable[Wrong]:
+def _wrong(block: Block, known: Collection[str], players: Mapping[str, Player]) -> Iterable[Wrong]:
     from gymsdk.configuration import Player as Named
     from gymsdk.configuration import Resources
 
     if isinstance(block.part, Resources):
         there = block.part.environment in known
-        return _of_environment(block.part.environment, block.settings) if there else ()
+        return _of_environment(block.part.environment, {**block.settings, **_judges(block, players)}) if there else ()
     return _of_model(block.part) if isinstance(block.part, Named) else ()
 
 
@@ -61,6 +65,17 @@ def _of_environment(name: str, settings: Mapping[str, Any]) -> Iterator[Wrong]:
         registry.load(name, **settings)
     except UsageError as error:
         yield from error.about or [((), str(error))]
+
+
+def _judges(block: Block, players: Mapping[str, Player]) -> dict[str, Model]:
+    """Return the model for each setting of *block* that names a model server."""
+    from gymsdk.models.referred import Referred
+    from gymsdk.models.registry import model
+
+    def built(name: str) -> Model:
+        return model(players[name].name, **players[name].options)
+
+    return {key: Referred(name, partial(built, name)) for key, name in block.models.items()}
 
 
 def _of_model(player: Player) -> Iterator[Wrong]:

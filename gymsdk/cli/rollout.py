@@ -64,6 +64,8 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     rows = asked_for(config, dataset, others, played=elsewhere) if config or dataset is not None else None
     named = [rows.environment] if rows and head is None else list(dict.fromkeys(names or []))
     tasks = rows.path if rows else tasks
+    if rows and head is None:
+        rows.check_models()
     theirs = {
         "--model": model,
         "--base-url": options.addresses(base_url),

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gymsdk.configuration import keys, referring
+from gymsdk.configuration import keys, referring, unsupported
 from gymsdk.configuration.checking import checked, given, is_given
 from gymsdk.configuration.deployment import Agent, Block, Dataset, Player, Policy, Resources
+from gymsdk.configuration.grading import with_judge
 from gymsdk.configuration.kinds import (
     ENVIRONMENTS,
     IMPLEMENTATIONS,
@@ -20,7 +21,7 @@ from gymsdk.configuration.kinds import (
     named,
 )
 from gymsdk.configuration.nodes import Node, plain
-from gymsdk.configuration.places import Problems, Trail, dotted
+from gymsdk.configuration.places import Place, Problems, Trail, dotted
 from gymsdk.configuration.players import player
 from gymsdk.errors import suggestion
 
@@ -38,10 +39,10 @@ def is_block(node: Node) -> bool:
 
 
 class Blocks:
-    """One reading of the blocks of *root*; *ignored* gathers NeMo Gym's keys that mean nothing here."""
+    """One reading of the blocks of *root*; *ignored* gathers NeMo Gym's keys that mean nothing here, with places."""
 
     def __init__(self, root: Node, policy: Policy, folder: Path, problems: Problems) -> None:
-        self.ignored: set[str] = set()
+        self.ignored: dict[str, Place] = {}
         self._root = root
         self._policy = policy
         self._folder = folder
@@ -68,10 +69,18 @@ class Blocks:
 
     def _read(self, trail: Trail, kind: Kind, body: Node) -> Block | None:
         refers = referring.refers(trail, body, self._problems)
+        for key in keys.ignored(trail[2]) & body.children.keys() - refers.keys():
+            if body.children[key].value is not None:
+                self.ignored.setdefault(key, body.children[key].place)
         rest = body.without(*keys.BLOCK, *refers, *referring.slots(kind), *keys.ignored(trail[2]))
-        self.ignored |= {key for key in body.children if key in keys.ignored(trail[2]) and key not in refers}
-        if kind != RESOURCES:
-            self._unknown(trail, rest)
+        refused = unsupported.SETTINGS.get(trail[2], {})
+        rest = unsupported.without_unsupported(rest, trail, refused, self._problems)
+        models: dict[str, str] = {}
+        if kind == RESOURCES:
+            models = {key: name for key, name in refers.items() if plain(body.children[key])["type"] == MODELS}
+            rest, models = with_judge(named(trail[2]), trail, rest, models, self._problems)
+        else:
+            self._check_keys(trail, rest, {*refused})
         part = self._part(kind, trail, rest)
         values = given(body, {key: key for key in LISTENING})
         datasets = tuple(self._datasets(trail, body))
@@ -83,6 +92,7 @@ class Blocks:
             "part": part or Agent(),
             "settings": plain(rest.without(MCP)) if kind == RESOURCES else plain(rest),
             "refers": refers,
+            "models": models,
             "datasets": datasets,
             "place": body.place,
             "places": dict(rest.places()),
@@ -120,12 +130,17 @@ class Blocks:
             return None
         return implementation
 
-    def _unknown(self, trail: Trail, rest: Node) -> None:
-        known = keys.known(trail[2]) | {*referring.slots(trail[1])}
+    def _check_keys(self, trail: Trail, rest: Node, refused: set[str]) -> None:
+        """Report unknown keys of *rest*: an error for a slip and for a server of gymsdk's own, else a warning."""
+        used = keys.used(trail[2]) | {*referring.slots(trail[1])}
         for key, node in rest.children.items():
-            if key not in known:
-                near = suggestion(key, known, f"it may hold {', '.join(sorted(known - keys.ignored(trail[2])))}")
+            if key in used:
+                continue
+            if trail[2] == "gymsdk_model" or keys.is_slip(key, used | refused):
+                near = suggestion(key, used | refused, f"it may hold {', '.join(sorted(used))}")
                 self._problems.add(node.place, f"{dotted(trail)} has no setting {key!r}{near}")
+            else:
+                self._problems.warn(node.place, f"{dotted((*trail, key))} is not known to gymsdk and is ignored")
 
     def _part(self, kind: Kind, trail: Trail, rest: Node) -> Resources | Player | Agent | None:
         if kind == MODELS:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 
-from gymsdk.configuration.kinds import AGENTS, IMPLEMENTATIONS, MODELS, POLICY, REFUSED, RESOURCES
+from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, IMPLEMENTATIONS, MODELS, POLICY, REFUSED, RESOURCES
 from gymsdk.errors import BadConfig, suggestion
 
 SHAPE = re.compile(
-    rf"(?:.*/)?(?P<kind>{RESOURCES}|{AGENTS}|{MODELS})/(?P<name>[^/]+)/(?:configs/)?(?P<file>[^/]+)\.ya?ml"
+    rf"(?:.*/)?(?P<kind>{RESOURCES}|{AGENTS}|{MODELS}|{ENVIRONMENTS})/(?P<name>[^/]+)/(?:configs/)?(?P<file>[^/]+)\.ya?ml"
 )
 """An entry that names one of NeMo Gym's files, wherever its checkout would be."""
 
 SETTINGS = {"openai_model": ("openai_base_url", "openai_api_key", "openai_model")}
 ENDPOINT = ("base_url", "api_key", "model")
 TRAINING = "_for_training"
+
+UNJUDGED = {name: (name, "dapo17k", "bytedtsinghua_dapo17k") for name in ("library_judge_math", "math_with_judge")}
+"""The files of resources servers that can have a judge which have it switched off: the built-in text has none."""
 
 RESOURCES_TEXT = """\
 {name}:
@@ -28,9 +31,9 @@ RESOURCES_TEXT = """\
       resources_server: {{type: resources_servers, name: {name}}}
       model_server: {{type: responses_api_models, name: policy_model}}
 """
-AGENT_TEXT = """\
+SERVER_TEXT = """\
 {name}:
-  responses_api_agents:
+  {kind}:
     {name}:
       entrypoint: app.py
 """
@@ -52,8 +55,8 @@ def text(entry: str) -> str | None:
         return None
     kind, name, file = found["kind"], found["name"], found["file"]
     if kind == RESOURCES:
-        return RESOURCES_TEXT.format(name=_plain(name))
-    return _agent(name) if kind == AGENTS else _model(name, file)
+        return _resources(name, file)
+    return _model(name, file) if kind == MODELS else _server(kind, name)
 
 
 def _plain(name: str) -> str:
@@ -62,11 +65,22 @@ def _plain(name: str) -> str:
     raise BadConfig(f"{name!r} can be no environment's name")
 
 
-def _agent(name: str) -> str:
-    known = IMPLEMENTATIONS[AGENTS]
+def _resources(name: str, file: str) -> str:
+    files = UNJUDGED.get(name)
+    if files is not None and file not in files:
+        raise BadConfig(
+            f"{name} has no file {file}.yaml here, as that one may ask a judge; put the file there, or name "
+            f"{name}.yaml and set {name}.{name}.judge=PROVIDER/NAME"
+        )
+    return RESOURCES_TEXT.format(name=_plain(name))
+
+
+def _server(kind: str, name: str) -> str:
+    known = IMPLEMENTATIONS[AGENTS if kind == AGENTS else ENVIRONMENTS]
     if name in known:
-        return AGENT_TEXT.format(name=name)
-    raise BadConfig(f"there is no agent {name!r} here{suggestion(name, known, f'there are {_listed(known)}')}")
+        return SERVER_TEXT.format(kind=kind, name=name)
+    what = "agent" if kind == AGENTS else "environment server"
+    raise BadConfig(f"there is no {what} {name!r} here{suggestion(name, known, f'there are {_listed(known)}')}")
 
 
 def _model(name: str, file: str) -> str:

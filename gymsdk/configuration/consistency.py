@@ -49,9 +49,14 @@ def completed(blocks: Iterable[Block]) -> tuple[Block, ...]:
     return tuple(block.model_copy(update={"refers": {**dict(_meant(block, known)), **block.refers}}) for block in known)
 
 
+def judging(blocks: Iterable[Block]) -> set[str]:
+    """Give the names of the model servers that environments ask, for a judge or a user: none of them is the policy."""
+    return {name for block in blocks for name in block.models.values()}
+
+
 def _meant(block: Block, blocks: Collection[Block]) -> Iterator[tuple[str, str]]:
     for key, kind in WANTED.get(block.kind, ()):
-        names = [each.name for each in blocks if each.kind == kind]
+        names = [each.name for each in blocks if each.kind == kind and each.name not in judging(blocks) - {POLICY}]
         if kind == MODELS and POLICY in names:
             names = [POLICY]
         if key not in block.refers and len(names) == 1:

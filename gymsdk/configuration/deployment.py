@@ -106,8 +106,9 @@ class Agent(Frozen):
 class Block(Frozen):
     """One server to be: the *name* of the instance, its kind and implementation, where it listens, what it refers to.
 
-    *refers* has the name of the other server by key (`resources_server`, `model_server`, `agent_server`, …), *settings*
-    what else stands in the block; an environment's are those to load it with. *host* and *port* are `None` where the
+    *refers* has the name of the other server by key (`resources_server`, `model_server`, `agent_server`, …), *models*
+    the name of the model server that plays a setting of an environment, such as its judge, *settings* what else stands
+    in the block; an environment's are those to load it with. *host* and *port* are `None` where the
     block does not say. Settings may hold keys: they are in no dump.
     """
 
@@ -121,6 +122,7 @@ class Block(Frozen):
     domain: str | None = None
     settings: Mapping[str, Any] = Field(default={}, repr=False, exclude=True)
     refers: Mapping[str, str] = {}
+    models: Mapping[str, str] = {}
     datasets: tuple[Dataset, ...] = ()
     place: Place = DEFAULT
     places: Mapping[Trail, Place] = Field(default={}, repr=False, exclude=True)
@@ -142,8 +144,8 @@ class Setting(Frozen):
 class Deployment(Frozen):
     """What is to be served: the head, the servers of this node, and how they are run.
 
-    *ignored* are NeMo Gym's keys that mean nothing here, *notes* sentences somebody should read, *settings* everything
-    that was read, for showing.
+    *ignored* has the place of each of NeMo Gym's keys that mean nothing here, *notes* sentences somebody should read,
+    *settings* everything that was read, for showing.
     """
 
     head: Head = Head()
@@ -158,7 +160,7 @@ class Deployment(Frozen):
     readiness: float = Field(600.0, ge=0, allow_inf_nan=False)
     policy: Policy = Policy()
     servers: tuple[Block, ...] = ()
-    ignored: tuple[str, ...] = ()
+    ignored: Mapping[str, Place] = {}
     notes: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = Field(default=(), repr=False)
 
@@ -174,4 +176,5 @@ class Deployment(Frozen):
     @property
     def reported(self) -> str | None:
         """The one line that says which keys are ignored."""
-        return f"NeMo Gym's keys that mean nothing here: {', '.join(self.ignored)}" if self.ignored else None
+        told = ", ".join(f"{key} ({place})" for key, place in self.ignored.items())
+        return f"NeMo Gym's keys that mean nothing here: {told}" if told else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 POLICY = ("policy_base_url", "policy_api_key", "policy_model_name")
@@ -64,7 +66,6 @@ IGNORED = frozenset(
         "responses_create_params",
         "results_dir",
         "skip_venv_if_present",
-        "skip_verification",
         "skip_verification_reward",
         "thinking_tags",
         "token_id_capture",
@@ -110,7 +111,17 @@ BUDGET = frozenset({"turns", "max_steps", "max_turns", "tool_calls", "deadline"}
 IMPLEMENTATION: dict[str, frozenset[str]] = {
     "gymsdk_model": OURS,
     "openai_model": frozenset(
-        {"openai_base_url", "openai_api_key", "openai_model", "timeout", "retries", "extra_body"}
+        {
+            "openai_base_url",
+            "openai_api_key",
+            "openai_model",
+            "openai_default_headers",
+            "drop_input_reasoning_items",
+            "extra_body",
+            "max_http_attempts",
+            "timeout",
+            "retries",
+        }
     ),
     "vllm_model": frozenset(
         {
@@ -123,6 +134,9 @@ IMPLEMENTATION: dict[str, frozenset[str]] = {
             "chat_template_kwargs",
             "default_headers",
             "is_responses_native",
+            "uses_reasoning_parser",
+            "uses_interleaved_reasoning",
+            "preserve_reasoning_in_assistant_content",
             "timeout",
             "retries",
         }
@@ -138,24 +152,24 @@ IMPLEMENTATION: dict[str, frozenset[str]] = {
 _TURN_IGNORED = frozenset(
     {"max_concurrent_episodes", "queue_timeout_seconds", "cleanup_timeout_seconds", "resources_tool_transports"}
 )
-_AGENT_IGNORED = frozenset(
-    {"skip_verification", "skip_verification_reward", "observability_enabled", "token_id_capture"}
-)
+_AGENT_IGNORED = frozenset({"skip_verification_reward", "observability_enabled", "token_id_capture"})
+_MATH_IGNORED = frozenset({"library_verifier_timeout_seconds", "library_verifier_max_concurrency"})
 
 IMPLEMENTATION_IGNORED: dict[str, frozenset[str]] = {
-    "openai_model": frozenset({"max_concurrent_requests", "drop_input_reasoning_items"}),
+    "openai_model": frozenset({"max_concurrent_requests"}),
     "vllm_model": frozenset(
         {
-            "uses_reasoning_parser",
             "replace_developer_role_with_system",
             "request_prompt_and_generation_token_ids",
-            "uses_interleaved_reasoning",
-            "preserve_reasoning_in_assistant_content",
             "sequential_reasoning_allowed",
+            "supply_prefix_token_ids",
             "audio_root",
-            "use_completions_api",
             "render_chat_template",
             "tokenizer",
+            # Without endpoint_file, which is refused, NeMo Gym does not use these either.
+            "endpoint_stale_grace_s",
+            "endpoint_connection_retries",
+            "endpoint_check_interval_s",
         }
     ),
     "simple_agent": _AGENT_IGNORED,
@@ -163,10 +177,19 @@ IMPLEMENTATION_IGNORED: dict[str, frozenset[str]] = {
     "single_agent_turn": _TURN_IGNORED,
     "single_agent_turn_legacy": _TURN_IGNORED,
     "legacy_agent": _TURN_IGNORED,
-    "library_judge_math": frozenset({"judge_responses_create_params", "should_use_judge", "judge_model_server"}),
-    "math_with_judge": frozenset({"judge_responses_create_params", "should_use_judge", "judge_model_server"}),
+    "library_judge_math": _MATH_IGNORED,
+    "math_with_judge": _MATH_IGNORED,
 }
 """NeMo Gym's keys of one implementation that mean nothing here."""
+
+
+SLIP = 0.8
+"""How similar two keys are, out of 1, of which one is a misspelling of the other."""
+
+
+def is_slip(key: str, known: Iterable[str]) -> bool:
+    """Whether *key* is a misspelling of one of *known*; ignoring it would ignore what was meant."""
+    return bool(get_close_matches(key, [*known], n=1, cutoff=SLIP))
 
 
 def is_ignored(key: str) -> bool:
@@ -174,9 +197,9 @@ def is_ignored(key: str) -> bool:
     return key in IGNORED or any(fnmatchcase(key, pattern) for pattern in IGNORED_LIKE if key not in USED)
 
 
-def known(implementation: str) -> frozenset[str]:
-    """Give every key that may stand under *implementation*, if it is no environment's."""
-    return BLOCK | BLOCK_IGNORED | IMPLEMENTATION.get(implementation, frozenset()) | ignored(implementation)
+def used(implementation: str) -> frozenset[str]:
+    """Return the keys under *implementation* that have an effect here, if it is not an environment."""
+    return BLOCK | IMPLEMENTATION.get(implementation, frozenset())
 
 
 def ignored(implementation: str) -> frozenset[str]:

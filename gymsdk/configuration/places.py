@@ -37,6 +37,7 @@ class Problems:
 
     def __init__(self) -> None:
         self.secrets: set[str] = set()
+        self._warnings: dict[str, None] = {}
         self._lines: dict[str, None] = {}
 
     def __bool__(self) -> bool:
@@ -45,6 +46,15 @@ class Problems:
     def add(self, place: Place, sentence: str) -> None:
         """Keep one *sentence* about what stands at *place*."""
         self._lines[f"{place}: {sentence}"] = None
+
+    def warn(self, place: Place, sentence: str) -> None:
+        """Keep one *sentence* about what stands at *place* and is ignored: it stops nobody."""
+        self._warnings[f"{place}: {sentence}"] = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The sentences about what is ignored."""
+        return tuple(hidden(line, self.secrets) for line in self._warnings)
 
     def keep(self, error: BadConfig) -> None:
         """Keep what *error* says, which names its place already."""

@@ -14,12 +14,28 @@ from gymsdk.configuration.nodes import Node, plain
 from gymsdk.configuration.places import Place, Problems, Trail, dotted
 from gymsdk.errors import BadModelOption, suggestion
 from gymsdk.settings import PROVIDERS, VARIABLES, options
+from gymsdk.wire import Thoughts
 
 OPENAI = "https://api.openai.com/"
 SAME = ("api", "timeout", "retries", "thoughts", "pinned", "extra_body", "chat_template_kwargs", "headers", "tokens")
 """Keys that are called so by `gymsdk.model` too."""
 
-RENAMED = {"sampling_overrides": "pinned", "default_headers": "headers", "return_token_id_information": "tokens"}
+RENAMED = {
+    "sampling_overrides": "pinned",
+    "default_headers": "headers",
+    "openai_default_headers": "headers",
+    "return_token_id_information": "tokens",
+    "max_http_attempts": "retries",
+    "drop_input_reasoning_items": "thoughts",
+}
+"""The option that each of NeMo Gym's keys comes to, where the names differ."""
+
+
+TRANSLATED = frozenset({"max_http_attempts", "drop_input_reasoning_items"})
+"""Keys whose values are translated too."""
+
+SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+"""What a text says that is a truth value; those of files are read as such already."""
 
 
 def endpoint(implementation: str) -> tuple[str, str, str]:
@@ -98,8 +114,8 @@ class _Reading:
         if name is None or (base_urls is None and not hosted):
             return None
         urls = base_urls or ()
-        own = {"api": "responses"} if self._values.get("is_responses_native") in {True, "true"} else {}
-        given = self._endpoint(urls) | self._same() | own
+        own = {"api": "responses"} if self._is("is_responses_native") else {}
+        given = self._endpoint(urls) | self._translated() | self._same() | own
         if not hosted:
             return Player(name=f"vllm/{name}", options=given)
         if all(url.startswith(OPENAI) for url in urls):
@@ -128,13 +144,33 @@ class _Reading:
         endpoint = {"base_url": base_urls, "apart": True} if base_urls else {}
         return endpoint | ({"api_key": key} if key else {})
 
+    def _translated(self) -> dict[str, Any]:
+        """Give the options that NeMo Gym's keys come to by their values."""
+        attempts, thoughts = self._values.get("max_http_attempts"), self._thoughts()
+        # An attempt that is no number is told as the option it would be.
+        retries = attempts - 1 if isinstance(attempts, int) else attempts
+        return ({} if retries is None else {"retries": retries}) | ({"thoughts": thoughts} if thoughts else {})
+
+    def _thoughts(self) -> Thoughts | None:
+        """Give how earlier reasoning goes back to the model, `None` where the block does not say."""
+        if self._implementation == "openai_model":
+            return "drop" if self._is("drop_input_reasoning_items") else None
+        # Without a parser of its own, the engine is shown the text that it wrote.
+        if self._is("preserve_reasoning_in_assistant_content") or self._is("uses_reasoning_parser") is False:
+            return "tags"
+        return "drop" if self._is("uses_interleaved_reasoning") is False else None
+
+    def _is(self, key: str) -> bool | None:
+        """Give the truth value under *key*, which may be the text of a variable; `None` where there is none."""
+        return SWITCH.get(str(self._values.get(key)).lower())
+
     def _same(self) -> dict[str, Any]:
         return dict(self._options())
 
     def _options(self) -> Iterator[tuple[str, Any]]:
         for key, value in self._values.items():
             name = RENAMED.get(key, key)
-            if name in SAME and value not in ({}, False):
+            if key not in TRANSLATED and name in SAME and value not in ({}, False):
                 yield name, _hidden(value) if name == "headers" and isinstance(value, dict) else value
 
     def _unknown(self, provider: str) -> None:

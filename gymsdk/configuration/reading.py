@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from gymsdk.configuration import keys, policy, top, veiling
+from gymsdk.configuration import keys, policy, top, unsupported, veiling
 from gymsdk.configuration.blocks import Blocks, is_block
 from gymsdk.configuration.consistency import check_ports, check_references, completed
 from gymsdk.configuration.deployment import Deployment
@@ -24,9 +23,6 @@ from gymsdk.errors import suggestion
 from gymsdk.settings import FILES, VARIABLES
 
 EMPTY = Node({}, DEFAULT)
-
-SLIP = 0.85
-"""How near two keys are, out of 1, of which one is a slip of the other."""
 
 
 def read(
@@ -123,8 +119,8 @@ def _deployment(root: Node, folder: Path, problems: Problems, *, played: bool = 
     blocks = Blocks(known, found.policy, folder, problems)
     servers = blocks.read()
     check_references(root, known, servers, problems)
-    ignored |= blocks.ignored
-    whole = found.model_copy(update={"servers": completed(servers), "notes": notes, "ignored": tuple(sorted(ignored))})
+    told = {"notes": (*notes, *problems.warnings), "ignored": dict(sorted({**blocks.ignored, **ignored}.items()))}
+    whole = found.model_copy(update={"servers": completed(servers), **told})
     check_ports(known, whole, problems)
     problems.check()
     return whole.model_copy(update={"settings": settings(known, whole, problems.secrets, veils)})
@@ -137,21 +133,36 @@ def _readable(root: Node, folder: Path) -> tuple[str, ...]:
     return (f"{key.place.source} holds a key that others can read; run: chmod 600 {key.place.source}",)
 
 
-def _sorted_out(root: Node, problems: Problems) -> tuple[Node, set[str]]:
-    """Give *root* without what means nothing here, and the names of that; unknown keys go to *problems*."""
+def _sorted_out(root: Node, problems: Problems) -> tuple[Node, dict[str, Place]]:
+    """Return *root* without keys that mean nothing here, and the places of NeMo Gym's among those.
+
+    Of the others, one that is likely a mistake goes to *problems* as an error, any other as a warning.
+    """
+    root = unsupported.without_unsupported(root, (), unsupported.TOP, problems)
     used = referred(root)
     unknown = {
         key: node
         for key, node in root.children.items()
         if key not in keys.USED and key not in used and not is_block(node)
     }
-    ignored = {key for key in unknown if keys.is_ignored(key)}
+    ignored = {key: node.place for key, node in unknown.items() if keys.is_ignored(key)}
     for key, node in unknown.items():
-        if key not in ignored and not _is_anothers(key, node):
+        if key in ignored or _is_anothers(key, node):
+            continue
+        if _is_mistake(key, node):
             # On the command line a name near that of a server is a slip.
             near = [each for each in root.children if each not in unknown] if node.place == COMMAND else []
             problems.add(node.place, _complaint(key, node, near))
+        else:
+            problems.warn(node.place, f"{key} is not known to gymsdk and is ignored")
     return root.without(*unknown), ignored
+
+
+def _is_mistake(key: str, node: Node) -> bool:
+    """Whether unknown *key* was likely meant to have an effect: typed by hand, misspelled, or shaped like a server."""
+    if node.place == COMMAND or keys.is_slip(key, keys.USED):
+        return True
+    return any(kind_of(each) or suggestion(each, KINDS) for each in node.children)
 
 
 def _is_anothers(key: str, node: Node) -> bool:
@@ -159,7 +170,7 @@ def _is_anothers(key: str, node: Node) -> bool:
 
     What is off by a letter is a slip all the same; `judge_api_key` is somebody's, however near to `policy_api_key`.
     """
-    if node.place.source not in FILES or get_close_matches(key, keys.USED, n=1, cutoff=SLIP):
+    if node.place.source not in FILES or keys.is_slip(key, keys.USED):
         return False
     return not any(kind_of(each) or suggestion(each, KINDS) for each in node.children)
 

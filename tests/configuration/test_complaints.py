@@ -166,9 +166,14 @@ def test_two_servers_share_a_port_only_on_different_hosts(write: Write, complain
 
 
 def test_a_key_is_in_no_complaint(complaints: Complaints) -> None:
-    lines = complaints(f"{MODEL}      api_key: sk-12345678\n      timeout: sk-12345678\nsk-12345678: 1\n")
+    lines = complaints(f"{MODEL}      api_key: sk-12345678\n      timeout: sk-12345678\nlog_leve: sk-12345678\n")
     assert len(lines) == 2
     assert "sk-12345678" not in "".join(lines)
+
+
+def test_a_key_is_in_no_warning(write: Write) -> None:
+    write("a.yaml", f"{MODEL}      api_key: sk-12345678\nsk-12345678: 1\n")
+    assert read(["a.yaml"]).notes == ("a.yaml:7: *** is not known to gymsdk and is ignored",)
 
 
 def test_an_environment_that_is_not_installed_is_told_with_the_nearest(write: Write) -> None:

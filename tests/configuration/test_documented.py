@@ -29,6 +29,7 @@ TAKEN = {"a colon in a mapping is followed by a space"}
 
 MATH = "math:\n  resources_servers:\n    sums:\n"
 MODEL = "m:\n  responses_api_models:\n    gymsdk_model:\n      model: "
+JUDGED = "math:\n  resources_servers:\n    math_with_judge:\n"
 AGENT = "a:\n  responses_api_agents:\n    simple_agent:\n"
 VLLM = "m:\n  responses_api_models:\n    vllm_model:\n"
 THEIRS = "responses_api_models/{0}/configs/{1}.yaml"
@@ -50,6 +51,7 @@ RAISED: dict[str, tuple[str, ...]] = {
     "config_paths must be a list of files": ("config_paths: {a: 1}\n",),
     "… can be no environment's name": ("config_paths: [resources_servers/a.b/configs/x.yaml]\n",),
     "there is no agent … here": ("config_paths: [responses_api_agents/foo/configs/foo.yaml]\n",),
+    "there is no environment server … here": ("config_paths: [environment_servers/foo/configs/foo.yaml]\n",),
     "there is no model server … here": (f"config_paths: [{THEIRS.format('vlm_model', 'x')}]\n",),
     "… has no counterpart here; …": (f"config_paths: [{THEIRS.format('azure_openai_model', 'x')}]\n",),
     "… has no file … here": (f"config_paths: [{THEIRS.format('vllm_model', 'x')}]\n",),
@@ -77,6 +79,12 @@ RAISED: dict[str, tuple[str, ...]] = {
     "… has no implementation … here": ("a:\n  responses_api_agents:\n    simpel_agent: {}\n",),
     "… must hold … lines, as in entrypoint: app.py": (VLLM.rstrip("\n") + " 3\n",),
     "… has no setting …": ("head_server:\n  hots: x\n",),
+    "… is not supported; …": (f"{AGENT}      execute_tools: false\n",),
+    "… is true, and no judge is named; …": (f"{JUDGED}      should_use_judge: true\n",),
+    "… has both … and …; keep one of them": (
+        f"{JUDGED}      judge: scripted/null\n      judge_model_server: {{type: responses_api_models, name: m}}\n"
+        f"{MODEL}scripted/null\n",
+    ),
     "….datasets must be a list of name and jsonl_fpath": (f"{MATH}      datasets: 3\n",),
     "head_server must hold host and port": ("head_server: here\n",),
     "… is given without …; TLS needs both": ("tls_key: k\n",),
