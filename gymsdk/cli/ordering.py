@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from gymsdk.types import Model
 
 
+CLUSTER = "ray_head_node_address"
+"""NeMo Gym's key for a Ray cluster, which is not used here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Player:
     """Who plays, as far as the command says."""
@@ -118,8 +122,13 @@ class Order:
         role = "head" if where.only == handing.HEAD else where.role
         fitting.check(found, topology.here(found.servers, role=role, only=where.only))
         if not (found.servers or self.names or self.player.name or found.head.given or where.role or where.head):
-            files = " and ".join(map(str, self.files)) or "the settings"
-            raise UsageError(f"{files} names no server to be; `gymsdk config NAME` writes a file that does")
+            if CLUSTER not in found.ignored:
+                files = ", ".join(map(str, self.files)) or "the settings"
+                raise UsageError(
+                    f"no server is named in {files}; `gymsdk config NAME` writes a file that serves an environment"
+                )
+            # Whoever names a cluster and nothing else starts its first node, which others join.
+            found = found.model_copy(update={"head": found.head.model_copy(update={"given": True})})
         if where.port is None:
             return found
         return found.model_copy(update={"head": found.head.model_copy(update={"port": self.where.port})})

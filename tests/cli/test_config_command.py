@@ -157,7 +157,10 @@ def test_a_file_without_servers_is_not_served(gymsdk: Command, there: Path) -> N
     (there / "a.yaml").write_text("")
     ended = gymsdk("serve", "--config", "a.yaml")
     assert ended.code == 2
-    assert ended.err == "Error: a.yaml names no server to be; `gymsdk config NAME` writes a file that does\n"
+    assert (
+        ended.err
+        == "Error: no server is named in a.yaml; `gymsdk config NAME` writes a file that serves an environment\n"
+    )
 
 
 @pytest.mark.parametrize("words", [("sums", "head_server.port=1"), ("sums", "--config", "a.yaml"), ("smus",)])

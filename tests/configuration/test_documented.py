@@ -82,8 +82,10 @@ RAISED: dict[str, tuple[str, ...]] = {
     "… is not supported; …": (f"{AGENT}      execute_tools: false\n",),
     "… is true, and no judge is named; …": (f"{JUDGED}      should_use_judge: true\n",),
     "… has both … and …; keep one of them": (
-        f"{JUDGED}      judge: scripted/null\n      judge_model_server: {{type: responses_api_models, name: m}}\n"
-        f"{MODEL}scripted/null\n",
+        (
+            f"{JUDGED}      judge: scripted/null\n      judge_model_server: {{type: responses_api_models, name: m}}\n"
+            f"{MODEL}scripted/null\n"
+        ),
     ),
     "….datasets must be a list of name and jsonl_fpath": (f"{MATH}      datasets: 3\n",),
     "head_server must hold host and port": ("head_server: here\n",),
