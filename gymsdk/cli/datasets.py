@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from gymsdk.errors import BadConfig, UsageError, suggestion
 
 if TYPE_CHECKING:
@@ -78,6 +80,8 @@ def chosen(files: Sequence[Path], name: str, *, played: bool = False) -> Chosen:
     from gymsdk import configuration, topology
 
     deployment = configuration.read(files, played=played)
+    for note in deployment.notes:
+        typer.echo(note, err=True)
     blocks = {each.name: each for each in topology.whole(deployment)}
     block, dataset = _found(blocks.values(), name, files)
     if not dataset.path.is_file():
