@@ -213,7 +213,7 @@ class Resources:
         parts = {"reward_components": judged.components} if judged.components else {}
         ours = {
             "environment": self._environment.name,
-            "seed": row.seed if used is None else used.kept["brought"].seed,
+            "seed": row.seed if used is None else used.kept["opening"].seed,
             "outcome": "scored",
             "ended": judged.ended,
             "verdict": list(fields),

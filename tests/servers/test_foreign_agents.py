@@ -185,8 +185,8 @@ async def test_a_session_of_another_task_decides_nothing(serving: Serving, hidde
         await agent.post("/seed_session", row)
         secret = (await agent.post("/peek", {})).text
         verdict = await agent.verify(secret)
-    assert "one of another row" in verdict["gymsdk"]["session_unused"]
-    assert verdict["tries"] == 0
+    assert (verdict["kind"], "reward" in verdict) == ("session_mismatch", False)
+    assert "one of another row" in verdict["detail"]
 
 
 async def test_a_session_that_is_gone_is_told_of_where_the_verdict_needs_it(

@@ -15,8 +15,19 @@ from gymsdk.judging import Judged
 from gymsdk.plugins import answers
 from gymsdk.servers.app import Refused
 from gymsdk.servers.sessions.held import Session, Sessions
-from gymsdk.servers.sessions.intake import Given, tolerant, within
-from gymsdk.servers.sessions.matching import ABANDONED, OTHER, UNSEEN, Brought, fits, over, saw, saw_all
+from gymsdk.servers.sessions.intake import Given, task_of, tolerant, within
+from gymsdk.servers.sessions.matching import (
+    ABANDONED,
+    JUDGED_WITHOUT,
+    OTHER_ROW,
+    UNSEEN_CALLS,
+    WHAT_TO_DO,
+    Opening,
+    difference,
+    over,
+    saw_all_calls,
+    saw_calls,
+)
 from gymsdk.sitting import Budget, Sitting, Taken
 from gymsdk.transcript import Ended, Item, Transcript
 from gymsdk.turns import NOT_RUN
@@ -36,6 +47,9 @@ BEFORE = 8
 """How many sessions that a client left for another are remembered with that one."""
 
 OVER: dict[str, Any] = {"stage": "step", "kind": "session_judged", "retryable": False}
+
+MISMATCH: dict[str, Any] = {"stage": "verify", "kind": "session_mismatch", "retryable": False}
+"""What a refusal says where the cookie names a session that cannot be the one the response was played in."""
 
 SEEDS = {"tools": "/seed_session", "typed": "/seed_session", "turns": "/reset"}
 
@@ -63,8 +77,8 @@ class Episodes:
         except BaseException:
             await played.close()
             raise
-        brought = Brought.by(given, typed=face == "typed", prompted=prompted)
-        session.kept |= {"face": face, "brought": brought, "prompted": prompted}
+        opening = Opening(given.identity, given.seed, typed=face == "typed", prompted=prompted)
+        session.kept |= {"face": face, "opening": opening}
         if left is not None and not over(left):
             session.kept["before"] = [*self._before(left), left][:BEFORE]
         return session
@@ -119,11 +133,17 @@ class Episodes:
     async def judge(
         self, given: Given, items: Sequence[Item], ended: Ended, session: Session | None
     ) -> tuple[Judged, Session | None, str | None]:
-        """Give the verdict on *items* as the episode of the *given* row, whose session was judged, and why no other.
+        """Judge *items* as the episode of the *given* row.
 
-        A session of the same row brings its state; what that session keeps does not change by it, but it is over.
-        Without one the state is rebuilt where the verdict takes one. Raises `Refused` where another response was
-        judged in it before.
+        A session of the same row brings its state; judging does not change that state, but the session is over.
+        Without a session the state is rebuilt where the verdict takes it.
+
+        Returns:
+            The verdict, the session that was judged, and why the one of the cookie was not.
+
+        Raises:
+            Refused: another response was judged in the session before, or *session* cannot be the one that *items* were
+                played in and the verdict takes the state: a state that was rebuilt might be another.
         """
         if session is None:
             return await self._alone(given, items, ended), None, None
@@ -137,18 +157,30 @@ class Episodes:
             return await self._within(found, given, items, ended), found, why
 
     def _rightful(self, session: Session, given: Given, items: Sequence[Item]) -> tuple[Session | None, str | None]:
-        """Give the session in which *items* were played: *session*, or the first of those it was opened instead of.
+        """Return the session in which *items* were played: *session*, or the first of those it was opened instead of.
 
         An agent that calls whatever the policy names has `seed_session` called too. What tells: the session has not
         seen every call.
+
+        Raises:
+            BadRow: the given row does not fit the environment.
+            Refused: none of them is the one, and the verdict takes the state.
         """
-        fitting = [each for each in (*self._before(session), session) if fits(each, given, self.environment)]
-        seen = [each for each in fitting if saw(each, items)]
-        if session in seen and saw_all(session, items):
+        candidates = [*self._before(session), session]
+        differences = [difference(each, given, self.environment) for each in candidates]
+        fitting = [each for each, differs in zip(candidates, differences, strict=True) if differs is None]
+        seen = [each for each in fitting if saw_calls(each, items)]
+        if session in seen and saw_all_calls(session, items):
             return session, None
-        if not seen:
-            return None, UNSEEN if session in fitting else OTHER
-        return seen[0], None if seen[0] is session else ABANDONED
+        if seen:
+            return seen[0], None if seen[0] is session else ABANDONED
+        why = UNSEEN_CALLS if session in fitting else f"{OTHER_ROW} ({differences[-1]})"
+        # A session of another row that has its verdict is over: its cookie is left from before.
+        left_over = session not in fitting and over(session)
+        if self.environment.remembers and not left_over:
+            task_of(given.row, self.environment)
+            raise Refused(409, f"{why}, and the verdict of this environment depends on it; {WHAT_TO_DO}", **MISMATCH)
+        return None, f"{why}: {JUDGED_WITHOUT}"
 
     def _before(self, session: Session) -> list[Session]:
         before: list[Session] = session.kept.get("before", [])
@@ -158,7 +190,8 @@ class Episodes:
         _fence(session, items, ended)
         episode = session.sitting.episode
         assert episode is not None, "it has been opened"
-        copy = _copy(episode, self.environment, given, prompted=session.kept["prompted"])
+        opening: Opening = session.kept["opening"]
+        copy = _copy(episode, self.environment, given, prompted=opening.prompted)
         if session.kept["face"] != "turns":
             # No endpoint brings a reply: those of an author who answers them are played now.
             await self.environment.follow(copy, judging.played(items, ended), calls=False)
@@ -190,7 +223,7 @@ def _fence(session: Session, items: Sequence[Item], ended: Ended) -> None:
 def _copy(episode: Episode, environment: Environment, given: Given, *, prompted: bool) -> Episode:
     """Give a copy of *episode* to be judged; where it was not *prompted*, the *given* row's prompt opens it."""
     opening = list(episode.transcript.opening)
-    task = episode.task if prompted else environment.read(given.row)
+    task = episode.task if prompted else task_of(given.row, environment)
     return replace(
         episode,
         task=task,

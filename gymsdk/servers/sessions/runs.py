@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -20,12 +19,13 @@ from gymsdk.rollouts import lines
 from gymsdk.servers.app import Refused
 from gymsdk.servers.door.presence import while_there
 from gymsdk.servers.sessions.aggregates import aggregated
+from gymsdk.servers.sessions.identity import digest
 from gymsdk.servers.sessions.intake import Given, tolerant, within
 from gymsdk.servers.sessions.once import Once
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
 from gymsdk.types import UNMASKED, Model, Playable, Row
-from gymsdk.values import ordered, written
+from gymsdk.values import written
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class Runs:
         """
         if not given.id:
             return await self.answered(given, shape)
-        key = f"{given.id}:{hashlib.sha256(ordered(body)).hexdigest()}"
+        key = f"{given.id}:{digest(body)}"
         keep = not NUMBERED.fullmatch(given.id)
         return await self._once(key, lambda: self.answered(given, shape), keep=keep)
 
