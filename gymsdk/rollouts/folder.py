@@ -25,6 +25,9 @@ FILES = ("rollouts.jsonl", "failures.jsonl", "inputs.jsonl", "metrics.json", "ru
 DRAWN = ("profile.json", "profile.png")
 """What a profile adds."""
 
+CREATE_TRIES = 100
+"""How many times a process creates its folder before it gives up: others may remove it while it is empty."""
+
 
 @dataclass(slots=True)
 class Standing:
@@ -47,48 +50,49 @@ class RunFolder:
         self.rollouts, self.failures, self.inputs, self.metrics, self.run = (path / name for name in FILES)
         self._discarded = path / "run.old"
         self._open: dict[Path, FileIO] = {}
-        self._held: int | None = None
-        self._made: list[Path] = []
+        self._locked: int | None = None
+        self._created: list[Path] = []
 
     def __enter__(self) -> Self:
         try:
-            self._made = [each for each in (self.path, *self.path.parents) if not each.exists()]
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._hold()
-        except BaseException as error:
-            self.close()
-            if isinstance(error, FileExistsError):
-                raise BadOutput(f"{self.path} is a file; name a folder with --output") from None
-            if isinstance(error, OSError):
-                raise BadOutput(f"cannot write to {self.path}: {error.strerror}; choose another --output") from None
-            raise
+            self._lock()
+        except FileExistsError:
+            raise BadOutput(f"{self.path} is a file; name a folder with --output") from None
+        except OSError as error:
+            raise BadOutput(f"cannot write to {self.path}: {error.strerror}; choose another --output") from None
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _hold(self) -> None:
-        self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+    def _lock(self) -> None:
+        """Create the folder if it is missing, and lock it; raises `BadOutput` if another run holds the lock."""
+        missing = [each for each in (self.path, *self.path.parents) if not each.exists()]
         try:
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadOutput(f"another run is writing to {self.path}; wait for it or choose another --output") from None
-        if not os.access(self.path, os.W_OK | os.X_OK):
-            raise BadOutput(f"cannot write to {self.path}: permission denied; choose another --output")
+            self._locked = _create_and_lock(self.path)
+            _check_writable(self.path)
+        except BaseException:
+            # The folder itself is another run's unless this process locked it.
+            self._created = missing if self._locked is not None else missing[1:]
+            self.close()
+            raise
+        self._created = missing
 
     def close(self) -> None:
-        """Let go of the folder; one that was made for nothing goes too."""
+        """Close the files, remove the folders that this object created if they are still empty, and unlock."""
         for file in self._open.values():
             file.close()
         self._open.clear()
-        for made in self._made:
-            # It refuses where there is something inside.
-            with suppress(OSError):
-                made.rmdir()
-        self._made.clear()
-        if self._held is not None:
-            os.close(self._held)
-            self._held = None
+        if self._locked is not None:
+            # Before the lock is released: a process that locks it next sees that it is gone, and creates it again.
+            if self.path in self._created:
+                _remove_if_empty(self.path)
+            os.close(self._locked)
+            self._locked = None
+        for parent in self._created:
+            if parent != self.path:
+                _lock_and_remove_if_empty(parent)
+        self._created.clear()
 
     @property
     def ours(self) -> bool:
@@ -199,6 +203,63 @@ class RunFolder:
         with _writing(path):
             fresh.write_bytes(rows.document(value))
             fresh.replace(path)
+
+
+def _create_and_lock(path: Path) -> int:
+    """Create the folder at *path* if it is missing and give a descriptor that holds its lock.
+
+    Another process may remove the folder that it created between any two of these steps. What counts is therefore a
+    lock on the folder that is at *path* afterwards.
+    """
+    for _ in range(CREATE_TRIES):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(path, descriptor):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise BadOutput(f"another run is writing to {path}; wait for it or choose another --output") from None
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise BadOutput(f"cannot write to {path}: it is removed as soon as it is created; choose another --output")
+
+
+def _check_writable(path: Path) -> None:
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise BadOutput(f"cannot write to {path}: permission denied; choose another --output")
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_if_empty(folder: Path) -> None:
+    # The kernel refuses to remove a folder with something inside.
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _lock_and_remove_if_empty(folder: Path) -> None:
+    """Remove *folder* unless something is inside, or a run that writes to it holds its lock."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        # It was not created in the end, or another process has removed it.
+        return
+    with suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove_if_empty(folder)
+    os.close(descriptor)
 
 
 @contextmanager

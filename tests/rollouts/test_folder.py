@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,50 @@ def test_whoever_is_refused_leaves_the_holder_its_folder(tmp_path: Path) -> None
             pass
         _begin(folder)
     assert folder.begun
+
+
+THREE_AT_ONCE = """
+import os, sys, time
+from pathlib import Path
+from gymsdk.errors import BadOutput
+from gymsdk.rollouts.folder import RunFolder
+
+def enter(folder, start, tried):
+    while time.monotonic() < start:
+        pass
+    try:
+        with RunFolder(folder):
+            os.write(tried, b"entered ")
+            # The folder stays empty, and locked, until all three have tried.
+            while os.fstat(tried).st_size < 3 * len("entered "):
+                time.sleep(0.001)
+            (folder / "run.json").touch()
+    except BadOutput:
+        os.write(tried, b"refused ")
+
+for number in range(int(sys.argv[2])):
+    base = Path(sys.argv[1], str(number))
+    tried = os.open(f"{base}.tried", os.O_CREAT | os.O_APPEND | os.O_RDWR)
+    start, children = time.monotonic() + 0.01, []
+    for _ in range(3):
+        children.append(os.fork())
+        if not children[-1]:
+            try:
+                enter(base / "out", start, tried)
+            finally:
+                os._exit(0)
+    for child in children:
+        os.waitpid(child, 0)
+    print(*sorted(os.pread(tried, 100, 0).decode().split()), (base / "out" / "run.json").exists())
+"""
+"""Three processes that enter one new folder at the same moment, again and again: prints what became of each."""
+
+
+def test_only_one_of_three_processes_that_start_together_enters_a_new_folder(tmp_path: Path) -> None:
+    rounds = 30
+    command = [sys.executable, "-c", THREE_AT_ONCE, str(tmp_path), str(rounds)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert ended.stdout.splitlines() == ["entered refused refused True"] * rounds
 
 
 def test_rows_that_cannot_be_read_leave_the_run_that_is_there(tmp_path: Path) -> None:
