@@ -54,12 +54,12 @@ def watched(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, Any,
             given, send = error, coroutine.throw
 
 
-async def bounded(coroutine: Coroutine[Any, Any, T], deadline: Deadline) -> T:
-    """Await *coroutine* until *deadline*, then cancel it; raises `TimeoutError`.
+async def bounded(coroutine: Coroutine[Any, Any, T], deadline: Deadline, *, name: str | None = None) -> T:
+    """Await *coroutine* in a task called *name* until *deadline*, then cancel it; raises `TimeoutError`.
 
-    One that swallows its cancellation is left behind after `GRACE` seconds.
+    A coroutine that swallows its cancellation is left behind after `GRACE` seconds.
     """
-    task = asyncio.ensure_future(coroutine)
+    task = asyncio.create_task(coroutine, name=name)
     try:
         while not task.done() and (left := deadline.left()):
             # Again where it has moved meanwhile, but not at every instant while it moves.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,54 @@ def said(complaint: Mapping[str, Any]) -> str:
     return message.removeprefix("Value error, ")
 
 
-def raised(error: BaseException) -> str:
-    """Give an error's type and words, and the line of the author's code it was raised at."""
-    words = sentence(error) if isinstance(error, ValidationError) else str(error)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _ours(Path(frame.filename))]
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {words}{where}"
+def raised(error: BaseException, function: Callable[..., Any] | None = None) -> str:
+    """Give an error's type and message, and the line of the author's code that it comes from.
+
+    Args:
+        error: What the author's code raised.
+        function: The author's function that was called, where it is known. Its package tells the author's lines from
+            those of libraries; without it, the package of the outermost line that is not gymsdk's does.
+    """
+    message = sentence(error) if isinstance(error, ValidationError) else str(error)
+    where = author_line(traceback.extract_tb(error.__traceback__), function)
+    return f"{type(error).__name__}: {message}" + (f" ({where})" if where else "")
 
 
-def _ours(file: Path) -> bool:
+def author_line(frames: Sequence[traceback.FrameSummary], function: Callable[..., Any] | None = None) -> str:
+    """Give the innermost line of the author's own code among *frames*, and the library's line where it ended."""
+    foreign = [each for each in frames if not (_is_ours(Path(each.filename)) or each.filename.startswith("<frozen"))]
+    if not foreign:
+        return ""
+    home = _package(Path(_file_of(function) or foreign[0].filename))
+    own = [frame for frame in foreign if _package(Path(frame.filename)) == home]
+    if not own or own[-1] is foreign[-1]:
+        return _position(foreign[-1])
+    return f"{_position(own[-1])}, in a call that ended at {_in_library(foreign[-1])}"
+
+
+def _file_of(function: Callable[..., Any] | None) -> str | None:
+    code = getattr(inspect.unwrap(function), "__code__", None) if function else None
+    return code.co_filename if code else None
+
+
+def _package(file: Path) -> Path:
+    """Give the outermost package that *file* is in, or the file itself where it is a module of its own."""
+    package = file
+    while (package.parent / "__init__.py").exists():
+        package = package.parent
+    return package
+
+
+def _position(frame: traceback.FrameSummary) -> str:
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+def _in_library(frame: traceback.FrameSummary) -> str:
+    file = Path(frame.filename)
+    return f"{file.relative_to(_package(file).parent)}:{frame.lineno}"
+
+
+def _is_ours(file: Path) -> bool:
     """Whether *file* is the host's or Python's own, and no author's."""
     homes = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
     return "site-packages" not in file.parts[len(homes[1].parts) :] and any(home in file.parents for home in homes)

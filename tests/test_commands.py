@@ -25,6 +25,10 @@ read is in [configuration](configuration.md).
 Exit codes: 0 where all went well; 1 where something failed while it ran; 2 where what was asked for is wrong, before
 anything has begun; 130 and 143 where Ctrl-C or SIGTERM ended it, but 0 for `gymsdk serve` once it has been ready.
 
+A command ends by itself, whatever the code of an environment has left running. Tasks that have not ended 3 seconds
+after their cancellation are named in a warning and left behind. The process waits at most 15 seconds for threads that
+are no daemons, then names them and exits. The exit code stays the same.
+
 That a head or a server is not there, refuses the token, or does not have what is asked for is a failure of whichever
 command asks it: 1.
 """

@@ -25,7 +25,6 @@ def handed_on(command: str, words: Sequence[str]) -> None:
     """Run gymsdk's own *command* with *words*."""
     from gymsdk.cli import main
 
-    given = [command, *words]
     # Servers in processes of their own are started with the words of this one.
-    sys.argv[:] = ["gymsdk", *given]
-    main(given)
+    sys.argv[:] = ["gymsdk", command, *words]
+    main()

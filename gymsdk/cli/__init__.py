@@ -11,6 +11,7 @@ import typer
 from gymsdk.cli.bench import bench
 from gymsdk.cli.check import check
 from gymsdk.cli.config import config
+from gymsdk.cli.exiting import exit_in_time
 from gymsdk.cli.info import info
 from gymsdk.cli.list import list_
 from gymsdk.cli.new import new
@@ -71,9 +72,17 @@ def _options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line: exit code 2 for wrong input or usage, 1 for what failed while running."""
+    """Run the command line: exit code 2 for wrong input or usage, 1 for what failed while running.
+
+    Without *arguments* it is this process's own command, which ends in time whatever threads its work has left.
+    """
     try:
         app(arguments, prog_name="gymsdk")
     except GymsdkError as error:
         typer.echo(f"Error: {error}", err=True)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        code = 2 if isinstance(error, UsageError) else 1
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    if arguments is None:
+        exit_in_time(code)
+    sys.exit(code)

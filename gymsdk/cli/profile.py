@@ -112,8 +112,7 @@ def _concluded(plan: Plan, folder: Path, *, plot: bool) -> Profile:
 
 def _maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
     """Give the best reward the environment claims of each of the run's tasks."""
-    import asyncio
-
+    from gymsdk.cli.stopping import run as run_loop
     from gymsdk.metrics import TASK_INDEX
     from gymsdk.plugins import registry
 
@@ -124,7 +123,7 @@ def _maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
         rows = run.read_inputs()
         return {row[TASK_INDEX]: (await environment.claims(environment.read(row))).maximum for row in rows}
 
-    return asyncio.run(best())
+    return run_loop(best())
 
 
 def _paths(folder: Path, *, plot: bool) -> Iterator[str]:

@@ -1,19 +1,31 @@
-"""A stop asked for by Ctrl-C or SIGTERM: work is cancelled and cleaned up, within a bound."""
+"""The end of a command: after its work, or after Ctrl-C or SIGTERM, it cleans up within a bound and exits.
+
+Code of an environment's author may leave tasks that swallow their cancellation, and threads that block. Both would keep
+`asyncio.run` and the interpreter waiting forever.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from gymsdk.cli import exiting
+
 PATIENCE = 15.0
-"""Seconds the work may take to clean up."""
+"""Seconds the work may take to clean up after a signal."""
+
+CANCELLING = 3.0
+"""Seconds that tasks which outlive the work may take to end once they are cancelled."""
 
 T = TypeVar("T")
+log = logging.getLogger("gymsdk")
 
 
 class Stopped(Exception):
@@ -33,7 +45,7 @@ def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "", quiet: 
     stop = _Stop(last_words, quiet=quiet)
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return asyncio.run(stop.around(work))
+        return run(stop.around(work))
     except asyncio.CancelledError:
         if not stop.code:
             # Nobody asked for this: as a stop it would pass for a run that went well.
@@ -43,6 +55,44 @@ def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "", quiet: 
         stop.over()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run *work* on a new event loop and give what it returns.
+
+    Like `asyncio.run`, but tasks that do not end within `CANCELLING` seconds of their cancellation are named in a
+    warning and left behind, and threads of the loop's executor are left to `exiting.exit_in_time`.
+    """
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        try:
+            loop.run_until_complete(_cancel_others())
+            loop.run_until_complete(asyncio.wait({loop.create_task(loop.shutdown_asyncgens())}, timeout=CANCELLING))
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+async def _cancel_others() -> None:
+    """Cancel all other tasks of the running loop, wait for them, and name those that do not end."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if not others:
+        return
+    _, pending = await asyncio.wait(others, timeout=CANCELLING)
+    for task in pending:
+        log.warning("%s did not end within %g s of its cancellation; it is left behind", _described(task), CANCELLING)
+    exiting.left_behind.extend(pending)
+
+
+def _described(task: asyncio.Task[Any]) -> str:
+    frames = task.get_stack(limit=1)
+    where = f" ({Path(frames[0].f_code.co_filename).name}:{frames[0].f_lineno})" if frames else ""
+    return f"{task.get_name()}{where}"
 
 
 def interruptible(work: Callable[[], T]) -> T:

@@ -74,10 +74,10 @@ def _write(  # the command's own options
     overwrite: bool,
     json: bool,
 ) -> None:
-    import asyncio
     from contextlib import redirect_stdout
 
     from gymsdk import rows
+    from gymsdk.cli.stopping import run
     from gymsdk.plugins import registry
     from gymsdk.rollouts.dealt import dealt, equipped
     from gymsdk.rollouts.sheet import Sheet
@@ -91,11 +91,11 @@ def _write(  # the command's own options
         if limit is None:
             typer.echo(f"at most {MOST} rows of each environment; -n N takes another number", err=True)
         if output is None:
-            asyncio.run(_each(found, lambda row: out.write(rows.line(row))))
+            run(_each(found, lambda row: out.write(rows.line(row))))
             out.flush()
             return
         with Sheet(output, overwrite=overwrite) as sheet:
-            asyncio.run(_each(found, sheet.add))
+            run(_each(found, sheet.add))
     told = {"output": str(output), "rows": sheet.count, "environments": names}
     typer.echo(rows.document(told) if json else f"{sheet.count:,} rows in {output}\n", nl=False)
 

@@ -36,7 +36,7 @@ class Author:
         except (EpisodeError, asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as error:  # the panic of a Rust extension is no `Exception`
-            raise self._told(what, _first(error), late=not deadline.left()) from error
+            raise self._told(what, function, _first(error), late=not deadline.left()) from error
 
     async def _answer(
         self,
@@ -60,17 +60,18 @@ class Author:
         awaited = _awaited(answer)
         try:
             running = awaited if account is None else spent.Stepped(awaited, account)
-            return await bounded(watched(running, f"{what} of environment {self.name!r}"), deadline)
+            name = f"{what} of environment {self.name!r}"
+            return await bounded(watched(running, name), deadline, name=name)
         finally:
             _drop(awaited, answer)
 
-    def _told(self, what: str, error: BaseException, *, late: bool) -> EpisodeError:
+    def _told(self, what: str, function: Callable[..., Any], error: BaseException, *, late: bool) -> EpisodeError:
         if isinstance(error, EpisodeError):
             return error
         kind, where = what.split(maxsplit=1)[0], f"{what} of environment {self.name!r}"
         if isinstance(error, TimeoutError) and late:
             return Failed(f"{where} did not answer by its deadline", kind=f"{kind}_timeout", retryable=True)
-        return Failed(f"{where} raised {raised(error)}", kind=f"{kind}_raised", retryable=True)
+        return Failed(f"{where} raised {raised(error, function)}", kind=f"{kind}_raised", retryable=True)
 
 
 def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
