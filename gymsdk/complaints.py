@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sysconfig
 import traceback
@@ -10,6 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""What ends the code that is running from outside.
+
+Everything else that an author's code raises is an error of that code, also what is no `Exception`: `SystemExit`, or the
+panic of a Rust extension.
+"""
+
+CALLERS = ("pydantic", "pluggy")
+"""Libraries by which gymsdk calls an author's code."""
 
 MOST = 8
 """How many complaints a sentence names."""
@@ -55,7 +66,7 @@ def raised(error: BaseException, function: Callable[..., Any] | None = None) -> 
     Args:
         error: What the author's code raised.
         function: The author's function that was called, where it is known. Its package tells the author's lines from
-            those of libraries; without it, the package of the outermost line that is not gymsdk's does.
+            those of libraries. Without it, the package of the outermost line does, apart from gymsdk and `CALLERS`.
     """
     message = sentence(error) if isinstance(error, ValidationError) else str(error)
     where = author_line(traceback.extract_tb(error.__traceback__), function)
@@ -67,7 +78,8 @@ def author_line(frames: Sequence[traceback.FrameSummary], function: Callable[...
     foreign = [each for each in frames if not (_is_ours(Path(each.filename)) or each.filename.startswith("<frozen"))]
     if not foreign:
         return ""
-    home = _package(Path(_file_of(function) or foreign[0].filename))
+    first = next((each for each in foreign if _package(Path(each.filename)).name not in CALLERS), foreign[0])
+    home = _package(Path(_file_of(function) or first.filename))
     own = [frame for frame in foreign if _package(Path(frame.filename)) == home]
     if not own or own[-1] is foreign[-1]:
         return _position(foreign[-1])

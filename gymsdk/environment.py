@@ -99,9 +99,11 @@ class Environment:
             return self.task_type.model_validate(row.row() if isinstance(row, Task) else row)
         except ValidationError as error:
             raise BadRow(f"the row does not fit environment {self.name!r}: {complaints.sentence(error)}") from None
-        except Exception as error:
+        except complaints.INTERRUPTS:
+            raise
+        except BaseException as error:
             message = f"the row does not fit environment {self.name!r}: its schema raised"
-            raise BadRow(f"{message} {type(error).__name__}: {error}") from error
+            raise BadRow(f"{message} {complaints.raised(error)}") from error
 
     def tasks(self, split: str, *, seed: int = 0) -> Iterator[Task]:
         """Yield the tasks of *split*, lazily and perhaps without end; raises `UnknownSplit`."""
@@ -223,13 +225,15 @@ class Environment:
         try:
             for row in rows:
                 yield self.read(row)
-        except GymsdkError:
+        except (GymsdkError, *complaints.INTERRUPTS):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise self._broken("tasks", error) from error
 
     def _broken(self, hook: str, error: BaseException) -> BrokenEnvironment:
-        return BrokenEnvironment(f"environment {self.name!r}: hook {hook!r} raised {complaints.raised(error)}")
+        function = getattr(self.plugin, hook, None)
+        raised = complaints.raised(error, function)
+        return BrokenEnvironment(f"environment {self.name!r}: hook {hook!r} raised {raised}")
 
     def _offered(self) -> dict[str, tools.Tool]:
         try:
@@ -257,9 +261,9 @@ class Environment:
         asked = {name: {"config": getattr(self, "config", None), **given}[name] for name in each.asks}
         try:
             return each.function(**asked)
-        except GymsdkError:
+        except (GymsdkError, *complaints.INTERRUPTS):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise self._broken(each.hook, error) from error
 
     async def _ask(self, hook: str, **given: Any) -> Any:

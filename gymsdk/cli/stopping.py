@@ -17,6 +17,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from gymsdk.cli import exiting
+from gymsdk.complaints import raised
+from gymsdk.errors import GymsdkError
 
 PATIENCE = 15.0
 """Seconds the work may take to clean up after a signal."""
@@ -28,7 +30,7 @@ T = TypeVar("T")
 log = logging.getLogger("gymsdk")
 
 
-class Stopped(Exception):
+class Stopped(KeyboardInterrupt):
     """A signal ended the work; *code* is the exit code that says which."""
 
     def __init__(self, code: int) -> None:
@@ -51,6 +53,11 @@ def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "", quiet: 
             # Nobody asked for this: as a stop it would pass for a run that went well.
             raise RuntimeError("the work was cancelled, and by no signal") from None
         raise Stopped(stop.code) from None
+    except SystemExit as error:
+        # Raised in a task of an author's own, it ends the loop, and would end the command as if all had gone well.
+        raise GymsdkError(
+            f"a background task of an environment ended with {raised(error)}; catch that there"
+        ) from error
     finally:
         stop.over()
         for number, handler in before.items():

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from gymsdk import complaints
 from gymsdk.configuration.veiling import is_secret
-from gymsdk.errors import BadConfig, UsageError, suggestion
+from gymsdk.errors import BadConfig, BrokenEnvironment, UsageError, suggestion
 from gymsdk.models import registry
 from gymsdk.models.metered import Metered
 from gymsdk.types import Config, Model
@@ -35,6 +35,10 @@ def configured(name: str, kind: type[Config], given: Mapping[str, Any]) -> Confi
     except ValidationError as error:
         wrong = [(tuple(map(str, each["loc"])), _said(each)) for each in error.errors(include_input=False)]
         raise _about(BadConfig(f"environment {name!r}: {_sentence(kind, error)}"), wrong) from None
+    except complaints.INTERRUPTS:
+        raise
+    except BaseException as error:
+        raise BrokenEnvironment(f"environment {name!r}: its config raised {complaints.raised(error)}") from error
 
 
 def asks_for_model(field: FieldInfo) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gymsdk import tools
+from gymsdk.complaints import INTERRUPTS, raised
 from gymsdk.errors import Failed
 from gymsdk.plugins.hookspecs import hookimpl
 from gymsdk.rows import read
@@ -47,8 +48,10 @@ class Floor:
             arguments = tool.read(action.arguments)
         except tools.WrongArguments as error:
             return Step(output=tools.refusal(str(error)))
-        except Exception as error:
-            message = f"tool {action.name!r}: a validator of its arguments raised {type(error).__name__}: {error}"
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
+            message = f"tool {action.name!r}: a validator of its arguments raised {raised(error, tool.function)}"
             raise Failed(message, kind="tool_raised") from error
         given = {"task": task, "state": state, "config": config, "shared": shared}
         asked = {name: given[name] for name in tool.asks}

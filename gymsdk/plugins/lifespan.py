@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
+from gymsdk.complaints import INTERRUPTS, raised
 from gymsdk.errors import BrokenEnvironment, GymsdkError, UsageError
 
 OPENING = 600.0
@@ -47,11 +48,10 @@ class Lifespan:
             async with asyncio.timeout(OPENING):
                 context = self._asked() if self._asked else None
                 self.shared = await self._open.enter_async_context(context) if context is not None else None
-        except GymsdkError:
+        except (GymsdkError, *INTERRUPTS):
             raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise BrokenEnvironment(f"{self._where}: hook 'lifespan' raised {reason}") from error
+        except BaseException as error:
+            raise BrokenEnvironment(f"{self._where}: hook 'lifespan' raised {raised(error)}") from error
 
     async def end(self) -> None:
         """Leave it, with the last who entered.
@@ -68,5 +68,7 @@ class Lifespan:
         try:
             async with asyncio.timeout(OPENING):
                 await self._open.aclose()
-        except Exception as error:  # noqa: BLE001  # an author's code may raise anything
+        except INTERRUPTS:
+            raise
+        except BaseException as error:  # noqa: BLE001  # an author's code may raise anything
             log.warning("%s: hook 'lifespan' did not end well: %r", self._where, error)

@@ -163,9 +163,9 @@ def _plugin(entry: Entry) -> object:
     point = EntryPoint(entry.name, entry.module, GROUP)
     try:
         plugin = point.load()
-    except GymsdkError:
+    except (GymsdkError, *complaints.INTERRUPTS):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         reason = complaints.raised(error)
         where = f"environment {entry.name!r} ({entry.distribution} {entry.version})"
         raise BrokenEnvironment(f"{where} cannot be imported: {reason}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.conftest import Start
+from cli.conftest import Command, Start
 
 SOURCE = """
 import asyncio, threading, time
@@ -98,3 +98,79 @@ def test_what_a_hook_leaves_running_does_not_keep_the_command_from_ending(
     assert "(env_leaving.py:" in said["executor"]
     assert "is still running; the process exits without it" in said["executor"]
     assert "hook 'close' of environment 'leaving'" in said["hook"]
+
+
+EXITS = """
+import asyncio, sys
+from contextlib import asynccontextmanager
+from typing import Literal
+from pydantic import model_validator
+from gymsdk import Config, Message, Task, Verdict, hookimpl
+
+class Settings(Config):
+    where: str = "nowhere"
+
+    @model_validator(mode="after")
+    def checked(self):
+        if self.where == "config":
+            sys.exit(0)
+        return self
+
+@hookimpl
+@asynccontextmanager
+async def lifespan(config: Settings):
+    if config.where == "enter":
+        sys.exit(0)
+    yield
+    if config.where == "leave":
+        sys.exit(0)
+
+@hookimpl
+def tasks(split: Literal["train"], config: Settings):
+    yield Task.ask("Say yes.")
+    if config.where == "tasks":
+        sys.exit(0)
+
+async def end():
+    sys.exit(0)
+
+@hookimpl
+async def verify(config: Settings):
+    if config.where == "task":
+        asyncio.create_task(end())
+        await asyncio.sleep(60)
+    return Verdict(reward=1.0)
+
+@hookimpl
+def solve(task):
+    return Message(content="yes")
+"""
+"""An environment that ends the process, as if all had gone well, in a place of the reader's choice."""
+
+SAID = {
+    "config": "Error: environment 'exits': its config raised SystemExit: 0 (env_exits.py:14)",
+    "enter": "Error: environment 'exits': hook 'lifespan' raised SystemExit: 0 (env_exits.py:21)",
+    "tasks": "Error: environment 'exits': hook 'tasks' raised SystemExit: 0 (env_exits.py:30)",
+    "task": "Error: a background task of an environment ended with SystemExit: 0 (env_exits.py:33)",
+}
+
+
+@pytest.mark.parametrize("where", SAID)
+def test_an_exit_in_an_environments_code_is_an_error(
+    gymsdk: Command, installed: Callable[..., Path], there: Path, where: str
+) -> None:
+    installed("exits", EXITS)
+    ended = gymsdk("rollout", "exits", "--set", f"where={where}", "-o", "out")
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1].startswith(SAID[where])
+    assert not (there / "out" / "metrics.json").exists()
+
+
+def test_an_exit_at_the_end_of_a_lifespan_leaves_the_run_whole(
+    gymsdk: Command, installed: Callable[..., Path], there: Path
+) -> None:
+    installed("exits", EXITS)
+    ended = gymsdk("rollout", "exits", "--set", "where=leave", "-o", "out")
+    assert (ended.code, ended.out.split()[1:5]) == (0, ["scored", "1", "of", "1"])
+    assert "hook 'lifespan' did not end well: SystemExit(0)" in ended.err
+    assert (there / "out" / "metrics.json").exists()
