@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -34,6 +35,7 @@ from gymsdk.plugins.stack import Answerer, stack
 from gymsdk.transcript import Action, Item, Message, ToolCall, Transcript
 from gymsdk.turns import played, spans
 from gymsdk.types import Claims, Episode, Reset, Row, Step, Task, Verdict
+from gymsdk.workers.threads import iterate_in_thread
 
 GRADING = 120.0
 """Seconds `verify` may take, whatever is left of the episode; waiting for a worker or a judge does not count."""
@@ -106,16 +108,17 @@ class Environment:
             raise BadRow(f"{message} {complaints.raised(error)}") from error
 
     def tasks(self, split: str, *, seed: int = 0) -> Iterator[Task]:
-        """Yield the tasks of *split*, lazily and perhaps without end; raises `UnknownSplit`."""
+        """Yield the tasks of *split*, lazily and perhaps without end; raises `UnknownSplit`.
+
+        The author's code never runs inside a running event loop, so it may use `asyncio.run`: where this is called on
+        one, it runs in a thread.
+        """
         if split not in self.splits:
             known = ", ".join(self.splits) or "none"
             near = suggestion(str(split), self.splits, f"its splits: {known}")
             raise UnknownSplit(f"environment {self.name!r} has no split {split!r}{near}")
-        for each in self._stack.answerers["tasks"]:
-            rows = self._at_once(each, split=split, seed=seed)
-            if rows is not None:
-                return self._drawn(rows)
-        return iter(())
+        drawn = partial(self._drawn, split, seed)
+        return iterate_in_thread(drawn) if _on_a_loop() else drawn()
 
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
@@ -221,9 +224,10 @@ class Environment:
             given = {"state": episode.state, "transcript": episode.transcript}
             return answers.verdict(await self._ask("verify", task=episode.task, **given))
 
-    def _drawn(self, rows: Iterable[Row | Task]) -> Iterator[Task]:
+    def _drawn(self, split: str, seed: int) -> Iterator[Task]:
+        answers = (self._at_once(each, split=split, seed=seed) for each in self._stack.answerers["tasks"])
         try:
-            for row in rows:
+            for row in next((rows for rows in answers if rows is not None), ()):
                 yield self.read(row)
         except (GymsdkError, *complaints.INTERRUPTS):
             raise
@@ -280,6 +284,14 @@ class Environment:
             return await self._author.run(f"hook {each.hook!r}", each.function, asked)
         answer = each.function(**asked)
         return await answer if inspect.isawaitable(answer) else answer
+
+
+def _on_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _of_episode(deadline: float | None) -> Deadline:

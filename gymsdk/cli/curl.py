@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from gymsdk import rows, wire
@@ -17,6 +18,7 @@ from gymsdk.rollouts.sources import default_split
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
 from gymsdk.types import Row
+from gymsdk.workers.threads import Threads
 
 PATIENCE = Budget(seconds=10.0)
 """What playing the example may take."""
@@ -27,9 +29,13 @@ async def lines(environment: Environment, urls: Mapping[str, str], folder: Path)
     from gymsdk.episode import play
 
     try:
-        task = next(environment.tasks(default_split(environment), seed=0))
-    except (GymsdkError, StopIteration) as error:
+        tasks = environment.tasks(default_split(environment), seed=0)
+        # Servers answer on this loop, which the wait for a task must not hold up.
+        task = await Threads().run(partial(next, tasks, None), timeout=PATIENCE.seconds)
+    except (GymsdkError, TimeoutError) as error:
         return [f"# {environment.name} has no task to try: {error}"]
+    if task is None:
+        return [f"# {environment.name} has no task to try: its split {default_split(environment)!r} is empty"]
     row = stamped(task.row(), environment=environment.name, task=0, sampling={})
     rollout = await play(environment, scripted.build("oracle"), row, budget=PATIENCE)
     return [f"# {environment.name}", *_lines(environment.name, urls, folder, row, rollout)]

@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar, TypeVarTuple
 
@@ -30,6 +30,13 @@ def settle(future: asyncio.Future[T], value: T) -> bool:
 def _set(future: asyncio.Future[T], value: T) -> None:
     if not future.done():
         future.set_result(value)
+
+
+class _End:
+    """What stands behind the last item of an iterator."""
+
+
+END = _End()
 
 
 class Permits:
@@ -68,6 +75,39 @@ class Permits:
                 if settle(self._waiting.popleft(), None):
                     return
             self._left += 1
+
+
+def iterate_in_thread(source: Callable[[], Iterable[T]]) -> Iterator[T]:
+    """Yield the items of what *source* returns, made in one daemon thread from first to last.
+
+    An item is made when it is asked for. The thread ends with the iteration, or once nothing refers to this iterator.
+    """
+    asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    made: queue.SimpleQueue[Callable[[], T | _End]] = queue.SimpleQueue()
+    context = contextvars.copy_context()
+
+    def serve() -> None:
+        items: Iterator[T] | None = None
+
+        def following() -> T | _End:
+            nonlocal items
+            if items is None:
+                items = iter(source())
+            return next(items, END)
+
+        while asked.get():
+            made.put(_attempt(lambda: context.run(following)))
+
+    threading.Thread(target=serve, name="gymsdk-iterator", daemon=True).start()
+    try:
+        while True:
+            asked.put(True)
+            item = made.get()()
+            if isinstance(item, _End):
+                return
+            yield item
+    finally:
+        asked.put(False)
 
 
 def _attempt(function: Callable[[], T]) -> Callable[[], T]:
