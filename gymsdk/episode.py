@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gymsdk import responses, trail
-from gymsdk.errors import EpisodeError, UsageError
+from gymsdk.errors import EpisodeError, Failed, UsageError
 from gymsdk.outcome import Rollout
 from gymsdk.sitting import Budget, Sitting
 from gymsdk.transcript import Item
@@ -46,30 +46,46 @@ async def play(
 
 
 async def _turn(sitting: Sitting, episode: Episode, model: Model) -> None:
-    """Ask the model once and have its turn answered; the episode is over where its deadline comes first."""
-    response = await _asked(sitting, episode, model) if _has_time(episode) else None
-    if response is None:
+    """Ask the model once and play its turn; end the episode as truncated if its deadline has passed."""
+    if not _has_time(episode):
         episode.transcript.ended = "deadline"
         return
-    await sitting.answer(response)
+    await sitting.answer(await _asked(sitting, episode, model))
 
 
 def _has_time(episode: Episode) -> bool:
     return episode.deadline is None or asyncio.get_running_loop().time() < episode.deadline
 
 
-async def _asked(sitting: Sitting, episode: Episode, model: Model) -> Item | None:
-    """Give the model's response, `None` where the episode's deadline came first."""
+async def _asked(sitting: Sitting, episode: Episode, model: Model) -> Item:
+    """Return the model's response.
+
+    Raises:
+        EpisodeError: The model failed, or did not answer before the episode's deadline (kind `model_timeout`). The
+            policy did not spend that time, so the episode is not truncated and judged: it has failed.
+    """
     request = request_of(episode, sitting.sampling)
     with sitting.clocked("model"):
         try:
             async with asyncio.timeout_at(episode.deadline):
                 return await responses.asked(model, request, episode=episode)
-        except TimeoutError:
-            return None
+        except TimeoutError as error:
+            raise Failed(
+                f"the model did not answer before the episode's deadline of {sitting.budget.seconds:g} s{_last(error)};"
+                " check the model's server, allow more time (--deadline) or lower the load",
+                kind="model_timeout",
+                retryable=True,
+                stage="model",
+            ) from error
         except EpisodeError as error:
             error.stage = "model"
             raise
+
+
+def _last(error: TimeoutError) -> str:
+    """Return what the model's server answered last, which the interrupted call noted on its cancellation."""
+    notes: list[str] = getattr(error.__cause__, "__notes__", [])
+    return f" (the last attempt: {notes[-1]})" if notes else ""
 
 
 def _check(environment: object, model: object) -> None:

@@ -104,20 +104,27 @@ class Replicas:
         """Give the answer to *body* at *path* of the replica that has the conversation *sticky*, or of another.
 
         One that fails is followed by the next at once, and all of them by a pause, until the *deadline*. Raises
-        `Failed` where there is no answer at all.
+        `Failed` where there is no answer at all. A call that is cancelled while it retries carries the last failed
+        attempt as a note on its `CancelledError`.
         """
         call, order = Call(path, http.written(body), deadline, final), self._ordered(sticky)
         clock = asyncio.get_running_loop().time
-        for number in range(self._retry.times):
-            found = await self._round(order, call)
-            if _settled(found, call):
-                break
-            wait = self._retry.wait(number) + min(replica.rest for replica in order)
-            if clock() + wait >= deadline:
-                break
-            await asyncio.sleep(wait)
-        else:
-            found = await self._round(order, call)
+        found: Found | None = None
+        try:
+            for number in range(self._retry.times):
+                found = await self._round(order, call)
+                if _settled(found, call):
+                    break
+                wait = self._retry.wait(number) + min(replica.rest for replica in order)
+                if clock() + wait >= deadline:
+                    break
+                await asyncio.sleep(wait)
+            else:
+                found = await self._round(order, call)
+        except asyncio.CancelledError as error:
+            if found is not None:
+                error.add_note(_described(found))
+            raise
         if isinstance(found, Failed):
             raise found
         return found
@@ -216,6 +223,10 @@ def _settled(found: Found, call: Call) -> bool:
     if isinstance(found, Failed):
         return not found.retryable
     return not http.worth_retrying(found.status) or call.final(found)
+
+
+def _described(found: Found) -> str:
+    return str(found) if isinstance(found, Failed) else f"{found.host} answered {found.status}"
 
 
 def _astray(found: Found) -> str | None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from typing import TypeGuard
 
 from gymsdk import wire
 from gymsdk.errors import EpisodeError, Failed, UsageError
-from gymsdk.transcript import Item
+from gymsdk.transcript import Item, is_content
 from gymsdk.types import Episode, Model
+
+EXCERPT = 200
+"""Characters of an unreadable item that a message shows."""
 
 
 async def asked(model: Model, request: Item, *, episode: Episode | None, who: str = "the model") -> Item:
@@ -35,7 +39,7 @@ async def told(model: Model, request: Item, *, episode: Episode | None, who: str
         kind = "model_timeout" if isinstance(error, TimeoutError) else "model_raised"
         raise Failed(f"{who} raised {type(error).__name__}: {error}", kind=kind, retryable=True) from error
     if not is_response(response):
-        raise Failed(f"{who}'s answer is no Response object", kind="model_bad_answer", retryable=True)
+        raise _unreadable(response, who)
     if response.get("error") or not wire.is_ended(response):
         why = response.get("error") or f"its answer is {response.get('status')!r}"
         raise Failed(f"{who} failed: {why}", kind="model_error", retryable=True)
@@ -72,14 +76,30 @@ def is_incomplete(response: Item) -> bool:
 
 
 def is_response(value: object) -> bool:
-    """Whether *value* is a Response object as far as anything here reads one."""
-    if not isinstance(value, dict) or not isinstance(value.get("output"), list):
-        return False
-    return all(isinstance(item, dict) and _is_readable(item) for item in value["output"])
+    """Return whether *value* is a Response object as far as gymsdk reads one."""
+    return _has_output(value) and all(map(_is_readable, value["output"]))
 
 
-def _is_readable(item: Item) -> bool:
-    content = item.get("content")
-    if isinstance(content, list) and not all(isinstance(part, dict) for part in content):
+def _has_output(value: object) -> TypeGuard[Item]:
+    return isinstance(value, dict) and isinstance(value.get("output"), list)
+
+
+def _is_readable(item: object) -> bool:
+    if not isinstance(item, dict):
         return False
-    return isinstance(content, (str, list, type(None))) and isinstance(item.get("type", "message"), str)
+    return is_content(item.get("content")) and isinstance(item.get("type", "message"), str)
+
+
+def _unreadable(value: object, who: str) -> Failed:
+    """Return the failure of an answer that is no Response object.
+
+    An answer without a list of items may come from a proxy and change with the next try. One whose items have the wrong
+    types is what the model's server makes of its model, and stays so.
+    """
+    message = f"{who}'s answer is no Response object"
+    if not _has_output(value):
+        return Failed(message, kind="model_bad_answer", retryable=True)
+    number, item = next((number, item) for number, item in enumerate(value["output"]) if not _is_readable(item))
+    wrong = repr(item)[:EXCERPT]
+    expected = "an item is an object whose `content` is text or a list of parts"
+    return Failed(f"{message}: item {number} of its output is {wrong}, and {expected}", kind="model_bad_answer")

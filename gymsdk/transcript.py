@@ -81,6 +81,11 @@ def are_objects(value: object) -> TypeGuard[list[Item]]:
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
+def is_content(value: object) -> TypeGuard[Content | None]:
+    """Return whether *value* can be the content of a message: text, a list of parts, or nothing."""
+    return value is None or isinstance(value, str) or are_objects(value)
+
+
 def is_reply(item: Item) -> bool:
     """Whether *item* is a message of the policy."""
     return item.get("role") == "assistant" and item.get("type", "message") == "message"

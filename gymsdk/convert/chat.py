@@ -9,7 +9,7 @@ from typing import Any
 from gymsdk import usage as counts
 from gymsdk import wire
 from gymsdk.errors import Failed
-from gymsdk.transcript import Content, Item, is_reply, text_of
+from gymsdk.transcript import Content, Item, is_content, is_reply, text_of
 
 from . import keys, parts
 from . import tokens as token_fields
@@ -46,6 +46,9 @@ REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 GIVEN_UP = frozenset({"abort", "error"})
 """How an engine says that it gave up an answer, perhaps for new weights: what there is of it is nobody's reply."""
 
+EXCERPT = 500
+"""Characters of an unreadable answer that a message shows."""
+
 
 def body(request: Item, *, thoughts: wire.Thoughts = "field", limit: str = "max_tokens") -> Item:
     """Give the chat body that asks what *request* asks; *limit* is its word for `max_output_tokens`."""
@@ -79,7 +82,7 @@ def response(completion: Any, request: Item, *, strict: bool = False) -> Item:
     try:
         return _response(completion, request, strict=strict)
     except (LookupError, TypeError, AttributeError) as error:
-        message = f"the model's answer is no chat completion: {completion}"
+        message = f"the model's answer is no chat completion: {str(completion)[:EXCERPT]}"
         raise Failed(message, kind="model_bad_answer", retryable=True) from error
 
 
@@ -111,6 +114,13 @@ def _response(completion: Item, request: Item, *, strict: bool) -> Item:
     if choice.get("finish_reason") in GIVEN_UP:
         message = f"the server gave up the answer (finish_reason {choice['finish_reason']!r})"
         raise Failed(message, kind="model_error", retryable=True)
+    content = choice["message"].get("content")
+    if not is_content(content):
+        # The server makes this of its model's answer, and would again: another try does not help.
+        message = (
+            f"the model's answer has the content {repr(content)[:EXCERPT]}, which is neither text nor a list of parts"
+        )
+        raise Failed(message, kind="model_bad_answer")
     output = list(_output(choice["message"]))
     output[-1] |= tokens(completion, strict=strict)
     if _wants_logprobs(request):

@@ -10,7 +10,7 @@ from gymsdk import wire
 from gymsdk.convert.faces import chat as served
 from gymsdk.convert.faces.face import Malformed
 from gymsdk.errors import UsageError
-from gymsdk.transcript import Item, are_objects
+from gymsdk.transcript import Item, are_objects, is_content
 from gymsdk.turns import of_policy
 
 
@@ -62,7 +62,7 @@ def _own(item: Item) -> Item:
 
 
 def _check(content: object) -> None:
-    if not (content is None or isinstance(content, str) or are_objects(content)):
+    if not is_content(content):
         raise UsageError(f"the content of a message is text or a list of parts, not {type(content).__name__}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gymsdk import responses, usage
+from gymsdk import deadlines, responses, usage
 from gymsdk.deadlines import waiting
 from gymsdk.errors import Failed, recast
 from gymsdk.transcript import Item
@@ -47,3 +47,9 @@ class Metered:
         except TimeoutError:
             message = f"{who} did not answer within {self._seconds:g} s"
             raise Failed(message, kind="model_timeout", retryable=True) from None
+        except asyncio.CancelledError as error:
+            if deadlines.current().left():
+                raise
+            # The hook that waits for this model ran out of time: the model is to blame, not the hook or the policy.
+            message = f"{who} did not answer before the deadline of the hook or tool that asked it"
+            raise Failed(message, kind="model_timeout", retryable=True) from error

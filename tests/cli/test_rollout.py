@@ -55,6 +55,18 @@ def test_programs_get_json_and_nothing_else(gymsdk: Command) -> None:
     assert told["environments"][0]["agent_metrics"]["mean/reward"] == 1.0
 
 
+def test_a_model_that_never_answers_earns_no_reward_of_0(gymsdk: Command, there: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        model = ("--model", "endpoint/silent", "--base-url", url, "--deadline", 0.5, "--attempts", 1)
+        ended = gymsdk("rollout", "sums", "--limit", 3, *model, "-o", "out")
+    assert (ended.code, (there / "out/rollouts.jsonl").read_text()) == (1, "")
+    failures = [json.loads(line) for line in (there / "out/failures.jsonl").read_text().splitlines()]
+    assert [(line["_ng_failure_class"], line["_ng_failure_terminal"]) for line in failures] == [
+        ("model_timeout", False)
+    ] * 3
+
+
 def test_failures_are_told_and_the_exit_code_is_1(gymsdk: Command, there: Path) -> None:
     (there / "tasks.jsonl").write_text(GOOD)
     ended = gymsdk("rollout", "sums", "--tasks", "tasks.jsonl", "--set", "breaks=[4]", "-o", "out", "--attempts", 1)

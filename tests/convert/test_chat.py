@@ -269,13 +269,18 @@ class TestResponse:
             {"choices": [{"message": None}]},
             {"error": {"message": "x"}},
             completed({"tool_calls": [{}]}),
-            completed({"content": 7}),
         ],
     )
     def test_what_is_no_completion_is_a_bad_answer(self, answer: object) -> None:
         with pytest.raises(Failed, match="no chat completion") as caught:
             chat.response(answer, {})
         assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", True)
+
+    @pytest.mark.parametrize("content", [7, True, [7], {"text": "7"}])
+    def test_a_content_of_another_type_is_a_bad_answer_that_no_retry_mends(self, content: object) -> None:
+        with pytest.raises(Failed, match="neither text nor a list of parts") as caught:
+            chat.response(completed({"content": content}), {})
+        assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", False)
 
 
 def test_the_stop_sequence_that_ended_an_answer_is_told() -> None:

@@ -140,16 +140,20 @@ def test_a_budget_that_makes_no_sense_is_refused(wrong):
         Budget(**wrong)
 
 
-async def test_a_model_past_the_deadline_ends_an_episode_that_is_judged_all_the_same(notebook, task):
+async def test_an_episode_whose_model_does_not_answer_by_the_deadline_has_failed(notebook, task):
     model = Slow(wire.response([wire.function_call("note", {"what": "a"}, "c")], model="slow"))
     rollout = await play(Environment("notebook", notebook), model, task, budget=Budget(seconds=1))
-    assert (rollout.outcome, rollout.ended, rollout.reward) == ("scored", "deadline", 1.0)
+    assert (rollout.outcome, rollout.reward, rollout.ended, rollout.turns) == ("failed", None, None, 1)
+    failure = rollout.failure
+    assert (failure.stage, failure.kind, failure.retryable) == ("model", "model_timeout", True)
+    assert outputs(rollout) == ["noted a"]
+    assert notebook.closed == 1
 
 
-async def test_an_episode_that_never_got_an_answer_is_judged_on_nothing(notebook, task):
+async def test_an_episode_that_never_got_an_answer_is_not_judged_on_nothing(notebook, task):
     rollout = await play(Environment("notebook", notebook), Slow(None), task, budget=Budget(seconds=0.5))
-    assert (rollout.ended, rollout.reward, rollout.turns) == ("deadline", 0.0, 0)
-    assert rollout.response["output"] == []
+    assert (rollout.outcome, rollout.reward, rollout.turns) == ("failed", None, 0)
+    assert rollout.response is None
 
 
 async def test_a_deadline_that_passed_in_a_step_is_found_before_the_next_turn(policy, task):

@@ -46,10 +46,6 @@ class Answers:
         ("text", "model_bad_answer", "the model's answer is no Response object"),
         (None, "model_bad_answer", "the model's answer is no Response object"),
         ({"output": None}, "model_bad_answer", "the model's answer is no Response object"),
-        ({"output": ["text"]}, "model_bad_answer", "the model's answer is no Response object"),
-        ({"output": [{"type": ["message"]}]}, "model_bad_answer", "the model's answer is no Response object"),
-        ({"output": [wire.message("a") | {"content": [5]}]}, "model_bad_answer", "the model's answer is no Response"),
-        ({"output": [wire.message("a") | {"content": 5}]}, "model_bad_answer", "the model's answer is no Response"),
         ({"output": [], "status": "failed", "error": "overload"}, "model_error", "the model failed: overload"),
         (
             {"output": [], "error": {"code": "server_error"}},
@@ -63,6 +59,17 @@ async def test_a_model_that_breaks_fails_its_episode(notebook, task, answer, kin
     assert (rollout.outcome, rollout.reward, rollout.verdict) == ("failed", None, None)
     assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == ("model", kind, True)
     assert rollout.failure.message.startswith(message)
+    assert notebook.closed == 1
+
+
+@pytest.mark.parametrize(
+    "item", ["text", {"type": ["message"]}, wire.message("a") | {"content": [5]}, wire.message("a") | {"content": 5}]
+)
+async def test_an_answer_with_an_unreadable_item_fails_its_episode_for_good(notebook, task, item):
+    rollout = await play(Environment("notebook", notebook), Answers({"output": [item]}), task)
+    failure = rollout.failure
+    assert (failure.stage, failure.kind, failure.retryable) == ("model", "model_bad_answer", False)
+    assert "item 0 of its output is" in failure.message
     assert notebook.closed == 1
 
 

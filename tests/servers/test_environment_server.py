@@ -158,8 +158,8 @@ class Asleep:
 async def test_an_agents_seconds_are_the_episodes(counter: Callable[..., Environment]) -> None:
     given = {"responses_create_params": PARAMS, "task_data": DATA, "agent_timeout_seconds": 0.2}
     async with asked(server.app(counter(), Asleep())) as client:
-        result = (await client.post("/run", json=episode(given))).json()["result"]
-    assert (result["gymsdk"]["ended"], result["reward"]) == ("deadline", 0.0)
+        failure = (await client.post("/run", json=episode(given))).json()["failure"]
+    assert (failure["failure_kind"], failure["stage"], failure["terminal"]) == ("gymsdk:model_timeout", "agent", False)
 
 
 async def test_figures_over_rows_are_answered(

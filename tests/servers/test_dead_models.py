@@ -1,0 +1,143 @@
+"""A model whose server hangs, answers 500, or is gone costs the episode its reward, whoever has it played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gymsdk import Config, Environment, Episode, Model, Task, hookimpl, model, play, wire
+from gymsdk.servers import agent, resources
+from gymsdk.servers import environment as environment_server
+from gymsdk.sitting import Budget
+from gymsdk.transcript import Item
+
+from .reached import asked, listening
+
+ROW = Task.ask("add", initial_count=1, expected_count=1).row()
+EPISODE = {
+    "episode_id": {"rollout_id": "r1", "attempt": 0},
+    "task": {"task_id": {"taskset": "counter:train", "task_id": "7"}, "task_input": ROW},
+}
+BUDGET = Budget(seconds=0.6)
+
+
+async def _hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read whatever comes, and answer nothing, until the client gives up."""
+    while await reader.read(2**16):
+        pass
+    writer.close()
+
+
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer 500 to a request."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def _reached(fault: str) -> AsyncIterator[str]:
+    """Give the base URL of a model's server with this *fault*."""
+    server = await asyncio.start_server(_hang if fault == "hangs" else _refuse, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    if fault == "is gone":
+        server.close()
+        await server.wait_closed()
+    try:
+        yield url
+    finally:
+        server.close()
+
+
+@pytest.fixture(params=["hangs", "answers 500", "is gone"])
+async def dead(request: pytest.FixtureRequest) -> AsyncIterator[Model]:
+    """A model behind a server that gives no answer."""
+    async with _reached(request.param) as url:
+        yield model("endpoint/dead", base_url=url)
+
+
+async def test_an_episode_of_a_dead_model_has_failed_on_every_face(
+    counter: Callable[..., Environment], dead: Model
+) -> None:
+    async with (
+        asked(agent.app(counter(), dead, budget=BUDGET)) as by_agent,
+        asked(environment_server.app(counter(), dead, budget=BUDGET)) as by_environment,
+        counter() as played,
+    ):
+        here, flat, responses, episode = await asyncio.gather(
+            play(played, dead, ROW, budget=BUDGET),
+            by_agent.post("/run", json=ROW),
+            by_agent.post("/v1/responses", json={"input": "add"}),
+            by_environment.post("/run", json=EPISODE),
+        )
+    assert (here.outcome, here.reward, here.ended) == ("failed", None, None)
+    assert here.failure is not None
+    assert (here.failure.stage, here.failure.kind, here.failure.retryable) == ("model", "model_timeout", True)
+    for answer in (flat, responses):
+        told = answer.json()
+        assert (answer.status_code, "reward" in told, "retry-after" in answer.headers) == (503, False, True)
+        assert (told["stage"], told["kind"], told["retryable"]) == ("model", "model_timeout", True)
+    failure = episode.json()["failure"]
+    assert (failure["failure_kind"], failure["stage"], failure["terminal"]) == ("gymsdk:model_timeout", "agent", False)
+
+
+async def test_a_deadline_in_the_middle_of_retries_says_how_the_last_one_failed(
+    counter: Callable[..., Environment],
+) -> None:
+    async with _reached("answers 500") as url, counter() as played:
+        rollout = await play(played, model("endpoint/dead", base_url=url), ROW, budget=BUDGET)
+    assert rollout.failure is not None
+    assert "answered 500)" in rollout.failure.message
+
+
+async def test_an_agent_session_of_a_dead_model_gets_no_response(
+    counter: Callable[..., Environment], dead: Model
+) -> None:
+    async with listening(resources.app(counter())) as url:
+        opening = {
+            "agent_session_id": "s1",
+            "episode_id": EPISODE["episode_id"],
+            "task_id": {"taskset": "counter:train", "task_id": "7"},
+            "tool_accesses": [{"kind": "direct_http", "name": "counter", "base_url": url}],
+        }
+        async with asked(agent.app(counter(), dead, budget=BUDGET)) as client:
+            assert (await client.post("/v1/agent_sessions", json=opening)).status_code == 200
+            answer = await client.post("/v1/responses", json={"input": "add"})
+    assert (answer.status_code, answer.json()["kind"]) == (503, "model_timeout")
+
+
+class Talks(Config):
+    user: Model
+
+
+class Talk:
+    """An environment whose steps ask a user, who is a model of the environment's own."""
+
+    @hookimpl
+    async def step(self, config: Talks) -> None:
+        await config.user.respond({"input": "hello"})
+
+    @hookimpl
+    def verify(self) -> None:
+        raise AssertionError("an episode that has failed is not judged")
+
+
+class Late:
+    """A policy that answers late, so that its step begins in the last tenth of the episode's time."""
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        await asyncio.sleep(0.95)
+        return wire.response([wire.message("hello")], model="late", request=request)
+
+
+async def test_a_model_of_the_environments_own_that_hangs_is_to_blame_for_the_deadline() -> None:
+    async with _reached("hangs") as url:
+        talk = Environment("talk", Talk(), {"user": model("endpoint/dead", base_url=url)})
+        rollout = await play(talk, Late(), Task.ask("go"), budget=Budget(seconds=1.0))
+    assert (rollout.outcome, rollout.ended) == ("failed", None)
+    assert rollout.failure is not None
+    assert (rollout.failure.stage, rollout.failure.kind) == ("step", "model_timeout")
