@@ -128,7 +128,7 @@ class Environment:
         task = self.read(row)
         raw = row if isinstance(row, dict) else task.row()
         async with stage("reset", _of_episode(deadline)):
-            answer = answers.expected(await self._ask("reset", task=task, seed=seed), Reset, "reset")
+            answer = answers.reset(await self._ask("reset", task=task, seed=seed))
             try:
                 state, offered = answers.copied(answer.state), self._on_offer(task, answer)
             except Failed:
@@ -156,7 +156,7 @@ class Environment:
         async with stage("step", _of_episode(episode.deadline)):
             given = {"state": episode.state, "action": action, "transcript": episode.transcript}
             step = answers.step(await self._ask("step", task=episode.task, **given), action)
-        episode.paid += step.reward
+            episode.paid = answers.total(episode.paid, step.reward, "step")
         return step
 
     async def verify(self, episode: Episode) -> Verdict:
@@ -222,7 +222,9 @@ class Environment:
     async def _verdict(self, episode: Episode) -> Verdict:
         async with stage("verify", Deadline(from_now(GRADING), patient=True)):
             given = {"state": episode.state, "transcript": episode.transcript}
-            return answers.verdict(await self._ask("verify", task=episode.task, **given))
+            verdict = answers.verdict(await self._ask("verify", task=episode.task, **given))
+            answers.total(episode.paid, verdict.reward, "verify")
+            return verdict
 
     def _drawn(self, split: str, seed: int) -> Iterator[Task]:
         answers = (self._at_once(each, split=split, seed=seed) for each in self._stack.answerers["tasks"])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -16,6 +17,12 @@ from gymsdk.types import Row
 
 TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
 """The stamps NeMo Gym numbers tasks and their repeats with."""
+
+SQUARABLE = 1e140
+"""Below this, sums of the squares of as many values as fit in memory stay within a float's range."""
+
+LARGEST = int(sys.float_info.max)
+"""The largest integer that a float can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +59,11 @@ def scored(row: Row, *, answer_key: str | None = None) -> Scored:
 
 
 def numbers(values: Mapping[str, object]) -> dict[str, float]:
-    """Give the entries of *values* that are numbers or truth values."""
+    """Return the entries of *values* that are numbers or truth values; an integer too large for a float is neither."""
     return {
         name: int(value) if isinstance(value, bool) else value
         for name, value in values.items()
-        if isinstance(value, (int, float))
+        if isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST)
     }
 
 
@@ -80,7 +87,21 @@ def aggregate(
         figures |= _passed(tasks, name) | _averaged(tasks, name)
         if answers:
             figures |= _voted(tasks, name)
-    return figures
+    # Of rewards near the end of a float's range some figures are beyond it.
+    return {name: figure for name, figure in figures.items() if math.isfinite(figure)}
+
+
+def combined(figures: Mapping[str, float], own: Mapping[str, float]) -> tuple[dict[str, float], str | None]:
+    """Return an environment's *own* figures without those that would replace one of the host's *figures*.
+
+    The second value is a sentence about what was left out, `None` where nothing was.
+    """
+    taken = sorted(figures.keys() & own.keys())
+    kept = {name: value for name, value in own.items() if name not in figures}
+    if not taken:
+        return kept, None
+    names = ", ".join(map(repr, taken))
+    return kept, f"hook 'metrics' answered {names}, which gymsdk computes itself: its figures are kept; rename yours"
 
 
 def grouped(rollouts: Iterable[Scored]) -> dict[int, list[Scored]]:
@@ -104,35 +125,66 @@ def spreads(rollouts: Iterable[Scored]) -> dict[str, float]:
         for name, values in finite.items()
         if values
         for figure, value in _spread(values).items()
+        if math.isfinite(value)
     }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
     return {
-        "mean": fmean(values),
+        "mean": mean(values),
         "max": float(max(values)),
         "min": float(min(values)),
-        "median": float(median(values)),
+        "median": _at_scale(values, median),
         "std": std(values),
     }
 
 
+def mean(values: Sequence[float]) -> float:
+    """Return the arithmetic mean."""
+    return _at_scale(values, fmean)
+
+
 def std(values: Sequence[float]) -> float:
-    """Give the sample standard deviation, 0 where there is but one value."""
+    """Return the sample standard deviation, 0 of a single value; infinity where it is beyond a float's range."""
+    return _at_scale(values, _std)
+
+
+def _std(values: Sequence[float]) -> float:
     if len(values) < 2:  # noqa: PLR2004  # one value has no spread
         return 0.0
     mean = fmean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
+def _at_scale(values: Sequence[float], figure: Callable[[Sequence[float]], float]) -> float:
+    """Return a *figure* that scales with its *values*, computed on smaller ones where their squares would overflow."""
+    scale = max(map(abs, values), default=0.0)
+    if scale < SQUARABLE:
+        return float(figure(values))
+    return figure([value / scale for value in values]) * scale
+
+
 def stderr(rollouts: Iterable[Scored]) -> float:
-    """Give the standard error of the mean reward, clustered by task: repeats of one task are not independent.
+    """Return the standard error of the mean reward, clustered by task: repeats of one task are not independent.
 
     Over a single task it is that of its repeats, over a single rollout 0.
     """
-    rewards = [[rollout.reward for rollout in repeats] for repeats in grouped(rollouts).values()]
+    tasks = grouped(rollouts)
+    rewards = [rollout.reward for repeats in tasks.values() for rollout in repeats]
+    owners = [task for task, repeats in tasks.items() for _ in repeats]
+
+    def figure(scaled: Sequence[float]) -> float:
+        clusters: defaultdict[int, list[float]] = defaultdict(list)
+        for task, reward in zip(owners, scaled, strict=True):
+            clusters[task].append(reward)
+        return _stderr(list(clusters.values()))
+
+    return _at_scale(rewards, figure)
+
+
+def _stderr(rewards: Sequence[Sequence[float]]) -> float:
     if len(rewards) < 2:  # noqa: PLR2004  # one task says nothing of how tasks differ
-        return sum(std(repeats) / math.sqrt(len(repeats)) for repeats in rewards)
+        return sum(_std(repeats) / math.sqrt(len(repeats)) for repeats in rewards)
     total = sum(map(len, rewards))
     mean = math.fsum(map(math.fsum, rewards)) / total
     off = math.fsum((math.fsum(repeats) - mean * len(repeats)) ** 2 for repeats in rewards)
@@ -253,7 +305,9 @@ def _std_curve(values: Iterable[float]) -> Iterator[float]:
         before = value - mean
         mean += before / k
         off += before * (value - mean)
-        yield math.sqrt(off / (k - 1)) if k > 1 else 0.0
+        variance = off / (k - 1) if k > 1 else 0.0
+        # Beyond a float's range it is infinite, or not a number.
+        yield math.sqrt(variance) if variance >= 0 else math.nan
 
 
 def _over_those_that_reach(curves: Iterable[Sequence[float]]) -> list[float]:
@@ -263,7 +317,7 @@ def _over_those_that_reach(curves: Iterable[Sequence[float]]) -> list[float]:
         columns.extend([] for _ in range(len(columns), len(curve)))
         for column, value in zip(columns, curve, strict=False):
             column.append(value)
-    return list(map(fmean, columns))
+    return list(map(mean, columns))
 
 
 def _over_all(curves: Iterable[Sequence[float]]) -> list[float]:
@@ -277,4 +331,7 @@ def _over_all(curves: Iterable[Sequence[float]]) -> list[float]:
             column.append(value)
         ended[len(curve)] += curve[-1]
     kept = accumulate(ended)
-    return [(math.fsum(column) + rest) / len(found) for column, rest in zip(columns, kept, strict=False)]
+    return [
+        _at_scale([*column, rest], lambda values: math.fsum(values) / len(found))
+        for column, rest in zip(columns, kept, strict=False)
+    ]

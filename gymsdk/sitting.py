@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gymsdk import cutting, responses, turns, usage, wire
 from gymsdk.errors import EpisodeError, Failed, Unscorable
 from gymsdk.outcome import Failure, Outcome, Rollout, Timing
-from gymsdk.plugins.answers import STEPS
+from gymsdk.plugins import answers
 from gymsdk.transcript import Action, Ended, Item, ToolCall, Transcript
 from gymsdk.types import Episode, Playable, Row, Step, Task, Verdict
 
@@ -74,7 +74,7 @@ async def take(
                 taken.items.append(_unrun(action))
                 continue
             step = await environment.step(episode, action)
-            taken.reward += step.reward
+            taken.reward = answers.total(taken.reward, step.reward, "step")
             taken.items.extend(_output(action, step, longest))
             taken.calls += isinstance(action, ToolCall)
             messages += [message.item() for message in step.messages]
@@ -162,7 +162,7 @@ class Sitting:
         with self.clocked("step"):
             usage.note("policy", response)
             taken = await self._taken(episode, response)
-        self._paid += taken.reward
+        self._paid = answers.total(self._paid, taken.reward, "step")
         self._calls += taken.calls
         if taken.ended is None and self._turns >= self.budget.turns:
             taken.ended = "turns"
@@ -172,7 +172,9 @@ class Sitting:
     async def judge(self) -> None:
         """Have the transcript judged: the verdict is the *ending*. Raises `EpisodeError`."""
         with self.clocked("verify"):
-            self.ending = await self.environment.verify(self._playing())
+            verdict = await self.environment.verify(self._playing())
+        answers.total(self._paid, verdict.reward, "verify")
+        self.ending = verdict
 
     async def close(self) -> None:
         """Close the episode, if there is one."""
@@ -268,7 +270,7 @@ def components(verdict: Verdict, paid: float) -> dict[str, float]:
     """Give the parts of a reward: those of its *verdict*, and what the steps *paid*."""
     if not paid:
         return dict(verdict.components)
-    return (verdict.components or {"verdict": verdict.reward}) | {STEPS: paid}
+    return (verdict.components or {"verdict": verdict.reward}) | {answers.STEPS: paid}
 
 
 def _failure(error: EpisodeError) -> Failure:

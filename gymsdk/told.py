@@ -120,4 +120,7 @@ def _own(body: Row, row: Row) -> Item:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    try:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    except OverflowError:  # an integer beyond the range of a float
+        return False

@@ -6,8 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, Self, TypeAlias, runtime_checkable
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
 
+from gymsdk.errors import suggestion
 from gymsdk.transcript import Action, Content, Item, Message, Transcript, are_objects
 
 Row: TypeAlias = dict[str, Any]
@@ -114,10 +125,10 @@ class Verdict(BaseModel):
     """The judgement of a transcript: subclass it to add fields, which go flat onto the rollout's line.
 
     *components*, where given, sum to *reward*. *grader_timeout* says that the grader spent its own budget on
-    this answer.
+    this answer. A field that the class does not declare is an error, unless a subclass allows it (`extra="allow"`).
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     reward: float
     components: dict[str, float] = {}
@@ -128,6 +139,20 @@ class Verdict(BaseModel):
         """Refuse a field that would take the place of something else on the rollout's line."""
         if taken := sorted(cls.model_fields.keys() & LINE):
             raise TypeError(f"a verdict's field may not be called {taken[0]!r}: a rollout's line has its own")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain_unknown_fields(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(given)
+        except ValidationError as error:
+            unknown = [each["loc"][0] for each in error.errors() if each["type"] == "extra_forbidden"]
+            if not unknown:
+                raise
+            name, known = str(unknown[0]), cls.model_fields
+            near = suggestion(name, known, f"its fields: {', '.join(known)}")
+            advice = "subclass Verdict and declare it there" if cls is Verdict else f"declare it in {cls.__name__}"
+            raise ValueError(f"{cls.__name__} has no field {name!r}{near}. To add a field, {advice}") from None
 
 
 class Claims(BaseModel):

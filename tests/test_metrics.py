@@ -244,3 +244,7 @@ def test_one_long_task_among_many_short_ones_stays_cheap():
     figures = aggregate(found)
     assert figures["pass@1[avg-of-10000]/accuracy"] == pytest.approx(100 / 10_001)
     assert figures["pass@10000/accuracy"] == 100
+
+
+def test_an_integer_beyond_a_floats_range_is_no_figure():
+    assert numbers({"huge": 10**400, "large": 2**70, "flag": True}) == {"large": 2**70, "flag": 1}

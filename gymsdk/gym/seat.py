@@ -19,7 +19,7 @@ from gymsdk.gym.conversation import UNREADABLE
 from gymsdk.outcome import Rollout
 from gymsdk.sitting import Budget, Sitting
 from gymsdk.transcript import Item
-from gymsdk.types import Episode, Task, Verdict
+from gymsdk.types import Episode, Task
 
 Info = dict[str, Any]
 
@@ -153,7 +153,7 @@ class Seat:
         info: Info = {"outcome": rollout.outcome, "ended": rollout.ended}
         if rollout.verdict is None:
             return seen, nan, False, True, info | {"failure": _failure(rollout)}
-        info |= {"verdict": _verdict(rollout.verdict), "reward_components": dict(rollout.components)}
+        info |= {"verdict": rollout.verdict.model_dump(mode="json"), "reward_components": dict(rollout.components)}
         done = rollout.ended == "done"
         return seen, paid + rollout.verdict.reward, done, not done, info
 
@@ -172,10 +172,3 @@ def _shown() -> Iterator[None]:
 
 def _failure(rollout: Rollout) -> Item | None:
     return rollout.failure.model_dump() if rollout.failure else None
-
-
-def _verdict(verdict: Verdict) -> Item:
-    try:
-        return verdict.model_dump(mode="json")
-    except ValueError:  # a field of the author's that JSON cannot hold
-        return verdict.model_dump()

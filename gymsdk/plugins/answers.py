@@ -7,14 +7,18 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
+
+from gymsdk import complaints, rows
 from gymsdk.errors import Failed, Unscorable
 from gymsdk.transcript import Action, Message, ToolCall
-from gymsdk.types import State, Step, Verdict
+from gymsdk.types import LINE, Reset, State, Step, Verdict
 
 STEPS = "steps"
 """The component of a reward that the steps paid; the host fills it."""
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 
 def expected(answer: Any, kind: type[T], hook: str) -> T:
@@ -33,9 +37,24 @@ def copied(state: State) -> State:
         raise Failed(message, kind="bad_answer") from error
 
 
+def _validated(answer: M, hook: str) -> M:
+    """Return *answer* validated once more: `model_construct` and `model_copy` make models that nothing has checked."""
+    kind = type(answer)
+    try:
+        return kind.model_validate(vars(answer))
+    except ValidationError as error:
+        message = f"hook {hook!r} answered a {kind.__name__} that is not valid: {complaints.sentence(error)}"
+        raise Failed(message, kind="bad_answer") from error
+
+
+def reset(answer: Any) -> Reset:
+    """Return what `reset` answered; raises `Failed`."""
+    return _validated(expected(answer, Reset, "reset"), "reset")
+
+
 def step(answer: Any, action: Action) -> Step:
-    """Give what `step` answered to *action*; raises `Failed`."""
-    taken = expected(answer, Step, "step")
+    """Return what `step` answered to *action*; raises `Failed`."""
+    taken = _validated(expected(answer, Step, "step"), "step")
     if not math.isfinite(taken.reward):
         raise Failed(f"hook 'step' paid {taken.reward}, which is no finite reward", kind="bad_answer")
     if taken.output is not None and isinstance(action, Message):
@@ -44,8 +63,16 @@ def step(answer: Any, action: Action) -> Step:
 
 
 def verdict(answer: Any) -> Verdict:
-    """Give what `verify` answered; raises `Unscorable` where the reward is not finite, else `Failed`."""
+    """Return what `verify` answered.
+
+    The verdict is complete, its reward is finite, and JSON can hold its fields, so that every face can report it.
+
+    Raises:
+        Unscorable: The reward is not finite.
+        Failed: The answer is wrong in any other way.
+    """
     given = expected(answer, Verdict, "verify")
+    _check_base(given)
     if not math.isfinite(given.reward):
         raise Unscorable(f"the verdict's reward is {given.reward}", kind="not_finite")
     if STEPS in given.components:
@@ -54,7 +81,43 @@ def verdict(answer: Any) -> Verdict:
     if given.components and not math.isclose(total, given.reward, abs_tol=1e-6):
         message = f"the verdict's components sum to {total:g}, its reward is {given.reward:g}"
         raise Failed(message, kind="bad_answer")
+    _check_fields(given)
     return given
+
+
+def _check_base(given: Verdict) -> None:
+    """Check the fields that every verdict has.
+
+    The author's own fields are not validated again: a validator of the author's need not accept its own result.
+    """
+    base = {name: getattr(given, name) for name in Verdict.model_fields if hasattr(given, name)}
+    try:
+        Verdict.model_validate(base, strict=True)
+    except ValidationError as error:
+        message = f"hook 'verify' answered a verdict that is not valid: {complaints.sentence(error)}"
+        raise Failed(message, kind="bad_answer") from error
+
+
+def _check_fields(given: Verdict) -> None:
+    """Check that the verdict's fields can stand on a rollout's line."""
+    name = type(given).__name__
+    try:
+        fields = given.model_dump(mode="json", exclude={"reward", "components"}, warnings=False)
+        rows.written(fields)
+    except Exception as error:  # a serialiser of the author's may raise anything
+        message = f"the verdict ({name}) cannot be written as JSON: {error}; give its fields values that JSON can hold"
+        raise Failed(message, kind="bad_answer") from error
+    if taken := sorted(fields.keys() & LINE):
+        message = f"the verdict ({name}) has a field {taken[0]!r}, which a rollout's line has already; rename the field"
+        raise Failed(message, kind="bad_answer")
+
+
+def total(paid: float, reward: float, stage: str) -> float:
+    """Return the sum of two finite rewards; raises `Failed` at *stage* if the sum is not finite."""
+    if math.isfinite(added := paid + reward):
+        return added
+    message = f"the episode's rewards add up to {added}: {reward:g} after {paid:g}; pay rewards whose sum is finite"
+    raise Failed(message, kind="not_finite", stage=stage)
 
 
 def solution(answer: Any) -> list[Action] | None:
@@ -67,9 +130,16 @@ def solution(answer: Any) -> list[Action] | None:
 
 
 def figures(answer: Any) -> dict[str, float]:
-    """Give the figures `metrics` answered; raises `Failed`."""
+    """Return the figures `metrics` answered; raises `Failed`."""
     given = {} if answer is None else expected(answer, dict, "metrics")
-    for name, value in given.items():
-        if not isinstance(value, Real):
-            raise Failed(f"hook 'metrics' answered {value!r} for {name!r}, which is no number", kind="bad_answer")
-    return {str(name): float(value) for name, value in given.items()}
+    return {str(name): _figure(name, value) for name, value in given.items()}
+
+
+def _figure(name: object, value: object) -> float:
+    if not isinstance(value, Real):
+        raise Failed(f"hook 'metrics' answered {value!r} for {name!r}, which is no number", kind="bad_answer")
+    try:
+        return float(value)
+    except OverflowError:
+        message = f"hook 'metrics' answered a number for {name!r} that is too large for a figure"
+        raise Failed(message, kind="bad_answer") from None

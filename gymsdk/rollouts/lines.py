@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from typing import Any
 
@@ -46,8 +47,11 @@ def unplayed(row: Row, *, keep: Container[str] = ()) -> Row:
 def scored(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
     """Give the line of a scored rollout.
 
-    The verdict's fields stand flat beside the row's; `reward_components` is there where there are components.
+    The verdict's fields stand flat beside the row's; `reward_components` is there where there are components. Raises
+    `ValueError` if the reward is not finite: JSON has no such number, and the line would have no reward.
     """
+    if rollout.reward is None or not math.isfinite(rollout.reward):
+        raise ValueError(f"the reward of a scored rollout must be a finite number, not {rollout.reward}")
     verdict: dict[str, Any] = {}
     if rollout.verdict is not None:
         verdict = rollout.verdict.model_dump(mode="json", exclude={"reward", "components"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -16,6 +17,8 @@ from gymsdk.types import Row
 
 Wanted: TypeAlias = tuple[str | None, str]
 """The agent that a row names, if any, and the row's environment."""
+
+log = logging.getLogger("gymsdk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,10 @@ class Distant:
         answer = await self.client.post(self.agent, "/aggregate_metrics", json=sent)
         if answer.status in NO_SUCH:
             return {}
-        found = answered.object_of(answer, "metrics").get("key_metrics")
+        body = answered.object_of(answer, "metrics")
+        found, complaint = body.get("key_metrics"), body.get("complaint")
+        if isinstance(complaint, str):
+            log.warning("%s: %s", self.name, complaint)
         return {
             name: value
             for name, value in (found.items() if isinstance(found, dict) else ())

@@ -144,8 +144,9 @@ async def _summary(
     samples: Mapping[int, Row],
 ) -> Row:
     count = len(tally.scored)
-    own, complaint = await _own(environment, Stored(read, environment.name, count=count)) if count else ({}, None)
-    figures = metrics.aggregate(tally.scored, answers=tally.votes) | own
+    figures = metrics.aggregate(tally.scored, answers=tally.votes)
+    own, complaint = await _own(environment, Stored(read, environment.name, count=count), figures)
+    figures |= own
     return {
         "agent_ref": {"name": tally.agent or environment.name + AGENT},
         "environment": environment.name,
@@ -166,9 +167,16 @@ async def _summary(
     }
 
 
-async def _own(environment: Measured, rollouts: Sequence[Rollout]) -> tuple[dict[str, float], str | None]:
-    """Give the environment's own figures, or what is wrong with its `metrics`: the rollouts stand all the same."""
+async def _own(
+    environment: Measured, rollouts: Sequence[Rollout], figures: Mapping[str, float]
+) -> tuple[dict[str, float], str | None]:
+    """Return the environment's own figures beside the host's *figures*, and what is wrong with its `metrics` hook.
+
+    Whatever is wrong with the hook, the rollouts stand.
+    """
+    if not rollouts:
+        return {}, None
     try:
-        return await environment.metrics(rollouts), None
+        return metrics.combined(figures, await environment.metrics(rollouts))
     except EpisodeError as error:
         return {}, str(error)

@@ -69,3 +69,16 @@ async def test_step_must_answer_with_a_step(task, answer, message):
     with pytest.raises(Failed, match=message) as caught:
         await environment.step(episode, Message(content="42"))
     assert (caught.value.stage, caught.value.kind) == ("step", "bad_answer")
+
+
+async def test_a_step_that_bypassed_validation_is_a_bad_answer(task):
+    class Pays:
+        @hookimpl
+        def step(self):
+            return Step.model_construct(reward="high")
+
+    environment = Environment("pays", Pays())
+    episode = await environment.reset(task)
+    with pytest.raises(Failed, match="hook 'step' answered a Step that is not valid: reward: ") as caught:
+        await environment.step(episode, Message(content="hello"))
+    assert (caught.value.stage, caught.value.kind) == ("step", "bad_answer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from gymsdk import (
     BudgetSpent,
@@ -97,3 +98,31 @@ async def test_verify_that_loses_its_worker_again_is_unscorable(task):
     with pytest.raises(Unscorable, match="killed") as caught:
         await judged(plugin, task)
     assert (caught.value.kind, caught.value.retryable, plugin.asked) == ("worker_killed", True, 2)
+
+
+async def test_a_verdict_with_an_unknown_field_fails_with_the_advice_to_subclass(task):
+    class Adds:
+        @hookimpl
+        def verify(self):
+            return Verdict(reward=1.0, extracted="42")
+
+    with pytest.raises(
+        Failed, match=r"Verdict has no field 'extracted'.* subclass Verdict and declare it there"
+    ) as caught:
+        await judged(Adds(), task)
+    assert (caught.value.stage, caught.value.kind) == ("verify", "hook_raised")
+
+
+def test_a_misspelt_field_of_a_subclass_is_named_with_the_field_that_is_near():
+    class Graded(Verdict):
+        extracted: str = ""
+
+    with pytest.raises(ValidationError, match=r"no field 'extractd'; did you mean 'extracted'.* declare it in Graded"):
+        Graded(reward=1.0, extractd="42")
+
+
+def test_a_subclass_may_allow_any_field():
+    class Open(Verdict, extra="allow"):
+        pass
+
+    assert Open(reward=1.0, foo=3).model_dump()["foo"] == 3

@@ -141,6 +141,42 @@ def test_failures_no_try_mends_are_kept_on_a_resume(out: Path) -> None:
     assert len(list(_lines(out / "failures.jsonl"))) == 1
 
 
+HUGE = """
+from typing import Literal
+from gymsdk import Step, Task, Verdict, hookimpl
+
+class Pays(Task):
+    pays: float
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    yield from (Pays.ask("go", pays=pays) for pays in (1.5e308, 0.0, 0.0))
+
+@hookimpl
+def step(task: Pays):
+    return Step(reward=task.pays, done=True)
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.5e308)
+"""
+"""An environment whose first task pays more than a float can hold."""
+
+
+def test_a_sum_of_rewards_that_is_not_finite_is_a_failure_and_the_run_has_figures(
+    out: Path, installed: Callable[..., Path]
+) -> None:
+    installed("huge", HUGE)
+    huge = {"environments": {"huge": {}}, "model": "scripted/echo"}
+    for resume in (False, True):
+        _run(out, resume=resume, **huge)
+        assert [line["reward"] for line in _lines(out / "rollouts.jsonl")] == [1.5e308] * 2
+        (failure,) = _lines(out / "failures.jsonl")
+        assert (failure["_ng_failure_class"], failure["_ng_failure_stage"]) == ("not_finite", "verify")
+        (figures,) = json.loads((out / "metrics.json").read_text())
+        assert figures["agent_metrics"]["mean/reward"] == 1.5e308
+
+
 def test_a_resume_begins_where_nothing_is(out: Path) -> None:
     assert len((_run(out, resume=True)).played) == 3
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from gymsdk import Environment, Rollout
+from gymsdk import Environment, Rollout, Verdict, hookimpl
 from gymsdk.cli.table import table
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.summary import Stored, summaries
+from gymsdk.servers.sessions.aggregates import aggregated
 
 SEEN = """
 class Own(Verdict):
@@ -154,6 +156,47 @@ def test_components_are_averaged(folder: RunFolder, made: Environment) -> None:
 def test_the_environments_own_figures_are_merged(summary: dict[str, Any]) -> None:
     assert summary["agent_metrics"]["own/rollouts"] == 3.0
     assert summary["key_metrics"]["own/length"] == 9.0
+
+
+class Claims:
+    """An environment whose `metrics` answers a figure of gymsdk's, and one of its own."""
+
+    @hookimpl
+    def verify(self) -> Verdict:
+        return Verdict(reward=0.0)
+
+    @hookimpl
+    def metrics(self) -> dict[str, float]:
+        return {"mean/reward": 1.0, "own/figure": 3.0}
+
+
+def test_a_metrics_hook_does_not_replace_a_figure_of_gymsdks(folder: RunFolder) -> None:
+    folder.keep(_line(0, 0, 0.25))
+    summary = _summary(folder, Environment("made", Claims()))
+    for figures in (summary["agent_metrics"], summary["key_metrics"]):
+        assert (figures["mean/reward"], figures["own/figure"]) == (0.25, 3.0)
+    assert summary["complaint"].startswith("hook 'metrics' answered 'mean/reward', which gymsdk computes itself")
+
+
+async def test_a_metrics_hook_does_not_replace_a_figure_of_the_servers() -> None:
+    rows = [{"reward": 0.25, "_ng_task_index": 0}, {"reward": 0.25, "_ng_task_index": 1}]
+    figured = await aggregated(Environment("made", Claims()), {"verify_responses": rows})
+    for figures in (figured["agent_metrics"], figured["key_metrics"]):
+        assert (figures["mean/reward"], figures["own/figure"]) == (0.25, 3.0)
+    assert "hook 'metrics' answered 'mean/reward'" in figured["complaint"]
+
+
+def test_rewards_near_the_end_of_a_floats_range_have_figures(folder: RunFolder, made: Environment) -> None:
+    for repeat, reward in enumerate((1.5e308, 1.5e308, -1.5e308)):
+        folder.keep(_line(0, repeat, reward))
+    folder.keep(_line(1, 0, 1.5e308))
+    summary = _summary(folder, made)
+    figures = summary["agent_metrics"]
+    assert figures["mean/reward"] == pytest.approx(0.75e308)
+    assert figures["std/reward"] == pytest.approx(1.5e308)
+    assert figures["stderr/reward"] > 0
+    assert all(map(math.isfinite, figures.values()))
+    json.dumps(summary, allow_nan=False)
 
 
 def test_each_task_says_how_many_rollouts_are_missing(summary: dict[str, Any]) -> None:

@@ -32,18 +32,12 @@ async def aggregated(environment: Environment, body: Row) -> Item:
 
     Raises `Refused` where they are no rows.
     """
-    try:
-        return await _aggregated(environment, body)
-    except OverflowError:
-        raise Refused(422, "a number in `verify_responses` is too large to be averaged") from None
-
-
-async def _aggregated(environment: Environment, body: Row) -> Item:
     given = _rows(body)
     rows = await _apart(given, lambda: list(_numbered(given)))
     own, complaint = await _own(environment, rows)
-    figured = await _apart(rows, lambda: _figured(environment.name, rows, own))
-    return figured | ({} if complaint is None else {"complaint": complaint})
+    figured, taken = await _apart(rows, lambda: _figured(environment.name, rows, own))
+    complaints = "; ".join(filter(None, (complaint, taken)))
+    return figured | ({"complaint": complaints} if complaints else {})
 
 
 async def _apart(rows: Sequence[Row], work: Callable[[], T]) -> T:
@@ -51,19 +45,21 @@ async def _apart(rows: Sequence[Row], work: Callable[[], T]) -> T:
     return work() if len(rows) <= MANY else await asyncio.to_thread(work)
 
 
-def _figured(environment: str, rows: Sequence[Row], own: Mapping[str, float]) -> Item:
+def _figured(environment: str, rows: Sequence[Row], answered: Mapping[str, float]) -> tuple[Item, str | None]:
+    """Return the figures of *rows*, and a complaint about those of the hook's that would replace one of the host's."""
     scored = [_scored(row) for row in rows]
-    figures = metrics.aggregate(scored, answers=any(ANSWER in row for row in rows)) | dict(own)
+    figures = metrics.aggregate(scored, answers=any(ANSWER in row for row in rows))
+    own, complaint = metrics.combined(figures, answered)
     means = {name: value for name, value in figures.items() if name.startswith("mean/")}
     most = max(Counter(each.task for each in scored).values(), default=None)
     return {
-        "agent_metrics": figures,
-        "key_metrics": means | dict(own),
+        "agent_metrics": figures | own,
+        "key_metrics": means | own,
         "group_level_metrics": metrics.groups(
             scored, expected=most, samples={row[TASK_INDEX]: _sample(row) for row in rows}
         ),
         "repeat_level_metrics": _repeats(scored, environment + AGENT),
-    }
+    }, complaint
 
 
 def _rows(body: Row) -> list[Row]:
@@ -74,8 +70,8 @@ def _rows(body: Row) -> list[Row]:
 
 
 def _counts(row: Row) -> bool:
-    reward = row.get("reward")
-    return isinstance(reward, (int, float)) and math.isfinite(reward) and row.get("mask_sample") is not True
+    reward = metrics.numbers({"reward": row.get("reward")}).get("reward", math.nan)
+    return math.isfinite(reward) and row.get("mask_sample") is not True
 
 
 def _numbered(rows: Sequence[Row]) -> Iterator[Row]:
@@ -167,5 +163,6 @@ def _repeat(index: int, run: Sequence[Scored], tasks: int, agent: str) -> Item:
     spread = metrics.spreads(run)
     rewards = sorted(each.reward for each in run)
     low, _, high = quantiles(rewards, n=4, method="inclusive") if len(rewards) > 1 else rewards * 3
-    quarters = {"sem/reward": spread["std/reward"] / math.sqrt(len(rewards)), "p25/reward": low, "p75/reward": high}
-    return entry | spread | quarters
+    error = metrics.std(rewards) / math.sqrt(len(rewards))
+    quarters = {"sem/reward": error, "p25/reward": low, "p75/reward": high}
+    return entry | spread | {name: figure for name, figure in quarters.items() if math.isfinite(figure)}

@@ -1,0 +1,127 @@
+"""A verdict that cannot stand fails its episode in the same way on every face: in process, in Gymnasium, over HTTP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gymsdk import Environment, Step, Task, Verdict, hookimpl, play, wire
+from gymsdk.errors import EpisodeError
+from gymsdk.gym import Env, VectorEnv
+from gymsdk.judging import judged
+from gymsdk.models.scripted import Scripted
+from gymsdk.servers import agent, resources
+from gymsdk.servers import environment as environment_server
+
+from .reached import asked
+
+ROW = Task.ask("go").row()
+SAID = wire.response([wire.message("42")], model="m")
+EPISODE = {
+    "episode_id": {"rollout_id": "r1", "attempt": 0},
+    "task": {"task_id": {"taskset": "t", "task_id": 1}, "task_input": ROW},
+}
+
+
+class Odd(Verdict):
+    what: Any = None
+
+
+class Open(Verdict, extra="allow"):
+    """A verdict that takes any field."""
+
+
+class Judges:
+    """An environment that pays *paid* for a reply, and judges as it is told."""
+
+    def __init__(self, verdict: Callable[[], Verdict], paid: float) -> None:
+        self._verdict = verdict
+        self._paid = paid
+
+    @hookimpl
+    def step(self) -> Step:
+        return Step(reward=self._paid, done=True)
+
+    @hookimpl
+    def verify(self) -> Verdict:
+        return self._verdict()
+
+
+CASES: dict[str, tuple[Callable[[], Verdict], float, str]] = {
+    "a reward of the wrong type": (lambda: Verdict.model_construct(reward="high"), 0.0, "bad_answer"),
+    "no reward": (Verdict.model_construct, 0.0, "bad_answer"),
+    "components of the wrong type": (
+        lambda: Verdict(reward=1.0).model_copy(update={"components": None}),
+        0.0,
+        "bad_answer",
+    ),
+    "an object in a field": (lambda: Odd(reward=1.0, what=object()), 0.0, "bad_answer"),
+    "bytes in a field": (lambda: Odd(reward=1.0, what=b"\xff"), 0.0, "bad_answer"),
+    "a field of the line": (lambda: Open(reward=1.0, response="mine"), 0.0, "bad_answer"),  # type: ignore[call-arg]  # it takes any
+    "a sum that is not finite": (lambda: Verdict(reward=1.5e308), 1.5e308, "not_finite"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("case", CASES)
+async def test_a_verdict_that_cannot_stand_is_a_failure_of_its_episode(
+    case: str, policy: Callable[..., Scripted]
+) -> None:
+    verdict, paid, kind = CASES[case]
+    environment = Environment("judges", Judges(verdict, paid))
+
+    rollout = await play(environment, policy("42"), ROW)
+    assert (rollout.outcome, rollout.reward) == ("failed", None)
+    assert rollout.failure is not None
+    assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == ("verify", kind, False)
+
+    with pytest.raises(EpisodeError) as caught:
+        await judged(environment, ROW, SAID["output"], seed=0, ended="done", seconds=5)
+    assert (caught.value.stage, caught.value.kind) == ("verify", kind)
+
+    for app, path, body in (
+        (agent.app(environment, policy("42")), "/run", ROW),
+        (environment_server.app(environment, policy("42")), "/run", ROW),
+        (resources.app(environment), "/verify", ROW | {"response": SAID}),
+    ):
+        async with asked(app) as client:
+            answer = await client.post(path, json=body)
+        told = answer.json()
+        assert (answer.status_code, told["stage"], told["kind"], "reward" in told) == (422, "verify", kind, False)
+
+    async with asked(environment_server.app(environment, policy("42"))) as client:
+        failure = (await client.post("/run", json=EPISODE)).json()["failure"]
+    assert (failure["failure_kind"], failure["stage"]) == (f"gymsdk:{kind}", "verification")
+
+    async with asked(resources.app(environment)) as client:
+        await client.post("/reset", json=ROW)
+        answer = await client.post("/step", json={"response": SAID})
+    assert (answer.status_code, answer.json()["kind"]) == (422, kind)
+
+    env = Env(environment, tasks=[ROW])
+    env.reset()
+    _, reward, terminated, truncated, info = env.step("42")
+    env.close()
+    assert (math.isnan(reward), terminated, truncated, info["failure"]["kind"]) == (True, False, True, kind)
+
+    many = VectorEnv(environment, num_envs=2, tasks=[ROW])
+    many.reset()
+    _, rewards, _, truncations, infos = many.step(["42", "42"])
+    many.close()
+    assert (all(map(math.isnan, rewards)), truncations.all(), *infos["failure"]["kind"]) == (True, True, kind, kind)
+
+
+async def test_a_policy_whose_reply_has_a_number_for_its_content_is_no_trouble_of_the_server(
+    counter: Callable[..., Environment],
+) -> None:
+    class Numeric:
+        async def respond(self, request: dict[str, Any], *, episode: object = None) -> dict[str, Any]:
+            return wire.response([wire.message("5") | {"content": 5}], model="m", request=request)
+
+    row = Task.ask("add", initial_count=1, expected_count=1).row()
+    async with asked(agent.app(counter(), Numeric())) as client:
+        answer = await client.post("/run", json=row)
+    assert (answer.status_code, answer.json()["kind"], answer.json()["retryable"]) == (422, "model_bad_answer", False)
