@@ -16,6 +16,9 @@ from gymsdk.deadlines import Deadline
 from gymsdk.errors import EpisodeError, Failed, Unscorable, recast
 from gymsdk.workers.threads import Threads
 
+EXCERPT = 500
+"""Characters shown of an error that is no `Exception`."""
+
 
 class Author:
     """Runs the functions of environment *name*: coroutines on the loop, the rest in its own bounded threads."""
@@ -75,10 +78,13 @@ class Author:
 
 
 def _call(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Call *function*; an error that would end the host or pass for a cancellation becomes a `RuntimeError`."""
     try:
         return function(**given)
-    except SystemExit as error:
-        raise RuntimeError(f"it ended with {error!r}") from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"it ended with {repr(error)[:EXCERPT]}") from error
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:

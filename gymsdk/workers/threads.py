@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, TypeVarTuple
 
 from gymsdk.errors import Failed
@@ -242,4 +243,7 @@ def _returned(end: Callable[[], T], function: Callable[..., object]) -> T:
 
 
 def _name(function: Callable[..., object]) -> str:
-    return getattr(function, "__qualname__", repr(function))
+    """Return what a message calls *function*: of a partial the function alone, as its arguments may hold anything."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__name__)

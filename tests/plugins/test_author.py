@@ -256,3 +256,31 @@ async def test_what_is_stopped_before_it_began_is_not_warned_of(late, recwarn):
                 await asked
     gc.collect()
     assert not [str(each.message) for each in recwarn.list if "never awaited" in str(each.message)]
+
+
+class Panic(BaseException):
+    """What a Rust extension raises where it panics."""
+
+
+@pytest.mark.parametrize(
+    "raised", [Panic("out of bounds"), SystemExit(0), asyncio.CancelledError(), Panic("x" * 10**6)]
+)
+async def test_what_is_no_exception_fails_the_episode_without_its_arguments_in_the_message(task, raised):
+    class Panics:
+        @hookimpl
+        def verify(self, task):
+            raise raised
+
+    gold = task.model_copy(update={"gold": "the gold answer " * 100_000})
+    environment = Environment("panics", Panics())
+    rollout = await play(environment, Silent(), gold)
+    failure = rollout.failure
+    assert (failure.stage, failure.kind) == ("verify", "hook_raised")
+    assert failure.message.startswith("hook 'verify' of environment 'panics' raised RuntimeError: it ended with ")
+    assert "gold" not in failure.message
+    assert len(failure.message) < 1000
+
+
+class Silent:
+    async def respond(self, request, *, episode=None):
+        return wire.response([], model="silent")
