@@ -154,6 +154,15 @@ class Sitting:
         if self.episode:
             self.episode.deadline = self._from_now()
 
+    def pause(self) -> None:
+        """Stop the episode's seconds between two turns, while a policy outside of gymsdk decides on its next one."""
+        if self.episode:
+            self.episode.deadline = None
+
+    def limit_turns(self, turns: int) -> None:
+        """Let the episode have at most *turns* turns in all; it is judged when they are over."""
+        self.budget = self.budget.model_copy(update={"turns": min(turns, self.budget.turns)})
+
     async def answer(self, response: Item) -> Taken:
         """Give what came of the turn in *response*; what ended the episode is on its transcript."""
         episode = self._playing()

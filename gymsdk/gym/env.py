@@ -12,7 +12,7 @@ import gymnasium
 import gymsdk.gym.batch  # noqa: F401  # Gymnasium's own vectors learn there how to batch what an `Env` gives
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError
-from gymsdk.gym import ending, loop
+from gymsdk.gym import ending, loop, time_limit
 from gymsdk.gym.claim import Claim
 from gymsdk.gym.render import Screen
 from gymsdk.gym.seat import Info, Seat, Stepped
@@ -92,13 +92,14 @@ class Env(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Stepped:
         """Give what comes of one turn: observation, reward, terminated, truncated, `info`.
 
-        At the end `info` has `outcome`, `ended`, `verdict` and `reward_components`; where the episode could not be
-        scored, its reward is nan, it is truncated, and `info` has the `failure`. Raises `ResetNeeded` where no episode
-        is in hand, and `UsageError` where *action* is none: the episode goes on.
+        The last step that a `TimeLimit` allows, as that of `make(max_episode_steps=)`, ends the episode like a spent
+        budget of turns. At the end `info` has `outcome`, `ended`, `verdict` and `reward_components`; where the episode
+        could not be scored, its reward is nan, it is truncated, and `info` has the `failure`. Raises `ResetNeeded`
+        where no episode is in hand, and `UsageError` where *action* is none: the episode goes on.
         """
         with self._claim.held(self._sit_anew):
             items = self._seat.heard(action)
-            stepped = loop.run(self._seat.answer(items))
+            stepped = loop.run(self._seat.answer(items, last=time_limit.ends_now(self)))
             self._show()
             return stepped
 

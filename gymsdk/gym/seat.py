@@ -81,12 +81,17 @@ class Seat:
             raise ResetNeeded("no episode is open; call reset() before step()")
         return self.codec.said(action, turn=self._turn)
 
-    async def answer(self, items: list[Item]) -> Stepped:
-        """Answer the turn that was `heard`; at the end `info` has the outcome, why it ended, the verdict's parts."""
+    async def answer(self, items: list[Item], *, last: bool = False) -> Stepped:
+        """Answer the turn that was `heard`; at the end `info` has the outcome, why it ended, the verdict's parts.
+
+        A turn that is to be the *last* one ends the episode as a spent turn budget does: it is judged.
+        """
         sitting = self._sitting
         if sitting is None or self.rollout:
             raise ResetNeeded("the episode was closed meanwhile; call reset() before step()")
         self._turn += 1
+        if last:
+            sitting.limit_turns(self._turn)
         try:
             seen, paid = await self._answered(sitting, items)
             if sitting.over:
@@ -108,6 +113,7 @@ class Seat:
 
     async def _opened(self, sitting: Sitting, task: Task, seed: int, id: str) -> tuple[Any, list[Item]]:
         episode = await sitting.open(task, seed=seed, id=id)
+        sitting.pause()
         tools: list[Item] = chat.body({"input": [], "tools": episode.tools}).get("tools", [])
         with _shown():
             return self.codec.opened(episode.transcript.opening, episode.tools), deepcopy(tools)
@@ -133,6 +139,9 @@ class Seat:
             error.stage = error.stage or "step"
             sitting.ending = error
             return self.codec.answered([], over=True), nan
+        finally:
+            # Whoever asks `solve` for the next turn may do so long after this one: other seats may still be playing.
+            sitting.pause()
 
     async def _judged(self, sitting: Sitting) -> Rollout:
         try:

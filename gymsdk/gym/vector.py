@@ -36,8 +36,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
 
     A seat whose episode is over gets the next one at the `next_step`, whose action is not used, in the `same_step`,
     the last observation and info then in `final_obs` and `final_info`, or, *autoreset_mode* being `disabled`, when
-    `reset` says so. `gymsdk.gym.infos.info_of` gives a seat's own info. Raises `UsageError`; what goes wrong in an
-    episode is in its seat's info instead.
+    `reset` says so. *max_episode_steps*, which `make_vec` passes on, bounds the turns as *turns* does.
+    `gymsdk.gym.infos.info_of` gives a seat's own info. Raises `UsageError`; what goes wrong in an episode is in its
+    seat's info instead.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # type: ignore[misc]  # Gymnasium does not say that it is the class's
@@ -55,6 +56,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
         turns: int = 32,
         tools: int = 128,
         seconds: float = 600.0,
+        max_episode_steps: int | None = None,
         render_mode: str | None = None,
         settings: Mapping[str, Any] | None = None,
         **config: Any,
@@ -71,7 +73,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
             tasks=tasks,
             codec=codec,
             tokenizer=tokenizer,
-            budget=budget(turns=turns, tools=tools, seconds=seconds),
+            budget=budget(turns=_limited(turns, max_episode_steps), tools=tools, seconds=seconds),
         )
         self._seen: list[Any] = [None] * self.num_envs
         self._screens = [Screen(f"seat {index}: ") for index in range(self.num_envs)]
@@ -178,6 +180,15 @@ def _count(num_envs: object) -> int:
     if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
         raise UsageError(f"num_envs is a whole number from 1, not {num_envs!r}")
     return int(num_envs)
+
+
+def _limited(turns: int, steps: object) -> int:
+    """Return the budget of *turns* within so many *steps* of Gymnasium's, of which `None` and -1 mean no limit."""
+    if steps is None or steps == -1:
+        return turns
+    if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 1:
+        raise UsageError(f"max_episode_steps must be a positive integer, or -1 for no limit, not {steps!r}")
+    return min(turns, int(steps))
 
 
 def _mode(mode: str | AutoresetMode) -> AutoresetMode:

@@ -39,16 +39,6 @@ def test_statistics_of_a_failure_are_nan(env: Make) -> None:
     assert isnan(info["episode"]["r"])
 
 
-def test_a_time_limit_from_outside_truncates_without_a_verdict(env: Make) -> None:
-    inner = env()
-    counting = TimeLimit(inner, 1)
-    counting.reset(seed=1)
-    _, reward, terminated, truncated, info = counting.step(call("add", by=3))
-    assert (reward, terminated, truncated, info) == (0.0, False, True, {})
-    assert inner.rollout is None
-    counting.reset(seed=1)
-
-
 def test_a_time_limit_beyond_the_turns_changes_nothing(env: Make) -> None:
     counting = TimeLimit(env(turns=1), 5)
     counting.reset(seed=1)
