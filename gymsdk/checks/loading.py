@@ -17,6 +17,7 @@ from gymsdk.checks.subject import Subject
 from gymsdk.checks.tasks import first, named
 from gymsdk.errors import BadConfig, BadRow
 from gymsdk.models.scripted import build
+from gymsdk.outcome import Rollout
 from gymsdk.transcript import text_of
 from gymsdk.types import Row, Task
 from gymsdk.workers.threads import Threads
@@ -203,16 +204,22 @@ async def _verdicts(subject: Subject) -> list[Finding]:
     async with subject.fresh() as environment:
         plays = [(name, task) for name in ("oracle", "null") for task in subject.tasks[:2]]
         rollouts = [await subject.play(environment, build(name), task) for name, task in plays]
-    found = []
-    for rollout in rollouts:
-        if rollout.verdict is None:
-            continue
-        try:
-            json.dumps(rollout.verdict.model_dump(mode="json"), allow_nan=False)
-        except Exception as error:  # noqa: BLE001  # an author's field may raise anything where it is written
-            seen = f"a verdict cannot be written as JSON: {type(error).__name__}: {error}"
-            found.append(Finding(seen=seen, task=named(subject.environment.read(rollout.row))))
-    return found
+    seen = ((_wrong_verdict(rollout), rollout) for rollout in rollouts)
+    return [Finding(seen=wrong, task=named(subject.environment.read(each.row))) for wrong, each in seen if wrong]
+
+
+def _wrong_verdict(rollout: Rollout) -> str | None:
+    """Return what is wrong with the verdict of *rollout*, `None` where nothing is or where there is no verdict."""
+    failure = rollout.failure
+    if failure is not None:
+        # The environment refuses a verdict that is not valid or that JSON cannot hold.
+        return failure.message if (failure.stage, failure.kind) == ("verify", "bad_answer") else None
+    assert rollout.verdict is not None, "a scored rollout has a verdict"
+    try:
+        json.dumps(rollout.verdict.model_dump(mode="json"), allow_nan=False)
+    except ValueError as error:
+        return f"a verdict cannot be written as JSON: {type(error).__name__}: {error}"
+    return None
 
 
 LOAD = Check(

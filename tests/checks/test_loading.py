@@ -121,7 +121,7 @@ async def test_a_picture_is_a_prompt(seen):
 async def test_a_verdict_that_is_no_json_is_told(seen):
     source = SUMS.replace("class Sum", "class Graded(Verdict):\n    junk: object\n\nclass Sum")
     told = await seen("runtime.verdicts", source.replace("Verdict(reward=", "Graded(junk=object(), reward="))
-    assert told[0].startswith("a verdict cannot be written as JSON: PydanticSerializationError")
+    assert told[0].startswith("the verdict (Graded) cannot be written as JSON: Unable to serialize unknown type")
 
 
 async def test_rows_in_two_splits_are_counted(seen):

@@ -278,23 +278,6 @@ async def test_it_works_beside_a_running_loop(env: Make) -> None:
     assert counting.step("Three.")[2]
 
 
-def test_a_verdict_beyond_json_is_given_as_it_is(environment: Callable[..., Environment]) -> None:
-    source = """
-class Odd(Verdict):
-    junk: Any = None
-
-@hookimpl
-def verify():
-    return Odd(reward=1.0, junk=object())
-"""
-    row = {"responses_create_params": {"input": "?"}}
-    with Env(environment(source), tasks=[row]) as env:
-        env.reset(seed=1)
-        _, reward, *_, info = env.step("!")
-        assert reward == 1.0
-        assert info["verdict"]["junk"] is not None
-
-
 def test_steps_that_pay_are_paid_at_once(environment: Callable[..., Environment]) -> None:
     source = """
 @hookimpl
