@@ -150,6 +150,9 @@ def _forget() -> None:
     # The thread that ran it stayed with the parent, and may have held the lock. Closing the loop here would take its
     # wake-up pipe off the selector that the parent still polls.
     _abandoned.extend((_loop, *_left))
+    for task in asyncio.all_tasks(_loop) if _loop else ():
+        # It goes on in the parent, as the task that holds a lifespan does: it is no task that this process forgot.
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # asyncio's own way to say so
     _left.clear()
     _lock, _loop = threading.Lock(), None
 

@@ -1,4 +1,4 @@
-"""Fails runtime.verdicts (and semantic.oracle_max, semantic.reward_range): a verdict holds an object that JSON cannot hold."""
+"""Fails runtime.verdicts (and semantic.oracle_max, semantic.reward_range): a verdict holds what is no JSON."""
 
 import random
 from typing import Any, Literal
