@@ -16,12 +16,12 @@ from gymsdk.servers.app import app as bare
 from gymsdk.servers.door.presence import while_there
 from gymsdk.servers.door.routing import rollout_of
 from gymsdk.servers.sessions.intake import Given, given
-from gymsdk.servers.sessions.runs import AT_ONCE, Lost, Runs, told
+from gymsdk.servers.sessions.runs import AT_ONCE, Lost, Runs
 from gymsdk.servers.watching.figures import Figures
 from gymsdk.servers.wire import protocol
 from gymsdk.servers.wire.bodies import read
 from gymsdk.servers.wire.documents import FLAT, VERIFIED, documented
-from gymsdk.servers.wire.protocol import EpisodeRequest
+from gymsdk.servers.wire.protocol import EpisodeReply, EpisodeRequest, FlatReply, Reply
 from gymsdk.sitting import Budget
 from gymsdk.types import Model, Playable, Row
 
@@ -69,38 +69,39 @@ class Episodic:
         self._runs = runs
 
     async def run(self, request: Request) -> Response:
-        """Play a flat row, or an episode; the same delivered again is answered again, and played once."""
+        """Play a flat row or an episode request.
+
+        A request that names its rollout is played once, even if it arrives more than once. A rollout without a reward
+        is HTTP 200, as NeMo Gym's own environment servers answer: any other status ends the client's collection.
+        """
         asked = await body(request)
-        if protocol.is_episode(asked):
-            return await self._episode(request, read(EpisodeRequest, asked), asked)
-        order = self._given(asked, rollout_of(request.scope))
-        return _json(await told(request, self._runs.once(order, asked)))
+        episode = read(EpisodeRequest, asked) if protocol.is_episode(asked) else None
+        reply: Reply = EpisodeReply(episode) if episode else FlatReply(asked)
+        try:
+            order = self._episode(episode) if episode else self._flat(asked, rollout_of(request.scope))
+            return _json(await while_there(request, self._runs.once(order, asked, reply.result)))
+        except Lost as lost:
+            return answer(reply.failure(lost.failure, lost.rollout.response))
+        except UsageError as error:
+            return answer(reply.failure(Failure(stage="reset", kind="bad_row", message=str(error))))
+        except Refused as error:
+            return answer(reply.failure(_failure(error)))
 
     async def aggregate(self, request: Request) -> Response:
         """Give the figures over verified rows."""
         return answer(await self._runs.aggregated(await body(request)))
 
-    async def _episode(self, request: Request, episode: EpisodeRequest, asked: Row) -> Response:
-        try:
-            order = self._allowed(episode, self._given(protocol.row(episode), episode.episode_id.key))
-            playing = self._runs.once(order, asked, protocol.succeeded(episode))
-            return _json(await while_there(request, playing))
-        except Lost as lost:
-            return answer(protocol.failed(episode, lost.failure, lost.rollout.response))
-        except UsageError as error:
-            return answer(protocol.failed(episode, Failure(stage="reset", kind="bad_row", message=str(error))))
-        except Refused as error:
-            return answer(protocol.failed(episode, _failure(error)))
+    def _flat(self, row: Row, rollout: str | None) -> Given:
+        found = given(row, self._runs.environment, rollout=rollout)
+        return replace(found, id=protocol.rollout_id(row) or found.id)
 
-    def _given(self, row: Row, rollout: str | None) -> Given:
-        return given(row, self._runs.environment, rollout=rollout)
-
-    def _allowed(self, episode: EpisodeRequest, order: Given) -> Given:
+    def _episode(self, episode: EpisodeRequest) -> Given:
+        found = given(protocol.row(episode), self._runs.environment, rollout=episode.episode_id.key)
         seconds = protocol.seconds(episode)
         if seconds is None:
-            return order
-        budget: Budget = order.budget or self._runs.budget
-        return replace(order, budget=budget.model_copy(update={"seconds": seconds}))
+            return found
+        budget: Budget = found.budget or self._runs.budget
+        return replace(found, budget=budget.model_copy(update={"seconds": seconds}))
 
 
 def _failure(error: Refused) -> Failure:

@@ -76,6 +76,48 @@ async def test_what_has_no_reward_is_a_failure_with_status_200(
     assert failure["partial_response"]["object"] == "response"
 
 
+FLAT = ROW | {"_ng_task_index": 3, "_ng_rollout_index": 0, "agent_ref": {"name": "counter_simple_agent"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "turns", "row", "kind", "stage", "terminal"),
+    [
+        ({"judge": "down"}, ["done"], FLAT, "judge_failed", "verification", False),
+        ({"judge": "lost"}, ["done"], FLAT, "judge_failed", "verification", True),
+        ({}, [[("stumble", {})]], FLAT, "environment_server_failed", "agent", False),
+        ({}, ["done"], FLAT | {"initial_count": "many"}, "environment_server_failed", "seed", True),
+        ({}, ["done"], FLAT | {"_ng_rollout_id": "r 1"}, "environment_server_failed", "seed", True),
+    ],
+)
+async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(
+    counter: Callable[..., Environment],
+    policy: Callable[..., Scripted],
+    settings: Item,
+    turns: list[object],
+    row: Item,
+    kind: str,
+    stage: str,
+    terminal: bool,
+) -> None:
+    async with asked(server.app(counter(**settings), policy(*turns))) as client:
+        answer = await client.post("/run", json=row)
+    failure = answer.json()
+    assert answer.status_code == 200
+    assert failure.keys().isdisjoint({"reward", "reward_components", "response"})
+    assert (failure["_ng_failure_class"], failure["_ng_failure_stage"]) == (kind, stage)
+    assert (failure["_ng_failure_terminal"], failure["agent_ref"]) == (terminal, FLAT["agent_ref"])
+    assert failure["_ng_failure_message"]
+    assert ("_ng_failure_partial_response" in failure) == (stage != "seed")
+
+
+async def test_a_flat_row_that_finds_no_place_is_a_failure_that_a_retry_can_help(
+    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+) -> None:
+    async with asked(server.app(counter(), policy("done"), at_once=0)) as client:
+        failure = (await client.post("/run", json=FLAT)).json()
+    assert (failure["_ng_failure_stage"], failure["_ng_failure_terminal"]) == ("admission", False)
+
+
 @pytest.mark.parametrize(
     "task_input",
     [

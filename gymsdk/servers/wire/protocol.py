@@ -1,18 +1,21 @@
-"""The episode protocol of NeMo Gym 0.7: a request that names its rollout and task, a response with one or the other.
+"""The protocol of NeMo Gym 0.7's environment servers: flat rows and episode requests, and the replies to both.
 
-Whatever happens to an episode, the response is HTTP 200: its result, or why there is none.
+A reply is HTTP 200 whether the episode has a reward or not. A failure never has a `reward` key: the collector writes
+it to its failures file and continues.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk import trail
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.outcome import Failure
+from gymsdk.rollouts.lines import ATTEMPT_INDEX
 from gymsdk.servers.app import Refused
 from gymsdk.servers.wire.bodies import EpisodeId, TaskId
 from gymsdk.transcript import Item
@@ -33,6 +36,9 @@ STAGES = {
 
 REGISTERED = frozenset({"judge_failed", "judge_unparseable"})
 """The kinds of failure that have the same name there; others are ours, and say so."""
+
+UNNAMED = "environment_server_failed"
+"""The class of every other failure in the collector's failures file."""
 
 OBSERVED = frozenset({"ng_trajectory", "ng_model_call_capture", "ng_perf", "ng_agent_observations"})
 """What a result may not hold, beside whatever begins with `_ng_`: who collects it writes that."""
@@ -84,13 +90,73 @@ def seconds(request: EpisodeRequest) -> float | None:
     return float(value)
 
 
-def succeeded(request: EpisodeRequest) -> Callable[[Row], Item]:
-    """Give what makes a rollout's line the response to *request*."""
-    return lambda line: _response(request, "result", _result(line))
+class Reply(Protocol):
+    """How the reply to one request is written."""
+
+    def result(self, line: Row) -> Item:
+        """Return the reply for a scored rollout, written as *line*."""
+
+    def failure(self, failure: Failure, partial: Item | None = None) -> Item:
+        """Return the reply for a rollout without a reward; *partial* is what there is of its response."""
 
 
-def failed(request: EpisodeRequest, failure: Failure, partial: Item | None = None) -> Item:
-    """Give the response to *request* that has a failure for its result."""
+@dataclass(frozen=True, slots=True)
+class FlatReply:
+    """The reply to the flat *row* of a client that routes by agent."""
+
+    row: Row
+
+    def result(self, line: Row) -> Item:
+        """Return the rollout's line."""
+        return dict(line)
+
+    def failure(self, failure: Failure, partial: Item | None = None) -> Item:
+        """Return the failure under the keys that the collector copies to its failures file."""
+        told = _failure(failure, partial)
+        named = {
+            "_ng_failure_class": failure.kind if failure.kind in REGISTERED else UNNAMED,
+            "_ng_failure_terminal": told["terminal"],
+            "_ng_failure_message": told["failure_reason"],
+            "_ng_failure_stage": told.get("stage"),
+            "_ng_failure_partial_response": told.get("partial_response"),
+            "failure_kind": told["failure_kind"],
+            "agent_ref": self.row.get("agent_ref"),
+        }
+        return {key: value for key, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeReply:
+    """The reply to an episode request, under the ids of that request."""
+
+    request: EpisodeRequest
+
+    def result(self, line: Row) -> Item:
+        """Return the rollout's line as the `result`, without the keys that belong to the collector."""
+        kept = {key: value for key, value in line.items() if not (key.startswith("_ng_") or key in OBSERVED)}
+        return self._named("result", kept)
+
+    def failure(self, failure: Failure, partial: Item | None = None) -> Item:
+        """Return the `failure`."""
+        return self._named("failure", _failure(failure, partial))
+
+    def _named(self, key: str, value: Item) -> Item:
+        ids = {"episode_id": self.request.episode_id.model_dump(), "task_id": self.request.task.task_id.model_dump()}
+        return {**ids, key: value}
+
+
+def rollout_id(row: Row) -> str | None:
+    """Return the id under which NeMo Gym's collector files the observations of a flat *row*, if the row has one."""
+    task, repeat, attempt = (row.get(key) for key in (TASK_INDEX, ROLLOUT_INDEX, ATTEMPT_INDEX))
+    named = row.get("_ng_rollout_id", row.get("capture_rollout_id"))
+    if not isinstance(named, str):
+        if type(task) is not int or type(repeat) is not int:
+            return None
+        named = f"{task}-{repeat}"
+    return f"{named}-a{attempt}" if type(attempt) is int and attempt > 0 else named
+
+
+def _failure(failure: Failure, partial: Item | None) -> Item:
     trail.tell(stage=failure.stage, kind=failure.kind)
     kind = failure.kind if failure.kind in REGISTERED else f"gymsdk:{_word(failure.kind)}"
     told: Item = {
@@ -101,16 +167,7 @@ def failed(request: EpisodeRequest, failure: Failure, partial: Item | None = Non
     stage = STAGES.get(failure.stage)
     told |= {"stage": stage} if stage else {}
     told |= {"partial_response": partial} if partial is not None and stage != "admission" else {}
-    return _response(request, "failure", told)
-
-
-def _response(request: EpisodeRequest, key: str, value: Item) -> Item:
-    ids = {"episode_id": request.episode_id.model_dump(), "task_id": request.task.task_id.model_dump()}
-    return {**ids, key: value}
-
-
-def _result(line: Row) -> Item:
-    return {key: value for key, value in line.items() if not (key.startswith("_ng_") or key in OBSERVED)}
+    return told
 
 
 def _word(kind: str) -> str:
