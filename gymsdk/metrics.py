@@ -192,14 +192,22 @@ def _stderr(rewards: Sequence[Sequence[float]]) -> float:
 
 
 def groups(
-    rollouts: Iterable[Scored], *, expected: int | None = None, samples: Mapping[int, Row] | None = None
+    rollouts: Iterable[Scored],
+    *,
+    expected: int | Mapping[int, int] | None = None,
+    samples: Mapping[int, Row] | None = None,
 ) -> list[Item]:
-    """Give one entry per task: the spread of its fields, its rollouts, how many of the *expected* ones are there.
+    """Return one entry per task: the spread of its fields, its rollouts, and how many are missing.
 
-    *samples* are the tasks' rows, by task.
+    Args:
+        rollouts: The scored rollouts.
+        expected: The number of rollouts of every task, or of each task by its number.
+        samples: The tasks' rows, by task.
     """
+    known = expected if isinstance(expected, Mapping) else {}
+    each = expected if isinstance(expected, int) else 0
     return [
-        _group(task, found, expected or len(found), (samples or {}).get(task))
+        _group(task, found, known.get(task, each) or len(found), (samples or {}).get(task))
         for task, found in grouped(rollouts).items()
     ]
 

@@ -44,7 +44,7 @@ def unplayed(environment: Environment, *, split: str | None, limit: int, seed: i
     if not sent:
         named = split or default_split(environment)
         raise BadRow(f"split {named!r} of {environment.name!r} has no rows to play; name another with --split")
-    return Recording(environment.name, tuple(jobs(sent, repeats=1)))
+    return Recording(environment.name, tuple(jobs(sent)))
 
 
 async def recorded(

@@ -104,7 +104,7 @@ async def _played(environment: Environment, model: Model, row: Row, seed: int) -
     from gymsdk.rollouts.jobs import jobs, seed_of
     from gymsdk.sitting import Budget
 
-    job = next(jobs([row], repeats=1))
+    job = next(jobs([row]))
     budget = Budget(seconds=SITTING)
     try:
         async with environment:
@@ -119,7 +119,7 @@ def _through_gymnasium(name: str, settings: dict[str, Any], model: Model, row: R
     from gymsdk.gym.policy import made, rollout
     from gymsdk.rollouts.jobs import jobs, seed_of
 
-    job = next(jobs([row], repeats=1))
+    job = next(jobs([row]))
     env = made(name, seconds=SITTING, settings=settings)
     try:
         played = rollout(env, model, seed=seed_of(seed, job), options={"task": job.row}, timeout=SITTING)

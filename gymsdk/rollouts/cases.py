@@ -148,7 +148,7 @@ class Inputs:
         with path.open("rb") as file:
             for line in file:
                 if line.strip():
-                    self._places[rows.parsed(line, where=str(path))[TASK_INDEX]] = place
+                    self._places.setdefault(rows.parsed(line, where=str(path))[TASK_INDEX], place)
                 place += len(line)
 
     def row(self, task: object) -> Row | None:
@@ -159,7 +159,7 @@ class Inputs:
         with self._path.open("rb") as file:
             file.seek(place)
             row = rows.parsed(file.readline(), where=str(self._path))
-        return {key: value for key, value in row.items() if key != TASK_INDEX}
+        return {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
 
 
 def environment_of(line: Row) -> str | None:

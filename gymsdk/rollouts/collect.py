@@ -99,13 +99,12 @@ async def complete(
     folder: RunFolder,
     player: Player,
     *,
-    repeats: int,
     done: Container[Key],
     at_once: int,
     told: Callable[[Played], None],
 ) -> None:
     """Play what *folder* still lacks: each finished rollout is on disk before *told* hears of it."""
-    missing = jobs(folder.read_inputs(), repeats=repeats, done=done)
+    missing = jobs(folder.read_inputs(), done=done)
     async with player.opened(), aclosing(collect(missing, player, at_once=at_once)) as ends:
         async for played in ends:
             told(keep(folder, played))

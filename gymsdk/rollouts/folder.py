@@ -15,6 +15,7 @@ import orjson
 
 from gymsdk import rows
 from gymsdk.errors import BadOutput, GymsdkError
+from gymsdk.metrics import ROLLOUT_INDEX
 from gymsdk.rollouts import lines, torn
 from gymsdk.rollouts.jobs import Key
 from gymsdk.types import Row
@@ -135,10 +136,15 @@ class RunFolder:
         begun: Row = self._about()["settings"]
         return begun
 
-    def resume(self, now: Row) -> None:
-        """Make ready to go on: note it in run.json, cut torn last lines, forget the failures that a retry can help."""
+    def resume(self, now: Row, *, repeats: int = 1) -> None:
+        """Prepare to continue the run.
+
+        Adds *now* to run.json, cuts torn last lines and removes the failures that a retry can help. Rows that an older
+        version wrote once per task are written again, once per repeat.
+        """
         written = self._about()
         self._write(self.run, {**written, "resumed": [*written["resumed"], now]})
+        self._number_repeats(repeats)
         for path in (self.rollouts, self.failures):
             torn.cut(path)
         fresh = _part(self.failures)
@@ -146,6 +152,16 @@ class RunFolder:
         with _writing(self.failures), fresh.open("wb") as file:
             file.writelines(map(rows.line, kept))
         fresh.replace(self.failures)
+
+    def _number_repeats(self, repeats: int) -> None:
+        first = next(self.read_inputs(), None)
+        if first is None or ROLLOUT_INDEX in first:
+            return
+        fresh = _part(self.inputs)
+        numbered = ({**row, ROLLOUT_INDEX: repeat} for row in self.read_inputs() for repeat in range(repeats))
+        with _writing(self.inputs), fresh.open("wb") as file:
+            file.writelines(map(rows.line, numbered))
+        fresh.replace(self.inputs)
 
     def keep(self, line: Row, *, failed: bool = False) -> None:
         """Write one finished rollout's line."""

@@ -38,16 +38,30 @@ class Job:
 
 
 def stamped(
-    row: Row, *, environment: str, task: int, sampling: Mapping[str, Any] | None = None, agent: str | None = None
+    row: Row,
+    *,
+    environment: str,
+    task: int,
+    repeat: int = 0,
+    sampling: Mapping[str, Any] | None = None,
+    agent: str | None = None,
 ) -> Row:
-    """Give *row* as it is sent: numbered *task*, *sampling* over its own parameters.
+    """Return *row* as it is sent for one rollout: the *repeat* of a *task*.
 
-    It is for *environment*, and for the *agent* of that, where it is not called as ours are.
+    Args:
+        row: The task's row.
+        environment: The environment that the row is for.
+        task: The task's number in the run.
+        repeat: Which repeat of the task, from 0.
+        sampling: Sampling parameters that override those of the row.
+        agent: The agent's name, if it is not the environment's name with our suffix.
     """
-    return {key: value for key, value in row.items() if key != ROLLOUT_INDEX} | {
+    return {
+        **row,
         "responses_create_params": {**row["responses_create_params"], **(sampling or {})},
         "agent_ref": reference(agent or environment + AGENT),
         TASK_INDEX: task,
+        ROLLOUT_INDEX: repeat,
     }
 
 
@@ -69,14 +83,13 @@ def route(row: Row) -> str | None:
     return None if name is None else name.removesuffix(AGENT)
 
 
-def jobs(inputs: Iterable[Row], *, repeats: int, done: Container[Key] = ()) -> Iterator[Job]:
-    """Yield every job of *inputs* (stamped rows) that is not *done*, task by task."""
+def jobs(inputs: Iterable[Row], *, done: Container[Key] = ()) -> Iterator[Job]:
+    """Yield a job for each of *inputs* (stamped rows) that is not *done*, in their order."""
     for row in inputs:
-        environment, task = route(row) or "", row[TASK_INDEX]
-        bare = {key: value for key, value in row.items() if key != TASK_INDEX}
-        for repeat in range(repeats):
-            if (task, repeat) not in done:
-                yield Job(environment, task, repeat, bare)
+        task, repeat = row[TASK_INDEX], row[ROLLOUT_INDEX]
+        if (task, repeat) not in done:
+            bare = {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
+            yield Job(route(row) or "", task, repeat, bare)
 
 
 def seed_of(seed: int, job: Job) -> int:

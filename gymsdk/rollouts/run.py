@@ -13,7 +13,7 @@ from gymsdk import http, rows
 from gymsdk.client import Unknown
 from gymsdk.environment import Environment
 from gymsdk.errors import BadOutput, BadRow, ModelLost, UsageError
-from gymsdk.metrics import TASK_INDEX
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models import registry as models
 from gymsdk.plugins import registry
 from gymsdk.rollouts.collect import Play, Player, complete
@@ -102,7 +102,7 @@ async def carry_out(run: Run, watch: Watch) -> list[Row]:
         with RunFolder(run.output) as folder:
             _prepare(folder, run, watch, cast)
             await _complete(folder, run, watch, cast.player)
-            figures = await summaries(folder, _measured(folder, cast), repeats=run.plan.repeats)
+            figures = await summaries(folder, _measured(folder, cast))
             folder.conclude(figures)
             return figures
     finally:
@@ -154,8 +154,8 @@ def _measured(folder: RunFolder, cast: Cast) -> dict[str, Measured]:
 
 
 async def _complete(folder: RunFolder, run: Run, watch: Watch, player: Player) -> None:
-    repeats, standing = run.plan.repeats, folder.standing()
-    watch.begun(total=repeats * sum(1 for _ in rows.lines(folder.inputs)), standing=standing)
+    standing = folder.standing()
+    watch.begun(total=sum(1 for _ in rows.lines(folder.inputs)), standing=standing)
     patience = Patience(scored=standing.scored)
 
     def told(played: Played) -> None:
@@ -163,7 +163,7 @@ async def _complete(folder: RunFolder, run: Run, watch: Watch, player: Player) -
         patience.heard(played.rollout)
 
     try:
-        await complete(folder, player, repeats=repeats, done=standing.done, at_once=run.pace.at_once, told=told)
+        await complete(folder, player, done=standing.done, at_once=run.pace.at_once, told=told)
     except ModelLost as error:
         raise ModelLost(f"{error}; what has finished is in {run.output}; mend that, then go on with --resume") from None
 
@@ -188,17 +188,24 @@ def _prepare(folder: RunFolder, run: Run, watch: Watch, cast: Cast) -> None:
         )
     if not folder.inputs.exists():
         raise BadOutput(f"{folder.inputs} is missing, which says what to play; start over with --overwrite")
-    folder.resume(now)
+    folder.resume(now, repeats=run.plan.repeats)
 
 
 def _inputs(plan: Plan, watch: Watch, cast: Cast) -> Iterator[Row]:
-    """Yield the rows as they are sent; raises `BadRow` where there is none."""
+    """Yield the rows as they are sent, one for each rollout, task by task.
+
+    Raises:
+        BadRow: There is no row to play.
+    """
     taken = Counter[str]()
-    own = plan.tasks is not None and numbered(plan.tasks)
+    own = numbered(plan.tasks) if plan.tasks else frozenset()
     for name, row in _sourced(plan, watch, cast):
-        task = row[TASK_INDEX] if own else taken.total()
+        task = row[TASK_INDEX] if TASK_INDEX in own else taken.total()
+        first = row[ROLLOUT_INDEX] * plan.repeats if ROLLOUT_INDEX in own else 0
         played_by = cast.served.agent_of(row, name) if cast.served else None
-        yield stamped(row, environment=name, task=task, sampling=plan.sampling, agent=played_by)
+        for repeat in range(first, first + plan.repeats):
+            sampling, environment = plan.sampling, name
+            yield stamped(row, environment=environment, task=task, repeat=repeat, sampling=sampling, agent=played_by)
         taken[name] += 1
     if not taken:
         source = plan.tasks or (

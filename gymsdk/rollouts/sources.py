@@ -12,7 +12,7 @@ from gymsdk import complaints, rows
 from gymsdk.client import Unknown
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow, UnknownSplit, UsageError
-from gymsdk.metrics import TASK_INDEX
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import jobs
 from gymsdk.rollouts.jobs import reference, route
 from gymsdk.rollouts.lines import unplayed
@@ -147,19 +147,29 @@ def _addressed(row: Row, where: str, names: Sequence[str], agent: str | None) ->
     return name, row
 
 
-def numbered(path: Path) -> bool:
-    """Give whether every row of a task file brings a task number of its own, as the shards of a larger file do."""
-    seen: set[int] = set()
+def numbered(path: Path) -> frozenset[str]:
+    """Return the index fields of a task file that identify its rows.
+
+    The shards of a larger file number their tasks: `_ng_task_index` differs in each row. The rows that a run has sent
+    (`inputs.jsonl`, NeMo Gym's `_materialized_inputs.jsonl`) number their repeats, too: `_ng_task_index` and
+    `_ng_rollout_index` differ together. In any other file no index identifies a row.
+    """
+    found: list[tuple[object, object]] = []
     for _, line in rows.lines(path):
         try:
-            number = rows.parsed(line, where=str(path)).get(TASK_INDEX)
+            row = rows.parsed(line, where=str(path))
         except BadRow:
             # Whoever takes the rows tells of it.
             continue
-        if type(number) is not int or number < 0 or number in seen:
-            return False
-        seen.add(number)
-    return bool(seen)
+        found.append((row.get(TASK_INDEX), row.get(ROLLOUT_INDEX)))
+    tasks, repeats = zip(*found, strict=True) if found else ((), ())
+    if _are_numbers(tasks) and _are_numbers(repeats) and len(set(found)) == len(found):
+        return frozenset({TASK_INDEX, ROLLOUT_INDEX})
+    return frozenset({TASK_INDEX}) if _are_numbers(tasks) and len(set(tasks)) == len(tasks) else frozenset()
+
+
+def _are_numbers(values: Sequence[object]) -> bool:
+    return bool(values) and all(type(value) is int and value >= 0 for value in values)
 
 
 def _routed(environments: Environments, row: Row, where: str) -> str:

@@ -117,16 +117,20 @@ class Stored(Sequence[Rollout]):
         return next(islice(self, range(self._count)[index], None))
 
 
-async def summaries(folder: RunFolder, environments: Mapping[str, Measured], *, repeats: int) -> list[Row]:
+async def summaries(folder: RunFolder, environments: Mapping[str, Measured]) -> list[Row]:
     """Give the figures of each environment's rollouts, in NeMo Gym's shape where it has one."""
     tallies = {name: Tally() for name in environments}
     for line in folder.read_rollouts():
         tallies[line["gymsdk"]["environment"]].add_scored(line)
     for line in folder.read_failures():
         tallies[line["gymsdk"]["environment"]].add_failed(line)
-    samples = {row[TASK_INDEX]: _sample(row) for row in folder.read_inputs()}
+    samples: dict[int, Row] = {}
+    expected = Counter[int]()
+    for row in folder.read_inputs():
+        expected[row[TASK_INDEX]] += 1
+        samples.setdefault(row[TASK_INDEX], _sample(row))
     return [
-        await _summary(environment, tallies[name], folder.read_rollouts, repeats, samples)
+        await _summary(environment, tallies[name], folder.read_rollouts, expected, samples)
         for name, environment in environments.items()
     ]
 
@@ -140,7 +144,7 @@ async def _summary(
     environment: Measured,
     tally: Tally,
     read: Callable[[], Iterable[Row]],
-    repeats: int,
+    expected: Mapping[int, int],
     samples: Mapping[int, Row],
 ) -> Row:
     count = len(tally.scored)
@@ -163,7 +167,7 @@ async def _summary(
         "seconds": {stage: spent / 1e3 / count for stage, spent in tally.milliseconds.items()},
         "agent_metrics": figures,
         "key_metrics": {key: value for key, value in figures.items() if key.startswith("mean/")} | own,
-        "group_level_metrics": metrics.groups(tally.scored, expected=repeats, samples=samples),
+        "group_level_metrics": metrics.groups(tally.scored, expected=expected, samples=samples),
     }
 
 

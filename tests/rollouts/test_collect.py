@@ -87,12 +87,12 @@ def _paid() -> Scripted:
 
 
 def _job(folder: RunFolder) -> Job:
-    return next(jobs(folder.read_inputs(), repeats=1))
+    return next(jobs(folder.read_inputs()))
 
 
 async def _complete(folder: RunFolder, play: Play, **options: Any) -> list[Played]:
     told: list[Played] = []
-    given = {"repeats": 1, "done": folder.standing().done, "at_once": 4, "told": told.append}
+    given = {"done": folder.standing().done, "at_once": 4, "told": told.append}
     await complete(folder, play, **{**given, **options})
     return told
 
@@ -105,8 +105,8 @@ async def test_every_rollout_is_on_disk_before_it_is_counted(
     def told(played: Played) -> None:
         seen.append(played.job.key in folder.standing().done)
 
-    await _complete(folder, Play(sums, _failing(0, ValueError())), repeats=3, told=told)
-    assert seen == [True] * 9
+    await _complete(folder, Play(sums, _failing(0, ValueError())), told=told)
+    assert seen == [True] * 3
 
 
 async def test_only_what_is_missing_is_played(sums: Mapping[str, Environment], folder: RunFolder) -> None:

@@ -58,7 +58,7 @@ async def test_what_servers_play_is_what_is_played_here(tmp_path: Path, model: s
     figures = [await _run(tmp_path / "here", environments=ALL, model=model, **plan)]
     async with launch.serving(ALL, settings=ALL, model=model) as running:
         figures.append(await _run(tmp_path / "there", environments=ALL, head=running.head_url, **plan))
-        rows = {"tasks": tmp_path / "here" / "inputs.jsonl", "repeats": 2, "seed": 3}
+        rows = {"tasks": tmp_path / "here" / "inputs.jsonl", "seed": 3}
         figures.append(await _run(tmp_path / "rows", head=running.head_url, **rows))
     here, there, rows_only = (told_by(tmp_path / name / "rollouts.jsonl") for name in ("here", "there", "rows"))
     assert len(here) == 24

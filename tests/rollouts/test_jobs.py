@@ -28,7 +28,7 @@ def test_sampling_parameters_go_over_the_rows_own() -> None:
 def test_stamps_of_an_earlier_run_are_replaced() -> None:
     sent = _sent(0, _ng_task_index=9, _ng_rollout_index=9, agent_ref={"name": "other"})
     assert (sent["_ng_task_index"], route(sent)) == (0, "sums")
-    assert "_ng_rollout_index" not in sent
+    assert sent["_ng_rollout_index"] == 0
 
 
 def test_a_row_may_not_say_where_it_goes() -> None:
@@ -37,13 +37,18 @@ def test_a_row_may_not_say_where_it_goes() -> None:
     ] * 4
 
 
-def test_each_task_is_played_as_often_as_asked() -> None:
-    keys = [job.key for job in jobs([_sent(0), _sent(1)], repeats=2)]
-    assert keys == [(0, 0), (0, 1), (1, 0), (1, 1)]
+def _repeated(*tasks: int) -> list[dict[str, Any]]:
+    return [_sent(task) | {"_ng_rollout_index": repeat} for task in tasks for repeat in range(2)]
+
+
+def test_each_sent_row_is_one_job_without_its_indices() -> None:
+    found = list(jobs(_repeated(0, 1)))
+    assert [job.key for job in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert not [key for job in found for key in job.row if key.startswith("_ng_")]
 
 
 def test_what_is_done_is_not_played_again() -> None:
-    keys = [job.key for job in jobs([_sent(0), _sent(1)], repeats=2, done={(0, 1), (1, 0)})]
+    keys = [job.key for job in jobs(_repeated(0, 1), done={(0, 1), (1, 0)})]
     assert keys == [(0, 0), (1, 1)]
 
 
@@ -52,7 +57,7 @@ def test_rows_are_taken_one_at_a_time() -> None:
         while True:
             yield _sent(0)
 
-    assert next(jobs(endless(), repeats=1)).id == "0:0"
+    assert next(jobs(endless())).id == "0:0"
 
 
 def test_repeats_share_a_seed_and_tasks_do_not() -> None:

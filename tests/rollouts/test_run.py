@@ -244,13 +244,52 @@ def test_rows_keep_their_numbers_where_each_brings_its_own(
 def test_shards_of_a_run_are_played_as_the_whole_run_is(out: Path, tmp_path: Path) -> None:
     same = {"model": "scripted/oracle:0.5", "repeats": 3, "limit": 6}
     _run(out, **same)
-    inputs = (out / "inputs.jsonl").read_text().splitlines(keepends=True)
+    tasks = [line for line in _lines(out / "inputs.jsonl") if line["_ng_rollout_index"] == 0]
     found = {}
-    for number, shard in enumerate((inputs[:3], inputs[3:])):
-        (tmp_path / f"{number}.jsonl").write_text("".join(shard))
+    for number, shard in enumerate((tasks[:3], tasks[3:])):
+        lines = [{key: line[key] for key in line if key != "_ng_rollout_index"} for line in shard]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(map(json.dumps, lines)))
         _run(tmp_path / str(number), **same, tasks=tmp_path / f"{number}.jsonl")
         found |= _told(tmp_path / str(number) / "rollouts.jsonl")
     assert found == _told(out / "rollouts.jsonl")
+
+
+def test_inputs_name_every_rollout_of_the_run(out: Path) -> None:
+    _run(out, repeats=2)
+    keys = [(line["_ng_task_index"], line["_ng_rollout_index"]) for line in _lines(out / "inputs.jsonl")]
+    assert keys == [(task, repeat) for task in range(3) for repeat in range(2)]
+    assert set(keys) == _told(out / "rollouts.jsonl").keys()
+
+
+def test_the_inputs_of_a_run_played_in_parts_give_the_same_rollouts(out: Path, tmp_path: Path) -> None:
+    same = {"model": "scripted/oracle:0.5", "limit": None}
+    _run(out, model="scripted/oracle:0.5", repeats=3)
+    inputs = (out / "inputs.jsonl").read_text().splitlines(keepends=True)
+    found = {}
+    for number, part in enumerate((inputs[:4], inputs[4:])):
+        (tmp_path / f"{number}.jsonl").write_text("".join(part))
+        _run(tmp_path / str(number), **same, tasks=tmp_path / f"{number}.jsonl")
+        found |= _told(tmp_path / str(number) / "rollouts.jsonl")
+    assert found == _told(out / "rollouts.jsonl")
+
+
+def test_repeats_of_numbered_repeats_are_numbered_on(out: Path, tmp_path: Path) -> None:
+    _run(tmp_path / "first", repeats=2, limit=1)
+    _run(out, tasks=tmp_path / "first" / "inputs.jsonl", repeats=2, limit=None)
+    assert _told(out / "rollouts.jsonl").keys() == {(0, repeat) for repeat in range(4)}
+
+
+def test_a_run_whose_inputs_have_a_row_per_task_is_resumed(out: Path) -> None:
+    _run(out, repeats=2)
+    before = _told(out / "rollouts.jsonl")
+    tasks = [line for line in _lines(out / "inputs.jsonl") if line.pop("_ng_rollout_index") == 0]
+    (out / "inputs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in tasks))
+    kept = (out / "rollouts.jsonl").read_bytes().splitlines(keepends=True)[:2]
+    (out / "rollouts.jsonl").write_bytes(b"".join(kept))
+    ear = _run(out, repeats=2, resume=True)
+    assert (ear.total, len(ear.played)) == (6, 4)
+    assert _told(out / "rollouts.jsonl") == before
+    assert len(list(_lines(out / "inputs.jsonl"))) == 6
 
 
 def test_rollouts_as_tasks_leave_no_trace_of_their_verdict(out: Path, tmp_path: Path) -> None:

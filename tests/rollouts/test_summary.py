@@ -71,14 +71,16 @@ def made(environment: Callable[..., Environment]) -> Environment:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
     params = {"input": "What is 2 + 2?"}
-    inputs = [{"_ng_task_index": task, "difficulty": task, "responses_create_params": params} for task in range(2)]
+    row = {"responses_create_params": params}
+    keys = [{"_ng_task_index": task, "_ng_rollout_index": repeat} for task in range(2) for repeat in range(2)]
+    inputs = [{**row, **key, "difficulty": key["_ng_task_index"]} for key in keys]
     with RunFolder(tmp_path / "out") as folder:
         folder.begin(settings={}, about={}, inputs=inputs)
         yield folder
 
 
-def _summary(folder: RunFolder, made: Environment, *, repeats: int = 2) -> dict[str, Any]:
-    (summary,) = asyncio.run(summaries(folder, {"made": made}, repeats=repeats))
+def _summary(folder: RunFolder, made: Environment) -> dict[str, Any]:
+    (summary,) = asyncio.run(summaries(folder, {"made": made}))
     return summary
 
 
