@@ -14,13 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gymsdk import cutting, responses, turns, usage, wire
 from gymsdk.errors import EpisodeError, Failed, Unscorable
-from gymsdk.outcome import Failure, Outcome, Rollout, Timing
+from gymsdk.outcome import Failure, ModelCall, Outcome, Rollout, Timing, ToolRun
 from gymsdk.plugins import answers
 from gymsdk.transcript import Action, Ended, Item, ToolCall, Transcript
 from gymsdk.types import Episode, Playable, Row, Step, Task, Verdict
 
 SHORT = 0.1
 """The share of an episode's seconds that a step must have had to be blamed for the deadline."""
+
+TOLD = frozenset({"id", "model", "status", "incomplete_details", "usage"})
+"""The fields of a response that are kept for each model call."""
 
 log = logging.getLogger("gymsdk")
 
@@ -48,6 +51,7 @@ class Taken:
     reward: float = 0.0
     calls: int = 0
     ended: Ended | None = None
+    runs: list[ToolRun] = field(default_factory=list)
 
 
 async def take(
@@ -72,8 +76,11 @@ async def take(
             if taken.ended or (isinstance(action, ToolCall) and taken.calls >= calls_left):
                 taken.ended = taken.ended or "tools"
                 taken.items.append(_unrun(action))
+                taken.runs += _run(action, time.time(), answered=False)
                 continue
+            began, started = time.time(), time.perf_counter()
             step = await environment.step(episode, action)
+            taken.runs += _run(action, began, milliseconds=(time.perf_counter() - started) * 1e3)
             taken.reward = answers.total(taken.reward, step.reward, "step")
             taken.items.extend(_output(action, step, longest))
             taken.calls += isinstance(action, ToolCall)
@@ -92,6 +99,12 @@ def _output(action: Action, step: Step, longest: int) -> list[Item]:
     if not isinstance(action, ToolCall):
         return []
     return [wire.function_call_output(action.call_id, cutting.cut(step.output or "", longest))]
+
+
+def _run(action: Action, started: float, *, milliseconds: float = 0.0, answered: bool = True) -> list[ToolRun]:
+    if not isinstance(action, ToolCall):
+        return []
+    return [ToolRun(action.call_id, action.name, started, round(milliseconds, 3), answered)]
 
 
 def _unrun(action: Action) -> Item:
@@ -123,6 +136,8 @@ class Sitting:
         self._calls = 0
         self._stages: dict[str, float] = {}
         self._model_calls: list[float] = []
+        self._asked_at: float | None = None
+        self._observed: list[ModelCall] = []
 
     @property
     def over(self) -> bool:
@@ -133,6 +148,8 @@ class Sitting:
     def clocked(self, stage: str) -> Iterator[None]:
         """Count the time and the tokens of what runs inside to *stage*."""
         started = time.perf_counter()
+        if stage == "model":
+            self._asked_at = time.time()
         try:
             with usage.counted(self.used):
                 yield
@@ -168,9 +185,11 @@ class Sitting:
         episode = self._playing()
         self._turns += 1
         self._response = response
+        first = len(episode.transcript.items)
         with self.clocked("step"):
             usage.note("policy", response)
             taken = await self._taken(episode, response)
+        self._observe(response, first, taken)
         self._paid = answers.total(self._paid, taken.reward, "step")
         self._calls += taken.calls
         if taken.ended is None and self._turns >= self.budget.turns:
@@ -223,7 +242,16 @@ class Sitting:
             turns=self._turns,
             usage=dict(self.used),
             timing=Timing(total=round(sum(stages.values()), 3), stages=stages, model_calls=self._model_calls),
+            calls=self._observed,
         )
+
+    def _observe(self, response: Item, first: int, taken: Taken) -> None:
+        """Keep what the rollout's response, which joins those of all turns, does not tell of one of them."""
+        spent = self._model_calls[-1] if self._asked_at is not None and self._model_calls else 0.0
+        about = {key: value for key, value in response.items() if key in TOLD}
+        asked_at, self._asked_at = self._asked_at or time.time(), None
+        count = len(response["output"])
+        self._observed.append(ModelCall(asked_at, spent, about, first, count, tuple(taken.runs)))
 
     def _playing(self) -> Episode:
         assert self.episode is not None, "a sitting is opened first"

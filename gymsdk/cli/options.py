@@ -150,6 +150,9 @@ Timeout = Annotated[
 ]
 Attempts = Annotated[int, typer.Option(min=1, metavar="N", help="Tries of an episode that failed.")]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that do not fit.")]
+Trajectories = Annotated[
+    bool, typer.Option("--trajectories", help="Add NeMo Gym's `ng_trajectory` to each line of rollouts.jsonl.")
+]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="DIR", help="The folder to write.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in the folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]

@@ -45,6 +45,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     attempts: options.Attempts = 3,
     timeout: options.Timeout = 300.0,
     skip_bad_rows: options.SkipBadRows = False,
+    trajectories: options.Trajectories = False,
     output: options.Output = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
@@ -73,6 +74,11 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         "--pin": ",".join(pin) or None,
         "--token-ids": "" if token_ids else None,
     }
+    if trajectories and head is not None:
+        raise UsageError(
+            "--trajectories: servers do not report the model calls of a rollout; leave out --trajectories, or play here"
+            " without --head"
+        )
     _played_by(head, named, theirs, tasks=tasks, settings=settings, agent=agent)
     sampled = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
     its = rows if rows and rows.player and head is None and model is None else None
@@ -102,7 +108,8 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     )
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
     player = its.model() if its else None
-    _carry_out(plan, pace, output, player, resume=resume, overwrite=overwrite, json=json)
+    how = {"resume": resume, "overwrite": overwrite, "trajectories": trajectories}
+    _carry_out(plan, pace, output, player, how, json=json)
 
 
 def _unnamed(given: dict[str, str | None]) -> None:
@@ -115,13 +122,13 @@ def _unnamed(given: dict[str, str | None]) -> None:
 
 
 def _carry_out(
-    plan: Plan, pace: Pace, output: Path | None, model: Model | None, *, resume: bool, overwrite: bool, json: bool
+    plan: Plan, pace: Pace, output: Path | None, model: Model | None, how: dict[str, bool], *, json: bool
 ) -> None:
     from gymsdk.cli.running import carried_out, folder_of
     from gymsdk.rollouts.run import Run
 
-    folder = folder_of(output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=resume)
-    figures = carried_out(Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace, model=model))
+    folder = folder_of(output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=how["resume"])
+    figures = carried_out(Run(plan, folder, pace=pace, model=model, **how))
     _print(folder, figures, json=json)
     if any(each["failures"] or each["complaint"] for each in figures):
         raise typer.Exit(1)

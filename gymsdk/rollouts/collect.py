@@ -14,6 +14,7 @@ from gymsdk.outcome import Failure, Rollout
 from gymsdk.rollouts import lines
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, Key, jobs, seed_of
+from gymsdk.rollouts.trajectory import task_name, trajectory
 from gymsdk.rollouts.tries import Played, guarded, lost, settled
 from gymsdk.sitting import Budget
 from gymsdk.types import Model, Playable
@@ -102,18 +103,28 @@ async def complete(
     done: Container[Key],
     at_once: int,
     told: Callable[[Played], None],
+    trajectories: bool = False,
 ) -> None:
-    """Play what *folder* still lacks: each finished rollout is on disk before *told* hears of it."""
+    """Play the rollouts that *folder* still lacks.
+
+    Args:
+        folder: The run's folder.
+        player: Plays the jobs.
+        done: The keys of the rollouts that are finished.
+        at_once: The number of episodes in flight.
+        told: Is called with each finished rollout, after its line is on disk.
+        trajectories: Whether each line gets NeMo Gym's `ng_trajectory`.
+    """
     missing = jobs(folder.read_inputs(), done=done)
     async with player.opened(), aclosing(collect(missing, player, at_once=at_once)) as ends:
         async for played in ends:
-            told(keep(folder, played))
+            told(keep(folder, played, trajectories=trajectories))
 
 
-def keep(folder: RunFolder, played: Played) -> Played:
+def keep(folder: RunFolder, played: Played, *, trajectories: bool = False) -> Played:
     """Put a finished rollout on disk, among the scored or among the failures, and give it as it was put there."""
     try:
-        _keep(folder, played)
+        _keep(folder, played, trajectories=trajectories)
     except (TypeError, ValueError, RecursionError) as error:
         # A verdict or a response may hold what JSON cannot; nothing of it has been written then.
         failure = Failure(stage="verify", kind="bad_answer", message=f"it cannot be written as JSON: {error}")
@@ -123,9 +134,13 @@ def keep(folder: RunFolder, played: Played) -> Played:
     return played
 
 
-def _keep(folder: RunFolder, played: Played) -> None:
-    key = played.job.key
-    if played.rollout.failure is None:
-        folder.keep(lines.scored(played.rollout, key, attempts=played.attempts))
+def _keep(folder: RunFolder, played: Played, *, trajectories: bool = False) -> None:
+    key, rollout = played.job.key, played.rollout
+    if rollout.failure is None:
+        line = lines.scored(rollout, key, attempts=played.attempts)
+        if trajectories:
+            name = task_name(rollout.row, key[0])
+            line[lines.TRAJECTORY] = trajectory(rollout, task_id=name, rollout_id=f"{key[0]}-{key[1]}")
+        folder.keep(line)
     else:
         folder.keep(lines.failed(played.rollout, key, attempts=played.attempts), failed=True)

@@ -15,7 +15,10 @@ from gymsdk.rollouts.jobs import Key
 from gymsdk.types import Row, Verdict
 from gymsdk.usage import Usage
 
-WRITTEN = frozenset({"response", "reward", "reward_components", "gymsdk"})
+TRAJECTORY = "ng_trajectory"
+"""The key of NeMo Gym's trajectory on a rollout's line."""
+
+WRITTEN = frozenset({"response", "reward", "reward_components", TRAJECTORY, "gymsdk"})
 """What a line says of how its row was played: from a row that was played before it is out of date."""
 
 ATTEMPT_INDEX = "_ng_attempt_index"

@@ -20,7 +20,7 @@ from gymsdk.rollouts import answered
 from gymsdk.rollouts.cases import Case, Run
 from gymsdk.rollouts.delivery import of_server
 from gymsdk.rollouts.jobs import agent
-from gymsdk.rollouts.lines import WRITTEN
+from gymsdk.rollouts.lines import TRAJECTORY, WRITTEN
 from gymsdk.rollouts.served import Served, Wanted, all_known
 from gymsdk.rollouts.sources import SAMPLE
 from gymsdk.sitting import Budget
@@ -61,7 +61,13 @@ class Rejudged:
         before = self.case.line
         ours = before.get("gymsdk")
         names = ours.get("verdict", ()) if isinstance(ours, dict) else ()
-        stale = {*names, *(WRITTEN - {"response", "gymsdk"}), "mask_sample", "failure_kind", "failure_reason"}
+        stale = {
+            *names,
+            *(WRITTEN - {"response", TRAJECTORY, "gymsdk"}),
+            "mask_sample",
+            "failure_kind",
+            "failure_reason",
+        }
         kept = {key: each for key, each in before.items() if key not in stale and not key.startswith("_ng_failure_")}
         sent = self.case.sent or {}
         row = {name: sent[name] for name in names if name in sent}

@@ -69,7 +69,8 @@ class Pace:
 class Run:
     """A plan on its way to a folder: on top of what is there, in place of it, or where nothing is.
 
-    The *model* plays that the plan names, where it is there by now.
+    The *model* plays that the plan names, where it is there by now. With *trajectories*, each line has NeMo Gym's
+    `ng_trajectory`.
     """
 
     plan: Plan
@@ -78,6 +79,7 @@ class Run:
     overwrite: bool = False
     pace: Pace = Pace()
     model: Model | None = None
+    trajectories: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,8 @@ async def _complete(folder: RunFolder, run: Run, watch: Watch, player: Player) -
         patience.heard(played.rollout)
 
     try:
-        await complete(folder, player, done=standing.done, at_once=run.pace.at_once, told=told)
+        pace, observed = run.pace, run.trajectories
+        await complete(folder, player, done=standing.done, at_once=pace.at_once, told=told, trajectories=observed)
     except ModelLost as error:
         raise ModelLost(f"{error}; what has finished is in {run.output}; mend that, then go on with --resume") from None
 

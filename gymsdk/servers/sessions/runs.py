@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from fastapi import Request
 
@@ -28,6 +28,9 @@ from gymsdk.types import UNMASKED, Model, Playable, Row
 from gymsdk.values import written
 
 T = TypeVar("T")
+
+Shape: TypeAlias = Callable[[Row, Rollout], object]
+"""Makes the body of an answer out of a rollout's line and the rollout."""
 
 AT_ONCE = 4096
 """Episodes that one server plays at once where it is not told otherwise: clients of NeMo Gym send all rows at once."""
@@ -69,6 +72,11 @@ class Lost(Exception):
         )
 
 
+def plain(line: Row, _: Rollout) -> object:
+    """Return a rollout's *line* as it is."""
+    return line
+
+
 class Runs:
     """Plays rows of *environment* with *model*: *at_once* at most, within *budget*, whatever a row says."""
 
@@ -96,7 +104,7 @@ class Runs:
             finally:
                 await self._once.aclose()
 
-    async def answered(self, given: Given, shape: Callable[[Row], object] = dict) -> bytes:
+    async def answered(self, given: Given, shape: Shape = plain) -> bytes:
         """Give the line of the *given* row's rollout, in this *shape*, as JSON.
 
         Raises `Lost` where it has no reward, `BadRow` where the row does not fit, `Refused` where there is no place.
@@ -108,7 +116,7 @@ class Runs:
         if rollout.failure is not None:
             raise Lost(rollout, rollout.failure)
         try:
-            return written(shape(_line(rollout) | stamps))
+            return written(shape(_line(rollout) | stamps, rollout))
         except (TypeError, ValueError, RecursionError) as error:
             failure = Failure(stage="verify", kind="bad_answer", message=f"it cannot be written as JSON: {error}")
             raise Lost(rollout, failure) from error
@@ -117,7 +125,7 @@ class Runs:
         budget = within(given.budget, self.budget)
         return await play(self.environment, self.model, row, seed=given.seed, repeat=given.repeat, id=id, budget=budget)
 
-    async def once(self, given: Given, body: Row, shape: Callable[[Row], object] = dict) -> bytes:
+    async def once(self, given: Given, body: Row, shape: Shape = plain) -> bytes:
         """Give what `answered` gives; a *body* that names its rollout is played once, however often it comes.
 
         Another row under the same id, or another attempt at it, is something else.

@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict
 
 from gymsdk import trail
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.outcome import Failure
-from gymsdk.rollouts.lines import ATTEMPT_INDEX
+from gymsdk.outcome import Failure, Rollout
+from gymsdk.rollouts.lines import ATTEMPT_INDEX, TRAJECTORY
+from gymsdk.rollouts.trajectory import observations, task_name, trajectory
 from gymsdk.servers.app import Refused
 from gymsdk.servers.wire.bodies import EpisodeId, TaskId
 from gymsdk.transcript import Item
@@ -93,8 +94,8 @@ def seconds(request: EpisodeRequest) -> float | None:
 class Reply(Protocol):
     """How the reply to one request is written."""
 
-    def result(self, line: Row) -> Item:
-        """Return the reply for a scored rollout, written as *line*."""
+    def result(self, line: Row, rollout: Rollout) -> Item:
+        """Return the reply for a scored *rollout*, which is written as *line*."""
 
     def failure(self, failure: Failure, partial: Item | None = None) -> Item:
         """Return the reply for a rollout without a reward; *partial* is what there is of its response."""
@@ -106,9 +107,11 @@ class FlatReply:
 
     row: Row
 
-    def result(self, line: Row) -> Item:
-        """Return the rollout's line."""
-        return dict(line)
+    def result(self, line: Row, rollout: Rollout) -> Item:
+        """Return the rollout's line with its `ng_trajectory`."""
+        name = task_name(self.row, self.row.get(TASK_INDEX, 0))
+        found = trajectory(rollout, task_id=name, rollout_id=rollout_id(self.row) or rollout.id)
+        return dict(line) if found is None else {**line, TRAJECTORY: found}
 
     def failure(self, failure: Failure, partial: Item | None = None) -> Item:
         """Return the failure under the keys that the collector copies to its failures file."""
@@ -131,9 +134,15 @@ class EpisodeReply:
 
     request: EpisodeRequest
 
-    def result(self, line: Row) -> Item:
-        """Return the rollout's line as the `result`, without the keys that belong to the collector."""
+    def result(self, line: Row, rollout: Rollout) -> Item:
+        """Return the rollout's line as the `result`, without the keys that belong to the collector.
+
+        The collector makes the `ng_trajectory` of an episode request itself, out of the agent's observations and the
+        captured model calls.
+        """
         kept = {key: value for key, value in line.items() if not (key.startswith("_ng_") or key in OBSERVED)}
+        if found := observations(rollout, rollout_id=self.request.episode_id.key):
+            kept["ng_agent_observations"] = found
         return self._named("result", kept)
 
     def failure(self, failure: Failure, partial: Item | None = None) -> Item:

@@ -1,0 +1,172 @@
+"""NeMo Gym 0.7's observations of a rollout: its conversation, turns, model calls and tool calls.
+
+The field names and the rules are those of NeMo Gym's `TrajectoryRecord` and `AgentObservationBundle`, version 1.0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from gymsdk import usage
+from gymsdk.outcome import ModelCall, Rollout, ToolRun
+from gymsdk.responses import is_incomplete
+from gymsdk.transcript import Item
+from gymsdk.types import Row
+
+INVOCATION = "root"
+"""The name of the only agent invocation of a rollout."""
+
+TASK_NAMES = ("task_id", "problem_id", "instance_id")
+"""The row's fields that name its task, the first one that is present."""
+
+TRAINING = frozenset({"prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts"})
+"""The fields of an item that only trainers read; NeMo Gym's export refuses a conversation that holds them."""
+
+
+def task_name(row: Row, task: object) -> str:
+    """Return the name by which NeMo Gym identifies the task of *row*, which is number *task* of its run."""
+    return next((str(row[key]) for key in TASK_NAMES if row.get(key) is not None), str(task))
+
+
+def trajectory(rollout: Rollout, *, task_id: str, rollout_id: str) -> Item | None:
+    """Return the `ng_trajectory` of a scored rollout, or `None` if its model calls were not observed here.
+
+    Args:
+        rollout: The rollout.
+        task_id: The name of its task, see `task_name`.
+        rollout_id: The rollout's name in its run: `TASK-REPEAT`, or the one that the client chose.
+    """
+    if not rollout.calls:
+        return None
+    names = call_names(rollout.calls, rollout_id)
+    said = _conversation(rollout)
+    outputs = _outputs(said)
+    return {
+        "schema_version": "1.0",
+        "task_id": task_id,
+        "rollout_id": rollout_id,
+        "invocations": [_invocation(rollout, said, names)],
+        "turns": _turns(rollout, said, names, {"task_id": task_id, "rollout_id": rollout_id}),
+        "model_calls": [_model_call(call, name) for call, name in zip(rollout.calls, names, strict=True)],
+        "tool_calls": [
+            _tool_call(run) | {"output": outputs.get(run.call_id)} for call in rollout.calls for run in call.tools
+        ],
+        "gaps": [],
+    }
+
+
+def observations(rollout: Rollout, *, rollout_id: str) -> Item | None:
+    """Return the `ng_agent_observations` of a rollout, or `None` if its model calls were not observed here."""
+    if not rollout.calls:
+        return None
+    invocation = _invocation(rollout, _conversation(rollout), call_names(rollout.calls, rollout_id))
+    tools = [{"kind": "tool_call", **_tool_call(run)} for call in rollout.calls for run in call.tools]
+    return {"source": "gymsdk", "records": [invocation, *tools], "gaps": []}
+
+
+def call_names(calls: Sequence[ModelCall], rollout_id: str) -> list[str]:
+    """Return a name for each model call: the id of its response where no other call of the rollout has it."""
+    ids = [call.response.get("id") for call in calls]
+    counts = Counter(each for each in ids if isinstance(each, str))
+    return [
+        each if isinstance(each, str) and each and counts[each] == 1 else f"{rollout_id}-{number}"
+        for number, each in enumerate(ids)
+    ]
+
+
+def _conversation(rollout: Rollout) -> list[Item]:
+    items = (rollout.response or {}).get("output") or []
+    return [_plain(item) for item in [*rollout.opening, *items]]
+
+
+def _plain(item: Item) -> Item:
+    kind = item.get("type") or "message"
+    dropped = TRAINING | {"status"} if kind == "reasoning" else TRAINING
+    return {"type": kind} | {key: value for key, value in item.items() if key not in dropped and value is not None}
+
+
+def _invocation(rollout: Rollout, said: list[Item], names: Sequence[str]) -> Item:
+    return {
+        "kind": "agent_invocation",
+        "invocation_id": INVOCATION,
+        "status": "completed" if rollout.ended == "done" else "incomplete",
+        "model_calls": [{"model_call_id": name} for name in names],
+        "conversation": said,
+    }
+
+
+def _turns(rollout: Rollout, said: list[Item], names: Sequence[str], whose: Item) -> list[Item]:
+    turns: list[Item] = []
+    steps, before = 0, len(rollout.opening)
+    for number, (call, name) in enumerate(zip(rollout.calls, names, strict=True), 1):
+        start = before + call.first
+        output = said[start : start + call.count]
+        steps += len(call.tools)
+        turns.append(
+            {
+                "invocation_id": INVOCATION,
+                **whose,
+                "turn_no": number,
+                "timestamp": call.started,
+                "question": said[:start],
+                "answer": [item for item in output if item["type"] != "reasoning"],
+                "reasoning_content": [item for item in output if item["type"] == "reasoning"] or None,
+                "step_count": steps,
+                "model_calls": [{"model_call_id": name}],
+            }
+        )
+    resolved = getattr(rollout.verdict, "resolved", None)
+    if turns and isinstance(resolved, bool):
+        turns[-1]["resolved"] = resolved
+    return turns
+
+
+def _model_call(call: ModelCall, name: str) -> Item:
+    response, used = call.response, usage.of(call.response)
+    known = isinstance(response.get("usage"), dict)
+    reason = (response.get("incomplete_details") or {}).get("reason")
+    return {
+        "model_call_id": name,
+        "started_at": call.started,
+        "completed_at": call.started + call.milliseconds / 1e3,
+        "duration_ms": call.milliseconds,
+        "response": response,
+        "response_metadata": _known(
+            response_id=response.get("id"),
+            model=response.get("model") or None,
+            dialect="responses",
+            status_code=200,
+            response_status="incomplete" if is_incomplete(response) else "completed",
+            finish_reason=reason,
+        ),
+        "token_stats": _known(
+            prompt_tokens=used.input_tokens if known else None,
+            completion_tokens=used.output_tokens if known else None,
+            total_tokens=used.total_tokens if known else None,
+            reasoning_tokens=used.reasoning_tokens,
+            cached_tokens=used.cached_tokens,
+        ),
+    }
+
+
+def _tool_call(run: ToolRun) -> Item:
+    return {
+        "invocation_id": INVOCATION,
+        "tool_call_id": run.call_id,
+        "tool_name": run.name,
+        "started_at": run.started,
+        "completed_at": run.started + run.milliseconds / 1e3,
+        "duration_ms": run.milliseconds,
+        "timing_source": "executor",
+        "status": "completed" if run.answered else "cancelled",
+    }
+
+
+def _outputs(said: list[Item]) -> dict[str, Any]:
+    return {item["call_id"]: item.get("output") for item in said if item["type"] == "function_call_output"}
+
+
+def _known(**fields: Any) -> Item:
+    return {key: value for key, value in fields.items() if value is not None}
