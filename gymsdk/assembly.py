@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from pydantic import SecretStr, ValidationError
@@ -32,6 +33,7 @@ from gymsdk.servers.nodes.reports import Load, Nodes
 from gymsdk.servers.nodes.service import Service
 from gymsdk.servers.nodes.spread import Own, Spread
 from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.wire.capture import Captured
 from gymsdk.servers.wire.remote import Remote
 from gymsdk.sitting import Budget
 from gymsdk.topology import AGENT_REF, MODEL_REF, RESOURCES_REF
@@ -57,9 +59,10 @@ class Assembly:
     *given* are environments, and *players* models, that are there by the name of their block; the others are built.
     An agent that runs here without its model's server plays with that model itself where *own* says so. *ttl*,
     *sessions* and *budget* bound what clients may open; *token* is what servers ask each other for.
+    Model calls of rollouts are captured in the folder *capture*.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each is an option of the servers
         self,
         blocks: Sequence[Block],
         here: Sequence[Block],
@@ -70,6 +73,7 @@ class Assembly:
         sessions: int,
         budget: Budget,
         token: SecretStr | None = None,
+        capture: Path | None = None,
     ) -> None:
         self._blocks = {each.name: each for each in blocks}
         self._here = {each.name: each for each in here}
@@ -77,6 +81,7 @@ class Assembly:
         self._sessions = sessions
         self._budget = budget
         self._token = token
+        self._capture = capture
         self._head = ""
         self._figures = {each.name: Figures(each.name) for each in here}
         self._instances = Instances(self._look)
@@ -204,7 +209,11 @@ class Assembly:
         )
 
     def _proxy(self, block: Block, _: Urls) -> App:
-        return model_server.app(self.models[block.name], name=block.name, figures=self._figures[block.name])
+        return model_server.app(self._captured(block.name), name=block.name, figures=self._figures[block.name])
+
+    def _captured(self, name: str) -> Model:
+        model = self.models[name]
+        return model if self._capture is None else Captured(model, name, self._capture)
 
     def _spread(self, name: str) -> Spread:
         if name not in self._spreads:
@@ -219,7 +228,7 @@ class Assembly:
     def _model_named(self, name: str) -> Model:
         """Return the model of the model server *name*: the one of this process, or that of a server elsewhere."""
         if name in self.models:
-            return self.models[name]
+            return self._captured(name)
         return Elsewhere(name, self._instances, headers=partial(credentials.headers, self._token))
 
     def _allowed(self, block: Block) -> Budget:

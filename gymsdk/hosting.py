@@ -32,7 +32,7 @@ class Options(BaseModel):
     a *head* they are known there; others are told of them at the host *advertise_host*. *sockets* are there by now, by
     the name of the server or as `head_server`. Servers without a port have one of a *range*, if that is given, and none
     that is *disallowed*. A proxy shows the head at *root_path*, and each server beneath that by its name. Those that
-    one *supervisor* starts know each other by that.
+    one *supervisor* starts know each other by that. Model calls of rollouts are captured in the folder *capture*.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -58,6 +58,7 @@ class Options(BaseModel):
     disallowed: tuple[int, ...] = ()
     root_path: Annotated[str, AfterValidator(prefix)] = ""
     supervisor: str = ""
+    capture: Path | None = None
 
     def safety(self) -> Safety:
         """Give what keeps the servers safe; raises `UsageError` where they would not be, or a file is not right."""

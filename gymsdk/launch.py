@@ -38,7 +38,17 @@ HEAD = 11000
 DEFAULT = "scripted/oracle"
 """Who plays where no model is named."""
 
-TAKEN = frozenset({"head_server", "default_host", "policy_model_name", VERSION, ROUTES})
+TAKEN = frozenset(
+    {
+        "head_server",
+        "default_host",
+        "policy_model_name",
+        "observability_enabled",
+        "model_call_capture_dir",
+        VERSION,
+        ROUTES,
+    }
+)
 """Keys of the configuration that are no server's."""
 
 
@@ -92,6 +102,7 @@ async def serving(
         sessions=options.sessions,
         budget=options.budget,
         token=safety.token,
+        capture=options.capture,
     )
     wanted = expected(here if options.head else blocks, options, with_model=model is not None)
     fleet = _fleet(assembly, blocks, here, options, safety, wanted)
@@ -235,7 +246,7 @@ def _fleet(
         host=options.host,
         port=options.port,
         lasting=lasting,
-        about=_about(assembly, blocks),
+        about=_about(assembly, blocks) | _observed(options),
         times=options.times,
         safety=safety,
         known=known,
@@ -250,6 +261,13 @@ def _about(assembly: Assembly, blocks: Sequence[Block]) -> dict[str, Any]:
     servers = (each for each in blocks if each.kind == "environment_servers" and RESOURCES_REF in each.refers)
     routes = {each.refers[RESOURCES_REF]: each.name for each in servers}
     return ({"policy_model_name": name} if name else {}) | {VERSION: version("gymsdk"), ROUTES: routes}
+
+
+def _observed(options: Options) -> dict[str, Any]:
+    """Return where NeMo Gym's collector finds the captured model calls."""
+    if options.capture is None:
+        return {}
+    return {"observability_enabled": True, "model_call_capture_dir": str(options.capture.absolute())}
 
 
 def _name(blocks: Sequence[Block]) -> str:

@@ -104,6 +104,7 @@ class Order:
     mcp: bool
     logs: Mapping[str, Any]
     profile: Path | None
+    capture: Path | None
 
     def deployment(self) -> Deployment | None:
         """Give what the files and settings say, `None` where there are none; raises `UsageError`.
@@ -176,6 +177,7 @@ class Order:
             disallowed=said.ports.disallowed,
             root_path=where.root_path,
             supervisor=where.supervisor,
+            capture=self.capture or said.capture,
         )
 
     def _sockets(self) -> dict[str, socket.socket]:

@@ -107,6 +107,10 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     profile: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Tell CPU time by hook and route at /stats, and here at the end.")
     ] = None,
+    capture_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Capture the model calls of each rollout there, as NeMo Gym does."),
+    ] = None,
     tries: Annotated[bool, typer.Option("--open", help="Print curl lines to try.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready.")] = False,
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -161,6 +165,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         mcp=mcp,
         logs={"level": log_level, "format": log_format, "directory": log_dir},
         profile=profile,
+        capture=capture_dir,
     )
     serve_until_stopped(order, Shown(json=json, tries=tries))
 

@@ -157,6 +157,7 @@ class Deployment(Frozen):
     ports: Ports = Ports()
     logs: Logs = Logs()
     profile: Path | None = None
+    capture: Path | None = None
     readiness: float = Field(600.0, ge=0, allow_inf_nan=False)
     policy: Policy = Policy()
     servers: tuple[Block, ...] = ()

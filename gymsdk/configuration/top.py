@@ -39,6 +39,8 @@ class _Switches(BaseModel):
     tls_key: str | None = None
     profile_dir: str | None = None
     profiling_results_dirpath: str | None = None
+    observability_enabled: bool = False
+    model_call_capture_dir: str | None = None
 
 
 def _alone(host: str) -> str:
@@ -81,7 +83,7 @@ class _Reading:
             values["default_host"] = _own_address()
         readiness = {"readiness": "model_endpoint_readiness_timeout_seconds"}
         values |= {field: self._values[key] for field, key in readiness.items() if key in self._values}
-        values |= self._path("token_file") | {"profile": self._profile(switches)}
+        values |= self._path("token_file") | {"profile": self._profile(switches), "capture": self._capture(switches)}
         found = self._checked(Deployment, values, readiness) or Deployment()
         parts = {
             "head": self._head(found.default_host),
@@ -149,6 +151,17 @@ class _Reading:
         theirs = self._values.get("profiling_results_dirpath", "profiles") if switches.profiling_enabled else None
         found = named or theirs
         return self._folder / str(found) if found else None
+
+    def _capture(self, switches: _Switches) -> Path | None:
+        if not switches.observability_enabled:
+            return None
+        if switches.model_call_capture_dir is None:
+            place = self._root.place_of(("observability_enabled",))
+            sentence = "observability_enabled is true, and nothing says where model calls are captured"
+            sentence = "observability_enabled needs model_call_capture_dir; set it to a folder"
+            self._problems.add(place, sentence)
+            return None
+        return self._folder / switches.model_call_capture_dir
 
     def _path(self, key: str, field: str | None = None) -> dict[str, Path]:
         value = self._values.get(key)

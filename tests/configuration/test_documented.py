@@ -90,6 +90,7 @@ RAISED: dict[str, tuple[str, ...]] = {
     "….datasets must be a list of name and jsonl_fpath": (f"{MATH}      datasets: 3\n",),
     "head_server must hold host and port": ("head_server: here\n",),
     "… is given without …; TLS needs both": ("tls_key: k\n",),
+    "observability_enabled needs model_call_capture_dir": ("observability_enabled: true\n",),
     "port_range_low … is above port_range_high …": ("port_range_low: 9\nport_range_high: 8\n",),
     "…: input should be …": ("head_server:\n  port: 70000\n",),
     "…: field required": (f"{MATH}      datasets:\n      - name: x\n",),

@@ -261,6 +261,20 @@ def test_inputs_name_every_rollout_of_the_run(out: Path) -> None:
     assert set(keys) == _told(out / "rollouts.jsonl").keys()
 
 
+def test_rollouts_have_trajectories_where_they_are_asked_for(out: Path) -> None:
+    run = Run(Plan(environments={"sums": {}}, model="scripted/oracle", limit=1, repeats=2), out, trajectories=True)
+    asyncio.run(carry_out(run, Ear()))
+    for line in _lines(out / "rollouts.jsonl"):
+        found = line["ng_trajectory"]
+        assert found["rollout_id"] == f"0-{line['_ng_rollout_index']}"
+        (turn,) = found["turns"]
+        (call,) = found["model_calls"]
+        assert turn["question"] == found["invocations"][0]["conversation"][: len(turn["question"])]
+        assert turn["answer"] == line["response"]["output"]
+        assert turn["model_calls"] == [{"model_call_id": call["model_call_id"]}]
+        assert call["completed_at"] >= call["started_at"] > 0
+
+
 def test_the_inputs_of_a_run_played_in_parts_give_the_same_rollouts(out: Path, tmp_path: Path) -> None:
     same = {"model": "scripted/oracle:0.5", "limit": None}
     _run(out, model="scripted/oracle:0.5", repeats=3)

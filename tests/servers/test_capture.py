@@ -1,0 +1,80 @@
+"""What NeMo Gym 0.7 reads of a rollout beside its reward: the trajectory, and the captured model calls."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from gymsdk import http, launch, load
+from gymsdk.hosting import Options
+from gymsdk.rollouts.jobs import stamped
+
+NAME = "multineedle"
+
+
+def _row() -> dict[str, Any]:
+    task = next(iter(load(NAME).tasks("validation", seed=0)))
+    return stamped(task.row(), environment=NAME, task=3, repeat=1)
+
+
+def _calls(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_a_flat_row_comes_back_with_its_trajectory_and_its_model_calls_are_captured(tmp_path: Path) -> None:
+    async with launch.serving([NAME], options=Options(capture=tmp_path), model="scripted/oracle") as running:
+        async with httpx.AsyncClient(timeout=60) as client:
+            line = (await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=_row())).json()
+            told = (await client.get(f"{running.head_url}/global_config_dict_yaml")).json()
+        await http.aclose()
+    found = line["ng_trajectory"]
+    output = line["response"]["output"]
+    (invocation,) = found["invocations"]
+    assert (found["task_id"], found["rollout_id"], found["gaps"]) == ("3", "3-1", [])
+    assert invocation["status"] == "completed"
+    assert len(invocation["conversation"]) == len(line["responses_create_params"]["input"]) + len(output)
+    calls = [item for item in output if item["type"] == "function_call"]
+    assert [call["tool_call_id"] for call in found["tool_calls"]] == [call["call_id"] for call in calls]
+    assert len(found["turns"]) == line["gymsdk"]["turns"] > 1
+    assert found["turns"][-1]["step_count"] == len(calls)
+    assert [turn["turn_no"] for turn in found["turns"]] == list(range(1, len(found["turns"]) + 1))
+    tokens = sum(call["token_stats"]["completion_tokens"] for call in found["model_calls"])
+    assert tokens == line["response"]["usage"]["output_tokens"]
+    captured = _calls(tmp_path / "3-1.capture.jsonl")
+    assert [each["model_call_id"] for each in captured] == [call["model_call_id"] for call in found["model_calls"]]
+    assert {(each["status_code"], each["error_category"]) for each in captured} == {(200, None)}
+    assert yaml.safe_load(told)["model_call_capture_dir"] == str(tmp_path)
+
+
+async def test_an_episode_comes_back_with_the_agents_observations(tmp_path: Path) -> None:
+    row = _row()
+    given = {key: row[key] for key in row if not key.startswith("_ng_") and key != "agent_ref"}
+    ids = {"episode_id": {"rollout_id": "r1", "attempt": 2}}
+    body = ids | {"task": {"task_id": {"taskset": NAME, "task_id": "7"}, "task_input": given}}
+    async with launch.serving([NAME], options=Options(capture=tmp_path), model="scripted/oracle") as running:
+        async with httpx.AsyncClient(timeout=60) as client:
+            answer = await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=body)
+        await http.aclose()
+    result = answer.json()["result"]
+    invocation, *tools = result["ng_agent_observations"]["records"]
+    names = [each["model_call_id"] for each in _calls(tmp_path / "r1-a2.capture.jsonl")]
+    assert [each["model_call_id"] for each in invocation["model_calls"]] == names
+    assert {each["status"] for each in tools} == {"completed"}
+    assert "ng_trajectory" not in result
+
+
+async def test_calls_of_the_model_server_are_captured_by_the_rollout_in_their_path(tmp_path: Path) -> None:
+    async with launch.serving([NAME], options=Options(capture=tmp_path), model="scripted/null") as running:
+        async with httpx.AsyncClient(timeout=60) as client:
+            for path in ("/ng-rollout/r9/v1/responses", "/v1/responses"):
+                await client.post(running.urls["policy_model"] + path, json={"input": "hello"})
+        await http.aclose()
+    assert os.listdir(tmp_path) == ["r9.capture.jsonl"]
+    (call,) = _calls(tmp_path / "r9.capture.jsonl")
+    assert call["model_ref"] == {"type": "responses_api_models", "name": "policy_model"}
+    assert call["response"]["object"] == "response"
