@@ -4,8 +4,12 @@ Rows of tool_call are played in this process by a policy that is right about hal
 them against servers: the reward of each and what each of its tools answered must be the same. So that this can fail,
 the same is asked where it must not hold: without cookies, and where nobody listens.
 
-Each client has a venv of its own, made here. NeMo Gym itself wants another Python than 3.11: where this machine has
-none, its lines say so. Exits with 1 where a client gives something else, or a control does not.
+NeMo Gym also profiles the files of a run of ours. NeMo Gym 0.7 collects rows of which two fail, checks the health of
+rollouts and exports them as ATIF, each with a control that must fail.
+
+Each client has a venv of its own, made here; with `FOREIGN_VENVS=DIR` they stay in DIR for the next run. NeMo Gym
+itself wants another Python than 3.11: where this machine has none, its lines say so. Exits with 1 where a client gives
+something else, or a control does not.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -31,8 +35,14 @@ from gymsdk.rollouts import lines
 from gymsdk.rollouts.jobs import Job, seed_of, stamped
 
 NAME, ROWS = "tool_call", 8
+LONG = "multineedle"
+"""The environment whose rollouts are exported: ATIF as NeMo Gym writes it has no developer messages."""
+
 POLICY = "scripted/oracle:0.5"
 AGENT = Path(__file__).parent / "clients" / "nemo_agent.py"
+COMPLETE = "complete"
+"""The file in a venv that has all its packages."""
+
 PATIENCE = 600.0
 """Seconds that one command may take."""
 
@@ -91,10 +101,13 @@ async def ran(*words: object, folder: Path) -> str:
 
 
 async def made(python: str, folder: Path, *packages: str) -> Path:
-    """Give the folder of a new venv with *packages*."""
-    await ran(python, "-m", "venv", folder, folder=folder.parent)
-    await ran(folder / "bin" / "python", "-m", "pip", "install", "-q", *packages, folder=folder.parent)
-    return folder
+    """Return a venv with *packages*: one of an earlier run in the folder that `FOREIGN_VENVS` names, or a new one."""
+    venv = Path(os.environ.get("FOREIGN_VENVS", folder.parent)) / folder.name
+    if not (venv / COMPLETE).exists():
+        await ran(python, "-m", "venv", "--clear", venv, folder=folder.parent)
+        await ran(venv / "bin" / "python", "-m", "pip", "install", "-q", *packages, folder=folder.parent)
+        (venv / COMPLETE).touch()
+    return venv
 
 
 def python_of(*minors: int) -> str | None:
@@ -131,9 +144,12 @@ async def played_here(folder: Path) -> Told:
 
 
 @asynccontextmanager
-async def served(folder: Path, *options: str) -> AsyncIterator[Servers]:
-    """Serve the environment, its model one that says again what was said here."""
-    words = [sys.executable, "-m", "gymsdk", "serve", NAME, "--model", f"scripted/replay:{folder}/rollouts.jsonl"]
+async def served(
+    folder: Path, *options: str, environment: str = NAME, model: str | None = None
+) -> AsyncIterator[Servers]:
+    """Serve the *environment* with *model*, or with one that says again what was said here."""
+    policy = model or f"scripted/replay:{folder}/rollouts.jsonl"
+    words = [sys.executable, "-m", "gymsdk", "serve", environment, "--model", policy]
     with (folder / "serve.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *words, "--port", "0", "--json", *options, stdout=asyncio.subprocess.PIPE, stderr=log
@@ -145,7 +161,7 @@ async def served(folder: Path, *options: str) -> AsyncIterator[Servers]:
             raise Broken((folder / "serve.log").read_text()[-1500:])
         told = json.loads(line)
         at = {name: each["url"] for name, each in told["servers"].items()}
-        yield Servers(int(told["head"].rsplit(":", 1)[1]), at[NAME], at["policy_model"])
+        yield Servers(int(told["head"].rsplit(":", 1)[1]), at[environment], at["policy_model"])
     finally:
         if process.returncode is None:
             process.terminate()
@@ -170,15 +186,20 @@ async def by_verifiers(venv: Path, at: Servers, folder: Path, resources: str) ->
     return [found[number] for number in sorted(found)]
 
 
+async def collected(venv: Path, port: int, folder: Path, rows: Path, out: Path, *words: object) -> list[dict[str, Any]]:
+    """Collect rollouts of *rows* from running servers with NeMo Gym's command line; return the lines of *out*."""
+    at = ["+head_server.host=127.0.0.1", f"+head_server.port={port}"]
+    files = ["--input", rows, "--output", out]
+    await ran(venv / "bin" / "gym", "eval", "run", "--no-serve", *files, *words, *at, folder=folder)
+    # They stand in the order in which they ended.
+    return sorted(lines_of(out), key=lambda line: (line["_ng_task_index"], line["_ng_rollout_index"]))
+
+
 async def by_command(venv: Path, port: int, folder: Path) -> Told:
     """Have the command line of NeMo Gym collect rollouts from running servers."""
-    out = folder / "collected.jsonl"
-    words = ["--agent", f"{NAME}_simple_agent", "--input", folder / "rows.jsonl", "--output", out]
-    at = ["+head_server.host=127.0.0.1", f"+head_server.port={port}"]
-    await ran(venv / "bin" / "gym", "eval", "run", "--no-serve", *words, *at, folder=folder)
-    # In the order in which they ended.
-    collected = sorted(map(json.loads, out.read_text().splitlines()), key=lambda line: line["_ng_task_index"])
-    return [told_of(line) for line in collected]
+    agent = ("--agent", f"{NAME}_simple_agent")
+    found = await collected(venv, port, folder, folder / "rows.jsonl", folder / "collected.jsonl", *agent)
+    return [told_of(line) for line in found]
 
 
 async def by_agent(venv: Path, at: Servers, folder: Path) -> Told:
@@ -188,6 +209,82 @@ async def by_agent(venv: Path, at: Servers, folder: Path) -> Told:
     if errors := [each["error"] for each in answers if "error" in each]:
         raise Broken(errors[0])
     return [told_of(each) for each in answers]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a JSONL file, none if there is no such file."""
+    return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
+
+
+def written(path: Path, lines: Iterable[dict[str, Any]]) -> Path:
+    """Write *lines* to a JSONL file."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+async def with_failures(venv: Path, port: int, folder: Path) -> Told:
+    """Collect the rows and two that fail: one that does not fit, and one that the model cannot play."""
+    rows = lines_of(folder / "rows.jsonl")
+    unfit = {**rows[0], "_ng_task_index": ROWS, "expected": 7}
+    unplayable = {**rows[0], "_ng_task_index": ROWS + 1}
+    unplayable["responses_create_params"] = {**rows[0]["responses_create_params"], "input": "Nobody has recorded this."}
+    sent, out = written(folder / "more.jsonl", [unfit, *rows, unplayable]), folder / "more_out.jsonl"
+    found = await collected(venv, port, folder, sent, out, "--agent", f"{NAME}_simple_agent")
+    failures = {line["_ng_task_index"]: line for line in lines_of(folder / "more_out_failures.jsonl")}
+    if sorted(failures) != [ROWS, ROWS + 1] or any("reward" in line for line in failures.values()):
+        raise Broken(f"the failures file is not as expected: {json.dumps(failures)[:800]}")
+    return [told_of(line) for line in found]
+
+
+async def played_to(folder: Path, *options: str) -> Path:
+    """Play rollouts of `LONG` to a new *folder* with `gymsdk rollout`."""
+    words = ["--split", "validation", "--limit", 2, "--repeats", 2, "--output", folder, *options]
+    await ran(sys.executable, "-m", "gymsdk", "rollout", LONG, *words, folder=folder.parent)
+    return folder
+
+
+async def profiled(venv: Path, folder: Path, inputs: Path) -> str:
+    """Have both commands of NeMo Gym profile a run's rollouts."""
+    files = {"materialized_inputs_jsonl_fpath": inputs, "rollouts_jsonl_fpath": folder / "rollouts.jsonl"}
+    flags = ("--inputs", inputs, "--rollouts", folder / "rollouts.jsonl")
+    await ran(venv / "bin" / "gym", "eval", "profile", *flags, folder=folder)
+    await ran(venv / "bin" / "ng_reward_profile", *(f"+{key}={path}" for key, path in files.items()), folder=folder)
+    return f"{len(lines_of(folder / 'rollouts_reward_profiling.jsonl'))} tasks profiled"
+
+
+async def healthy(venv: Path, folder: Path) -> str:
+    """Have NeMo Gym check the health of a run's rollouts and export them as ATIF."""
+    told = await ran(venv / "bin" / "gym", "eval", "health-check", folder, "--json", folder=folder)
+    verdicts = json.loads(next(line for line in told.splitlines() if line.startswith("{")))["run"]["verdicts"]
+    if set(filter(verdicts.get, verdicts)) != {"healthy"}:
+        raise Broken(f"the rollouts are not all healthy: {verdicts}")
+    flags = ("--output-dir", folder / "atif", "--session-id", "s", "--agent-version", "1")
+    rollouts = ("--rollouts", folder / "rollouts.jsonl")
+    await ran(venv / "bin" / "gym", "eval", "export", "--format", "atif", *rollouts, *flags, folder=folder)
+    return f"{verdicts['healthy']} rollouts healthy, {len(lines_of(folder / 'atif' / 'manifest.jsonl'))} exported"
+
+
+async def observed(venv: Path, port: int, folder: Path, captures: Path, *, materialized: bool) -> str:
+    """Collect rollouts of `LONG` with observability on, of flat rows or of *materialized* tasks, and check them."""
+    tasks = folder.with_suffix(".jsonl")
+    words = ("--split", "validation", "-n", 2, "--output", tasks)
+    await ran(sys.executable, "-m", "gymsdk", "tasks", LONG, *words, folder=folder.parent)
+    rows, routing = lines_of(tasks), f"+agent_name={LONG}_simple_agent"
+    if materialized:
+        routing = f"+environment_server_routes.{LONG}={LONG}_environment_server"
+        rows = [materialized_task(number, row) for number, row in enumerate(rows)]
+    options = (routing, "+num_repeats=2", "+observability_enabled=true", f"+model_call_capture_dir={captures}")
+    sent = written(folder.with_suffix(".rows.jsonl"), rows)
+    await collected(venv, port, folder.parent, sent, folder / "rollouts.jsonl", *options)
+    return await healthy(venv, folder)
+
+
+def materialized_task(number: int, row: dict[str, Any]) -> dict[str, Any]:
+    """Return *row* as NeMo Gym 0.7 writes a task of a taskset."""
+    params = row["responses_create_params"]
+    data = {key: value for key, value in row.items() if key not in {"responses_create_params", "agent_ref"}}
+    task_input = {"responses_create_params": params, "task_data": data}
+    return {"task_id": {"taskset": LONG, "task_id": str(number)}, "task_input": task_input}
 
 
 @dataclass
@@ -209,6 +306,16 @@ class Score:
         good = held != control
         self.kept &= good
         print(f"{what:<66} {told}{', as it must not be' if control and good else ''}{'' if good else '  WRONG'}")
+
+    async def goes(self, what: str, doing: Awaitable[str], *, control: bool = False) -> None:
+        """Print whether *doing* goes well; a *control* must not."""
+        try:
+            told, went = await doing, True
+        except Broken as error:
+            told, went = f"ended with an error{'' if control else f': {error}'}", False
+        good = went != control
+        self.kept &= good
+        print(f"{what:<66} {told}{', as it must' if control and good else ''}{'' if good else '  WRONG'}")
 
 
 async def verifiers(score: Score, folder: Path) -> None:
@@ -234,6 +341,31 @@ async def nemo_gym(score: Score, folder: Path, version: str, python: str | None,
         await score.same(f"nemo-gym {version}, gym eval run --no-serve", by_command(venv, at.head, folder))
         await score.same(f"nemo-gym {version}, its simple_agent", by_agent(venv, at, folder))
         await score.same("  control: nobody there", by_command(venv, 9, folder), control=True)
+        if version == "0.7.0":
+            what = f"nemo-gym {version}, gym eval run, two more rows that fail"
+            await score.same(what, with_failures(venv, at.head, folder))
+    run = await played_to(folder / f"run-{version}", "--trajectories")
+    await score.goes(f"nemo-gym {version}, gym eval profile", profiled(venv, run, run / "inputs.jsonl"))
+    bare = ({key: line[key] for key in line if key != "_ng_rollout_index"} for line in lines_of(run / "inputs.jsonl"))
+    without = profiled(venv, run, written(folder / "bare.jsonl", bare))
+    await score.goes("  control: inputs without _ng_rollout_index", without, control=True)
+    if version == "0.7.0":
+        await observations(score, folder, venv, run)
+
+
+async def observations(score: Score, folder: Path, venv: Path, run: Path) -> None:
+    """Ask NeMo Gym 0.7 what it observes of our rollouts."""
+    name = "nemo-gym 0.7.0, health check and ATIF"
+    await score.goes(f"{name}, gymsdk rollout --trajectories", healthy(venv, run))
+    blind = await played_to(folder / "blind")
+    await score.goes("  control: without --trajectories", healthy(venv, blind), control=True)
+    captures = folder / "captures"
+    async with served(folder, "--capture-dir", str(captures), environment=LONG, model="scripted/oracle") as at:
+        for kind, materialized in (("flat rows", False), ("materialized tasks", True)):
+            there = folder / kind.replace(" ", "-")
+            await score.goes(
+                f"{name}, {kind} from servers", observed(venv, at.head, there, captures, materialized=materialized)
+            )
 
 
 async def main() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,10 @@ NAME = "multineedle"
 def _row() -> dict[str, Any]:
     task = next(iter(load(NAME).tasks("validation", seed=0)))
     return stamped(task.row(), environment=NAME, task=3, repeat=1)
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
 
 
 def _calls(path: Path) -> list[dict[str, Any]]:
@@ -74,7 +77,7 @@ async def test_calls_of_the_model_server_are_captured_by_the_rollout_in_their_pa
             for path in ("/ng-rollout/r9/v1/responses", "/v1/responses"):
                 await client.post(running.urls["policy_model"] + path, json={"input": "hello"})
         await http.aclose()
-    assert os.listdir(tmp_path) == ["r9.capture.jsonl"]
+    assert _names(tmp_path) == ["r9.capture.jsonl"]
     (call,) = _calls(tmp_path / "r9.capture.jsonl")
     assert call["model_ref"] == {"type": "responses_api_models", "name": "policy_model"}
     assert call["response"]["object"] == "response"
