@@ -7,6 +7,8 @@ the same is asked where it must not hold: without cookies, and where nobody list
 NeMo Gym also profiles the files of a run of ours. NeMo Gym 0.7 collects rows of which two fail, checks the health of
 rollouts and exports them as ATIF, each with a control that must fail.
 
+usage: foreign.py [verifiers] [nemo-gym-0.4] [nemo-gym-0.7]      all of them, if none is named
+
 Each client has a venv of its own, made here; with `FOREIGN_VENVS=DIR` they stay in DIR for the next run. NeMo Gym
 itself wants another Python than 3.11: where this machine has none, its lines say so. Exits with 1 where a client gives
 something else, or a control does not.
@@ -376,15 +378,15 @@ async def main() -> int:
         score = Score(expected)
         rewards, calls = [reward for reward, _ in expected], sum(len(outputs) for _, outputs in expected)
         print(f"here: {ROWS} rows, mean reward {sum(rewards) / ROWS:g}, {calls} calls of tools")
-        asked: tuple[Callable[[], Awaitable[None]], ...] = (
-            lambda: verifiers(score, folder),
-            lambda: nemo_gym(score, folder, "0.4.0", python_of(12, 13)),
+        clients: dict[str, Callable[[], Awaitable[None]]] = {
+            "verifiers": lambda: verifiers(score, folder),
+            "nemo-gym-0.4": lambda: nemo_gym(score, folder, "0.4.0", python_of(12, 13)),
             # It asks for a later 3.13 than some machines have, and runs on earlier ones.
-            lambda: nemo_gym(score, folder, "0.7.0", python_of(13), "--ignore-requires-python"),
-        )
-        for ask in asked:
+            "nemo-gym-0.7": lambda: nemo_gym(score, folder, "0.7.0", python_of(13), "--ignore-requires-python"),
+        }
+        for name in sys.argv[1:] or clients:
             try:
-                await ask()
+                await clients[name]()
             except Broken as error:
                 score.kept = False
                 print(f"could not be set up: {error}  WRONG")
