@@ -49,7 +49,10 @@ def test_the_quick_start_s_servers_collect_rollouts_into_nemo_gym_s_files(starte
     sent = lines(out / "out_materialized_inputs.jsonl")
     assert [(each["agent_ref"], each["responses_create_params"]["temperature"]) for each in sent] == [
         ({"type": "responses_api_agents", "name": AGENT}, 0.5)
-    ] * 3
+    ] * 6
+    assert [(each["_ng_task_index"], each["_ng_rollout_index"]) for each in sent] == [
+        (task, repeat) for task in range(3) for repeat in range(2)
+    ]
     assert (out / "out_failures.jsonl").read_text() == ""
     [figures] = json.loads((out / "out_aggregate_metrics.json").read_text())
     assert figures["agent_metrics"]["mean/reward"] == 1.0

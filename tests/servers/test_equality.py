@@ -40,7 +40,8 @@ def rows(found: Environment) -> list[Row]:
 
 
 def compared(line: Row) -> Row:
-    """A line without its ids and timings; what the wire adds is what stands for a reward that counts."""
+    """Return a line without its ids, its timings and its trajectory, which only an environment server adds."""
+    line = {key: value for key, value in line.items() if key != "ng_trajectory"}
     ours = {key: value for key, value in line["gymsdk"].items() if key not in {"id", "timing"}}
     response = {key: value for key, value in line["response"].items() if key not in {"id", "created_at"}}
     return orjson.loads(orjson.dumps({**UNMASKED, **line, "gymsdk": ours, "response": response}))
