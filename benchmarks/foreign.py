@@ -254,12 +254,14 @@ async def profiled(venv: Path, folder: Path, inputs: Path) -> str:
     return f"{len(lines_of(folder / 'rollouts_reward_profiling.jsonl'))} tasks profiled"
 
 
-async def healthy(venv: Path, folder: Path) -> str:
-    """Have NeMo Gym check the health of a run's rollouts and export them as ATIF."""
+async def healthy(venv: Path, folder: Path, *, export: bool = True) -> str:
+    """Have NeMo Gym check the health of a run's rollouts and *export* them as ATIF."""
     told = await ran(venv / "bin" / "gym", "eval", "health-check", folder, "--json", folder=folder)
     verdicts = json.loads(next(line for line in told.splitlines() if line.startswith("{")))["run"]["verdicts"]
     if set(filter(verdicts.get, verdicts)) != {"healthy"}:
         raise Broken(f"the rollouts are not all healthy: {verdicts}")
+    if not export:
+        return f"{verdicts['healthy']} rollouts healthy"
     flags = ("--output-dir", folder / "atif", "--session-id", "s", "--agent-version", "1")
     rollouts = ("--rollouts", folder / "rollouts.jsonl")
     await ran(venv / "bin" / "gym", "eval", "export", "--format", "atif", *rollouts, *flags, folder=folder)
@@ -278,7 +280,9 @@ async def observed(venv: Path, port: int, folder: Path, captures: Path, *, mater
     options = (routing, "+num_repeats=2", "+observability_enabled=true", f"+model_call_capture_dir={captures}")
     sent = written(folder.with_suffix(".rows.jsonl"), rows)
     await collected(venv, port, folder.parent, sent, folder / "rollouts.jsonl", *options)
-    return await healthy(venv, folder)
+    # Of materialized tasks the collector makes the turns itself, and counts the tool calls before each turn. Its own
+    # export wants them counted after the turn, and so takes no such rollout that calls a tool, whoever played it.
+    return await healthy(venv, folder, export=not materialized)
 
 
 def materialized_task(number: int, row: dict[str, Any]) -> dict[str, Any]:
