@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from gymsdk import values
 from gymsdk.errors import BadRow
 from gymsdk.types import Row
 
@@ -36,8 +33,8 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def parsed(line: bytes, *, where: str) -> Row:
     """Give the JSON object in *line*; raises `BadRow` that says *where*."""
     try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
+        row = values.parsed(line, strict=True)
+    except ValueError as error:
         raise BadRow(f"{where}: not valid JSON ({error}); mend or remove the line") from None
     if not isinstance(row, dict):
         raise BadRow(f"{where}: a row is a JSON object, this is a {type(row).__name__}; mend or remove the line")
@@ -50,22 +47,10 @@ def line(row: Row) -> bytes:
 
 
 def document(value: Any) -> bytes:
-    """Give *value* as a JSON file for people."""
-    return written(value, orjson.OPT_INDENT_2) + b"\n"
+    """Return *value* as a JSON file for people."""
+    return written(value, indent=True) + b"\n"
 
 
-def written(value: Any, option: int = 0) -> bytes:
-    """Give *value* as JSON; what JSON or UTF-8 cannot hold becomes null (NaN) or `?` (a lone surrogate)."""
-    try:
-        return orjson.dumps(value, option=option | orjson.OPT_NON_STR_KEYS)
-    except orjson.JSONEncodeError:
-        # Integers beyond 64 bits, lone surrogates and deep nesting are beyond orjson, not beyond JSON.
-        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def written(value: Any, *, indent: bool = False) -> bytes:
+    """Return *value* as JSON that every reader takes: half of a surrogate pair, which many refuse, becomes `?`."""
+    return values.written(value, indent=indent, replace_surrogates=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -11,7 +10,7 @@ from gymsdk.errors import EpisodeError, Failed, Unscorable
 from gymsdk.http import EXCERPT, Answer
 from gymsdk.transcript import Item
 from gymsdk.types import LINE, UNMASKED, Row
-from gymsdk.values import parsed
+from gymsdk.values import is_finite, parsed
 
 BESIDE = LINE | UNMASKED.keys() | {"reward", "components", "task_source", "skills_ref"}
 """What a judged row holds beside its own fields and the verdict's."""
@@ -120,7 +119,4 @@ def _own(body: Row, row: Row) -> Item:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    try:
-        return isinstance(value, (int, float)) and math.isfinite(value)
-    except OverflowError:  # an integer beyond the range of a float
-        return False
+    return is_finite(value)

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NotRequired
 
-import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict
 
-from gymsdk import complaints, schemas
+from gymsdk import complaints, schemas, values
 from gymsdk.annotations import annotation, parameters
 from gymsdk.errors import suggestion
 from gymsdk.transcript import Content, Item
@@ -50,8 +49,8 @@ class Tool:
     def read(self, text: str) -> dict[str, Any]:
         """Give the arguments written in *text*, validated; raises `WrongArguments`."""
         try:
-            given = orjson.loads(text or "{}")
-        except orjson.JSONDecodeError as error:
+            given = values.parsed(text or "{}", strict=True)
+        except ValueError as error:
             raise WrongArguments(f"Invalid tool call arguments: {error}") from None
         if not isinstance(given, dict):
             raise WrongArguments(f"Invalid tool call arguments: {self.name} takes a JSON object")

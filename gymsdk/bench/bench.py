@@ -9,9 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
-import orjson
-
-from gymsdk import http
+from gymsdk import http, values
 from gymsdk.bench.figures import Load, Served
 from gymsdk.bench.load import Order, loaded
 from gymsdk.bench.recording import Recording, recorded, unplayed
@@ -114,7 +112,7 @@ async def _cast(bench: Bench, environment: Environment, heard: Heard, left: Asyn
 
 def _words(settings: Mapping[str, Any]) -> list[str]:
     """Give *settings* as words of a command."""
-    said = {key: each if isinstance(each, str) else orjson.dumps(each).decode() for key, each in settings.items()}
+    said = {key: each if isinstance(each, str) else values.written(each).decode() for key, each in settings.items()}
     return [word for key, each in said.items() for word in ("--set", f"{key}={each}")]
 
 

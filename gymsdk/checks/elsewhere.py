@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import orjson
 from pydantic import BaseModel, ConfigDict
 
+from gymsdk import values
 from gymsdk.checks import interpreter
 from gymsdk.checks.check import NotApplicable
 from gymsdk.checks.plain import Plain, plain
@@ -20,10 +20,10 @@ SECONDS = 45.0
 
 PROGRAM = """
 import asyncio, sys
-import orjson
 from gymsdk.checks.elsewhere import drawn
+from gymsdk.values import parsed
 
-asked = orjson.loads(sys.stdin.buffer.read())
+asked = parsed(sys.stdin.buffer.read())
 told = asyncio.run(drawn(**asked)).model_dump_json()
 sys.stdout.buffer.write(b"\\n" + told.encode())
 """
@@ -78,6 +78,6 @@ def _question(subject: Subject, **asked: str | int) -> bytes:
     if subject.entry is None:
         raise NotApplicable("the environment is not installed, so no other process can load it")
     try:
-        return orjson.dumps({"name": subject.name, "settings": dict(subject.settings), **asked})
-    except TypeError:
+        return values.written({"name": subject.name, "settings": dict(subject.settings), **asked})
+    except (TypeError, ValueError):
         raise NotApplicable("its settings are no JSON, so they cannot be handed to another process") from None

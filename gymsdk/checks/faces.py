@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-import orjson
-
+from gymsdk import values
 from gymsdk.checks.check import Check, Finding
 from gymsdk.checks.performance import Performance, Script, scripts
 from gymsdk.checks.plain import Plain, difference, plain
@@ -201,7 +200,7 @@ def _can_be_carried(performance: Performance) -> bool:
 
 def _is_json(verdict: Verdict | None) -> bool:
     try:
-        orjson.dumps(verdict.model_dump(mode="json") if verdict else None)
+        values.written(verdict.model_dump(mode="json") if verdict else None)
     except (TypeError, ValueError):
         return False
     return True

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 
-from gymsdk import credentials, wire
+from gymsdk import credentials, values, wire
 from gymsdk.errors import UsageError
 
 TAKEN = frozenset({"input", "messages", "stream", "tools"})
@@ -176,8 +175,8 @@ def _value(pair: str, text: str) -> Any:
     """Give lists, objects and null as JSON says them; pydantic reads numbers and truth values out of text."""
     if text[:1] in {"[", "{"} or text == "null":
         try:
-            return orjson.loads(text)
-        except orjson.JSONDecodeError as error:
+            return values.parsed(text, strict=True)
+        except ValueError as error:
             raise UsageError(f"--set {pair}: the value is no JSON ({error}); mend its brackets and quotes") from None
     return text
 
@@ -194,8 +193,8 @@ def _pin(pair: str) -> tuple[str, Any]:
     if key in TAKEN:
         raise UsageError(f"--pin {pair}: {key!r} is the caller's to say; leave it out")
     try:
-        return key, orjson.loads(value)
-    except orjson.JSONDecodeError:
+        return key, values.parsed(value, strict=True)
+    except ValueError:
         return key, value
 
 
@@ -224,7 +223,7 @@ def _param(pair: str) -> tuple[str, Any]:
     if key in TAKEN:
         raise UsageError(f"--param {pair}: {key!r} is the host's to fill; leave it out")
     try:
-        return key, orjson.loads(value)
-    except orjson.JSONDecodeError:
+        return key, values.parsed(value, strict=True)
+    except ValueError:
         quoted = f"{key}='\"{value}\"'"
         raise UsageError(f"--param {pair}: the value is no JSON; a text needs quotes, as in {quoted}") from None

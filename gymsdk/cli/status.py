@@ -84,9 +84,9 @@ class _Look:
 
 
 def _line(found: Survey) -> str:
-    import orjson
+    from gymsdk.values import written
 
-    return orjson.dumps({"ok": found.is_well, **found.model_dump(mode="json")}).decode()
+    return written({"ok": found.is_well, **found.model_dump(mode="json")}).decode()
 
 
 def text(found: Survey) -> str:

@@ -11,9 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Self
 
-import orjson
-
-from gymsdk import rows
+from gymsdk import rows, values
 from gymsdk.errors import BadOutput, GymsdkError
 from gymsdk.metrics import ROLLOUT_INDEX
 from gymsdk.rollouts import lines, torn
@@ -204,7 +202,7 @@ class RunFolder:
 
     def _about(self) -> Row:
         try:
-            written = orjson.loads(self.run.read_bytes())
+            written = values.parsed(self.run.read_bytes())
             return {**written, "settings": dict(written["settings"]), "resumed": list(written["resumed"])}
         except (OSError, ValueError, KeyError, TypeError):
             raise BadOutput(f"{self.run} is missing or unreadable; start over with --overwrite") from None

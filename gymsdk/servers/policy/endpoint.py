@@ -12,10 +12,10 @@ from functools import partial
 from importlib.metadata import version
 from typing import TypeAlias
 
-import orjson
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from gymsdk import values
 from gymsdk.addresses import is_loopback
 from gymsdk.convert.faces import chat, messages
 from gymsdk.convert.faces.face import Face, Malformed, Trouble
@@ -249,8 +249,8 @@ def _nowhere_here(host: str, error: OSError) -> str:
 
 def _parsed(body: bytes) -> Item:
     try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        parsed = values.parsed(body, strict=True)
+    except ValueError as error:
         raise Malformed(f"the body is not JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise Malformed("the body must be a JSON object")

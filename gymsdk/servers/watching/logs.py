@@ -16,10 +16,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-import orjson
 from pydantic import BaseModel, ConfigDict
 
-from gymsdk import trail
+from gymsdk import trail, values
 from gymsdk.errors import UsageError
 from gymsdk.servers.watching.profiling import named
 from gymsdk.servers.watching.writing import Writer
@@ -181,7 +180,7 @@ def _json(record: logging.LogRecord, here: Trail, server: str) -> bytes:
         "message": record.getMessage(),
         "fields": told | _traceback(record),
     }
-    return orjson.dumps(line, default=str)
+    return values.written(line, default=str)
 
 
 def _text(record: logging.LogRecord, here: Trail, server: str) -> bytes:

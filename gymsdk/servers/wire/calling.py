@@ -7,8 +7,6 @@ import json
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-import orjson
-
 from gymsdk import http, jars, tools
 from gymsdk.errors import Failed, recast
 from gymsdk.http import Answer
@@ -18,6 +16,7 @@ from gymsdk.told import broken, value_of
 from gymsdk.tools import PARTS
 from gymsdk.transcript import Content, Item, ToolCall
 from gymsdk.types import Step
+from gymsdk.values import parsed
 
 NEVER = RESERVED | {
     "",
@@ -95,7 +94,7 @@ def _of_server(error: Failed, stage: str) -> Failed:
 
 def _done(answer: Answer) -> bool:
     step = answer.headers.get(STEP)
-    return step is not None and orjson.loads(step).get("done") is True
+    return step is not None and parsed(step).get("done") is True
 
 
 def _output(answer: Answer, *, ours: bool) -> Content:

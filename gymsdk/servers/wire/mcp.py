@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
 
-import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
@@ -19,7 +18,7 @@ from gymsdk.servers.sessions.episodes import Episodes
 from gymsdk.servers.sessions.held import Session
 from gymsdk.servers.wire.documents import documented
 from gymsdk.transcript import Content, Item
-from gymsdk.values import written
+from gymsdk.values import parsed, written
 
 TOKEN = "X-NeMo-Gym-Session-Token"  # noqa: S105  # the name of a header
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -169,8 +168,8 @@ def _told(output: Content, *, failed: bool = False) -> Item:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
+        value = parsed(text, strict=True)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

@@ -21,6 +21,7 @@ from gymsdk.servers.app import Refused
 from gymsdk.servers.wire.bodies import EpisodeId, TaskId
 from gymsdk.transcript import Item
 from gymsdk.types import Row
+from gymsdk.values import is_finite
 
 LONGEST = 2000
 """Characters a failure's reason may have."""
@@ -86,7 +87,7 @@ def row(request: EpisodeRequest) -> Row:
 def seconds(request: EpisodeRequest) -> float | None:
     """Give the seconds *request* allows its agent, where it does."""
     value = request.task.task_input.get("agent_timeout_seconds")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not is_finite(value) or value <= 0:
         return None
     return float(value)
 

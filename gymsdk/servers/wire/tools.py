@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
@@ -16,7 +15,7 @@ from gymsdk.servers.sessions.held import Session
 from gymsdk.servers.wire.documents import documented
 from gymsdk.sitting import Taken
 from gymsdk.transcript import Content
-from gymsdk.values import written
+from gymsdk.values import parsed, written
 
 RESERVED = frozenset(
     {"seed_session", "close_session", "verify", "aggregate_metrics", "reverify_mode", "reset", "step", "close", "mcp"}
@@ -107,7 +106,7 @@ def _output(output: Content, taken: Taken) -> Response:
 
 def _is_json(text: bytes) -> bool:
     try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:
+        parsed(text, strict=True)
+    except ValueError:
         return False
     return True

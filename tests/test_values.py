@@ -1,0 +1,78 @@
+"""JSON is read and written without loss, whatever its size and wherever its numbers stand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gymsdk.values import ordered, parsed, written
+
+EDGES = [
+    sign * (base + more)
+    for base in (2**53, 2**63, 2**64, 10**18, 10**19, 10**20, 10**400)
+    for more in (-1, 0, 1)
+    for sign in (1, -1)
+]
+NUMBERS = st.sampled_from(EDGES) | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.recursive(
+    NUMBERS | st.none() | st.booleans() | st.text(),
+    lambda each: st.lists(each) | st.dictionaries(st.text(), each),
+    max_leaves=20,
+)
+
+
+@given(value=VALUES, padding=st.integers(0, 5000), indent=st.sampled_from([None, 1]))
+def test_what_is_written_is_read_as_it_was(value: object, padding: int, indent: int | None) -> None:
+    whole = {"padding": "x" * padding, "value": value}
+    for text in (
+        written(whole),
+        written(whole, indent=True),
+        ordered(whole),
+        json.dumps(whole, indent=indent).encode(),
+    ):
+        found = parsed(text)
+        assert found == whole
+        assert repr(found["value"]) == repr(value) or isinstance(value, (dict, list))
+
+
+@pytest.mark.parametrize("number", EDGES)
+@pytest.mark.parametrize("text", ["%s", "[%s]", "[1,%s]", '{"a":%s}', '{"a":\t%s\n}', '[0.1, "-", %s ]'])
+def test_an_integer_is_an_integer_wherever_it_stands(number: int, text: str) -> None:
+    found = parsed(text % number)
+    while not isinstance(found, int):
+        found = list(found.values() if isinstance(found, dict) else found)[-1]
+    assert (type(found), found) == (int, number)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1" * 5_000_000, "an integer has 5,000,000 digits; at most 4,300 are read"),
+        (f"[{'1' * 4301}]", "4,301 digits"),
+        ("[1e400]", "infinity"),
+        (f"[1e400, {10**30}]", "larger than the largest double"),
+        (f"[NaN, {10**30}]", "NaN is no JSON number"),
+        ("[" * 100_000 + str(10**30) + "]" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_number_that_cannot_be_read_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parsed(text)
+
+
+def test_what_json_has_no_number_for_is_null_however_it_is_written() -> None:
+    odd = {"nan": float("nan"), "more": [float("inf")]}
+    for value in (odd, odd | {"large": 10**30}):
+        assert json.loads(written(value)) == {**value, "nan": None, "more": [None]}
+
+
+def test_half_a_surrogate_pair_is_read_unless_it_is_refused() -> None:
+    for text in (r'{"a": "\ud800"}', rf'{{"a": "\ud800", "b": {10**30}}}'):
+        assert parsed(text)["a"] == "\ud800"
+        with pytest.raises(ValueError, match="surrogate"):
+            parsed(text, strict=True)
+    assert parsed(written({"a": "\ud800", "b": 10**30})) == {"a": "\ud800", "b": 10**30}
+    assert parsed(written({"a": "\ud800"}, replace_surrogates=True), strict=True) == {"a": "?"}
