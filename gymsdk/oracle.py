@@ -81,19 +81,21 @@ class Oracle(Scripted):
         if episode is not None and hasattr(episode.environment, "solve"):
             return await self._asked(request, episode)
         history = recordings.history(request)
-        marks = recordings.marks(history, request.get("instructions"))
-        found = await self._found(marks)
+        found, marks = await self._found(request)
         turn = found.after(marks[-1])
         if turn is not None:
             return found.turn(turn)
         starts = [*(span.start for span in spans(history)), len(history)]
         return await self._played(found, request, history[starts[marks.index(found.marks[0])] :])
 
-    async def _found(self, marks: Sequence[bytes]) -> Recording:
-        """Give the recording that the conversation with *marks* follows, once its row has been read."""
+    async def _found(self, request: Item) -> tuple[Recording, list[bytes]]:
+        """Return the recording that *request* follows, once its row has been read, and the marks by which it does."""
         clock = asyncio.get_running_loop().time
-        ends = clock() + self._wait
-        while (found := self._recorder.found.find(marks)) is None:
+        ends, conversation = clock() + self._wait, recordings.Conversation(request)
+        while True:
+            marks = conversation.marks_in(self._recorder.found)
+            if marks is not None and (found := self._recorder.found.find(marks)) is not None:
+                return found[0], marks
             if self._recorder.over:
                 raise self._unknown()
             if clock() >= ends:
@@ -101,7 +103,6 @@ class Oracle(Scripted):
                 told = f"{told}; ask again, or {self._advice}"
                 raise Failed(told, kind="still_reading", retryable=True, retry_after=1.0)
             await self._recorder.more(ends - clock())
-        return found[0]
 
     async def _played(self, found: Recording, request: Item, items: Sequence[Item]) -> list[Item]:
         """Give what the model says in an episode of the row that has come as far as *items*."""

@@ -167,18 +167,20 @@ class Recorder:
 
 async def recorded(environment: Environment, model: Model, row: Row, *, seed: int) -> Recording:
     """Give what *model* says in an episode of *row*, which nobody judges; raises `GymsdkError`."""
-    sitting, asked, said = Sitting(environment, BUDGET), [], []
+    sitting, asked, said, opening = Sitting(environment, BUDGET), [], [], None
     try:
         episode = await sitting.open(row, seed=seed)
         while not sitting.over:
             request = request_of(episode, {})
             response = await model.respond(request, episode=episode)
-            asked.append(recordings.marks(recordings.history(request), request.get("instructions"))[-1])
+            history, instructions = recordings.history(request), request.get("instructions")
+            asked.append(recordings.marks(history, instructions)[-1])
+            opening = opening or recordings.openings(history, instructions)[-1]
             said.append(response["output"])
             await sitting.answer(response)
     finally:
         await sitting.close()
-    played = recordings.recording(asked, said)
+    played = recordings.recording(asked, said, opening)
     return replace(played, environment=environment.name, row=packed(row), seed=seed)
 
 

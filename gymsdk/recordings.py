@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import orjson
-
-from gymsdk import rows
+from gymsdk import rows, values
 from gymsdk.errors import BadRow
 from gymsdk.transcript import Item
 from gymsdk.turns import spans, turns
@@ -26,34 +24,60 @@ def history(request: Item) -> list[Item]:
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
-def marks(items: Sequence[Item], instructions: str | None = None) -> list[bytes]:
+def marks(items: Sequence[Item], instructions: str | None = None, *, skip: int = 0) -> list[bytes]:
     """Give a mark of all that was said before each of the policy's turns in *items*, and one of the whole.
 
     Two tellings of one conversation have the same marks, whichever API carried them: thoughts, ids and the spacing of
     JSON count for nothing, nor does it whether something is told to the system, the developer or as *instructions*.
+    The first *skip* characters that the system was told, white space aside, are left out.
     """
+    return [said.mark() for said in _stages(items, instructions, skip=skip)]
+
+
+def _stages(items: Sequence[Item], instructions: str | None, *, skip: int = 0) -> Iterator[_Said]:
+    """Yield what was said before each of the policy's turns in *items*, and the whole: one object that grows."""
     starts = {span.start for span in spans(items)}
-    said, found = _Said(), []
+    said = _Said(skip)
     said.add({"role": "system", "content": instructions or ""})
     for index, item in enumerate(items):
         if index in starts:
-            found.append(said.mark())
+            yield said
         said.add(item)
-    return [*found, said.mark()]
+    yield said
+
+
+class Opening(NamedTuple):
+    """How a conversation opens apart from its system prompt: the *digest* of that, and the prompt's *length*.
+
+    The length is in characters, white space aside.
+    """
+
+    digest: bytes
+    length: int
+
+
+def openings(items: Sequence[Item], instructions: str | None = None) -> list[Opening]:
+    """Return an opening for each of the marks that `marks` gives."""
+    return [said.opening() for said in _stages(items, instructions)]
 
 
 class _Said:
     """What has been said so far, as two running digests: what the system was told may move to the front."""
 
-    def __init__(self) -> None:
+    def __init__(self, skip: int = 0) -> None:
         self._system = blake2b(digest_size=16)
         self._rest = blake2b(digest_size=16)
         self._speaker = ""
+        self._skip = skip
+        self._length = 0
 
     def mark(self) -> bytes:
         whole = self._system.copy()
         whole.update(b"\0" + self._rest.digest())
         return whole.digest()
+
+    def opening(self) -> Opening:
+        return Opening(self._rest.digest(), self._length)
 
     def add(self, item: Item) -> None:
         match item.get("type") or "message":
@@ -69,7 +93,9 @@ class _Said:
     def _message(self, role: str, text: str) -> None:
         if role in {"system", "developer"}:
             # Who makes one message of several puts what it likes between them.
-            self._system.update("".join(text.split()).encode("utf-8", "replace"))
+            told = "".join(text.split())
+            self._system.update(told[max(0, self._skip - self._length) :].encode("utf-8", "replace"))
+            self._length += len(told)
             return
         # Some APIs want speakers to alternate, and clients then make one message of two.
         self._say(role, text.strip(), goes_on=role == self._speaker)
@@ -94,9 +120,9 @@ def _text(content: Any) -> str:
 
 def _canonical(arguments: Any) -> str:
     try:
-        value = orjson.loads(arguments) if isinstance(arguments, str) else arguments
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        value = values.parsed(arguments) if isinstance(arguments, str) else arguments
+        return values.ordered(value).decode()
+    except (ValueError, TypeError, RecursionError):
         return str(arguments)
 
 
@@ -112,6 +138,7 @@ class Recording:
     environment: str = ""
     row: bytes = b""
     seed: int = 0
+    opening: Opening | None = None
 
     @property
     def size(self) -> int:
@@ -120,7 +147,7 @@ class Recording:
 
     def turn(self, number: int) -> list[Item]:
         """Give the output items of one turn."""
-        found: list[Item] = orjson.loads(self.turns[number])
+        found: list[Item] = values.parsed(self.turns[number])
         return found
 
     def after(self, mark: bytes) -> int | None:
@@ -128,9 +155,9 @@ class Recording:
         return self.marks.index(mark) if mark in self.marks else None
 
 
-def recording(asked: Iterable[bytes], turns: Iterable[list[Item]]) -> Recording:
-    """Give the recording of *turns*, each *asked* for by a conversation with that mark."""
-    return Recording(tuple(asked), tuple(map(orjson.dumps, turns)))
+def recording(asked: Iterable[bytes], turns: Iterable[list[Item]], opening: Opening | None = None) -> Recording:
+    """Return the recording of *turns*: a conversation with that mark *asked* for each, the first has that *opening*."""
+    return Recording(tuple(asked), tuple(map(values.written, turns)), opening=opening)
 
 
 class Recordings:
@@ -138,10 +165,13 @@ class Recordings:
 
     def __init__(self) -> None:
         self._found: dict[bytes, list[Recording]] = defaultdict(list)
+        self._prompt_lengths: dict[bytes, set[int]] = defaultdict(set)
 
     def add(self, recording: Recording) -> None:
         """Keep *recording*."""
         self._found[recording.marks[0]].append(recording)
+        if recording.opening is not None:
+            self._prompt_lengths[recording.opening.digest].add(recording.opening.length)
 
     def lacks(self, recording: Recording) -> bool:
         """Whether *recording* says what none of those kept does, and there are not too many that open like it."""
@@ -154,6 +184,11 @@ class Recordings:
         """Give the recordings that open with what *mark* stands for."""
         return self._found.get(mark, ())
 
+    def prompt_lengths(self, opening: Opening) -> list[int]:
+        """Return the lengths of the shorter system prompts with which recordings open like *opening*, longest first."""
+        lengths = self._prompt_lengths.get(opening.digest, ())
+        return sorted((length for length in lengths if length < opening.length), reverse=True)[:ALIKE]
+
     def find(self, marks: Sequence[bytes]) -> tuple[Recording, int] | None:
         """Give the recording that a conversation with *marks* follows the furthest, and which of its turns comes next.
 
@@ -165,6 +200,33 @@ class Recordings:
                 found = max(alike, key=lambda each: len(said.intersection(each.marks)))
                 after = found.after(marks[-1])
                 return found, len(marks) - 1 - index if after is None else after
+        return None
+
+
+class Conversation:
+    """The conversation of a Responses *request*, which is looked up again as often as there are more recordings."""
+
+    def __init__(self, request: Item) -> None:
+        self._items = history(request)
+        self._instructions = request.get("instructions")
+        self._marks = marks(self._items, self._instructions)
+        self._openings: list[Opening] | None = None
+
+    def marks_in(self, found: Recordings) -> list[bytes] | None:
+        """Return the marks by which *found* has a recording of this conversation, `None` if it has none.
+
+        A harness may put a system prompt of its own before the row's. Where no recording opens like the conversation,
+        those count that open like it without the first part of its system prompt.
+        """
+        if found.find(self._marks) is not None:
+            return self._marks
+        if self._openings is None:
+            self._openings = openings(self._items, self._instructions)
+        for opening in reversed(self._openings):
+            for length in found.prompt_lengths(opening):
+                without = marks(self._items, self._instructions, skip=opening.length - length)
+                if found.find(without) is not None:
+                    return without
         return None
 
 
@@ -186,6 +248,7 @@ def _of_line(row: Item) -> Recording:
     opening = history(asked)
     # A prompt may end with words of the assistant's own: where the policy's begin is known here.
     *_, first = marks(opening, asked.get("instructions"))
+    *_, opens = openings(opening, asked.get("instructions"))
     later = marks([*opening, *output], asked.get("instructions"))
     said = list(turns(output))
-    return recording([first, *later[-len(said) : -1]][: max(1, len(said))], said)
+    return recording([first, *later[-len(said) : -1]][: max(1, len(said))], said, opens)

@@ -273,3 +273,55 @@ async def test_a_request_waits_no_longer_than_it_may_and_may_come_again(
         await oracle._recorder.more(60)
         answer = await oracle.respond(question("Well?"))
     assert (caught.value.kind, caught.value.retryable, said(answer)) == ("still_reading", True, "Well.")
+
+
+@pytest.mark.parametrize("way", ["system", "developer", "instructions"])
+async def test_a_harness_may_put_a_system_prompt_before_the_rows(doors: Environment, asked: Opening, way: str) -> None:
+    prompt = "You are a helpful agent.\nUse the tools."
+    first = question("Open door 4 of train.")
+    if way == "instructions":
+        first["instructions"] = prompt
+    else:
+        first["input"].insert(0, {"role": way, "content": prompt})
+    async with asked(doors) as oracle:
+        output = (await oracle.respond(first))["output"]
+        later = {**first, **told(first, output, "door 24", "77")}
+        answer = await oracle.respond(later)
+    assert [item["name"] for item in output] == ["knock", "read_code"]
+    assert said(answer).split()[0] in {"4", "24"}
+
+
+SPOKEN = """
+class Door(Task):
+    secret: str
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    for number in range(5):
+        rule = {"role": "system", "content": f"The code is {number} times 7."}
+        asked = {"role": "user", "content": "What is the code?"}
+        yield {"responses_create_params": {"input": [rule, asked]}, "secret": str(7 * number)}
+
+@hookimpl
+def solve(task: Door):
+    return Message(content=task.secret)
+
+@hookimpl
+def verify():
+    return Verdict(reward=1.0)
+"""
+"""Rows that differ in nothing but their system prompt."""
+
+
+async def test_rows_are_told_apart_by_the_end_of_a_harness_system_prompt(
+    made: Callable[..., ModuleType], asked: Opening
+) -> None:
+    rule = "The code is 3 times 7."
+    user = {"role": "user", "content": "What is the code?"}
+    apart = [{"role": "system", "content": "Be brief."}, {"role": "system", "content": rule}, user]
+    merged = [{"role": "system", "content": f"Be brief.\n\n{rule}"}, user]
+    other = [{"role": "system", "content": "Be brief."}, user]
+    async with asked(Environment("made", made(SPOKEN, "spoken_env"))) as oracle:
+        assert [said(await oracle.respond({"input": items})) for items in (apart, merged)] == ["21", "21"]
+        with pytest.raises(Failed, match="no row opens like this conversation"):
+            await oracle.respond({"input": other})

@@ -180,7 +180,8 @@ def _played(recorded: Recordings, request: Item, episode: Episode | None) -> tup
     """Give the episode to play again, and the number of the turn that *request* asks for."""
     history, instructions = recordings.history(request), request.get("instructions")
     if episode is None:
-        return recorded.find(recordings.marks(history, instructions))
+        marks = recordings.Conversation(request).marks_in(recorded)
+        return None if marks is None else recorded.find(marks)
     opening = episode.transcript.opening
     *_, mark = recordings.marks(opening, instructions)
     plays = recorded.opening(mark)
