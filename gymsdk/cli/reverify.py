@@ -32,6 +32,10 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
     *,
     head: options.Head = None,
     settings: options.Set = [],  # noqa: B006  # typer copies it
+    agent: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The agent, or the environment, of rollouts that name none."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Take the first N rollouts only.")] = None,
     at_once: Annotated[
         int, typer.Option("--at-once", "--concurrency", min=1, metavar="C", help="Rollouts being judged at once.")
@@ -54,7 +58,7 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
     """
     from gymsdk.rollouts.cases import Run
 
-    run = Run(path)
+    run = Run(path, agent=agent)
     if output is not None:
         _not_its_own(run, output, overwrite=overwrite)
     found = _Found()

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import orjson
-
-from gymsdk import responses, rows
+from gymsdk import responses, rows, values
 from gymsdk.errors import BadRow
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts.folder import FILES
-from gymsdk.rollouts.jobs import Job, route, seed_of
+from gymsdk.rollouts.jobs import Job, reference, route, seed_of
 from gymsdk.rollouts.lines import unplayed
 from gymsdk.told import is_ours
 from gymsdk.transcript import Ended, Item
@@ -95,9 +93,18 @@ class Case:
 
 
 class Run:
-    """Where stored rollouts are: the folder of a run, or a file of their lines; raises `BadRow` where nothing is."""
+    """Stored rollouts: the folder of a run, or a file of their lines.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The folder or the file.
+        agent: The agent that played the rollouts whose lines name none.
+
+    Raises:
+        BadRow: there is no such file.
+    """
+
+    def __init__(self, path: Path, *, agent: str | None = None) -> None:
+        self._agent = agent
         self.path = path / ROLLOUTS if path.is_dir() else path
         if not self.path.is_file():
             raise BadRow(f"{self.path}: there is no such file; name a run's folder, or a file of rollouts")
@@ -108,14 +115,20 @@ class Run:
 
     def cases(self) -> Iterator[Case]:
         """Yield the stored rollouts; raises `BadRow` at a line that is none."""
-        for number, line in rows.read(self.path):
+        for number, written in rows.read(self.path):
+            line = self._addressed(written)
             name = environment_of(line)
             if name is None or not isinstance(line.get("responses_create_params"), dict):
                 raise BadRow(
-                    f"{self.path}:{number}: this is no rollout, which has `responses_create_params`"
-                    " and says by `agent_ref.name` who played it; mend or remove the line"
+                    f"{self.path}:{number}: this is no rollout, which has `responses_create_params` and says by"
+                    " `agent_ref.name` which agent played it; name the agent with --agent, or mend or remove the line"
                 )
             yield Case(number, line, name, self._inputs.row(line.get(TASK_INDEX)) if self._inputs else None)
+
+    def _addressed(self, line: Row) -> Row:
+        if self._agent is None or environment_of(line) is not None:
+            return line
+        return {**line, "agent_ref": reference(self._agent)}
 
     def names(self) -> list[str]:
         """Give the environments of the stored rollouts."""
@@ -126,7 +139,7 @@ class Run:
         if self._home is None:
             return {}
         try:
-            about = orjson.loads((self._home / RUN).read_bytes())
+            about = values.parsed((self._home / RUN).read_bytes())
             found: Mapping[str, Any] = about["settings"]["environments"][environment]["settings"]
         except (OSError, ValueError, KeyError, TypeError):
             return {}

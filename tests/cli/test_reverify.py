@@ -80,6 +80,21 @@ def test_the_stored_run_is_never_overwritten(gymsdk: Command, played: Path, name
     assert "is the stored run's own, which stays as it is; choose another --output" in ended.err
 
 
+@pytest.mark.parametrize("agent", ["sums", "sums_simple_agent"])
+def test_rollouts_that_name_no_agent_are_judged_as_those_of_the_one_given(
+    gymsdk: Command, played: Path, agent: str
+) -> None:
+    lines = [json.loads(line) for line in (played / "rollouts.jsonl").read_text().splitlines()]
+    bare = [{key: each for key, each in line.items() if key not in {"agent_ref", "gymsdk"}} for line in lines]
+    (played.parent / "bare.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in bare))
+    refused = gymsdk("reverify", "bare.jsonl")
+    assert (refused.code, "--agent" in refused.err) == (2, True)
+    told = json.loads(gymsdk("reverify", "bare.jsonl", "--agent", agent, "--json", "-o", "new.jsonl").out)
+    assert (told["rollouts"], told["changed"], told["unscored"]) == (4, [], [])
+    new = [json.loads(line) for line in (played.parent / "new.jsonl").read_text().splitlines()]
+    assert [(line["reward"], line["agent_ref"]["name"]) for line in new] == [(line["reward"], agent) for line in lines]
+
+
 def test_running_servers_judge_alike(gymsdk: Command, played: Path, head: Callable[..., str]) -> None:
     _edited(played)
     here = json.loads(gymsdk("reverify", "out", "--json").out)

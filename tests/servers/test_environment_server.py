@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+import gymsdk
 from gymsdk import Environment, Episode, Task
 from gymsdk.models.scripted import Scripted
 from gymsdk.servers import environment as server
@@ -210,3 +211,24 @@ async def test_figures_over_rows_are_answered(
     async with asked(server.app(counter(), policy("done"))) as client:
         told = (await client.post("/aggregate_metrics", json={"verify_responses": [{"reward": 1.0}]})).json()
     assert told["agent_metrics"]["mean/reward"] == 1.0
+
+
+async def test_repeats_of_a_materialised_row_differ_by_the_index_in_their_rollout_id(
+    installed: Callable[..., object],
+) -> None:
+    installed()
+    sums = gymsdk.load("sums")
+    row = next(sums.tasks("train")).row()
+    ids = {"task_id": {"taskset": "sums:train", "task_id": "7"}}
+
+    async def rewards(bodies: list[Item]) -> list[float]:
+        answers = [(await client.post("/run", json=body)).json() for body in bodies]
+        return [answer.get("result", answer)["reward"] for answer in answers]
+
+    async with asked(server.app(sums, gymsdk.model("scripted/oracle:0.5"))) as client:
+        materialised = await rewards(
+            [{"episode_id": {"rollout_id": f"7-{repeat}"}, "task": {**ids, "task_input": row}} for repeat in range(12)]
+        )
+        flat = await rewards([{**row, "_ng_rollout_index": repeat} for repeat in range(12)])
+    assert materialised == flat
+    assert set(materialised) == {0.0, 1.0}

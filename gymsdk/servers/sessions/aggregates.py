@@ -20,6 +20,7 @@ from gymsdk.rollouts.summary import ANSWER, FIGURED
 from gymsdk.servers.app import Refused
 from gymsdk.transcript import Item
 from gymsdk.types import Row
+from gymsdk.values import is_finite
 
 T = TypeVar("T")
 
@@ -70,8 +71,8 @@ def _rows(body: Row) -> list[Row]:
 
 
 def _counts(row: Row) -> bool:
-    reward = metrics.numbers({"reward": row.get("reward")}).get("reward", math.nan)
-    return math.isfinite(reward) and row.get("mask_sample") is not True
+    reward = row.get("reward")
+    return is_finite(reward) and row.get("mask_sample") is not True
 
 
 def _numbered(rows: Sequence[Row]) -> Iterator[Row]:

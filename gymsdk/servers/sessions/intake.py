@@ -28,6 +28,10 @@ ROLLOUT_ID = "_ng_rollout_id"
 """How a client names the rollout that a row is played for; an alias is `capture_rollout_id`."""
 
 
+NUMBERED_ROLLOUT = re.compile(r"\d+-(?P<repeat>\d+)(-a\d+)?")
+"""How clients of NeMo Gym name a rollout that nobody else has named: by its task and repeat, as the next run does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """A request's *row* as its environment gets it, the row's *identity*, and what our own clients *said* of it."""
@@ -50,10 +54,10 @@ def given(body: Row, environment: Playable, *, rollout: str | None = None) -> Gi
     row = unplayed(named, keep=declared.keys() - {"gymsdk"})
     if "responses_create_params" in row:
         row["responses_create_params"] = canonical(row["responses_create_params"])
-    repeat = _whole(ours.get("repeat"), body.get(ROLLOUT_INDEX)) or 0
     seed = _whole(ours.get("seed"))
     whose = _id(body.get(ROLLOUT_ID, body.get("capture_rollout_id"))) or rollout or ""
     trail.name(whose)
+    repeat = _whole(ours.get("repeat"), body.get(ROLLOUT_INDEX), _repeat_of(whose)) or 0
     identity = RowIdentity.of(row)
     return Given(
         row=row,
@@ -119,6 +123,12 @@ async def tolerant(row: Row, play: Callable[[Row], Awaitable[T]]) -> T:
 
 def _whole(*values: object) -> int | None:
     return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
+
+
+def _repeat_of(rollout: str) -> int | None:
+    """Return the repeat that a rollout's id tells of: a row in a NeMo Gym episode request has no index of its own."""
+    numbered = NUMBERED_ROLLOUT.fullmatch(rollout)
+    return int(numbered["repeat"]) if numbered else None
 
 
 def _id(value: object) -> str | None:

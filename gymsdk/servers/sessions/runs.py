@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -20,7 +19,7 @@ from gymsdk.servers.app import Refused
 from gymsdk.servers.door.presence import while_there
 from gymsdk.servers.sessions.aggregates import aggregated
 from gymsdk.servers.sessions.identity import digest
-from gymsdk.servers.sessions.intake import Given, tolerant, within
+from gymsdk.servers.sessions.intake import NUMBERED_ROLLOUT, Given, tolerant, within
 from gymsdk.servers.sessions.once import Once
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
@@ -37,9 +36,6 @@ AT_ONCE = 4096
 
 PAUSE = 5.0
 """Seconds a client is asked to wait where there is no place for another episode."""
-
-NUMBERED = re.compile(r"\d+-\d+(-a\d+)?")
-"""What clients of NeMo Gym call a rollout that nobody has named: its indices, which the next run has again."""
 
 INDICES = (TASK_INDEX, ROLLOUT_INDEX)
 
@@ -133,7 +129,7 @@ class Runs:
         if not given.id:
             return await self.answered(given, shape)
         key = f"{given.id}:{digest(body)}"
-        keep = not NUMBERED.fullmatch(given.id)
+        keep = not NUMBERED_ROLLOUT.fullmatch(given.id)
         return await self._once(key, lambda: self.answered(given, shape), keep=keep)
 
     async def aggregated(self, body: Row) -> Item:
