@@ -14,7 +14,6 @@ from statistics import fmean, median
 
 from gymsdk.transcript import Item
 from gymsdk.types import Row
-from gymsdk.values import is_finite
 
 TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
 """The stamps NeMo Gym numbers tasks and their repeats with."""
@@ -120,7 +119,7 @@ def spreads(rollouts: Iterable[Scored]) -> dict[str, float]:
         columns["reward"].append(rollout.reward)
         for name, value in rollout.fields.items():
             columns[name].append(value)
-    finite = {name: [value for value in values if is_finite(value)] for name, values in columns.items()}
+    finite = {name: [value for value in values if math.isfinite(value)] for name, values in columns.items()}
     return {
         f"{figure}/{name}": value
         for name, values in finite.items()
