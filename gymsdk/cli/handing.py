@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gymsdk import lifeline
+from gymsdk.descriptors import ListeningSocket
 from gymsdk.errors import GymsdkError, UsageError
 
 HEAD = "head_server"
@@ -78,7 +79,7 @@ def socket_at(file: int) -> socket.socket:
         if at.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             # What a server starts in its turn is not to keep its port.
             os.set_inheritable(file, False)
-            return at
+            return ListeningSocket.of(at)
         at.detach()
     except OSError:
         pass

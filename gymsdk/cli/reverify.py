@@ -152,10 +152,12 @@ async def _judged(run: Run, judge: Judge, found: _Found, asked: _Asked) -> None:
     from contextlib import aclosing, nullcontext
     from itertools import islice
 
+    from gymsdk import descriptors
     from gymsdk.rollouts.rejudged import rejudged
     from gymsdk.rollouts.sheet import Sheet
 
-    ends, said = rejudged(islice(run.cases(), asked.limit), judge, at_once=asked.at_once), time.monotonic()
+    at_once = min(asked.at_once, descriptors.affordable(2))
+    ends, said = rejudged(islice(run.cases(), asked.limit), judge, at_once=at_once), time.monotonic()
     with Sheet(asked.output, overwrite=asked.overwrite) if asked.output else nullcontext() as sheet:
         async with aclosing(ends):
             async for each in ends:

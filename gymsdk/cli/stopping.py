@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from gymsdk.cli import exiting
 from gymsdk.complaints import raised
+from gymsdk.descriptors import raise_limit
 from gymsdk.errors import GymsdkError
 
 PATIENCE = 15.0
@@ -68,8 +69,10 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     """Run *work* on a new event loop and give what it returns.
 
     Like `asyncio.run`, but tasks that do not end within `CANCELLING` seconds of their cancellation are named in a
-    warning and left behind, and threads of the loop's executor are left to `exiting.exit_in_time`.
+    warning and left behind, threads of the loop's executor are left to `exiting.exit_in_time`, and this process may
+    have as many files open as the system allows it.
     """
+    raise_limit()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:

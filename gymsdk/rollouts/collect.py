@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Protocol
 
 from gymsdk.episode import play
+from gymsdk.models.scripted import Scripted
 from gymsdk.outcome import Failure, Rollout
 from gymsdk.rollouts import lines
 from gymsdk.rollouts.folder import RunFolder
@@ -29,6 +30,10 @@ class Player(Protocol):
     async def __call__(self, job: Job) -> Played:
         """Play *job* until it is settled; whatever becomes of it, it raises nothing of its own."""
 
+    @property
+    def connections(self) -> int:
+        """How many connections a job in flight may need from this process."""
+
 
 @dataclass(frozen=True, slots=True)
 class Play:
@@ -39,6 +44,11 @@ class Play:
     seed: int = 0
     budget: Budget = field(default_factory=Budget)
     attempts: int = 3
+
+    @property
+    def connections(self) -> int:
+        """Count one for the policy, where it is asked over the network, and one for a judge or a tool."""
+        return 1 if isinstance(self.model, Scripted) else 2
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:

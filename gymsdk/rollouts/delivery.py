@@ -51,6 +51,11 @@ class Delivery:
     retry: http.Retry = http.RETRY
     coming: float = COMING
 
+    @property
+    def connections(self) -> int:
+        """Count the request by which the servers play a job."""
+        return 1
+
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Open nothing: the servers are."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gymsdk import http, rows
+from gymsdk import descriptors, http, rows
 from gymsdk.client import Unknown
 from gymsdk.environment import Environment
 from gymsdk.errors import BadOutput, BadRow, ModelLost, UsageError
@@ -164,11 +164,24 @@ async def _complete(folder: RunFolder, run: Run, watch: Watch, player: Player) -
         watch.ended(played)
         patience.heard(played.rollout)
 
+    at_once = _at_once(run.pace.at_once, player, watch)
     try:
-        pace, observed = run.pace, run.trajectories
-        await complete(folder, player, done=standing.done, at_once=pace.at_once, told=told, trajectories=observed)
+        observed = run.trajectories
+        await complete(folder, player, done=standing.done, at_once=at_once, told=told, trajectories=observed)
     except ModelLost as error:
         raise ModelLost(f"{error}; what has finished is in {run.output}; mend that, then go on with --resume") from None
+
+
+def _at_once(asked: int, player: Player, watch: Watch) -> int:
+    """Give how many episodes to play at once: as many as *asked* for, or as the limit of open files allows."""
+    most = descriptors.affordable(player.connections)
+    if asked > most:
+        limit = descriptors.raise_limit()
+        watch.told(
+            f"--concurrency {asked} takes more connections than this process may have ({limit} open files);"
+            f" {most} episodes are played at once; raise the limit with `ulimit -Hn`, or lower --concurrency"
+        )
+    return min(asked, most)
 
 
 def _prepare(folder: RunFolder, run: Run, watch: Watch, cast: Cast) -> None:

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from gymsdk import Environment, Task, http
+from gymsdk.descriptors import MOST, raise_limit
 from gymsdk.launch import Options, Running, serving
 from gymsdk.servers.door import connection
 from gymsdk.servers.door.guard import names
-from gymsdk.servers.door.listener import FILES, roomy
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
 
@@ -100,8 +100,8 @@ def test_a_process_that_serves_may_have_many_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
-        roomy()
-        most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+        most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+        assert raise_limit() == most
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

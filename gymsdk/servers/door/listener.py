@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-import resource
 import socket
 import ssl
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
@@ -19,6 +18,7 @@ from h11 import LocalProtocolError
 from gymsdk import trust
 from gymsdk.bounds import GRACE
 from gymsdk.convert.faces.face import Trouble
+from gymsdk.descriptors import ListeningSocket, warn_of_exhaustion
 from gymsdk.errors import UsageError
 from gymsdk.servers.app import LIMIT, answer
 from gymsdk.servers.door import doorstep, guard
@@ -35,9 +35,6 @@ BACKLOG = 4096
 
 KEEP_ALIVE = 30
 """Seconds a connection is kept that nobody asks anything on."""
-
-FILES = 65535
-"""Files, and connections with them, that a process has at most."""
 
 NO_PATH = Trouble(400, "a request asks for a path, which begins with a slash; write no other address in its place")
 """What those are told who ask for something else: for a proxy, for all of the server."""
@@ -58,7 +55,7 @@ def bound(host: str, port: int = 0, *, what: str = "a server") -> socket.socket:
         raise UsageError(f"{what} cannot listen: {_unbound(host, port, error)}") from None
     # What it accepts inherits it, and asyncio does not set it there: without, an answer of two writes takes 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listening
+    return ListeningSocket.of(listening)
 
 
 def bound_within(host: str, low: int, high: int, *, but: Collection[int] = (), what: str = "a server") -> socket.socket:
@@ -98,14 +95,6 @@ def _unbound(host: str, port: int, error: OSError) -> str:
     return f"{host} is no address of this machine ({error.strerror or error}); listen on 127.0.0.1"
 
 
-def roomy() -> None:
-    """Have as many connections as the system lets this process: mostly it is told of fewer than it may have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 class Listener:
     """Answers what comes to the socket *at* by *app*; requests under way get *grace* seconds to end when it does.
 
@@ -140,6 +129,7 @@ class Listener:
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Set *up* once it listens, answer until it is *over*, and end with the requests that are under way."""
+        warn_of_exhaustion(asyncio.get_running_loop())
         server = _Server(self._configured(), up, over)
         tls = self._safety.tls
         with trust.answering(self._bound_at, tls.certificate, self._also) if tls else nullcontext():

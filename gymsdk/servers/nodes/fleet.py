@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gymsdk import credentials
 from gymsdk.bounds import GRACE
+from gymsdk.descriptors import raise_limit
 from gymsdk.errors import GymsdkError
 from gymsdk.servers import head
-from gymsdk.servers.door.listener import Listener, bound, host_of, port_of, roomy
+from gymsdk.servers.door.listener import Listener, bound, host_of, port_of
 from gymsdk.servers.door.prefix import beneath
 from gymsdk.servers.door.routing import App
 from gymsdk.servers.door.safety import OPEN, Safety
@@ -126,7 +127,7 @@ class Fleet:
 
     async def run(self) -> None:
         """Run until cancelled; raises `UsageError` where a port is not to be had, `GymsdkError` where a part ends."""
-        roomy()
+        raise_limit()
         with ExitStack() as sockets:
             # All are bound before any is told of.
             elsewhere = self._known.head_url

@@ -20,6 +20,7 @@ from gymsdk.addresses import is_loopback
 from gymsdk.convert.faces import chat, messages
 from gymsdk.convert.faces.face import Face, Malformed, Trouble
 from gymsdk.convert.faces.known import FACES
+from gymsdk.descriptors import ListeningSocket, raise_limit, warn_of_exhaustion
 from gymsdk.errors import Failed, UsageError
 from gymsdk.servers.door import refusals
 from gymsdk.servers.watching.figures import Figures
@@ -96,6 +97,8 @@ async def serve(
             f"anybody who reaches {host!r} could use this policy, which asks for no key;"
             " serve on 127.0.0.1, or let them with --insecure (insecure=True in Python)"
         )
+    raise_limit()
+    warn_of_exhaustion(asyncio.get_running_loop())
     at = _bound(host, port)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
     await runner.setup()
@@ -226,7 +229,8 @@ async def _root(_: web.Request) -> web.Response:
 
 def _bound(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return ListeningSocket.of(socket.create_server((host, port), family=family))
     except OSError as error:
         if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EPERM}:
             why = f"port {port} of {host} cannot be had ({error.strerror}); choose another with --port"
