@@ -45,7 +45,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     output: options.Output = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
-    plot: Annotated[bool, typer.Option(help="Draw profile.png (needs gymsdk[plot]).")] = True,
+    plot: Annotated[bool, typer.Option(help="Draw profile.png, where gymsdk[plot] is installed.")] = True,
     json: options.Json = False,
 ) -> None:
     """Say what training on an environment would learn.
@@ -74,8 +74,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         sampling=sampled,
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
-    if plot:
-        _must_draw()
+    plot = plot and _can_draw()
     folder = folder_of(output, ["profile", name], resume=resume)
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
     run = Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace)
@@ -86,13 +85,14 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         raise typer.Exit(1)
 
 
-def _must_draw() -> None:
+def _can_draw() -> bool:
+    """Say in one line that there is no plot where matplotlib is not installed."""
     from importlib.util import find_spec
 
-    from gymsdk.errors import UsageError
-
-    if find_spec("matplotlib") is None:
-        raise UsageError("the plot needs matplotlib: `pip install 'gymsdk[plot]'`, or leave it out with --no-plot")
+    if find_spec("matplotlib") is not None:
+        return True
+    typer.echo("no plot is drawn, as matplotlib is not installed: `pip install 'gymsdk[plot]'`", err=True)
+    return False
 
 
 def _concluded(plan: Plan, folder: Path, *, plot: bool) -> Profile:

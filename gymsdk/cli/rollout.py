@@ -130,6 +130,8 @@ def _carry_out(
     folder = folder_of(output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=how["resume"])
     figures = carried_out(Run(plan, folder, pace=pace, model=model, **how))
     _print(folder, figures, json=json)
+    if plan.tasks is None and plan.limit is not None:
+        _say_short(figures, plan.limit)
     if any(each["failures"] or each["complaint"] for each in figures):
         raise typer.Exit(1)
 
@@ -193,10 +195,22 @@ def _print(folder: Path, figures: list[Row], *, json: bool) -> None:
         typer.echo(path)
     lost = sum(sum(each["failures"].values()) for each in figures)
     again = f"the same command with --output {folder} --resume tries them again"
-    if retryable := sum(each["failures_retryable"] for each in figures):
-        typer.echo(f"{retryable} of {lost} without a reward may go well another time; {again}", err=True)
+    raised = sum(each["failures_raised"] for each in figures)
+    if raised:
+        said = f"{raised} of {lost} without a reward: the environment's own code raised an exception"
+        typer.echo(f"{said}; correct the lines that the table names, then {again}", err=True)
+    retryable = sum(each["failures_retryable"] for each in figures)
+    if retryable > raised:
+        typer.echo(f"{retryable - raised} of {lost} without a reward may go well another time; {again}", err=True)
     if open_ := lost - retryable - sum(each["failures_for_good"] for each in figures):
         typer.echo(f"{open_} of {lost} without a reward fail again unless that is mended; then {again}", err=True)
+
+
+def _say_short(figures: list[Row], limit: int) -> None:
+    """Repeat at the end which environments had fewer tasks than were asked for."""
+    for each in figures:
+        if each["tasks"] < limit:
+            typer.echo(f"{each['environment']}: {each['tasks']} tasks, of --limit {limit}", err=True)
 
 
 def _has_something(path: Path) -> bool:

@@ -159,7 +159,7 @@ def _annotations(name: str, answerers: dict[str, tuple[Answerer, ...]], paramete
 
 
 def _declared(name: str, answerers: dict[str, tuple[Answerer, ...]], parameter: str, base: type[Any]) -> type[Any]:
-    declared: type[Any] = base
+    declared, by = base, ""
     for hook, written in _annotations(name, answerers, parameter).items():
         if not (isinstance(written, type) and issubclass(written, base)):
             raise BrokenEnvironment(
@@ -167,10 +167,11 @@ def _declared(name: str, answerers: dict[str, tuple[Answerer, ...]], parameter: 
                 f" gymsdk.{base.__name__}, not {written!r}"
             )
         if issubclass(written, declared):
-            declared = written
+            declared, by = written, hook
         elif not issubclass(declared, written):
             raise BrokenEnvironment(
-                f"environment {name!r}: hooks disagree on {parameter!r}: {declared.__name__} and {written.__name__}"
+                f"environment {name!r}: hook {by!r} annotates {parameter!r} with {declared.__name__}, hook {hook!r}"
+                f" with {written.__name__}; annotate both with one class, or derive one class from the other"
             )
     return declared
 

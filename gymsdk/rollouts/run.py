@@ -33,6 +33,7 @@ from gymsdk.rollouts.sources import (
     has_agents,
     numbered,
     one_source,
+    short,
     wanted,
 )
 from gymsdk.rollouts.summary import Measured, summaries
@@ -228,6 +229,9 @@ def _inputs(plan: Plan, watch: Watch, cast: Cast) -> Iterator[Row]:
             f"split {plan.split!r}" if plan.split else f"the split of {', '.join(plan.environments)}"
         )
         raise BadRow(f"{source} has no rows to play; name another with --tasks or --split")
+    if plan.tasks is None and plan.limit is not None and min(taken[name] for name in cast.environments) < plan.limit:
+        for sentence in short(cast.environments, plan.split, seed=plan.seed, limit=plan.limit):
+            watch.told(sentence)
     if plan.tasks is None and plan.limit is None and ENDLESS in taken.values():
         watch.told(f"took the first {ENDLESS} tasks; --limit N takes another number")
 

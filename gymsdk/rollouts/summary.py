@@ -20,6 +20,9 @@ from gymsdk.types import Row
 ANSWER = "extracted_answer"
 """The verdict field that majority@k votes on, where an environment has it."""
 
+RAISED = frozenset({"hook_raised", "tool_raised"})
+"""Kinds of failure in which the environment's own code raised an exception."""
+
 FIGURED = frozenset({"reward", "response", TASK_INDEX, ROLLOUT_INDEX})
 """What counts of a line besides its verdict's fields: not the numbers its row happens to hold."""
 
@@ -46,6 +49,8 @@ class Tally:
     failures: Counter[str] = field(default_factory=Counter)
     terminal: int = 0
     retryable: int = 0
+    raised: int = 0
+    tasks: set[int] = field(default_factory=set)
     unfit: int = 0
     messages: dict[str, str] = field(default_factory=dict)
     usage: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -75,11 +80,13 @@ class Tally:
         self.terminal += terminal
         # A folder of an earlier version does not say.
         self.retryable += not terminal and bool(line["gymsdk"].get("retryable", True))
+        self.raised += not terminal and kind in RAISED
         self.messages.setdefault(kind, line["_ng_failure_message"])
         self._add(line)
 
     def _add(self, line: Row) -> None:
         ours = line["gymsdk"]
+        self.tasks.add(line[TASK_INDEX])
         self.agent = agent(line) or self.agent
         self.outcomes[ours["outcome"]] += 1
         for role, used in ours["usage"].items():
@@ -154,6 +161,7 @@ async def _summary(
     return {
         "agent_ref": {"name": tally.agent or environment.name + AGENT},
         "environment": environment.name,
+        "tasks": len(tally.tasks),
         "outcomes": dict(tally.outcomes),
         "ended": dict(tally.ended.most_common()),
         "prompts_too_long": tally.unfit,
@@ -161,6 +169,7 @@ async def _summary(
         "failures": dict(tally.failures.most_common()),
         "failures_for_good": tally.terminal,
         "failures_retryable": tally.retryable,
+        "failures_raised": tally.raised,
         "failure_messages": tally.messages,
         "complaint": complaint,
         "usage": {role: dict(used) for role, used in tally.usage.items()},

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -73,10 +73,43 @@ def test_failures_are_told_and_the_exit_code_is_1(gymsdk: Command, there: Path) 
     assert "no reward: hook_raised" in ended.out
     assert "hook_raised: hook 'verify' of environment 'sums' raised ValueError: cannot add to 4" in ended.out
     assert ended.err == (
-        "1 of 1 without a reward may go well another time;"
-        " the same command with --output out --resume tries them again\n"
+        "1 of 1 without a reward: the environment's own code raised an exception; correct the lines that the table"
+        " names, then the same command with --output out --resume tries them again\n"
     )
     assert ended.code == 1
+
+
+SPLITS = """
+from typing import Literal
+from gymsdk import Message, Task, Verdict, hookimpl
+
+@hookimpl
+def tasks(split: Literal["example", "train", "test"]):
+    for number in range({"example": 3, "train": 9, "test": 2}[split]):
+        yield Task.ask(f"Say {number}.")
+
+@hookimpl
+def verify(transcript):
+    return Verdict(reward=1.0)
+
+@hookimpl
+def solve(task):
+    return Message(content="yes")
+"""
+
+
+def test_a_split_with_fewer_tasks_than_the_limit_is_named_first_and_last(
+    gymsdk: Command, installed: Callable[..., Path]
+) -> None:
+    installed("splits", SPLITS)
+    ended = gymsdk("rollout", "splits", "--limit", 5, "-o", "out")
+    assert ended.err.splitlines() == [
+        "split 'example' of environment 'splits' has 3 tasks, fewer than --limit 5;"
+        " larger: 'train' (choose with --split)",
+        "splits: 3 tasks, of --limit 5",
+    ]
+    assert ended.code == 0
+    assert gymsdk("rollout", "splits", "--limit", 5, "--split", "train", "-o", "train").err == ""
 
 
 def test_a_run_that_names_no_folder_gets_one_of_its_own(gymsdk: Command, there: Path) -> None:

@@ -178,7 +178,10 @@ class Disagreeing(Judge):
             "the annotation of 'task' in hook 'reset' names nothing at run time ('functools.missing': ",
         ),
         (NoTask(), "'task' of hook 'reset' must be annotated with a subclass of gymsdk.Task, not <class 'dict'>"),
-        (Disagreeing(), "hooks disagree on 'config': Settings and OtherSettings"),
+        (
+            Disagreeing(),
+            "hook 'reset' annotates 'config' with Settings, hook 'step' with OtherSettings; annotate both with one class",
+        ),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
