@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gymsdk.cli import tracebacks
 from gymsdk.cli.bench import bench
 from gymsdk.cli.check import check
 from gymsdk.cli.config import config
@@ -79,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(arguments, prog_name="gymsdk")
     except GymsdkError as error:
+        if tracebacks.is_shown():
+            tracebacks.print_cause(error)
         typer.echo(f"Error: {error}", err=True)
         code = 2 if isinstance(error, UsageError) else 1
     except SystemExit as ended:

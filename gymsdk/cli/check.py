@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.tracebacks import Traceback
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
     tool_calls: options.ToolCalls = 128,
     deadline: options.Deadline = 600.0,
     list_: Annotated[bool, typer.Option("--list", help="Show the checks there are.")] = False,
+    traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
     """Look for what is wrong with an environment.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.tracebacks import Traceback
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +43,7 @@ def play(  # noqa: PLR0913  # each is an option of the command
     max_output_tokens: options.MaxOutputTokens = None,
     param: options.Param = [],  # noqa: B006  # typer copies it
     gym: Annotated[bool, typer.Option("--gym", help="Play it through Gymnasium: gymnasium.make, reset, step.")] = False,
+    traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: Annotated[
         bool, typer.Option("--json", help="Print the rollout as JSON, all else to standard error.")
     ] = False,

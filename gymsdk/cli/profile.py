@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.tracebacks import Traceback
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +47,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     plot: Annotated[bool, typer.Option(help="Draw profile.png, where gymsdk[plot] is installed.")] = True,
+    traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
     """Say what training on an environment would learn.

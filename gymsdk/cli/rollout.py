@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.tracebacks import Traceback
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     output: options.Output = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
     """Play and grade many episodes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,6 +19,10 @@ from gymsdk.workers.threads import Threads
 
 EXCERPT = 500
 """Characters shown of an error that is no `Exception`."""
+
+tracebacks = logging.getLogger("gymsdk.tracebacks")
+"""Tracebacks of an author's code, which nothing shows unless a command is asked to."""
+tracebacks.propagate = False
 
 
 class Author:
@@ -74,6 +79,7 @@ class Author:
         kind, where = what.split(maxsplit=1)[0], f"{what} of environment {self.name!r}"
         if isinstance(error, TimeoutError) and late:
             return Failed(f"{where} did not answer by its deadline", kind=f"{kind}_timeout", retryable=True)
+        tracebacks.debug("%s raised:", where, exc_info=error)
         return Failed(f"{where} raised {raised(error, function)}", kind=f"{kind}_raised", retryable=True)
 
 

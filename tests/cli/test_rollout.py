@@ -102,14 +102,49 @@ def test_a_split_with_fewer_tasks_than_the_limit_is_named_first_and_last(
     gymsdk: Command, installed: Callable[..., Path]
 ) -> None:
     installed("splits", SPLITS)
+    larger = "larger: 'train' (choose with --split)"
     ended = gymsdk("rollout", "splits", "--limit", 5, "-o", "out")
     assert ended.err.splitlines() == [
-        "split 'example' of environment 'splits' has 3 tasks, fewer than --limit 5;"
-        " larger: 'train' (choose with --split)",
+        f"split 'example' of environment 'splits' has 3 tasks, fewer than --limit 5; {larger}",
         "splits: 3 tasks, of --limit 5",
     ]
     assert ended.code == 0
     assert gymsdk("rollout", "splits", "--limit", 5, "--split", "train", "-o", "train").err == ""
+
+
+CALLS_A_LIBRARY = """
+from typing import Literal
+import lib_of_sums
+from gymsdk import Message, Task, Verdict, hookimpl
+
+@hookimpl
+def tasks(split: Literal["train"]):
+    yield Task.ask("Say yes.")
+
+@hookimpl
+def verify(transcript):
+    return Verdict(reward=lib_of_sums.share(1, 0))
+
+@hookimpl
+def solve(task):
+    return Message(content="yes")
+"""
+
+
+def test_a_failure_inside_a_library_names_the_authors_own_line_first(
+    gymsdk: Command, installed: Callable[..., Path]
+) -> None:
+    site = installed("calling", CALLS_A_LIBRARY)
+    (site / "lib_of_sums.py").write_text("def share(one, other):\n    return one / other\n")
+    words = ("rollout", "calling", "--attempts", 1, "--overwrite", "-o", "out")
+    ended = gymsdk(*words)
+    where = "(env_calling.py:12, in a call that ended at lib_of_sums.py:2)"
+    assert f"raised ZeroDivisionError: division by zero {where}" in ended.out
+    assert "Traceback" not in ended.err
+    shown = gymsdk(*words, "--traceback")
+    assert "Traceback (most recent call last):" in shown.err
+    assert 'lib_of_sums.py", line 2, in share' in shown.err
+    assert "Traceback" not in gymsdk(*words).err
 
 
 def test_a_run_that_names_no_folder_gets_one_of_its_own(gymsdk: Command, there: Path) -> None:

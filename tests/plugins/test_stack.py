@@ -180,7 +180,7 @@ class Disagreeing(Judge):
         (NoTask(), "'task' of hook 'reset' must be annotated with a subclass of gymsdk.Task, not <class 'dict'>"),
         (
             Disagreeing(),
-            "hook 'reset' annotates 'config' with Settings, hook 'step' with OtherSettings; annotate both with one class",
+            "hook 'reset' annotates 'config' with Settings, hook 'step' with OtherSettings; annotate both",
         ),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",

@@ -1,0 +1,40 @@
+"""`--traceback`: the whole traceback of what an environment's code raised, on standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import TracebackType
+from typing import Annotated
+
+import typer
+
+LOGGER = "gymsdk.tracebacks"
+"""The logger that `gymsdk.plugins.author` writes tracebacks to."""
+
+
+def show(*, asked: bool) -> None:
+    """Show tracebacks from now on, where that is *asked* for."""
+    log = logging.getLogger(LOGGER)
+    log.handlers = [logging.StreamHandler(sys.stderr)] if asked else []
+    log.setLevel(logging.DEBUG if asked else logging.CRITICAL)
+
+
+def is_shown() -> bool:
+    """Whether this command shows tracebacks."""
+    return bool(logging.getLogger(LOGGER).handlers)
+
+
+def print_cause(error: BaseException) -> None:
+    """Print the traceback of what *error* comes from."""
+    cause = error.__cause__ or error
+    traceback: TracebackType | None = cause.__traceback__
+    sys.excepthook(type(cause), cause, traceback)
+
+
+Traceback = Annotated[
+    bool,
+    typer.Option(
+        "--traceback", callback=lambda asked: show(asked=asked), help="Show whole tracebacks of the environment's code."
+    ),
+]
