@@ -116,13 +116,14 @@ wheels() {
   done
 }
 
-# tested PYTHON: runs the test-suite against what PYTHON has installed, with no source of it in reach.
+# tested PYTHON [OPTION...]: runs the test-suite against what PYTHON has installed, with no source of it in reach.
 tested() {
-  local folder=$scratch/suite
+  local folder=$scratch/suite python=$1
+  shift
   rm -rf "$folder"
   copied "$folder" ':!gymsdk' ':!environments/*/gym_env_*' ':!compat' || return 1
   # These two are about the checkout itself; README's test command has run them there.
-  in_folder "$folder" "$1" -m pytest --ignore=tests/test_packaging.py --ignore=tests/test_layers.py
+  in_folder "$folder" "$python" -m pytest --ignore=tests/test_packaging.py --ignore=tests/test_layers.py "$@"
 }
 
 # verdict: prints the counts, and ends with 1 where anything failed.

@@ -53,7 +53,7 @@ def policy(place: Place, url: str) -> Place:
 
 def reward(environment: str, url: str) -> object:
     row = next(iter(load(environment).tasks("train", seed=0))).row()
-    answer = httpx.post(f"{url}/run", json=row, timeout=60)
+    answer = httpx.post(f"{url}/run", json=row, timeout=300)
     assert answer.status_code == 200, answer.text
     return answer.json()["reward"]
 

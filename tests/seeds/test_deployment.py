@@ -230,6 +230,17 @@ def test_ray_s_address_is_accepted_reported_once_and_not_used(place: Place) -> N
         assert "ray" not in server.said.lower()
 
 
+@tries(32)
+def test_ray_s_address_alone_starts_a_head_that_servers_join(place: Place) -> None:
+    place.write("config.yaml", theirs(32) + "\n")
+    place.write("worker.yaml", f"head_server: {{host: 127.0.0.1, port: {place.ports['11000']}}}\n{BLOCK}")
+    with place.serving(place.at_head(theirs(32, 1))) as server:
+        assert server.url("head") == place.head
+        assert httpx.get(f"{place.head}/server_instances").json() == []
+        with place.serving("gymsdk serve --config worker.yaml --model scripted/oracle"):
+            assert "tool_call" in config(place.head)
+
+
 @tries(34)
 def test_the_snippet_that_stands_in_ray_s_place_grades(
     place: Place, installed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
