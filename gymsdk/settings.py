@@ -17,6 +17,10 @@ from gymsdk.errors import BadModelOption, suggestion
 from gymsdk.wire import Api, Thoughts
 
 FILES = ("env.yaml", ".env.yaml")
+"""What is read of the working folder though nobody names it: no function such as `oc.env` is run in them."""
+
+MARK = "${"
+REFERENCE = re.compile(r"\$\{\s*([\w-]+(?:\.[\w-]+|\[\w+\])*)\s*\}")
 PROVIDERS = ("scripted", "openai", "vllm", "endpoint")
 """What the names of models begin with: `provider/name`."""
 
@@ -110,6 +114,24 @@ def settings(folder: Path | None = None) -> Settings:
     return merged.model_copy(update={"policy_api_key": source.policy_api_key})
 
 
+def references(text: str) -> list[str] | None:
+    """Give the keys that *text* refers to as `${key}`; `None` if any `${…}` in it is more than a key's path.
+
+    More would be a function (`${oc.env:NAME}`), a relative path, or a reference within a reference, whose parts may
+    spell a function.
+    """
+    found = []
+    for mark in re.finditer(r"(\\*)\$\{", text):
+        if len(mark[1]) % 2:
+            # It is escaped, and so plain text.
+            continue
+        plain = REFERENCE.match(text, mark.end(1))
+        if plain is None:
+            return None
+        found.append(plain[1])
+    return found
+
+
 def variables() -> Settings:
     """The policy's settings as far as environment variables give them."""
     return Settings.model_validate({key: os.environ.get(variable) or None for key, variable in VARIABLES.items()})
@@ -170,7 +192,14 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _policy(path: Path) -> dict[str, str]:
-    """The three keys of one file; the rest of it is somebody else's and may not even resolve here."""
+    """Give the three keys of the file at *path*; other programs' keys in it need not even resolve here.
+
+    Nobody named the file, so that no function such as `oc.env` is run in it: an address in it could carry any
+    environment variable away.
+
+    Raises:
+        BadModelOption: The file cannot be read, or one of the three keys has no plain value.
+    """
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -180,7 +209,8 @@ def _policy(path: Path) -> dict[str, str]:
         if not isinstance(config, DictConfig):
             raise BadModelOption(f"{path} must hold `key: value` lines, as in policy_base_url: http://HOST:PORT/v1")
         present = [key for key in VARIABLES if key in config and not OmegaConf.is_missing(config, key)]
-        return {key: _text(path, key, config[key]) for key in present if config[key] is not None}
+        config = OmegaConf.create(_without_functions(OmegaConf.to_container(config)))
+        return {key: _text(path, key, value) for key in present if (value := _resolved(config, key, path)) is not None}
     except YAMLError as error:
         # The parser's own message may quote the line, and with it the key.
         mark = getattr(error, "problem_mark", None)
@@ -189,6 +219,39 @@ def _policy(path: Path) -> dict[str, str]:
         raise BadModelOption(f"{path} has a value that does not resolve: {str(error).splitlines()[0]}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadModelOption(f"{path} cannot be read: {error}") from error
+
+
+def _resolved(config: Any, key: str, path: Path) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue
+
+    try:
+        value = config[key]
+        return (
+            OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
+        )
+    except (InterpolationToMissingValueError, MissingMandatoryValue):
+        raise _calls(path, key) from None
+
+
+def _without_functions(value: Any) -> Any:
+    """Give *value* with `???` in place of every text that is more than plain text and references."""
+    if isinstance(value, dict):
+        return {key: _without_functions(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_functions(each) for each in value]
+    return "???" if isinstance(value, str) and references(value) is None else value
+
+
+def _calls(path: Path, key: str) -> BadModelOption:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    line = next((number for number, text in enumerate(lines, 1) if text.lstrip("'\"").startswith(key)), None)
+    return BadModelOption(
+        f"{path}{f':{line}' if line else ''}: {key} uses a function such as ${{oc.env:…}}, or refers to a value that"
+        " does; gymsdk does not run functions in a file it found in the working folder; set the variable"
+        f" {VARIABLES[key]} instead, or write the value itself; gymsdk serve --config {path.name}"
+        " runs them, as you named the file"
+    )
 
 
 def _text(path: Path, key: str, value: Any) -> str:

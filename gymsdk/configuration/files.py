@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from gymsdk.configuration import builtin, documents
+from gymsdk.configuration import builtin, documents, untrusted
 from gymsdk.configuration.kinds import spelled
 from gymsdk.configuration.nodes import Node
 from gymsdk.configuration.places import Place, Problems
@@ -25,20 +25,28 @@ class Files:
         self._read: set[str] = set()
         self._open: dict[str, str] = {}
 
-    def named(self, entries: Sequence[tuple[str, Place]], beside: Path | None = None) -> Iterator[Node]:
-        """Yield what *entries* hold, the first first, each behind what it includes."""
+    def named(
+        self, entries: Sequence[tuple[str, Place]], beside: Path | None = None, *, found: bool = False
+    ) -> Iterator[Node]:
+        """Yield the settings of each of *entries* in order, each after the files that it includes.
+
+        Args:
+            entries: Paths, or names of built-in files, each with the place that names it.
+            beside: The folder of the including file, where its entries are looked up first.
+            found: Whether nobody named these files; their nodes' places then say so.
+        """
         for entry, place in entries:
             try:
-                yield from self._one(entry, place, beside)
+                yield from self._one(entry, place, beside, found=found)
             except BadConfig as error:
                 self._problems.keep(error)
 
-    def at(self, path: Path) -> Iterator[Node]:
-        """Yield what the file at *path* holds, if it is there."""
+    def at(self, path: Path, *, found: bool = False) -> Iterator[Node]:
+        """Yield the settings of the file at *path* if it exists; *found* as for `named`."""
         if path.is_file():
-            yield from self.named([(str(path), Place(source=self._shown(path)))])
+            yield from self.named([(str(path), Place(source=self._shown(path)))], found=found)
 
-    def _one(self, entry: str, place: Place, beside: Path | None) -> Iterator[Node]:
+    def _one(self, entry: str, place: Place, beside: Path | None, *, found: bool) -> Iterator[Node]:
         folders = [beside, self._folder] if beside else [self._folder]
         path = next((path for folder in folders if (path := folder / entry).is_file()), None)
         text = self._builtin(entry, place, folders) if path is None else _text(path, self._shown(path))
@@ -54,7 +62,8 @@ class Files:
         self._open[identity] = source
         try:
             root = _mapping(documents.read(text, source))
-            yield from self.named(included(root, self._problems), path.parent if path else None)
+            root = root.found() if found else root
+            yield from self.named(included(root, self._problems), path.parent if path else None, found=found)
         finally:
             del self._open[identity]
         yield spelled(root.without(INCLUDES))
@@ -83,6 +92,11 @@ def included(root: Node, problems: Problems) -> list[tuple[str, Place]]:
     """Give the entries that *root* includes, one or several."""
     node = root.at(INCLUDES)
     if node is None or node.value is None:
+        return []
+    refused = Problems()
+    untrusted.check_references(node, (INCLUDES,), node, refused)
+    if refused:
+        problems.join(refused)
         return []
     below = node.value if isinstance(node.value, list) else [node]
     entries = [(expanded(each.value), each.place) for each in below if isinstance(each.value, str)]

@@ -31,6 +31,13 @@ class Node:
         """Whether it is a mapping."""
         return isinstance(self.value, dict)
 
+    def found(self) -> Node:
+        """Give the same values, marked as read from a file that nobody named."""
+        place = self.place.model_copy(update={"found": True})
+        if isinstance(self.value, dict):
+            return Node({key: each.found() for key, each in self.value.items()}, place)
+        return Node([each.found() for each in self.value] if isinstance(self.value, list) else self.value, place)
+
     def at(self, *trail: str) -> Node | None:
         """Give what *trail* leads to, `None` where nothing is there."""
         found: Node | None = self
@@ -42,7 +49,7 @@ class Node:
         """Give the place of *trail*, or of the nearest above it that is there."""
         place, node = self.place, self
         for key in trail:
-            below = _below(node, key)
+            below = beneath(node, key)
             if below is None:
                 break
             place, node = below.place, below
@@ -80,7 +87,8 @@ class Node:
                 yield from node.places((*trail, key))
 
 
-def _below(node: Node, key: str) -> Node | None:
+def beneath(node: Node, key: str) -> Node | None:
+    """Give what *key* names in a mapping or, as a number, in a list; `None` where there is nothing."""
     if isinstance(node.value, list):
         return node.value[int(key)] if key.isdecimal() and int(key) < len(node.value) else None
     return node.children.get(key)

@@ -16,12 +16,17 @@ SHORTEST = 6
 
 
 class Place(BaseModel):
-    """Where a setting comes from: a file and a line of it, or a source without lines."""
+    """Where a setting comes from: a file and a line of it, or a source without lines.
+
+    *found* says that nobody named the file: it was read because it lies in the working folder, or because such a
+    file includes it. `untrusted` lists what it may not set.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     source: str
     line: int | None = None
+    found: bool = False
 
     def __str__(self) -> str:
         return self.source if self.line is None else f"{self.source}:{self.line}"

@@ -17,17 +17,20 @@ SWITCHES = {"token_file": "GYMSDK_TOKEN_FILE", "insecure": "GYMSDK_INSECURE"}
 
 
 class Source(Enum):
-    """Who wrote a setting: the command line or a program, the environment, a file."""
+    """Who wrote a setting: the command line or a program, the environment, a named file, one found in the folder."""
 
     GIVEN = 1
     VARIABLE = 2
     FILE = 3
+    FOUND = 4
 
 
 def source(place: Place) -> Source:
     """Give who wrote what stands at *place*."""
     if place in {COMMAND, HANDED}:
         return Source.GIVEN
+    if place.found:
+        return Source.FOUND
     variables = {*VARIABLES.values(), *SWITCHES.values()}
     return Source.VARIABLE if place.line is None and place.source in variables else Source.FILE
 
@@ -35,8 +38,9 @@ def source(place: Place) -> Source:
 def completed(root: Node) -> tuple[Node, tuple[str, ...]]:
     """Give *root* with what environment variables say, and sentences about a key that is not used.
 
-    A file's base URL is not given an environment variable's key, nor the other way round: a folder that somebody else
-    wrote would learn the key, or somebody else's server the folder's.
+    A file's base URL never receives the key of an environment variable, nor the other way round: the author of the
+    file would learn the user's key, or another server the file's. For the same reason a base URL of an `env.yaml` that
+    was found in the working folder receives no key but that file's own.
     """
     written = root.at(KEY)
     for key, variable in {**VARIABLES, **SWITCHES}.items():
@@ -57,7 +61,9 @@ def completed(root: Node) -> tuple[Node, tuple[str, ...]]:
 def _fits(key: Source, base_url: Source) -> bool:
     if key is Source.GIVEN:
         return True
-    return key is (Source.FILE if base_url is Source.FILE else Source.VARIABLE)
+    if base_url is Source.FILE:
+        return key in {Source.FILE, Source.FOUND}
+    return key is (Source.FOUND if base_url is Source.FOUND else Source.VARIABLE)
 
 
 def _set(root: Node, key: str, variable: str) -> Node:

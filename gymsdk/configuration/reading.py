@@ -7,7 +7,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from gymsdk.configuration import keys, policy, top, unsupported, veiling
+from gymsdk.configuration import keys, policy, top, unsupported, untrusted, veiling
 from gymsdk.configuration.blocks import Blocks, is_block
 from gymsdk.configuration.consistency import check_ports, check_references, completed
 from gymsdk.configuration.deployment import Deployment
@@ -34,7 +34,8 @@ def read(
 ) -> Deployment:
     """Give the deployment that *paths* describe, those of `config_paths` included, with *overrides* laid over it.
 
-    Files are looked up in *folder*, by default the current one, whose `env.yaml` and `.env.yaml` win over them. Where
+    Files are looked up in *folder*, by default the current one, whose `env.yaml` and `.env.yaml` win over them. Those
+    two may not set what `untrusted` lists, unless *paths* name them. Where
     it is *played* by a model that is named otherwise, the policy's model server need not be there, nor be right: a
     scripted policy stands for it. Raises `BadConfig` with a line for everything that is wrong.
     """
@@ -42,7 +43,7 @@ def read(
     given = parsed(overrides, problems)
     entries = [(str(path), COMMAND) for path in paths]
     entries += [entry for each in given if each.trail == (INCLUDES,) for entry in _entries(each, problems)]
-    under = _files(entries, [home / name for name in FILES], home, problems)
+    under = _files(entries, home, problems)
     rest = [each for each in given if each.trail != (INCLUDES,)]
     found = _deployment(applied(under, rest, problems), home, problems, played=played)
     return found.model_copy(update={"notes": (*found.notes, *_exposed(rest))})
@@ -56,8 +57,7 @@ def from_mapping(given: Mapping[str, Any], *, folder: Path | None = None, env_fi
     """
     problems, home = Problems(), folder or Path()
     over = spelled(node_of(_plain(given), HANDED))
-    beside = [env_file] if env_file else [home / name for name in FILES]
-    under = _files(included(over, problems), beside, home, problems)
+    under = _files(included(over, problems), home, problems, env_file=env_file)
     return _deployment(merged(under, over.without(INCLUDES)), home, problems)
 
 
@@ -90,13 +90,18 @@ def _entries(override: Override, problems: Problems) -> list[tuple[str, Place]]:
     return included(Node({INCLUDES: override.value}, COMMAND), problems)
 
 
-def _files(entries: list[tuple[str, Place]], beside: Iterable[Path], folder: Path, problems: Problems) -> Node:
+def _files(entries: list[tuple[str, Place]], folder: Path, problems: Problems, *, env_file: Path | None = None) -> Node:
+    """Give the settings of the files *entries*, and over them those of *env_file* or of the folder's own files."""
     files = Files(folder, problems)
     layers = [*files.named(entries)]
-    for path in beside:
-        layers += files.at(path)
+    if env_file is not None:
+        layers += files.at(env_file)
+    named = reduce(merged, layers, EMPTY)
+    found = [] if env_file else [layer for name in FILES for layer in files.at(folder / name, found=True)]
     problems.check()
-    return reduce(merged, layers, EMPTY)
+    whole = reduce(merged, found, named)
+    untrusted.check_replaced(named, whole, problems)
+    return whole
 
 
 def _deployment(root: Node, folder: Path, problems: Problems, *, played: bool = False) -> Deployment:
@@ -108,8 +113,14 @@ def _deployment(root: Node, folder: Path, problems: Problems, *, played: bool = 
     problems.secrets |= veiling.secrets(root)
     known, ignored = _sorted_out(root, problems)
     unresolved, veils = Problems(), veiling.veiled(known)
+    untrusted.check_references(known, (), known, refused := Problems())
+    if refused:
+        # Resolving would read the environment variables that the file asks for.
+        problems.join(refused)
+        problems.check()
     known = resolved(known, unresolved, absent=keys.POLICY)
     problems.secrets |= veiling.secrets(known)
+    untrusted.check_safety(known, problems)
     if unresolved:
         # What does not resolve is missing further down: only it is told.
         problems.join(unresolved)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from gymsdk.configuration.nodes import Node, node_of, plain
 from gymsdk.configuration.places import Place, Problems, Trail, dotted
 from gymsdk.errors import suggestion
+from gymsdk.settings import MARK
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 MISSING = "???"
-MARK = "${"
 VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*\}")
 REFERENCE = re.compile(r"\$\{\s*([A-Za-z_][\w-]*(?:\.[\w-]+)*)\s*\}")
 RESOLVER = re.compile(r"\$\{\s*([A-Za-z_][\w.]*):")

@@ -291,6 +291,25 @@ def test_the_folder_s_env_yaml_holds_where_nothing_but_a_name_is_given(served: S
     assert "somebody_elses" not in process.communicate(timeout=30)[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            "insecure: true\ndefault_host: 0.0.0.0\n",
+            "env.yaml:2: default_host would let other machines reach these servers",
+        ),
+        ("policy_base_url: http://127.0.0.1:1/${oc.env:HOME}\n", "env.yaml:1: policy_base_url uses a function"),
+    ],
+)
+def test_an_env_yaml_that_nobody_named_may_not_weaken_safety(
+    start: Start, there: Path, text: str, complaint: str
+) -> None:
+    (there / "env.yaml").write_text(text)
+    process = start("serve", "sums", "--port", 0)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, complaint in err) == (2, "", True)
+
+
 def test_an_env_yaml_that_cannot_be_read_is_told_before_anything_is_served(start: Start, there: Path) -> None:
     (there / "env.yaml").write_text("default_host: [1\n")
     process = start("serve", "sums", "--port", 0)

@@ -114,13 +114,25 @@ RAISED: dict[str, tuple[str, ...]] = {
 }
 """What is written, and given on the command line, for each row of the table."""
 
+FOUND: dict[str, tuple[str, str]] = {
+    "… uses a function such as ${oc.env:…}": ("", "log_dir: ${oc.env:HOME}\n"),
+    "… refers to …, which … sets": ("profile_dir: x\n", "log_dir: ${profile_dir}\n"),
+    "… replaces the one of …": ("token_file: a.txt\n", "token_file: b.txt\n"),
+    "… would let other machines reach these servers": ("", "insecure: true\n"),
+    "… would receive the key or headers of …": (
+        f"{VLLM}      model: x\n      api_key: secret\n",
+        f"{VLLM}      base_url: http://127.0.0.1:1/v1\n",
+    ),
+}
+"""What a named file has, and then an `env.yaml` that nobody names, for the rows that are about the latter."""
+
 
 def pattern(sentence: str) -> str:
     return ".*".join(map(re.escape, sentence.split("…")))
 
 
 def test_every_row_is_tried() -> None:
-    assert [sentence for sentence, _ in ROWS] == [*RAISED]
+    assert [sentence for sentence, _ in ROWS] == [*RAISED, *FOUND]
 
 
 @pytest.mark.parametrize(("sentence", "cure"), ROWS, ids=lambda each: each[:40])
@@ -128,13 +140,15 @@ def test_a_complaint_of_the_page_is_what_is_said(
     sentence: str, cure: str, write: Write, installed: Callable[..., Path]
 ) -> None:
     installed()
-    text, *overrides = RAISED[sentence]
+    text, *overrides = RAISED[sentence] if sentence in RAISED else FOUND[sentence][:1]
+    if sentence in FOUND:
+        write("env.yaml", FOUND[sentence][1])
     path = write("a.yaml", "")
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(BadConfig) as caught:
         fitting.check(configuration.read(["a.yaml"], overrides))
     [line] = str(caught.value).splitlines()
-    assert re.match(rf"(a\.yaml(:\d+)?|command line): (.*: )?{pattern(sentence)}", line)
+    assert re.match(rf"((a|env)\.yaml(:\d+)?|command line): (.*: )?{pattern(sentence)}", line)
     assert cure
 
 

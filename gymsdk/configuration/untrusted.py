@@ -1,0 +1,137 @@
+"""Untrusted files: what an `env.yaml` that gymsdk found in the working folder may not set.
+
+The user did not name that file: it may have come with a repository or an archive. It may hold the policy's endpoint and
+settings that harm nobody. It may not read environment variables or other files' settings, send another source's key to
+an address, let other machines reach the servers, or replace the token and certificates that a named file gives.
+`--config FILE` lifts all of this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gymsdk.addresses import is_loopback
+from gymsdk.configuration.kinds import KINDS, MODELS
+from gymsdk.configuration.nodes import Node, beneath
+from gymsdk.configuration.places import COMMAND, HANDED, Place, Problems, Trail, dotted
+from gymsdk.configuration.players import endpoint
+from gymsdk.settings import MARK, references
+
+PROTECTED = ("token_file", "tls_certificate", "tls_key")
+"""Settings that an untrusted file may add but not replace."""
+
+SWITCHES = ("insecure", "use_absolute_ip")
+OFF = frozenset({"", "0", "f", "false", "n", "no", "none", "off"})
+HOSTS = ("host", "advertise_host")
+HEADERS = ("headers", "default_headers")
+
+
+def check_references(node: Node, trail: Trail, root: Node, problems: Problems) -> None:
+    """Report each text under *node* in an untrusted file that refers to more than that file's own values.
+
+    Args:
+        node: What to look through.
+        trail: The keys that lead to it.
+        root: The whole configuration, where references are looked up.
+        problems: Receives one sentence for each text.
+    """
+    leaves = node.walk(trail) if isinstance(node.value, (dict, list)) else [(trail, node)]
+    for way, leaf in leaves:
+        if not (leaf.place.found and isinstance(leaf.value, str) and MARK in leaf.value):
+            continue
+        named = references(leaf.value)
+        if named is None:
+            problems.add(
+                leaf.place,
+                f"{dotted(way)} uses a function such as ${{oc.env:…}}, which gymsdk does not run in a file it found in"
+                f" the working folder; write the value itself, or name the file: --config {leaf.place.source}",
+            )
+            continue
+        for reference in named:
+            if other := _written_elsewhere(root, tuple(re.findall(r"[\w-]+", reference))):
+                problems.add(
+                    leaf.place,
+                    f"{dotted(way)} refers to {reference}, which {other} sets; a file found in the working folder may"
+                    f" refer to its own values only; name it to allow that: --config {leaf.place.source}",
+                )
+
+
+def check_replaced(named: Node, whole: Node, problems: Problems) -> None:
+    """Report each protective setting of the *named* files that the *whole* no longer has as they set it."""
+    for key in PROTECTED:
+        before, after = named.at(key), whole.at(key)
+        if before is None or before.value in (None, "") or (after is not None and after.value == before.value):
+            continue
+        place = after.place if after is not None else whole.place
+        problems.add(
+            place,
+            f"{key} replaces the one of {before.place}; a file found in the working folder may not do that; leave it"
+            f" out, or name the file: --config {place.source}",
+        )
+
+
+def check_safety(root: Node, problems: Problems) -> None:
+    """Report each resolved setting of an untrusted file that would weaken the safety of the servers or of a key."""
+    for trail, node in _exposing(root):
+        if node.place.found:
+            problems.add(
+                node.place,
+                f"{dotted(trail)} would let other machines reach these servers, or lead them to another machine; a file"
+                " found in the working folder may not do that; say it on the command line, or name the file:"
+                f" --config {node.place.source}",
+            )
+    for trail, address, secret in _addressed(root):
+        if address.found and not (secret.found or secret in {COMMAND, HANDED}):
+            problems.add(
+                address,
+                f"{dotted(trail)} would receive the key or headers of {secret}; a file found in the working folder may"
+                f" not choose where those go; name it to allow that: --config {address.source}",
+            )
+
+
+def _exposing(root: Node) -> Iterator[tuple[Trail, Node]]:
+    """Yield every setting that opens the servers to other machines, or sends them to another machine's head."""
+    for key in SWITCHES:
+        node = root.at(key)
+        if node is not None and str(node.value).strip().lower() not in OFF:
+            yield (key,), node
+    hosts: list[Trail] = [("default_host",), ("advertise_host",), ("head_server", "host")]
+    for name, block in root.children.items():
+        for kind in KINDS:
+            server = block.at(kind)
+            below = server.children if server is not None else {}
+            hosts += [(name, kind, implementation, key) for implementation in below for key in HOSTS]
+    for trail in hosts:
+        node = root.at(*trail)
+        if node is not None and node.value not in (None, "") and not is_loopback(str(node.value)):
+            yield trail, node
+
+
+def _addressed(root: Node) -> Iterator[tuple[Trail, Place, Place]]:
+    """Yield, for each model server, where its address is written, and where each secret that goes there is."""
+    for name, block in root.children.items():
+        server = block.at(MODELS)
+        for implementation, body in (server.children if server is not None else {}).items():
+            url, key, model = endpoint(implementation)
+            secrets = [leaf.place for each in (key, *HEADERS) for leaf in _leaves(body.at(each))]
+            for each in (url, model):
+                for leaf in _leaves(body.at(each)):
+                    if each == url or "@http" in str(leaf.value):
+                        yield from (((name, MODELS, implementation, each), leaf.place, place) for place in secrets)
+
+
+def _leaves(node: Node | None) -> Iterator[Node]:
+    """Yield the values under *node* that are set."""
+    if node is None:
+        return
+    below = (leaf for _, leaf in node.walk()) if isinstance(node.value, (dict, list)) else [node]
+    yield from (leaf for leaf in below if leaf.value not in (None, ""))
+
+
+def _written_elsewhere(root: Node, trail: Trail) -> Place | None:
+    """Give the place of a value under *trail* that no untrusted file wrote, `None` if there is none."""
+    node: Node | None = root
+    for key in trail:
+        node = beneath(node, key) if node is not None else None
+    return next((leaf.place for leaf in _leaves(node) if not leaf.place.found), None)

