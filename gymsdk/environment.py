@@ -211,6 +211,11 @@ class Environment:
         async with stage("claims", Deadline(from_now(CLOSING))):
             return answers.expected(await self._ask("claims", task=task), Claims, "claims")
 
+    @property
+    def has_metrics(self) -> bool:
+        """Whether a hook of the environment has figures of its own."""
+        return bool(self._stack.answerers["metrics"])
+
     async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Give the environment's own figures over scored *rollouts*."""
         figures: dict[str, float] = {}

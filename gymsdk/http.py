@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from gymsdk import reasons, rows, trail, trust, values
+from gymsdk import decompression, large_json, reasons, rows, trail, trust
 from gymsdk.addresses import public
 from gymsdk.discretion import blotted
 from gymsdk.errors import Failed
@@ -29,6 +29,12 @@ EXCERPT = reasons.EXCERPT
 
 IDLE = 4.0
 """Seconds an idle connection is kept: below the 5 after which many servers close theirs, perhaps under a call."""
+
+LARGEST = 256 * 2**20
+"""Bytes that an answer may have after decompression, unless the caller says otherwise."""
+
+LARGEST_REFUSAL = 2**20
+"""Bytes that are read of an answer with an error status."""
 
 Headers: TypeAlias = Mapping[str, str | SecretStr]
 """What a request carries; no message repeats a secret."""
@@ -88,15 +94,31 @@ class Answer:
 
     def json(self) -> Any:
         """Give the parsed body; raises `Failed` where the host refused, or answered something else than JSON."""
+        self._check()
+        try:
+            return large_json.loads(self.body, large_json.values_for(len(self.body)))
+        except ValueError as error:
+            raise self._unread(error) from error
+
+    async def loaded(self) -> Any:
+        """Give the parsed body like `json`; a large one is parsed in a thread."""
+        self._check()
+        try:
+            return await large_json.loaded(self.body, large_json.values_for(len(self.body)))
+        except ValueError as error:
+            raise self._unread(error) from error
+
+    def _check(self) -> None:
         if not self.ok:
             raise refusal(self.host, self.status, self.text, retry_after=self.retry_after)
-        try:
-            return values.parsed(self.body)
-        except ValueError as error:
-            page = self.body.lstrip()[:1] == b"<"
-            hint = "; this is a page for people: check the base URL (it usually ends in /v1)" if page else ""
-            message = f"{self.host} answered {self.status} without JSON: {self.text[:EXCERPT]!r}{hint}"
-            raise Failed(message, kind="model_bad_answer", retryable=not page) from error
+
+    def _unread(self, error: ValueError) -> Failed:
+        if isinstance(error, large_json.TooComplex):
+            return Failed(f"the answer of {self.host} cannot be read: {error}", kind="model_answer_too_large")
+        page = self.body.lstrip()[:1] == b"<"
+        hint = "; this is a page for people: check the base URL (it usually ends in /v1)" if page else ""
+        message = f"{self.host} answered {self.status} without JSON: {self.text[:EXCERPT]!r}{hint}"
+        return Failed(message, kind="model_bad_answer", retryable=not page)
 
 
 async def post(
@@ -108,8 +130,12 @@ async def post(
     timeout: float = 600.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
     retry: Retry = RETRY,
     once: bool = False,
+    largest: int = LARGEST,
 ) -> Answer:
     """Give the answer of *url* to the JSON *body*, retried where that can help, within *timeout* seconds in all.
+
+    An answer of more than *largest* bytes is not read to its end: that is a `Failed` of the kind
+    `model_answer_too_large`.
 
     A body given as bytes is JSON by now. No message repeats the *key*, nor a header that is a secret.
     What is to happen *once* is sent again only where it cannot have arrived.
@@ -117,7 +143,7 @@ async def post(
     """
     bearer = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
     given = {"Content-Type": "application/json", **bearer, **(headers or {})}
-    attempt = partial(_send, "POST", url, written(body), given, tuple(filter(None, [key])))
+    attempt = partial(_send, "POST", url, written(body), given, tuple(filter(None, [key])), largest)
     return await _in_time(url, attempt, timeout, retry, once=once)
 
 
@@ -218,6 +244,8 @@ def _session() -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
+        # It would decompress whatever comes at once; `read` bounds it.
+        auto_decompress=False,
     )
 
 
@@ -243,11 +271,16 @@ async def _insist(attempt: Callable[[], Awaitable[Answer]], retry: Retry, deadli
 
 
 async def _send(
-    method: str, url: str, data: bytes | None, given: Headers, secrets: tuple[SecretStr, ...] = ()
+    method: str,
+    url: str,
+    data: bytes | None,
+    given: Headers,
+    secrets: tuple[SecretStr, ...] = (),
+    largest: int = LARGEST,
 ) -> Answer:
     session = await _sessions.get()
     told = {name: each.get_secret_value() if isinstance(each, SecretStr) else each for name, each in given.items()}
-    headers = {**trail.headers(), **told}
+    headers = {"Accept-Encoding": decompression.ACCEPTED, **trail.headers(), **told}
     hidden = [name for name, each in given.items() if isinstance(each, SecretStr)]
     secrets += tuple(SecretStr(headers[name].removeprefix("Bearer ")) for name in hidden)
     try:
@@ -258,7 +291,7 @@ async def _send(
             return Answer(
                 host(url),
                 answer.status,
-                await answer.read(),
+                await read(answer.content.iter_any(), host(url), answer.status, answer.headers, largest),
                 seconds(answer.headers.get("Retry-After")),
                 secrets,
                 {name: morsel.coded_value for name, morsel in answer.cookies.items()},
@@ -272,6 +305,29 @@ async def _send(
         raise unreachable(host(url), error, Unsent) from error
     except (aiohttp.ClientError, OSError) as error:
         raise cut(host(url), error) from error
+
+
+async def read(chunks: AsyncIterable[bytes], host: str, status: int, headers: Mapping[str, str], largest: int) -> bytes:
+    """Give the body of an answer, decompressed, as its *chunks* arrive.
+
+    Of an error's body, the first MiB is enough; a larger one is truncated.
+
+    Raises:
+        Failed: It has more than *largest* bytes after decompression, or cannot be decompressed.
+    """
+    refused = status >= 400  # noqa: PLR2004 - what HTTP calls an error
+    most = min(largest, LARGEST_REFUSAL) if refused else largest
+    try:
+        return await decompression.collected(chunks, headers.get("Content-Encoding", ""), most, truncate=refused)
+    except decompression.TooLarge:
+        message = (
+            f"{host} sent more than {largest} bytes for one answer, counted after decompression, and was cut off; check"
+            " what it serves, lower max_output_tokens, or raise max_answer of the model"
+        )
+        raise Failed(message, kind="model_answer_too_large") from None
+    except decompression.BadEncoding as error:
+        message = f"the answer of {host} cannot be decompressed: {error}"
+        raise Failed(message, kind="model_bad_answer", retryable=True) from None
 
 
 def written(body: object) -> bytes:

@@ -81,7 +81,10 @@ class Call:
 
 
 class Replicas:
-    """The servers at *urls*, each of which serves the same model; a call has *seconds* in all."""
+    """The servers at *urls*, each of which serves the same model.
+
+    A call has *seconds* in all, and its answer may have *largest* bytes.
+    """
 
     def __init__(
         self,
@@ -92,6 +95,7 @@ class Replicas:
         seconds: float = 600.0,
         retry: http.Retry = http.RETRY,
         watch: Watch | None = None,
+        largest: int = http.LARGEST,
     ) -> None:
         self._all = [Replica(url) for url in urls]
         self._key = key
@@ -99,6 +103,7 @@ class Replicas:
         self._seconds = seconds
         self._retry = retry
         self._watch = watch
+        self._largest = largest
 
     async def post(self, path: str, body: Item, *, sticky: str, deadline: float, final: Final) -> http.Answer:
         """Give the answer to *body* at *path* of the replica that has the conversation *sticky*, or of another.
@@ -164,7 +169,13 @@ class Replicas:
         replica.trying = replica.trying or trial
         try:
             asked = http.post(
-                replica.at(call.path), call.body, key=self._key, headers=self._headers, timeout=left, retry=http.ONCE
+                replica.at(call.path),
+                call.body,
+                key=self._key,
+                headers=self._headers,
+                timeout=left,
+                retry=http.ONCE,
+                largest=self._largest,
             )
             answer = await (self._watch(replica.url, asked) if self._watch else asked)
         except Failed as error:

@@ -21,6 +21,9 @@ FILES = ("env.yaml", ".env.yaml")
 
 MARK = "${"
 REFERENCE = re.compile(r"\$\{\s*([\w-]+(?:\.[\w-]+|\[\w+\])*)\s*\}")
+MAX_ANSWER = 64 * 2**20
+"""Bytes that one answer of a model may have: 65,536 tokens with their ids and log-probabilities take about 10 MiB."""
+
 PROVIDERS = ("scripted", "openai", "vllm", "endpoint")
 """What the names of models begin with: `provider/name`."""
 
@@ -62,7 +65,8 @@ class ModelOptions(BaseModel):
     """How a model is reached, and what goes with every call; the rest travels in the request.
 
     *base_url* is one address or several, of servers that all serve the model. *timeout* seconds bound a call with all
-    its *retries*; *wait* is the pause before the first of them. A server that stands *apart* was named for this one
+    its *retries*; *wait* is the pause before the first of them. An answer may have *max_answer* bytes after
+    decompression. A server that stands *apart* was named for this one
     model: no key that was set for the policy goes there. *headers* go with every call and are told to nobody.
 
     What is *pinned* is set last and wins over the caller; null leaves a key out. *extra_body* is what the caller may
@@ -79,6 +83,7 @@ class ModelOptions(BaseModel):
     timeout: float = Field(600.0, gt=0)
     retries: int = Field(4, ge=0)
     wait: float = Field(0.5, ge=0)
+    max_answer: int = Field(MAX_ANSWER, ge=1024)
     thoughts: Thoughts | None = None
     pinned: Annotated[Mapping[str, Any], AfterValidator(_sendable)] = {}
     extra_body: Annotated[Mapping[str, Any], AfterValidator(_sendable)] = {}

@@ -80,7 +80,7 @@ class Upstream:
         if answer.status in ABSENT:
             return None
         with discreet(*answer.secrets):
-            told = answer.json()
+            told = await answer.loaded()
             size = told.get("count") if isinstance(told, dict) else None
             return size if isinstance(size, int) else None
 
@@ -118,7 +118,7 @@ class Upstream:
             return wire.overflow(said, model=asked["model"], request=asked)
         with discreet(*answer.secrets):
             self._check(answer, asked)
-            told = answer.json()
+            told = await answer.loaded()
             wanted = token_fields.wanted(call.body)
             if wanted and "messages" in call.body and _lacks_prompt(told):
                 told["prompt_token_ids"] = await self._prompt(call)
@@ -170,7 +170,7 @@ class Upstream:
         answer = await self._tokenized(call)
         if answer.status in ABSENT:
             raise token_fields.bad(f"it has no ids of the prompt, and {answer.host} has no /tokenize that would tell")
-        told = answer.json()
+        told = await answer.loaded()
         if not isinstance(told, dict) or not isinstance(told.get("tokens"), list):
             raise token_fields.bad(f"/tokenize of {answer.host} gave no list of tokens")
         return told["tokens"]
@@ -244,6 +244,7 @@ def _replicas(options: ModelOptions) -> Replicas:
         headers=options.headers,
         seconds=options.timeout,
         retry=http.Retry(times=options.retries, first=options.wait),
+        largest=options.max_answer,
     )
 
 

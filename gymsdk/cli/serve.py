@@ -78,6 +78,15 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     max_body: Annotated[
         int | None, typer.Option(min=1024, metavar="BYTES", help="What a request may have.", show_default="256 MiB")
     ] = None,
+    max_bodies: Annotated[
+        int | None,
+        typer.Option(
+            min=1024,
+            metavar="BYTES",
+            help="Memory that all large requests may take together.",
+            show_default="a quarter of the memory",
+        ),
+    ] = None,
     max_connections: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Connections to one server.", show_default="20000")
     ] = None,
@@ -133,7 +142,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     if not names and not config and not overrides and role not in {"head", "model"}:
         raise UsageError("name what to serve: an environment, as in gymsdk serve math, or a file with --config")
     _check_where(role, head, advertise_host)
-    limits = {"body": max_body, "connections": max_connections}
+    limits = {"body": max_body, "bodies": max_bodies, "connections": max_connections}
     budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
     order = Order(
         names=names,

@@ -96,6 +96,7 @@ OURS = frozenset(
         "api",
         "timeout",
         "retries",
+        "max_answer",
         "thoughts",
         "pinned",
         "extra_body",
@@ -121,6 +122,7 @@ IMPLEMENTATION: dict[str, frozenset[str]] = {
             "max_http_attempts",
             "timeout",
             "retries",
+            "max_answer",
         }
     ),
     "vllm_model": frozenset(
@@ -139,6 +141,7 @@ IMPLEMENTATION: dict[str, frozenset[str]] = {
             "preserve_reasoning_in_assistant_content",
             "timeout",
             "retries",
+            "max_answer",
         }
     ),
     "simple_agent": BUDGET,

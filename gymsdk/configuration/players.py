@@ -17,7 +17,18 @@ from gymsdk.settings import PROVIDERS, VARIABLES, options
 from gymsdk.wire import Thoughts
 
 OPENAI = "https://api.openai.com/"
-SAME = ("api", "timeout", "retries", "thoughts", "pinned", "extra_body", "chat_template_kwargs", "headers", "tokens")
+SAME = (
+    "api",
+    "timeout",
+    "retries",
+    "max_answer",
+    "thoughts",
+    "pinned",
+    "extra_body",
+    "chat_template_kwargs",
+    "headers",
+    "tokens",
+)
 """Keys that are called so by `gymsdk.model` too."""
 
 RENAMED = {

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import AsyncIterable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from gymsdk import http, trail
+from gymsdk import decompression, http, trail
 from gymsdk.convert.dialect import dialect
 from gymsdk.discretion import discreet
-from gymsdk.errors import BadModelOption
+from gymsdk.errors import BadModelOption, Failed
 from gymsdk.perloop import PerLoop
 from gymsdk.replicas import Final
 from gymsdk.settings import ModelOptions, Settings, named, options, settings, variables
@@ -24,6 +25,11 @@ from gymsdk.upstream import Upstream
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai._types import RequestOptions
+
+UNREAD = "gymsdk.unread"
+"""The extension of an httpx answer that has the failure to read it."""
+
+REFUSED = 413
 
 BASE_URL = "https://api.openai.com/v1"
 
@@ -62,6 +68,8 @@ class Hosted:
                     answer = await client.post(f"/{path}", body=body, cast_to=kind, options=whose)
                     return self._answer(answer.response.status_code, answer.content, answer.response.headers)
             except APIStatusError as error:
+                if (failure := error.response.extensions.get(UNREAD)) is not None:
+                    raise failure from None
                 return self._answer(error.status_code, error.response.content, error.response.headers)
             except (TimeoutError, APITimeoutError) as error:
                 raise http.late(self._host, self._options.timeout) from error
@@ -125,7 +133,7 @@ def _clients(options: ModelOptions) -> PerLoop[AsyncOpenAI]:
 
 
 def _client(options: ModelOptions) -> AsyncOpenAI:
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
     key = options.api_key or SecretStr("")
     return AsyncOpenAI(
@@ -134,4 +142,32 @@ def _client(options: ModelOptions) -> AsyncOpenAI:
         default_headers={name: value.get_secret_value() for name, value in options.headers.items()},
         timeout=options.timeout,
         max_retries=options.retries,
+        http_client=DefaultAsyncHttpxClient(
+            headers={"accept-encoding": decompression.ACCEPTED},
+            event_hooks={"response": [partial(_bounded, options)]},
+        ),
     )
+
+
+async def _bounded(options: ModelOptions, answer: Any) -> None:
+    """Read the body of *answer* before httpx does, which would decompress and keep whatever comes.
+
+    An exception here would pass for a broken connection, and be retried by the SDK: a body that is refused becomes an
+    answer that it does not retry, with the failure in its extensions.
+    """
+    body, stream = b"", answer.stream
+    try:
+        assert isinstance(stream, AsyncIterable), "the client is asynchronous"
+        host = http.host(_address(options))
+        body = await http.read(stream, host, answer.status_code, answer.headers, options.max_answer)
+    except Failed as failure:
+        answer.extensions[UNREAD] = failure
+        answer.status_code = REFUSED
+        answer.headers["x-should-retry"] = "false"
+    finally:
+        await answer.aclose()
+    answer.headers.pop("content-encoding", None)
+    answer.is_closed = False
+    # The SDK's releases speak through httpx or httpx2, whose streams are not each other's.
+    library = sys.modules[type(answer).__module__.partition(".")[0]]
+    answer.stream = library.ByteStream(body)

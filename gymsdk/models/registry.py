@@ -39,9 +39,9 @@ def model(
 
     *base_url* and *api_key* default to the environment and the folder's `env.yaml`, *api* to the provider's own;
     *timeout* bounds a call with all its retries. Several addresses, as a list or separated by commas, are replicas of
-    the model. Sampling belongs to the request. Further *options* are `retries`, `wait`, `thoughts`, `pinned`,
-    `extra_body`, `chat_template_kwargs`, `headers` and `tokens`. A name may carry the address of a server of its own,
-    as in `vllm/NAME@http://HOST:PORT/v1`: it wins over *base_url*, and is not given its key.
+    the model. Sampling belongs to the request. Further *options* are `retries`, `wait`, `max_answer`, `thoughts`,
+    `pinned`, `extra_body`, `chat_template_kwargs`, `headers` and `tokens`. A name may carry the address of a server of
+    its own, as in `vllm/NAME@http://HOST:PORT/v1`: it wins over *base_url*, and is not given its key.
     """
     name, address = _split(name)
     provider, _, rest = name.partition("/")

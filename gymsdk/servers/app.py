@@ -14,19 +14,26 @@ from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from gymsdk import spent, trail
+from gymsdk import large_json, spent, trail
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
+from gymsdk.servers.door.large_bodies import HEAVY, LARGE, budget, share_of_memory
 from gymsdk.servers.door.routing import Routing
 from gymsdk.servers.watching.figures import Figures
 from gymsdk.servers.watching.profiling import statistics
 from gymsdk.transcript import Item
-from gymsdk.values import parsed, written
+from gymsdk.values import written
 
 LARGEST = 256 * 2**20
 """Bytes a request's body may have where nobody says otherwise."""
 
 LIMIT = "gymsdk.largest"
 """The key of a request's scope under which its listener says how many."""
+
+TOGETHER = "gymsdk.together"
+"""The key under which it says how many bytes the large bodies of all requests may have together."""
+
+TURN = 30.0
+"""Seconds that a large body waits for others to be answered."""
 
 ARRIVING = 60.0
 """Seconds until all of a body must have come: a client that stops half way does not keep its connection for ever."""
@@ -102,31 +109,78 @@ def app(
 
 
 async def body(request: Request) -> Item:
-    """Give a request's JSON object; raises `Refused` where it is none, or too large."""
+    """Give a request's JSON object; raises `Refused` where it is none, or too large.
+
+    A large one is parsed in a thread, and counts as what it takes in memory until the request is answered.
+    """
+    text = await arrived(request) or b"{}"
     try:
-        given = parsed(await arrived(request) or b"{}")
+        given, size = await large_json.measured(text, large_json.values_for(_largest(request)))
+    except large_json.TooComplex as error:
+        raise Refused(413, f"the body cannot be read: {error}") from None
     except ValueError as error:
         raise _unfit("json_invalid", f"the body is no JSON: {error}") from None
+    if len(text) >= LARGE or size >= HEAVY:
+        budget().resize(request.scope, size)
     if not isinstance(given, dict):
         raise _unfit("dict_type", "the body must be a JSON object")
     return given
 
 
 async def arrived(request: Request) -> bytes:
-    """Give a request's body; raises `Refused` where it is too large, or does not come."""
-    told, largest = request.headers.get("content-length", ""), request.scope.get(LIMIT, LARGEST)
-    if told.isdecimal() and int(told) > largest:
-        raise Refused(413, f"the body has more than {largest} bytes")
-    read = bytearray()
+    """Give a request's body; raises `Refused` where it is too large, compressed, or does not come.
+
+    It is not received before there is room for it beside the large bodies of other requests.
+    """
+    told, largest = request.headers.get("content-length", ""), _largest(request)
+    length = int(told) if told.isdecimal() else None
+    if length is not None and length > largest:
+        raise _too_large(largest)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in {"", "identity"}:
+        raise Refused(415, f"the body is encoded as {encoding[:40]!r}; send it as plain JSON")
+    if length is not None and length >= LARGE:
+        await _room(request, length)
     try:
         async with asyncio.timeout(ARRIVING):
-            async for chunk in request.stream():
-                read += chunk
-                if len(read) > largest:
-                    raise Refused(413, f"the body has more than {largest} bytes")
+            return await _received(request, largest, is_counted=length is not None)
     except TimeoutError:
         raise Refused(408, f"the body did not come within {ARRIVING:g} seconds; send it again") from None
+
+
+async def _received(request: Request, largest: int, *, is_counted: bool) -> bytes:
+    read = bytearray()
+    async for chunk in request.stream():
+        read += chunk
+        if len(read) > largest:
+            raise _too_large(largest)
+        if not is_counted and len(read) >= LARGE:
+            # It does not say how large it will be.
+            await _room(request, largest)
+            is_counted = True
+    if len(read) >= LARGE:
+        budget().resize(request.scope, len(read))
     return bytes(read)
+
+
+async def _room(request: Request, size: int) -> None:
+    """Wait until a body of *size* bytes has room beside the others; raises `Refused` if that takes too long."""
+    most = request.scope.get(TOGETHER) or share_of_memory()
+    try:
+        async with asyncio.timeout(TURN):
+            await budget().reserve(request.scope, size, most)
+    except TimeoutError:
+        sentence = "the server has as many large bodies as it has room for; send it again"
+        raise Refused(503, sentence, retry_after=PAUSE) from None
+
+
+def _largest(request: Request) -> int:
+    largest: int = request.scope.get(LIMIT, LARGEST)
+    return largest
+
+
+def _too_large(largest: int) -> Refused:
+    return Refused(413, f"the body has more than {largest} bytes")
 
 
 def _unfit(kind: str, sentence: str) -> Refused:

@@ -20,7 +20,7 @@ from gymsdk.bounds import GRACE
 from gymsdk.convert.faces.face import Trouble
 from gymsdk.descriptors import ListeningSocket, warn_of_exhaustion
 from gymsdk.errors import UsageError
-from gymsdk.servers.app import LIMIT, answer
+from gymsdk.servers.app import LIMIT, TOGETHER, answer
 from gymsdk.servers.door import doorstep, guard
 from gymsdk.servers.door.auth import Auth
 from gymsdk.servers.door.connection import Connection
@@ -194,7 +194,7 @@ class Listener:
         if self._safety.limits.refuse(scope["headers"]):
             await self._refused(asked, TOO_MUCH, scope, receive, send)
             return
-        scope[LIMIT] = self._safety.limits.body
+        scope[LIMIT], scope[TOGETHER] = self._safety.limits.body, self._safety.limits.bodies
         task, begun = asyncio.current_task(), False
         assert task is not None, "an app is called in a task"
         self._answering.add(task)

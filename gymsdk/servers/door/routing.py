@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from gymsdk import spent, trail
 from gymsdk.servers.door import doorstep
+from gymsdk.servers.door.large_bodies import budget
 from gymsdk.servers.watching.figures import Figures
 from gymsdk.trail import Trail
 
@@ -70,6 +71,7 @@ class Routing:
         try:
             await self._counted(here, scope, receive, send)
         finally:
+            budget().release(scope)
             # Where time is counted, a step's is when it is over, which is later.
             if spent.ledger() is None:
                 trail.leave(before)

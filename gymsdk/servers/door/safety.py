@@ -18,11 +18,16 @@ CONNECTIONS = 20_000
 
 
 class Limits(BaseModel):
-    """What one server takes: bytes of a *body*, bytes of all *header* lines, how many *headers* and *connections*."""
+    """What one server takes: bytes of a *body*, bytes of all *header* lines, how many *headers* and *connections*.
+
+    *bodies* are the bytes that the large bodies of all requests under way may take in memory together, in all servers
+    of the process; `None` is a quarter of the memory.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     body: int = Field(app.LARGEST, ge=1024)
+    bodies: int | None = Field(None, ge=1024)
     header: int = Field(HEADER_BYTES, ge=1024)
     headers: int = Field(HEADERS, ge=16)
     connections: int = Field(CONNECTIONS, ge=1)

@@ -65,7 +65,7 @@ class Elsewhere:
         answer = await self._answered(request, episode, deadline)
         if not answer.ok:
             raise _failed(answer)
-        response: Item = answer.json()
+        response: Item = await answer.loaded()
         return response
 
     async def _answered(self, request: Item, episode: Episode | None, deadline: float) -> Answer:

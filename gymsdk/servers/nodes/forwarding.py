@@ -14,6 +14,7 @@ from gymsdk import credentials, http
 from gymsdk.errors import EpisodeError
 from gymsdk.servers.app import Refused, answer, arrived
 from gymsdk.servers.door.cookies import brought_by, instance_of
+from gymsdk.servers.door.large_bodies import budget
 from gymsdk.servers.door.routing import PREFIX, App, Receive, Scope, Send
 from gymsdk.servers.nodes import waiting
 from gymsdk.servers.wire.mcp import TOKEN
@@ -80,6 +81,13 @@ class Forwarding:
         if other is None:
             await self._app(scope, receive, send)
             return
+        try:
+            await self._forward(other, scope, receive, send)
+        finally:
+            budget().release(scope)
+
+    async def _forward(self, other: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request by the instance *other*, or here if nobody is there."""
         request = Request(scope, receive)
         try:
             body = await arrived(request)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from gymsdk import values
+from gymsdk import large_json
 from gymsdk.addresses import is_loopback
 from gymsdk.convert.faces import chat, messages
 from gymsdk.convert.faces.face import Face, Malformed, Trouble
@@ -181,7 +181,7 @@ async def _handle(request: web.Request, *, face: Face, engine: Engine, drawn: It
     if fate.status:
         return refused(face, Trouble(fate.status, "this policy fails on purpose"))
     try:
-        body = _parsed(sent)
+        body = await _parsed(sent)
         answer = await engine.answer(face, body, fate)
     except Malformed as error:
         return refused(face, Trouble(400, str(error), param=error.param))
@@ -192,7 +192,7 @@ async def _handle(request: web.Request, *, face: Face, engine: Engine, drawn: It
 
 async def _plain(request: web.Request, *, face: Face, give: Callable[[Item], Item]) -> web.Response:
     try:
-        return json(give(_parsed(await request.read())))
+        return json(give(await _parsed(await request.read())))
     except Malformed as error:
         return refused(face, Trouble(400, str(error), param=error.param))
 
@@ -251,9 +251,9 @@ def _nowhere_here(host: str, error: OSError) -> str:
     return f"{host!r} is no address of this machine ({error.strerror or error}); listen on 127.0.0.1"
 
 
-def _parsed(body: bytes) -> Item:
+async def _parsed(body: bytes) -> Item:
     try:
-        parsed = values.parsed(body, strict=True)
+        parsed = await large_json.loaded(body, strict=True)
     except ValueError as error:
         raise Malformed(f"the body is not JSON: {error}") from error
     if not isinstance(parsed, dict):

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import quantiles
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from gymsdk import metrics
 from gymsdk.environment import Environment
@@ -24,16 +25,32 @@ from gymsdk.values import is_finite
 
 T = TypeVar("T")
 
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+"""Who makes the figures over many rows, on each event loop."""
+
 MANY = 1000
 """Rows whose figures take longer than other requests should wait: those are made in a thread."""
+
+MOST = 250_000
+"""Rows of one request: their figures take about a gigabyte while they are made."""
 
 
 async def aggregated(environment: Environment, body: Row) -> Item:
     """Give the figures over the `verify_responses` in *body*: what has no reward, or a masked one, does not count.
 
-    Raises `Refused` where they are no rows.
+    The figures over many rows are made in a thread, one request after the other.
+
+    Raises:
+        Refused: They are not rows, or more than 250,000.
     """
     given = _rows(body)
+    if len(given) <= MANY:
+        return await _aggregated(environment, given)
+    async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+        return await _aggregated(environment, given)
+
+
+async def _aggregated(environment: Environment, given: Sequence[Row]) -> Item:
     rows = await _apart(given, lambda: list(_numbered(given)))
     own, complaint = await _own(environment, rows)
     figured, taken = await _apart(rows, lambda: _figured(environment.name, rows, own))
@@ -67,6 +84,8 @@ def _rows(body: Row) -> list[Row]:
     rows = body.get("verify_responses")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise Refused(422, "`verify_responses` must be a list of rows")
+    if len(rows) > MOST:
+        raise Refused(413, f"`verify_responses` has {len(rows)} rows; send at most {MOST} at a time")
     return [row for row in rows if _counts(row)]
 
 
@@ -118,7 +137,7 @@ def _sample(row: Row) -> Row:
 
 async def _own(environment: Environment, rows: Sequence[Row]) -> tuple[dict[str, float], str | None]:
     """Give the environment's own figures, or what is wrong with its `metrics`: the rest stands all the same."""
-    if not rows:
+    if not rows or not environment.has_metrics:
         return {}, None
     try:
         rollouts = await _apart(rows, lambda: [_rollout(row, environment.name) for row in rows])

@@ -1,0 +1,160 @@
+"""A server that sends without end, or much in little, is cut off: one call fails, and the process goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from gymsdk import http
+from gymsdk.errors import Failed
+from gymsdk.models.registry import model
+from gymsdk.servers.policy import serve
+from gymsdk.transcript import Item
+
+MiB = 2**20
+LIMIT = MiB
+PROVIDERS = pytest.mark.parametrize("provider", ["endpoint", "openai"])
+IDS = list(range(65_536))
+LOG_PROBS = [-0.123456] * 65_536
+TOKENS = {"generation_token_ids": IDS, "generation_log_probs": LOG_PROBS, "prompt_token_ids": IDS}
+MESSAGE = {"type": "message", "role": "assistant", "id": "m", "content": [{"type": "output_text", "text": "hi"}]}
+ANSWER: Item = {"id": "r", "object": "response", "status": "completed", "model": "m", "output": [MESSAGE | TOKENS]}
+BODY = http.written(ANSWER)
+
+
+@asynccontextmanager
+async def answering(body: bytes, encoding: str | None, status: int = 200) -> AsyncIterator[str]:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        headers = {"Content-Type": "application/json"} | ({"Content-Encoding": encoding} if encoding else {})
+        answer = web.StreamResponse(status=status, headers=headers)
+        await answer.prepare(request)
+        await answer.write(body)
+        await answer.write_eof()
+        return answer
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", handle)
+    async with serve(application) as url:
+        yield url
+
+
+async def asked(provider: str, url: str, **options: object) -> Item:
+    named = model(f"{provider}/m", base_url=url, api_key="sk-x", api="responses", retries=2, **options)
+    found: Item = await named.respond({"input": "hi"})
+    return found
+
+
+@pytest.fixture
+def peak() -> Iterator[None]:
+    """Hold what a test allocates at once to a few times the limit of an answer."""
+    tracemalloc.start()
+    yield
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert used < 24 * MiB
+
+
+def spaces(bits: int) -> bytes:
+    """64 MiB of spaces, compressed without being there at once."""
+    packing = zlib.compressobj(wbits=bits)
+    return b"".join([*(packing.compress(b" " * MiB) for _ in range(64)), packing.flush()])
+
+
+BOMBS = {
+    "gzip": spaces(16 + zlib.MAX_WBITS),
+    "gzip in many members": gzip.compress(b" " * MiB) * 64,
+    "deflate": spaces(zlib.MAX_WBITS),
+}
+
+
+@PROVIDERS
+@pytest.mark.parametrize("encoding", BOMBS)
+@pytest.mark.usefixtures("peak")
+async def test_a_bomb_of_compressed_spaces_is_cut_off(provider: str, encoding: str) -> None:
+    async with answering(BOMBS[encoding], encoding.split(maxsplit=1)[0]) as url:
+        with pytest.raises(Failed, match=rf"sent more than {LIMIT} bytes .* raise max_answer") as caught:
+            await asked(provider, url, max_answer=LIMIT)
+    assert (caught.value.kind, caught.value.retryable) == ("model_answer_too_large", False)
+
+
+@PROVIDERS
+async def test_an_answer_without_end_is_cut_off_and_asked_for_once(provider: str) -> None:
+    sent = calls = 0
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        nonlocal sent, calls
+        calls += 1
+        await request.read()
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        while sent < 512 * MiB:
+            await answer.write(b" " * 65_536)
+            sent += 65_536
+        return answer
+
+    application = web.Application()
+    application.router.add_post("/{path:.*}", handle)
+    async with serve(application) as url:
+        with pytest.raises(Failed) as caught:
+            await asked(provider, url, max_answer=LIMIT)
+    assert (caught.value.kind, calls) == ("model_answer_too_large", 1)
+    assert sent < 64 * MiB
+
+
+@PROVIDERS
+async def test_an_answer_with_too_many_values_is_refused_before_they_exist(provider: str) -> None:
+    async with answering(b'{"output":[' + b"[]," * 1_100_000 + b"0]}", None) as url:
+        with pytest.raises(Failed, match="too many values") as caught:
+            await asked(provider, url)
+    assert (caught.value.kind, caught.value.retryable) == ("model_answer_too_large", False)
+
+
+@PROVIDERS
+@pytest.mark.parametrize("encoding", [None, "gzip", "deflate", "raw deflate"])
+async def test_a_long_answer_with_token_ids_and_log_probabilities_is_read(provider: str, encoding: str | None) -> None:
+    raw = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    body = {
+        None: BODY,
+        "gzip": gzip.compress(BODY[:1000]) + gzip.compress(BODY[1000:]),
+        "deflate": zlib.compress(BODY),
+        "raw deflate": raw.compress(BODY) + raw.flush(),
+    }[encoding]
+    async with answering(body, encoding and encoding.split()[-1]) as url:
+        [message] = (await asked(provider, url))["output"]
+    assert (message["generation_token_ids"], message["generation_log_probs"]) == (IDS, LOG_PROBS)
+
+
+@PROVIDERS
+@pytest.mark.parametrize(
+    ("encoding", "body", "complaint"),
+    [
+        ("br", b"x", "encoded as 'br', which was not asked for"),
+        ("gzip", gzip.compress(BODY)[:-100], "ends too early"),
+        ("gzip", b"no gzip", "is damaged"),
+    ],
+)
+async def test_what_cannot_be_decompressed_is_a_bad_answer(
+    provider: str, encoding: str, body: bytes, complaint: str
+) -> None:
+    async with answering(body, encoding) as url:
+        with pytest.raises(Failed, match=complaint) as caught:
+            await asked(provider, url)
+    assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", True)
+
+
+@PROVIDERS
+@pytest.mark.usefixtures("peak")
+async def test_a_refusal_without_end_is_read_as_far_as_it_says_anything(provider: str) -> None:
+    body = b"it is broken" + b" " * (4 * MiB)
+    async with asyncio.timeout(60), answering(body, None, status=400) as url:
+        with pytest.raises(Failed, match="it is broken") as caught:
+            await asked(provider, url)
+    assert caught.value.kind == "model_refused"

@@ -1,0 +1,85 @@
+"""Large JSON is read as the parser reads it at once, whatever it holds, and within its bounds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gymsdk import large_json
+from gymsdk.large_json import CONTAINER, LARGE, TooComplex, loaded, loads
+from gymsdk.values import parsed
+
+TEXT = st.text(st.sampled_from('ab"\\[]{},: é\n'), max_size=8)
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+)
+JSON = st.recursive(
+    SCALARS, lambda below: st.lists(below, max_size=6) | st.dictionaries(TEXT, below, max_size=6), max_leaves=40
+)
+
+
+def read(text: bytes) -> object:
+    """What the parser reads, as text that tells 1 from 1.0 and keeps the order of keys; `None` if it refuses."""
+    try:
+        return json.dumps(parsed(text))
+    except ValueError:
+        return None
+
+
+def read_in_pieces(text: bytes) -> object:
+    try:
+        return json.dumps(loads(text))
+    except ValueError:
+        return None
+
+
+@given(value=JSON, indent=st.sampled_from([None, 1]), piece=st.sampled_from([1, 3, 16, 80]), data=st.data())
+def test_a_text_in_pieces_is_read_or_refused_like_the_whole(
+    value: object, indent: int | None, piece: int, data: st.DataObject
+) -> None:
+    text = json.dumps(value, ensure_ascii=False, indent=indent).encode()
+    for _ in range(data.draw(st.integers(0, 2))):
+        at = data.draw(st.integers(0, len(text)))
+        put = data.draw(st.sampled_from([b"", b",", b"[", b"]", b"{", b"}", b'"', b":", b" ", b"\\", b"1"]))
+        text = text[:at] + put + text[at + (not put) :]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(large_json, "LARGE", 0)
+        patch.setattr(large_json, "PIECE", piece)
+        assert read_in_pieces(text) == read(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"x":[' + b"[]," * 400_000 + b"0]}",
+        b'{"x":[' + b"{}," * 400_000 + b"0]}",
+        b'{"x":[' + b'{"a":[{}]},' * 200_000 + b"0]}",
+        b"[" + b"0," * 9_000_000 + b"0]",
+        b'{"x":"' + b"," * 9_000_000 + b'","y":[' + b"0," * 8_388_608 + b"0]}",
+    ],
+)
+async def test_too_many_values_are_refused(text: bytes) -> None:
+    with pytest.raises(TooComplex, match="too many values"):
+        await loaded(text, 8 * 2**20)
+
+
+def test_what_stands_in_strings_is_no_value() -> None:
+    text = json.dumps({"code": 'x = [{"a": [1, 2]}, {}]\n' * 200_000}).encode()
+    assert loads(text, CONTAINER + 1) == parsed(text)
+
+
+@pytest.mark.parametrize("size", [0, LARGE])
+def test_what_is_nested_too_deeply_is_refused(size: int) -> None:
+    padding = b'"' + b"a" * size + b'"'
+    assert loads(b"[%s,%s]" % (padding, b"[" * 1000 + b"]" * 1000))
+    with pytest.raises(ValueError, match=r"nested more than 1024 levels|depth limit"):
+        loads(b"[%s,%s]" % (padding, b"[" * 1100 + b"]" * 1100))
+
+
+async def test_a_transcript_of_many_long_turns_is_read() -> None:
+    turn = {"ids": list(range(65_536)), "log_probs": [-0.5] * 65_536}
+    text = json.dumps({"output": [turn] * 20}).encode()
+    assert await loaded(text) == {"output": [turn] * 20}
