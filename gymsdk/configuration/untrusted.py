@@ -24,7 +24,7 @@ PROTECTED = ("token_file", "tls_certificate", "tls_key")
 SWITCHES = ("insecure", "use_absolute_ip")
 OFF = frozenset({"", "0", "f", "false", "n", "no", "none", "off"})
 HOSTS = ("host", "advertise_host")
-HEADERS = ("headers", "default_headers")
+HEADERS = ("headers", "default_headers", "openai_default_headers")
 
 
 def check_references(node: Node, trail: Trail, root: Node, problems: Problems) -> None:

@@ -111,7 +111,7 @@ def app(
 async def body(request: Request) -> Item:
     """Give a request's JSON object; raises `Refused` where it is none, or too large.
 
-    A large one is parsed in a thread, and counts as what it takes in memory until the request is answered.
+    A large one is parsed in a thread, and its size in memory counts until the request is answered.
     """
     text = await arrived(request) or b"{}"
     try:

@@ -1,0 +1,124 @@
+"""Large request bodies: what a server refuses before it costs memory, and how many it takes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Callable
+from io import BytesIO
+
+import aiohttp
+import pytest
+
+from gymsdk import Environment
+from gymsdk.servers import app
+from gymsdk.servers.door.large_bodies import LARGE, budget
+from gymsdk.servers.door.safety import Limits, Safety
+
+from .secured import Up, secured
+
+ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3, "expected_count": 3}
+MESSAGE = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
+TOKENS = {"generation_token_ids": [*range(65_536)], "generation_log_probs": [-0.5] * 65_536}
+RESPONSE = {"id": "r", "object": "response", "status": "completed", "model": "m"}
+PADDED = json.dumps(ROW | {"response": RESPONSE | {"output": [MESSAGE]}, "padding": "x" * LARGE}).encode()
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture
+async def up(counter: Callable[..., Environment]) -> AsyncIterator[Up]:
+    async with secured(counter(), Safety(limits=Limits(body=64 * 2**20, bodies=2 * LARGE))) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(up: Up) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(up.urls["counter"], headers=JSON, timeout=aiohttp.ClientTimeout(120)) as session:
+        yield session
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/verify", b'{"x":[' + b"[]," * 1_100_000 + b"0]}", 413, "too many values"),
+        ("/verify", b'{"x":' + b"[" * 2000 + b"]" * 2000 + b"}", 422, "depth limit"),
+        ("/verify", b'{"x":"' + b"a" * LARGE + b'","y":' + b"[" * 2000 + b"]" * 2000 + b"}", 413, "1024 levels"),
+        ("/verify", b'{"x":"' + b"a" * LARGE + b'"', 422, "the body is no JSON"),
+        (
+            "/aggregate_metrics",
+            b'{"verify_responses":[' + b'{"reward":1},' * 250_000 + b'{"reward":1}]}',
+            413,
+            "send at most 250000",
+        ),
+    ],
+)
+async def test_what_would_take_too_much_memory_is_refused(
+    client: aiohttp.ClientSession, path: str, body: bytes, status: int, said: str
+) -> None:
+    async with client.post(path, data=BytesIO(body)) as answer:
+        assert (answer.status, said in await answer.text()) == (status, True)
+
+
+async def test_a_compressed_body_is_refused(client: aiohttp.ClientSession) -> None:
+    bomb = gzip.compress(b" " * 2**20)
+    async with client.post("/verify", data=bomb, headers={"content-encoding": "gzip"}) as answer:
+        assert (answer.status, "send it as plain JSON" in await answer.text()) == (415, True)
+
+
+async def test_a_transcript_of_long_turns_with_their_tokens_is_judged(client: aiohttp.ClientSession) -> None:
+    turn = MESSAGE | TOKENS
+    body = json.dumps(ROW | {"response": RESPONSE | {"output": [turn] * 8}}).encode()
+    async with client.post("/verify", data=BytesIO(body)) as answer:
+        found = await answer.json()
+    assert (answer.status, found["reward"]) == (200, 1.5)
+    assert found["response"]["output"] == [turn] * 8
+
+
+async def stalled() -> AsyncIterator[bytes]:
+    yield PADDED[:-1]
+    await asyncio.Event().wait()
+
+
+async def test_large_bodies_wait_for_their_turn_and_small_ones_do_not(client: aiohttp.ClientSession) -> None:
+    more = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield PADDED[:-1]
+        await more.wait()
+        yield PADDED[-1:]
+
+    async def judged(body: BytesIO | AsyncIterator[bytes]) -> int:
+        async with client.post("/verify", data=body) as answer:
+            await answer.read()
+            return answer.status
+
+    # It does not say how long it will be, and so takes all the room there is.
+    first = asyncio.ensure_future(judged(slow()))
+    async with asyncio.timeout(60):
+        while not budget().used:  # noqa: ASYNC110  # the server receives it in its own time
+            await asyncio.sleep(0.01)
+        others = [asyncio.ensure_future(judged(BytesIO(PADDED))) for _ in range(4)]
+        assert await judged(BytesIO(json.dumps(ROW | {"response": RESPONSE | {"output": [MESSAGE]}}).encode())) == 200
+        assert not any(each.done() for each in (first, *others))
+        more.set()
+        assert await asyncio.gather(first, *others) == [200] * 5
+        assert budget().used == 0
+
+
+async def test_a_large_body_that_finds_no_room_may_be_sent_again(
+    client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "TURN", 0.05)
+    first = asyncio.ensure_future(client.post("/verify", data=stalled()))
+    async with asyncio.timeout(60):
+        while not budget().used:  # noqa: ASYNC110  # the server receives it in its own time
+            await asyncio.sleep(0.01)
+        async with client.post("/verify", data=BytesIO(PADDED)) as answer:
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        first.cancel()
+        await asyncio.wait({first})
+        while budget().used:  # noqa: ASYNC110  # the server notices that the client is gone
+            await asyncio.sleep(0.01)
+        async with client.post("/verify", data=BytesIO(PADDED)) as answer:
+            assert answer.status == 200
