@@ -36,6 +36,12 @@ LARGEST = 256 * 2**20
 LARGEST_REFUSAL = 2**20
 """Bytes that are read of an answer with an error status."""
 
+NOT_STARTED = "x-gymsdk-not-started"
+"""The header of a refusal by a server of ours that has started nothing: the same request may safely be sent again."""
+
+LONGEST_PAUSE = 60.0
+"""Seconds that a client waits at most before it sends a refused request again."""
+
 Headers: TypeAlias = Mapping[str, str | SecretStr]
 """What a request carries; no message repeats a secret."""
 
@@ -88,6 +94,11 @@ class Answer:
         return 200 <= self.status < 300  # noqa: PLR2004 - what HTTP calls success
 
     @property
+    def not_started(self) -> bool:
+        """Whether the server was overloaded and started nothing: the request may be sent again, even a POST."""
+        return not self.ok and NOT_STARTED in self.headers
+
+    @property
     def text(self) -> str:
         """The body as text, the secrets blotted out."""
         return blotted(self.body.decode(errors="replace"), self.secrets)
@@ -137,7 +148,9 @@ async def post(
     An answer of more than *largest* bytes is not read to its end: that is a `Failed` of the kind
     `model_answer_too_large`.
 
-    A body given as bytes is JSON by now. No message repeats the *key*, nor a header that is a secret.
+    A body given as bytes is JSON by now. No message repeats the *key*, nor a header that is a secret. An overloaded
+    server of ours that has started nothing is asked again as often as there is time for, whatever *retry* says, unless
+    that is `ONCE`.
     What is to happen *once* is sent again only where it cannot have arrived.
     It raises `Failed` where there is no answer at all; what a refusal means is for `Answer.json` to say.
     """
@@ -255,6 +268,8 @@ _sessions = PerLoop(_session)
 async def _insist(attempt: Callable[[], Awaitable[Answer]], retry: Retry, deadline: float, *, once: bool) -> Answer:
     """The first answer that settles it, or the last one there is time for."""
     loop = asyncio.get_running_loop()
+    if retry.times:
+        attempt = partial(admitted, attempt, deadline)
     for number in range(retry.times):
         wait = retry.wait(number)
         try:
@@ -268,6 +283,22 @@ async def _insist(attempt: Callable[[], Awaitable[Answer]], retry: Retry, deadli
                 return answer
         await asyncio.sleep(wait)
     return await attempt()
+
+
+async def admitted(attempt: Callable[[], Awaitable[Answer]], deadline: float) -> Answer:
+    """Repeat *attempt* while an overloaded server refuses to start it and the pause it asks for ends by *deadline*."""
+    loop = asyncio.get_running_loop()
+    while (answer := await attempt()).not_started:
+        pause = pause_for(answer.retry_after)
+        if loop.time() + pause >= deadline:
+            break
+        await asyncio.sleep(pause)
+    return answer
+
+
+def pause_for(retry_after: float | None) -> float:
+    """Return the seconds to wait for an overloaded server, jittered so that its clients do not all return at once."""
+    return min(LONGEST_PAUSE, max(0.1, retry_after or 1.0)) * random.uniform(1.0, 1.5)
 
 
 async def _send(

@@ -19,7 +19,7 @@ from gymsdk.servers.door.routing import rollout_of
 from gymsdk.servers.sessions import engagements, visits
 from gymsdk.servers.sessions.engagements import Closing, Engagement, Engagements, Opening
 from gymsdk.servers.sessions.intake import given
-from gymsdk.servers.sessions.runs import AT_ONCE, Runs, told
+from gymsdk.servers.sessions.runs import AT_ONCE, QUEUE, Runs, told
 from gymsdk.servers.watching.figures import Figures
 from gymsdk.servers.wire.bodies import read
 from gymsdk.servers.wire.calling import Line
@@ -37,18 +37,20 @@ def app(
     name: str | None = None,
     budget: Budget | None = None,
     at_once: int = AT_ONCE,
+    queue: int = QUEUE,
     figures: Figures | None = None,
 ) -> FastAPI:
     """Give the app of the agent *name* that plays *environment* with *model*, *at_once* episodes at most.
 
-    The environment is one of this process, a `Remote`, or a `Spread`; *resources* is where its sessions are, for
-    `/v1/responses` alone.
+    *queue* more may wait for a place. The environment is one of this process, a `Remote`, or a `Spread`; *resources* is
+    where its sessions are, for `/v1/responses` alone.
     """
     served = name or environment.name + AGENT
     figures = figures or Figures(served)
-    runs = Runs(environment, model, budget=budget, at_once=at_once)
+    runs = Runs(environment, model, budget=budget, at_once=at_once, queue=queue)
     agent = Agent(served, runs, resources or (environment if isinstance(environment, Lines) else None))
-    figures.gauges["episodes_playing"] = lambda: len(runs)
+    figures.gauges["episodes_playing"] = lambda: runs.admission.taken
+    figures.gauges["episodes_waiting"] = lambda: runs.admission.waiting
     figures.gauges["agent_sessions_open"] = lambda: len(agent.engagements)
     ready = asyncio.Event()
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request, Response
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from gymsdk import large_json, spent, trail
 from gymsdk.errors import EpisodeError, GymsdkError, Unscorable, UsageError
+from gymsdk.http import NOT_STARTED
 from gymsdk.servers.door.large_bodies import HEAVY, LARGE, budget, share_of_memory
 from gymsdk.servers.door.routing import Routing
 from gymsdk.servers.watching.figures import Figures
@@ -59,11 +61,27 @@ log = logging.getLogger("gymsdk")
 class Refused(Exception):
     """A request cannot be answered: the status and the sentence say why; *fields* go beside the sentence."""
 
+    headers: Mapping[str, str] = MappingProxyType({})
+
     def __init__(self, status: int, sentence: str, *, retry_after: float | None = None, **fields: Any) -> None:
         super().__init__(sentence)
         self.status = status
         self.retry_after = retry_after
         self.fields = fields
+
+
+class Overloaded(Refused):
+    """The server has no place for a request and has started nothing; the client may send it again.
+
+    Args:
+        sentence: What is full, and what the client can do.
+        retry_after: Seconds after which a place is likely to be free.
+    """
+
+    headers = MappingProxyType({NOT_STARTED: "1"})
+
+    def __init__(self, sentence: str, *, retry_after: float) -> None:
+        super().__init__(503, sentence, retry_after=retry_after, stage="admission", kind="too_many", retryable=True)
 
 
 def app(
@@ -200,7 +218,9 @@ async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused), "registered for it"
     fields = dict(error.fields)
     trail.tell(**{key: str(fields[key]) for key in ("stage", "kind") if key in fields})
-    return _with_pause({"detail": fields.pop("shape", str(error)), **fields}, error.status, error.retry_after)
+    told = _with_pause({"detail": fields.pop("shape", str(error)), **fields}, error.status, error.retry_after)
+    told.headers.update(error.headers)
+    return told
 
 
 async def _failed(_: Request, error: Exception) -> Response:

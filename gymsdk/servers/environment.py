@@ -16,7 +16,7 @@ from gymsdk.servers.app import app as bare
 from gymsdk.servers.door.presence import while_there
 from gymsdk.servers.door.routing import rollout_of
 from gymsdk.servers.sessions.intake import Given, given
-from gymsdk.servers.sessions.runs import AT_ONCE, Lost, Runs
+from gymsdk.servers.sessions.runs import AT_ONCE, QUEUE, Lost, Runs
 from gymsdk.servers.watching.figures import Figures
 from gymsdk.servers.wire import protocol
 from gymsdk.servers.wire.bodies import read
@@ -36,13 +36,18 @@ def app(
     name: str | None = None,
     budget: Budget | None = None,
     at_once: int = AT_ONCE,
+    queue: int = QUEUE,
     figures: Figures | None = None,
 ) -> FastAPI:
-    """Give the app of the environment server *name*: *environment* played with *model*, *at_once* episodes at most."""
+    """Give the app of the environment server *name*: *environment* played with *model*, *at_once* episodes at most.
+
+    *queue* more may wait for a place.
+    """
     served = name or environment.name + NAMED
     figures = figures or Figures(served)
-    runs = Runs(environment, model, budget=budget, at_once=at_once)
-    figures.gauges["episodes_playing"] = lambda: len(runs)
+    runs = Runs(environment, model, budget=budget, at_once=at_once, queue=queue)
+    figures.gauges["episodes_playing"] = lambda: runs.admission.taken
+    figures.gauges["episodes_waiting"] = lambda: runs.admission.waiting
     ready = asyncio.Event()
 
     @asynccontextmanager

@@ -285,7 +285,7 @@ async def test_a_client_that_goes_away_leaves_its_rollout_to_another_that_waits(
 
 async def test_more_episodes_than_there_are_places_for_are_asked_to_come_back(counting: Environment) -> None:
     model = Slow()
-    async with asked(agent.app(counting, model, at_once=1)) as client:
+    async with asked(agent.app(counting, model, at_once=1, queue=0)) as client:
         first = asyncio.ensure_future(client.post("/run", json=ROW))
         await until(lambda: model.begun == 1)
         turned_away = await client.post("/run", json=ROW)

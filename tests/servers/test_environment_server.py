@@ -185,7 +185,7 @@ async def test_an_episode_delivered_twice_is_played_once_but_a_failed_one_again(
 async def test_no_place_left_is_a_failure_another_time_may_mend(
     counter: Callable[..., Environment], policy: Callable[..., Scripted]
 ) -> None:
-    async with asked(server.app(counter(), policy("done"), at_once=0)) as client:
+    async with asked(server.app(counter(), policy("done"), at_once=0, queue=0)) as client:
         failure = (await client.post("/run", json=episode())).json()["failure"]
     assert (failure["stage"], failure["terminal"]) == ("admission", False)
 

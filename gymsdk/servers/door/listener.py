@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -25,6 +26,7 @@ from gymsdk.servers.door import doorstep, guard
 from gymsdk.servers.door.auth import Auth
 from gymsdk.servers.door.connection import Connection
 from gymsdk.servers.door.guard import Guard
+from gymsdk.servers.door.pacing import Pacer
 from gymsdk.servers.door.prefix import Prefixed
 from gymsdk.servers.door.refusals import STOPPED, refusal
 from gymsdk.servers.door.routing import App, Receive, Scope, Send
@@ -32,6 +34,9 @@ from gymsdk.servers.door.safety import OPEN, Safety
 
 BACKLOG = 4096
 """Connections that may wait to be accepted: a client whom a full queue turns away waits a second."""
+
+ACCEPTED = 256
+"""Connections that are accepted in one pass of the event loop: asyncio would accept the whole backlog at once."""
 
 KEEP_ALIVE = 30
 """Seconds a connection is kept that nobody asks anything on."""
@@ -162,7 +167,7 @@ class Listener:
             self._answered,
             interface="asgi3",
             lifespan="on",
-            http=Connection,
+            http=partial(Connection, pacer=Pacer()),  # type: ignore[arg-type]  # uvicorn calls it like the class
             ws="none",
             log_config=None,
             access_log=False,
@@ -171,7 +176,8 @@ class Listener:
             timeout_keep_alive=KEEP_ALIVE,
             # Beyond what `_end` grants: uvicorn's own way to cancel answers 500 and logs a traceback each.
             timeout_graceful_shutdown=round(self._grace + 2 * GRACE) + 1,
-            backlog=BACKLOG,
+            # asyncio accepts as many connections in one pass as it lets wait; `_Server.startup` lets more wait.
+            backlog=ACCEPTED,
             limit_concurrency=self._safety.limits.connections,
             h11_max_incomplete_event_size=self._safety.limits.header,
             ssl_context_factory=None if self._context is None else self._speaking,
@@ -247,6 +253,12 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._up = up
         self._over = over
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and let more connections wait to be accepted than one pass accepts."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gymsdk import http, jars
 from gymsdk.jars import Jar
-from gymsdk.servers.app import Refused
+from gymsdk.servers.app import Overloaded, Refused
 from gymsdk.servers.wire.bodies import EpisodeId, TaskId
 from gymsdk.servers.wire.calling import Line
 
@@ -108,7 +108,7 @@ class Engagements:
         if known is not None or opening.agent_session_id in self._closed:
             raise Refused(409, f"agent session {opening.agent_session_id!r} has been opened or closed before")
         if len(self._open) >= self._cap:
-            raise Refused(503, f"all {self._cap} agent sessions are in use; close some", retry_after=PAUSE)
+            raise Overloaded(f"all {self._cap} agent sessions are in use; close some", retry_after=PAUSE)
         made = Engagement(opening, line, secrets.token_urlsafe(24), self._clock())
         self._open[made.token] = made
         self._ids[opening.agent_session_id] = made.token

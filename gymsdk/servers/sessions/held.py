@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from gymsdk.servers.app import Refused
+from gymsdk.servers.app import Overloaded, Refused
 from gymsdk.sitting import Sitting
 
 PAUSE = 5.0
@@ -92,7 +92,7 @@ class Sessions:
         if len(self._open) >= self._cap:
             await self._settle(list(self._left)[:1])
         if len(self._open) >= self._cap:
-            raise Refused(503, f"all {self._cap} sessions are in use; close some, or come back", retry_after=PAUSE)
+            raise Overloaded(f"all {self._cap} sessions are in use; close some, or come back", retry_after=PAUSE)
 
     def found(self, token: str | None) -> Session | None:
         """Give the session with this *token*, which stays a while longer for it; `None` where there is none."""

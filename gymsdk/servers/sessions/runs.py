@@ -17,6 +17,7 @@ from gymsdk.outcome import Failure, Rollout
 from gymsdk.rollouts import lines
 from gymsdk.servers.app import Refused
 from gymsdk.servers.door.presence import while_there
+from gymsdk.servers.sessions.admission import Admission
 from gymsdk.servers.sessions.aggregates import aggregated
 from gymsdk.servers.sessions.identity import digest
 from gymsdk.servers.sessions.intake import NUMBERED_ROLLOUT, Given, tolerant, within
@@ -34,8 +35,8 @@ Shape: TypeAlias = Callable[[Row, Rollout], object]
 AT_ONCE = 4096
 """Episodes that one server plays at once where it is not told otherwise: clients of NeMo Gym send all rows at once."""
 
-PAUSE = 5.0
-"""Seconds a client is asked to wait where there is no place for another episode."""
+QUEUE = 3 * AT_ONCE
+"""Episodes that may wait for a place."""
 
 INDICES = (TASK_INDEX, ROLLOUT_INDEX)
 
@@ -74,21 +75,25 @@ def plain(line: Row, _: Rollout) -> object:
 
 
 class Runs:
-    """Plays rows of *environment* with *model*: *at_once* at most, within *budget*, whatever a row says."""
+    """Plays rows of *environment* with *model*: *at_once* at most, within *budget*, whatever a row says.
+
+    *queue* more rows may wait for a place.
+    """
 
     def __init__(
-        self, environment: Playable, model: Model, *, budget: Budget | None = None, at_once: int = AT_ONCE
+        self,
+        environment: Playable,
+        model: Model,
+        *,
+        budget: Budget | None = None,
+        at_once: int = AT_ONCE,
+        queue: int = QUEUE,
     ) -> None:
         self.environment = environment
         self.model = model
         self.budget = budget or Budget()
-        self._at_once = at_once
-        self._playing = 0
+        self.admission = Admission(at_once, queue)
         self._once = Once()
-
-    def __len__(self) -> int:
-        """Give how many are being played."""
-        return self._playing
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -103,11 +108,11 @@ class Runs:
     async def answered(self, given: Given, shape: Shape = plain) -> bytes:
         """Give the line of the *given* row's rollout, in this *shape*, as JSON.
 
-        Raises `Lost` where it has no reward, `BadRow` where the row does not fit, `Refused` where there is no place.
+        Raises `Lost` where it has no reward, `BadRow` where the row does not fit, `Overloaded` where there is no place.
         """
         row = {key: value for key, value in given.row.items() if key not in UNMASKED}
         stamps = {key: row.pop(key) for key in INDICES if key in row}
-        async with self.place():
+        async with self.admission.place():
             rollout = await tolerant(row, lambda each: self._played(given, each, given.id or _id(stamps)))
         if rollout.failure is not None:
             raise Lost(rollout, rollout.failure)
@@ -139,18 +144,6 @@ class Runs:
         if not isinstance(self.environment, Environment):
             raise Refused(422, "the environment is served elsewhere: POST this to its resources server")
         return await aggregated(self.environment, body)
-
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Take one of the places; raises `Refused` where all are taken."""
-        if self._playing >= self._at_once:
-            sentence = f"all {self._at_once} places are taken by episodes; come back, or send fewer at once"
-            raise Refused(503, sentence, retry_after=PAUSE, stage="admission", kind="too_many", retryable=True)
-        self._playing += 1
-        try:
-            yield
-        finally:
-            self._playing -= 1
 
 
 async def told(request: Request, playing: Coroutine[Any, Any, T]) -> T:

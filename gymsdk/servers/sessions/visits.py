@@ -61,7 +61,7 @@ async def answered(runs: Runs, request: Item, line: Line | None, *, id: str) -> 
         task = Task.model_validate({"responses_create_params": body})
     except ValueError:
         raise Refused(422, "`input` must be a string or a list of items, `tools` a list of tools") from None
-    async with runs.place():
+    async with runs.admission.place():
         visit = Visit(runs.environment.name, line)
         rollout = await play(visit, runs.model, task, id=id or wire.fresh("rollout"), budget=runs.budget)
     if rollout.failure is not None:

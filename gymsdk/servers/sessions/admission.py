@@ -1,0 +1,101 @@
+"""Admission: how many episodes one server plays at once, and how many more may wait for a place."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gymsdk.servers.app import Overloaded
+
+PAUSE = 5.0
+"""Seconds after which a refused client may come back while no episode has ended by which to tell."""
+
+SHORTEST, LONGEST = 1.0, 60.0
+"""Seconds that a refused client is asked to wait, at least and at most."""
+
+PERIOD = 1.0
+"""Seconds over which the rate of ended episodes is measured."""
+
+
+class Admission:
+    """Grants *places* episodes a place, in the order in which they ask; *queue* more may wait.
+
+    Any further one is refused with the time that the queue needs to drain at the rate at which episodes end.
+    """
+
+    def __init__(self, places: int, queue: int) -> None:
+        self._places = places
+        self._queue = queue
+        self._taken = 0
+        self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
+        self._ended = 0
+        self._rate = 0.0
+        self._period_began = time.monotonic()
+
+    @property
+    def taken(self) -> int:
+        """How many places are taken."""
+        return self._taken
+
+    @property
+    def waiting(self) -> int:
+        """How many episodes wait for a place."""
+        return len(self._waiting)
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Hold a place inside the block, once there is one.
+
+        Raises:
+            Overloaded: The queue is full as well.
+        """
+        await self._take()
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    async def _take(self) -> None:
+        if self._taken < self._places and not self._waiting:
+            self._taken += 1
+            return
+        if len(self._waiting) >= self._queue:
+            sentence = f"all {self._places} places are taken by episodes, and {self._queue} more wait"
+            raise Overloaded(f"{sentence}; come back later, or send fewer at once", retry_after=self._drain_time())
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[granted] = None
+        try:
+            await granted
+        except asyncio.CancelledError:
+            # A cancelled request gives up its place in the queue, or the place that it was granted meanwhile.
+            if granted in self._waiting:
+                del self._waiting[granted]
+            else:
+                self._pass_on()
+            raise
+
+    def _give_back(self) -> None:
+        self._ended += 1
+        self._measure()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Grant a place that has become free to the first who waits."""
+        if self._waiting:
+            self._waiting.popitem(last=False)[0].set_result(None)
+        else:
+            self._taken -= 1
+
+    def _drain_time(self) -> float:
+        self._measure()
+        seconds = len(self._waiting) / self._rate if self._rate else PAUSE
+        return min(LONGEST, max(SHORTEST, seconds))
+
+    def _measure(self) -> None:
+        now = time.monotonic()
+        if now - self._period_began >= PERIOD:
+            self._rate = self._ended / (now - self._period_began)
+            self._ended, self._period_began = 0, now
