@@ -158,7 +158,7 @@ async def test_only_who_answers_as_one_of_ours_does_is_there(status: int, there:
     async with listening(living(status)[0]) as port:
         head.urls["a"] = f"http://127.0.0.1:{port}"
         assert (await url(await out_of_sight(head), "a") is not None) is there
-        assert await waiting.answers(head.urls["a"]) is there
+        assert await waiting.lives(head.urls["a"]) is there
     await http.aclose()
 
 

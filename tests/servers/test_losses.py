@@ -112,13 +112,27 @@ async def test_nobody_is_lost_for_the_head_having_stood_still(members, clock):
     members.put("a", said(MATH), HERE)
     clock.now = 30.0
     assert ([each.id for each in members], lost(members), members.settled) == (["a"], [], False)
-    clock.now = 34.0
+    clock.now = 31.9
     members.put("b", said(another(name="sums")), HERE)
     over.set()
     await running
     # Who is not heard of after that is.
     clock.now = 40.1
     assert ([each.id for each in members], lost(members), members.settled) == (["b"], ["a"], True)
+
+
+async def test_nobody_is_lost_while_the_head_is_too_busy_to_read_heartbeats(members, clock):
+    up, over = asyncio.Event(), asyncio.Event()
+    running = asyncio.ensure_future(members.run(up, over))
+    await up.wait()
+    await asyncio.sleep(0)
+    members.put("a", said(MATH), HERE)
+    # Each pass of the event loop takes three seconds; a heartbeat is read after four of them.
+    for seconds in range(3, 16, 3):
+        clock.now = float(seconds)
+        assert ([each.id for each in members], lost(members)) == (["a"], [])
+    over.set()
+    await running
 
 
 def test_a_node_that_was_lost_before_its_supervisor_told_of_its_end_is_lost_no_more(members, clock):

@@ -25,7 +25,7 @@ from gymsdk.servers.nodes.members import Members
 from gymsdk.servers.nodes.node import Node
 from gymsdk.servers.nodes.reports import LEASE, Load
 from gymsdk.servers.nodes.service import Scheme, Service, url
-from gymsdk.servers.nodes.strand import Strand
+from gymsdk.servers.nodes.strand import Strand, in_thread
 from gymsdk.servers.nodes.supply import Supply
 from gymsdk.servers.watching.health import status
 from gymsdk.transcript import Item
@@ -186,7 +186,8 @@ class Fleet:
                 lease=self._known.lease,
                 supervisor=self._known.supervisor,
             )
-            await self._started([Strand(self.node.what, self.node.run)])
+            # However busy this loop is, the head hears of the node within its lease.
+            await self._started([Strand(self.node.what, in_thread(self.node.run, "heartbeat"))])
 
     def _begun(self, part: Part) -> tuple[Strand, Callable[[], None]]:
         """Begin a server while the others run, and give what tells of it."""

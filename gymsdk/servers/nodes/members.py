@@ -20,6 +20,12 @@ from gymsdk.servers.nodes.service import Service
 MOST = 1000
 """Nodes that one head knows."""
 
+TICK, LATE = 0.1, 0.2
+"""How often a head looks at its clock, and how late the look shows that it is overloaded, in parts of a lease.
+
+Reading a heartbeat takes a few passes of the event loop, each of which may be as long as the delay of the look.
+"""
+
 
 class Members:
     """The nodes beside the servers *own* of the head's process: *most* at most, each for *lease* seconds from its word.
@@ -64,7 +70,7 @@ class Members:
                 self._there()
                 self._awake = self._clock()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), self.lease / 10)
+                    await asyncio.wait_for(over.wait(), TICK * self.lease)
         finally:
             self._awake = None
 
@@ -183,8 +189,8 @@ class Members:
 
     def _there(self) -> dict[str, Member]:
         now = self._clock()
-        if self._awake is not None and now - self._awake > self.lease / 2:
-            # What nodes said meanwhile has not been heard yet.
+        if self._awake is not None and now - self._awake > LATE * self.lease:
+            # This process was too busy to read the heartbeats that arrived meanwhile: nobody is lost before it has.
             self._since = self._awake = now
         for each in [*self._members.values()]:
             if now - max(each.heard, self._since) > each.lease:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextvars
 import logging
+import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 from gymsdk.bounds import GRACE
@@ -55,3 +60,72 @@ class Strand:
             return
         if not self._told and not self.task.cancelled() and (error := self.task.exception()):
             log.warning("%s did not end well: %r", self.what, error)
+
+
+def in_thread(work: Work, name: str) -> Work:
+    """Return *work* as one that runs in its own thread, on its own event loop.
+
+    Use it for what must happen in time however busy the caller's event loop is, such as heartbeats. Setting the second
+    event ends the work, and cancelling the returned work cancels it.
+
+    Args:
+        work: What runs. It must not use anything that belongs to the caller's event loop.
+        name: The name of the thread.
+    """
+
+    async def run(up: asyncio.Event, over: asyncio.Event) -> None:
+        here, there = asyncio.get_running_loop(), asyncio.new_event_loop()
+        there_over = asyncio.Event()
+        task = there.create_task(_reporting(work, partial(_call, here, up.set), there_over))
+        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        target = partial(contextvars.copy_context().run, _run, there, task, ended)
+        threading.Thread(target=target, name=name, daemon=True).start()
+        waiting: asyncio.Future[Any] = asyncio.wrap_future(ended)
+        ending: asyncio.Future[Any] = asyncio.ensure_future(over.wait())
+        try:
+            await asyncio.wait([waiting, ending], return_when="FIRST_COMPLETED")
+            _call(there, there_over.set)
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            _call(there, task.cancel)
+            raise
+        finally:
+            ending.cancel()
+
+    return run
+
+
+async def _reporting(work: Work, risen: Callable[[], None], over: asyncio.Event) -> None:
+    """Run *work*, and call *risen* once it is up."""
+    up = asyncio.Event()
+
+    async def report() -> None:
+        await up.wait()
+        risen()
+
+    reporting = asyncio.ensure_future(report())
+    try:
+        await work(up, over)
+    finally:
+        reporting.cancel()
+
+
+def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], ended: concurrent.futures.Future[None]) -> None:
+    """Run *task* on *loop* in this thread, close the loop, and report how the task ended."""
+    try:
+        try:
+            loop.run_until_complete(task)
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+    except BaseException as error:  # noqa: BLE001 - whoever waits in the other thread raises it
+        ended.set_exception(error)
+    else:
+        ended.set_result(None)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    # A loop that has been closed needs no news.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)

@@ -26,6 +26,9 @@ LATER = 5.0
 ASKED = 2.0
 """Seconds in which an instance that the head does not know any more has to say that it is there."""
 
+MISSES = 3
+"""How many times in a row it may be silent before it is gone: one silence may be an overload, here or there."""
+
 UNAUTHORIZED = 401
 """The status of a server that is there, and wants a token to say more."""
 
@@ -40,12 +43,14 @@ async def answered(
     """Give what is answered to what was *asked* at *url*, looked at each *watch* seconds; raises `Gone`.
 
     Whom the head has *known* no more, and who does not say by itself that it is there, is waited for no longer: a
-    machine that lost its power says nothing, and its connections last as long as an answer may take.
+    machine that lost its power says nothing, and its connections last as long as an answer may take. A server that
+    refuses connections is gone at once, a silent one only after several misses.
     """
-    asking = asyncio.ensure_future(asked)
+    asking, misses = asyncio.ensure_future(asked), 0
     try:
         while not (await asyncio.wait({asking}, timeout=watch))[0]:
-            if not (await known() or await answers(url) or asking.done()):
+            misses = 0 if await known() else misses + await _missed(url)
+            if misses >= MISSES and not asking.done():
                 sentence = f"{http.host(url)} is gone: neither the head knows it any more, nor does it answer"
                 raise Gone(sentence, kind="server_unreachable")
         return asking.result()
@@ -53,12 +58,14 @@ async def answered(
         asking.cancel()
 
 
-async def answers(url: str) -> bool:
-    """Whether what is at *url* says so: it may have left the head, and end what it has."""
+async def _missed(url: str) -> int:
+    """Give how much the silence of what is at *url* counts: it may have left the head, and end what it has."""
     try:
-        return await lives(url)
+        return 0 if await lives(url) else MISSES
+    except http.Unsent:
+        return MISSES
     except Failed:
-        return False
+        return 1
 
 
 async def lives(url: str) -> bool:
