@@ -64,6 +64,7 @@ class ServerClient:
         self._seconds = seconds
         self._retry = retry
         self._servers: dict[str, str] | None = None
+        self._looking: dict[str, asyncio.Task[dict[str, str]]] = {}
 
     @classmethod
     def load_from_global_config(cls, head: str = HEAD) -> Self:
@@ -138,12 +139,25 @@ class ServerClient:
     async def url(self, server_name: str) -> str:
         """Give the base URL of a server, as the head told it last; raises `Unknown` where it knows none."""
         if self._servers is None or server_name not in self._servers:
-            self._servers = dict(_servers(await self.awaited(lambda config: server_name in dict(_servers(config)))))
+            self._servers = await self._looked_up(server_name)
         if server_name in self._servers:
             return self._servers[server_name]
         known = ", ".join(self._servers) or "none"
         meant = suggestion(server_name, self._servers, f"its servers: {known}")
         raise Unknown(f"{http.host(self.head)} knows no server {server_name!r}{meant}")
+
+    async def _looked_up(self, server_name: str) -> dict[str, str]:
+        """Ask the head for its servers, once for all callers that look for the same one at the same time."""
+        looking = self._looking.get(server_name)
+        if looking is None:
+
+            async def look() -> dict[str, str]:
+                return dict(_servers(await self.awaited(lambda config: server_name in dict(_servers(config)))))
+
+            looking = self._looking[server_name] = asyncio.ensure_future(look())
+            looking.add_done_callback(lambda _: self._looking.pop(server_name, None))
+        # A caller that is cancelled must not cancel the others' lookup.
+        return await asyncio.shield(looking)
 
     async def servers(self) -> dict[str, str]:
         """Give the base URL of every server that the head knows, by name."""

@@ -115,17 +115,18 @@ class Replicas:
         call, order = Call(path, http.written(body), deadline, final), self._ordered(sticky)
         clock = asyncio.get_running_loop().time
         found: Found | None = None
+        number = 0
         try:
-            for number in range(self._retry.times):
-                found = await self._round(order, call)
-                if _settled(found, call):
+            while not _settled(found := await self._round(order, call), call):
+                overloaded = isinstance(found, http.Answer) and found.not_started
+                if not overloaded and number >= self._retry.times:
                     break
                 wait = self._retry.wait(number) + min(replica.rest for replica in order)
                 if clock() + wait >= deadline:
                     break
                 await asyncio.sleep(wait)
-            else:
-                found = await self._round(order, call)
+                # Waiting for an overloaded server is not a failed try.
+                number += not overloaded
         except asyncio.CancelledError as error:
             if found is not None:
                 error.add_note(_described(found))
@@ -199,7 +200,8 @@ class Replicas:
     def _heard(self, replica: Replica, answer: http.Answer) -> None:
         if answer.retry_after and http.worth_retrying(answer.status):
             replica.rested = max(replica.rested, time.monotonic() + answer.retry_after)
-        if _astray(answer):
+        # An overloaded server is not lost.
+        if _astray(answer) or answer.not_started:
             return
         if answer.status in LOST:
             self._strike(replica, f"{answer.host} answered {answer.status}")

@@ -115,7 +115,8 @@ async def test_an_episode_under_way_at_an_instance_that_is_lost_fails_retryably(
         assert other.sessions == 0
 
 
-async def test_an_instance_that_is_full_is_passed_over(counter):
+async def test_an_instance_that_is_full_is_passed_over_and_all_that_are_full_are_waited_for(counter, monkeypatch):
+    monkeypatch.setattr("gymsdk.servers.sessions.held.PAUSE", 1.0)
     async with two(counter(), counter(), cap=2) as (head_url, one, other):
         async with httpx.AsyncClient(base_url=one.url) as client:
             for _ in range(2):
@@ -124,10 +125,12 @@ async def test_an_instance_that_is_full_is_passed_over(counter):
         episodes = [await against.reset(ROW) for _ in range(2)]
         assert (one.sessions, other.sessions) == (2, 2)
         with pytest.raises(Failed, match="all 2 sessions are in use") as raised:
-            await against.reset(ROW)
+            await against.reset(ROW, deadline=asyncio.get_running_loop().time() + 0.5)
         assert raised.value.retryable
+        opening = asyncio.ensure_future(against.reset(ROW))
         for each in episodes:
             await against.close(each)
+        await against.close(await opening)
 
 
 async def test_a_row_that_does_not_fit_is_asked_of_one_instance_alone(counter):

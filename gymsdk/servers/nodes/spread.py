@@ -30,8 +30,11 @@ T = TypeVar("T")
 RETRY = http.Retry(times=2, first=0.25)
 """How often a call is tried again where nobody was reached: a session is at one instance alone."""
 
-FULL = "server_error"
-"""What an opening's failure is called where an instance has no place for it, or is being stopped."""
+TOO_MANY = "too_many"
+"""The kind of failure of an opening that an overloaded instance refuses."""
+
+FULL = frozenset({"server_error", TOO_MANY})
+"""The kinds of failure of an opening at an instance that has no place for it, or is being stopped."""
 
 log = logging.getLogger("gymsdk")
 
@@ -138,7 +141,23 @@ class Spread:
             raise
 
     async def _first(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
-        """Give what the first instance answers that can be asked; each once, the least loaded first."""
+        """Give what the first instance answers that can be asked, the least loaded first.
+
+        Where all of them are overloaded, wait as long as they ask for and try again, until the *deadline*.
+        """
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._seconds if deadline is None else deadline
+        while True:
+            try:
+                return await self._first_of_all(ask, deadline)
+            except Failed as error:
+                pause = http.pause_for(error.retry_after)
+                if error.kind != TOO_MANY or clock() + pause >= until:
+                    raise
+            await asyncio.sleep(pause)
+
+    async def _first_of_all(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
+        """Ask each instance once, the least loaded first."""
         tried: dict[str, Failed] = {}
         while (instance := await self._next(tried, deadline)) is not None:
             self._asked += 1
@@ -146,7 +165,7 @@ class Spread:
             try:
                 answer = await ask(instance)
             except Failed as error:
-                if not error.retryable or error.kind not in {LOST, FULL}:
+                if not error.retryable or error.kind not in {LOST, *FULL}:
                     raise
                 self._missed(instance, error)
                 tried[instance.id] = error

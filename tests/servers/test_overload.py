@@ -1,0 +1,212 @@
+"""Servers under more requests than they can play at once: they answer for their health, wait, refuse, lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from fastapi import FastAPI, Request, Response
+
+from gymsdk import Environment, ServerClient, http
+from gymsdk.models.scripted import Scripted
+from gymsdk.rollouts.delivery import Delivery
+from gymsdk.rollouts.jobs import Job
+from gymsdk.servers import agent
+from gymsdk.servers.app import answer
+from gymsdk.servers.app import app as bare
+from gymsdk.servers.watching.figures import Figures
+
+from .nodes import heading, listening, told, until
+from .test_agent import ROW, Slow
+
+MANY = 400
+
+BUSY = """
+import asyncio, sys, time
+from types import ModuleType
+
+from gymsdk import Environment, hookimpl, launch, Task, Transcript, Verdict
+
+module = ModuleType("busy")
+
+@hookimpl
+async def verify(task: Task, transcript: Transcript):
+    ends = time.monotonic() + 3.0
+    while time.monotonic() < ends:
+        pass
+    return Verdict(reward=1.0)
+
+module.verify = verify
+
+async def main(head_url):
+    options = launch.Options(head=head_url, role="resources")
+    async with launch.serving([Environment("busy", module)], options=options) as running:
+        print(running.urls["busy"], flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main(sys.argv[1]))
+"""
+"""A process whose event loop one request holds for three seconds."""
+
+
+@pytest.fixture(autouse=True)
+async def closed():
+    yield
+    await http.aclose()
+
+
+def working(done: list[int], *, seconds: float = 0.003) -> FastAPI:
+    """An app each of whose POST requests keeps the event loop busy for some *seconds*."""
+    made = bare("working", "An app that works.", figures=Figures("working"))
+
+    @made.post("/work")
+    async def work(request: Request) -> Response:
+        await request.body()
+        ends = time.perf_counter() + seconds
+        while time.perf_counter() < ends:
+            pass
+        done.append(1)
+        return answer({})
+
+    return made
+
+
+async def connected(port: int, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    return reader, writer
+
+
+WORK = b"POST /work HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+HEALTH = b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("kept_alive", [False, True])
+async def test_health_is_answered_before_the_requests_that_wait(*, kept_alive: bool) -> None:
+    done: list[int] = []
+    work = WORK.replace(b"connection: close\r\n", b"")
+    async with listening(working(done)) as port:
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)]
+        if kept_alive:
+            for reader, writer in opened:
+                writer.write(HEALTH.replace(b"connection: close\r\n", b""))
+                await reader.readuntil(b'"ok"}')
+        for _, writer in opened:
+            writer.write(work)
+        health, writer = await connected(port, HEALTH)
+        assert (await health.read()).startswith(b"HTTP/1.1 200")
+        assert len(done) < MANY / 2
+        for reader, _ in opened:
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        for _, each in [*opened, (health, writer)]:
+            each.close()
+    assert len(done) == MANY
+
+
+async def test_a_request_whose_client_goes_away_while_it_waits_is_never_started() -> None:
+    done: list[int] = []
+    async with listening(working(done)) as port:
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)]
+        for _, writer in opened:
+            writer.write(WORK)
+        for _, writer in opened[MANY // 2 :]:
+            writer.transport.abort()
+        for reader, writer in opened[: MANY // 2]:
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            writer.close()
+    assert MANY // 2 <= len(done) < MANY * 3 // 4
+
+
+async def test_more_episodes_than_there_are_places_for_wait_their_turn(counting: Environment) -> None:
+    model = Slow()
+    made = agent.app(counting, model, at_once=1, queue=1)
+    async with listening(made) as port, aiohttp.ClientSession() as client:
+        url = f"http://127.0.0.1:{port}/run"
+        first = asyncio.ensure_future(client.post(url, json=ROW))
+        await until(lambda: model.begun == 1)
+        leaving = asyncio.ensure_future(client.post(url, json=ROW))
+        refused = await refused_by(client, url)
+        leaving.cancel()
+        waiting = asyncio.ensure_future(admitted_by(client, url))
+        model.go.set()
+        assert ((await first).status, (await waiting).status) == (200, 200)
+    assert refused.status == 503
+    assert (int(refused.headers["retry-after"]), http.NOT_STARTED in refused.headers) == (5, True)
+    assert (await refused.json())["kind"] == "too_many"
+
+
+async def refused_by(client: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:
+    """The first refusal: until the queue is full, a request would wait."""
+    async with asyncio.timeout(15):
+        while True:
+            try:
+                async with asyncio.timeout(0.2):
+                    return await client.post(url, json=ROW)
+            except TimeoutError:
+                continue
+
+
+async def admitted_by(client: aiohttp.ClientSession, url: str) -> aiohttp.ClientResponse:
+    """The first answer that is no refusal."""
+    while (found := await client.post(url, json=ROW)).status == 503:  # noqa: ASYNC110  # the server tells in no other way
+        await asyncio.sleep(0.05)
+    return found
+
+
+@pytest.fixture
+def counting(counter: Callable[..., Environment]) -> Environment:
+    return counter()
+
+
+async def test_a_rollout_that_an_overloaded_agent_refuses_is_sent_again_and_does_not_fail(
+    counting: Environment, policy: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gymsdk.servers.sessions.admission.PAUSE", 1.0)
+    made = agent.app(counting, policy("done"), at_once=2, queue=2)
+    head = bare("head", "A head that counts.", figures=Figures("head"))
+    asked: list[int] = []
+    async with listening(made) as port:
+
+        @head.get("/global_config_dict_yaml")
+        async def config() -> Response:
+            asked.append(1)
+            place = {"host": "127.0.0.1", "port": port, "entrypoint": "app.py"}
+            return answer({"counter_simple_agent": {"responses_api_agents": {"simple_agent": place}}})
+
+        async with listening(head) as head_port:
+            # One try each: a refusal that counted as one would lose the rollout.
+            delivery = Delivery(ServerClient(f"http://127.0.0.1:{head_port}"), attempts=1, once=True)
+            row = ROW | {"agent_ref": {"name": "counter_simple_agent"}}
+            played = await asyncio.gather(
+                *(delivery(Job(task=at, repeat=0, environment="counter", row=row)) for at in range(12))
+            )
+    assert [each.rollout.outcome for each in played] == ["scored"] * 12
+    assert asked == [1]
+
+
+@pytest.mark.slow
+async def test_a_node_whose_event_loop_is_busy_keeps_its_lease(tmp_path: Path) -> None:
+    script = tmp_path / "busy.py"
+    script.write_text(BUSY)
+    async with heading(lease=1.0) as head_url:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(script), head_url, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stdout is not None
+            url = (await process.stdout.readline()).decode().strip()
+            row: dict[str, Any] = {"responses_create_params": {"input": "?"}, "response": {"output": []}}
+            judging = asyncio.ensure_future(http.post(f"{url}/verify", row))
+            while not judging.done():
+                assert [each["name"] for each in (await told(head_url))["instances"]] == ["busy"]
+                await asyncio.sleep(0.1)
+            assert (await judging).ok
+        finally:
+            process.kill()
+            await process.communicate()
