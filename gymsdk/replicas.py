@@ -131,6 +131,7 @@ class Replicas:
             if found is not None:
                 error.add_note(_described(found))
             raise
+        assert found is not None
         if isinstance(found, Failed):
             raise found
         return found

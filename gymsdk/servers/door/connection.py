@@ -12,8 +12,11 @@ from gymsdk.http import NOT_STARTED
 from gymsdk.servers.door.pacing import Pacer
 from gymsdk.values import written
 
-BEGINNING = 30.0
-"""Seconds in which a request must have begun: all of its headers, since the connection or the request before."""
+BEGINNING = 120.0
+"""Seconds in which a request must have begun: all of its headers, since the connection or the request before.
+
+A client that opens thousands of connections at once sends its first request long after it has connected.
+"""
 
 LINGERING = 30.0
 """Seconds in which the rest of a request must have come that has been answered by then."""
@@ -128,11 +131,7 @@ class Connection(H11Protocol):
     def _give_up(self) -> None:
         self._idle = None
         if self.conn.their_state is h11.IDLE and self._held is None:
-            if len(self._pacer):
-                # This server is behind with its own work, and a client on the same machine may be, too.
-                self._watch()
-            else:
-                self.transport.close()
+            self.transport.close()
 
 
 def _refusal(detail: str, seconds: float) -> bytes:
