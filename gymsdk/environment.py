@@ -34,7 +34,7 @@ from gymsdk.plugins.lifespan import Lifespan
 from gymsdk.plugins.stack import Answerer, stack
 from gymsdk.transcript import Action, Item, Message, ToolCall, Transcript
 from gymsdk.turns import played, spans
-from gymsdk.types import Claims, Episode, Reset, Row, Step, Task, Verdict
+from gymsdk.types import AGENT, Claims, Episode, Reset, Row, Step, Task, Verdict, agent_reference
 from gymsdk.workers.threads import iterate_in_thread
 
 GRADING = 120.0
@@ -231,11 +231,42 @@ class Environment:
             answers.total(episode.paid, verdict.reward, "verify")
             return verdict
 
+    async def row(self, task: Row | Task, *, seed: int = 0) -> Row:
+        """Return *task* as the row that `gymsdk tasks` writes: complete for agents that know nothing else of it.
+
+        To a drawn task's own `row()` this adds the tools that its episode offers, which only a reset can say. The
+        environment must be entered.
+
+        Args:
+            task: A task, or a row.
+            seed: The seed of the reset.
+
+        Returns:
+            A JSON object with `agent_ref`, and with `responses_create_params.tools` where the episode offers any.
+
+        Raises:
+            BadRow: The task does not fit the environment.
+            EpisodeError: The episode cannot be opened.
+        """
+        row = self._addressed(self.read(task)).row()
+        params = row["responses_create_params"]
+        if params.get("tools") or not self.tools:
+            return row
+        episode = await self.reset(row, seed=seed)
+        await self.close(episode)
+        return {**row, "responses_create_params": {**params, "tools": episode.tools}} if episode.tools else row
+
+    def _addressed(self, task: Task) -> Task:
+        """Return *task* with the name of this environment's agent, unless it names one: trainers route rows by it."""
+        if getattr(task, "agent_ref", None) is not None:
+            return task
+        return task.model_copy(update={"agent_ref": agent_reference(self.name + AGENT)})
+
     def _drawn(self, split: str, seed: int) -> Iterator[Task]:
         answers = (self._at_once(each, split=split, seed=seed) for each in self._stack.answerers["tasks"])
         try:
             for row in next((rows for rows in answers if rows is not None), ()):
-                yield self.read(row)
+                yield self._addressed(self.read(row))
         except (GymsdkError, *complaints.INTERRUPTS):
             raise
         except BaseException as error:

@@ -9,9 +9,9 @@ from gymsdk.configuration.consistency import judging
 from gymsdk.configuration.deployment import Agent, Block, Deployment, Player, Resources
 from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, MODELS, POLICY, RESOURCES, Kind
 from gymsdk.configuration.places import DEFAULT
-from gymsdk.rollouts.jobs import AGENT
 from gymsdk.servers.environment import NAMED
 from gymsdk.servers.nodes.service import Service
+from gymsdk.types import AGENT
 
 Role: TypeAlias = Literal["head", "resources", "agent", "model"]
 """What a node may be there for alone."""

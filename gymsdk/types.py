@@ -25,6 +25,15 @@ Row: TypeAlias = dict[str, Any]
 """One line of a task file: `responses_create_params` and the environment's own fields."""
 
 
+AGENT = "_simple_agent"
+"""Suffix that makes the name of an environment's agent (`agent_ref` of a row)."""
+
+
+def agent_reference(agent: str) -> Row:
+    """Return how a row names the *agent* it is for, in NeMo Gym's form."""
+    return {"type": "responses_api_agents", "name": agent}
+
+
 def _prompt(params: Item) -> Item:
     if not isinstance(params.get("input"), str) and not are_objects(params.get("input")):
         raise ValueError("`input` must be a string or a list of message objects")
@@ -59,7 +68,7 @@ class Task(BaseModel):
         return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
     def row(self) -> Row:
-        """Give the task as a JSON object."""
+        """Return the task as a JSON object; that of a task an environment drew names its agent in `agent_ref`."""
         return self.model_dump(mode="json")
 
 

@@ -11,11 +11,11 @@ from gymsdk import responses, rows, values
 from gymsdk.errors import BadRow
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts.folder import FILES
-from gymsdk.rollouts.jobs import Job, reference, route, seed_of
+from gymsdk.rollouts.jobs import Job, route, seed_of
 from gymsdk.rollouts.lines import unplayed
 from gymsdk.told import is_ours
 from gymsdk.transcript import Ended, Item
-from gymsdk.types import Row
+from gymsdk.types import Row, agent_reference
 
 ROLLOUTS, FAILURES, INPUTS, _, RUN = FILES
 
@@ -128,7 +128,7 @@ class Run:
     def _addressed(self, line: Row) -> Row:
         if self._agent is None or environment_of(line) is not None:
             return line
-        return {**line, "agent_ref": reference(self._agent)}
+        return {**line, "agent_ref": agent_reference(self._agent)}
 
     def names(self) -> list[str]:
         """Give the environments of the stored rollouts."""

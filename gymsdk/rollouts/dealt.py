@@ -12,7 +12,7 @@ from typing import TypeAlias
 from gymsdk import rows
 from gymsdk.environment import Environment
 from gymsdk.errors import BadRow, GymsdkError
-from gymsdk.rollouts.jobs import AGENT, reference, route
+from gymsdk.rollouts.jobs import route
 from gymsdk.rollouts.lines import unplayed
 from gymsdk.rollouts.sources import Environments, Sourced, from_splits
 from gymsdk.types import Row
@@ -42,22 +42,11 @@ async def equipped(environments: Environments, found: Iterable[Row], *, seed: in
         for environment in environments.values():
             await entered.enter_async_context(environment)
         for row in found:
-            yield await _equipped(environments[route(row) or ""], row, seed)
-
-
-async def _equipped(environment: Environment, row: Row, seed: int) -> Row:
-    params = row["responses_create_params"]
-    if params.get("tools") or not environment.tools:
-        return row
-    episode = await environment.reset(row, seed=seed)
-    await environment.close(episode)
-    return {**row, "responses_create_params": {**params, "tools": episode.tools}} if episode.tools else row
+            yield await environments[route(row) or ""].row(row, seed=seed)
 
 
 def _next(source: Sourced) -> Row | None:
-    for name, row in source:
-        return {**row, "agent_ref": reference(name + AGENT)}
-    return None
+    return next((row for _, row in source), None)
 
 
 @dataclass(slots=True)

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.types import Row
-
-AGENT = "_simple_agent"
-"""What follows an environment's name in the name of its agent (`agent_ref` of a row)."""
+from gymsdk.types import AGENT, Row, agent_reference
 
 Key = tuple[int, int]
 """A rollout's place in its run: the task's index, the repeat's."""
@@ -59,15 +56,10 @@ def stamped(
     return {
         **row,
         "responses_create_params": {**row["responses_create_params"], **(sampling or {})},
-        "agent_ref": reference(agent or environment + AGENT),
+        "agent_ref": agent_reference(agent or environment + AGENT),
         TASK_INDEX: task,
         ROLLOUT_INDEX: repeat,
     }
-
-
-def reference(agent: str) -> Row:
-    """Give how a row names the *agent* it is for."""
-    return {"type": "responses_api_agents", "name": agent}
 
 
 def agent(row: Row) -> str | None:

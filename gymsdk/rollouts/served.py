@@ -12,8 +12,8 @@ from gymsdk.client import NO_SUCH, VERSION, ServerClient, Unknown
 from gymsdk.errors import suggestion
 from gymsdk.outcome import Rollout
 from gymsdk.rollouts import answered, lines
-from gymsdk.rollouts.jobs import AGENT, agent
-from gymsdk.types import Row
+from gymsdk.rollouts.jobs import agent
+from gymsdk.types import AGENT, Row
 
 Wanted: TypeAlias = tuple[str | None, str]
 """The agent that a row names, if any, and the row's environment."""

@@ -14,10 +14,10 @@ from gymsdk.environment import Environment
 from gymsdk.errors import BadRow, GymsdkError, UnknownSplit, UsageError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import jobs
-from gymsdk.rollouts.jobs import reference, route
+from gymsdk.rollouts.jobs import route
 from gymsdk.rollouts.lines import unplayed
 from gymsdk.rollouts.served import Served, Wanted, all_known
-from gymsdk.types import Row, Task
+from gymsdk.types import Row, Task, agent_reference
 
 Environments = Mapping[str, Environment]
 """Environments by name."""
@@ -160,7 +160,7 @@ def _addressed(row: Row, where: str, names: Sequence[str], agent: str | None) ->
     row = unplayed(row)
     _is_row(row, where)
     if agent is not None and route(row) is None:
-        row = {**row, "agent_ref": reference(agent)}
+        row = {**row, "agent_ref": agent_reference(agent)}
     name = route(row) or (names[0] if len(names) == 1 else None)
     if name is None:
         raise BadRow(f"{where}: the row does not say by `agent_ref.name` which agent it is for; add that")

@@ -14,8 +14,8 @@ from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.outcome import Rollout
 from gymsdk.rollouts import lines
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.rollouts.jobs import AGENT, agent
-from gymsdk.types import Row
+from gymsdk.rollouts.jobs import agent
+from gymsdk.types import AGENT, Row
 
 ANSWER = "extracted_answer"
 """The verdict field that majority@k votes on, where an environment has it."""

@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request, Response
 
 from gymsdk import http, jars, usage
 from gymsdk.rollouts import jobs
-from gymsdk.rollouts.jobs import AGENT
 from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.door.cookies import named
@@ -26,7 +25,7 @@ from gymsdk.servers.wire.calling import Line
 from gymsdk.servers.wire.documents import FLAT, PROMPT, VERIFIED, documented
 from gymsdk.sitting import Budget
 from gymsdk.transcript import Item
-from gymsdk.types import Model, Playable, Row
+from gymsdk.types import AGENT, Model, Playable, Row
 
 
 def app(

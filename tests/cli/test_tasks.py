@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from cli.conftest import Command, Start
+from gymsdk import load
 
 GOOD = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4, "agent_ref": {"name": "sums_simple_agent"}}\n'
 
@@ -20,6 +22,21 @@ def test_rows_name_their_agent_and_play_unchanged(gymsdk: Command, there: Path) 
     assert gymsdk("rollout", "sums", "--limit", 3, "--seed", 7, "-o", "split").code == 0
     sent = [(there / name / "inputs.jsonl").read_text() for name in ("file", "split")]
     assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("name", ["math", "tool_call", "multineedle"])
+async def test_python_gives_the_rows_that_the_command_writes(start: Start, name: str) -> None:
+    process = start("tasks", name, "-n", 2, "--split", "train", "--seed", 3)
+    written = [json.loads(line) for line in process.communicate(timeout=60)[0].splitlines()]
+    environment = load(name)
+    drawn = list(islice(environment.tasks("train", seed=3), 2))
+    async with environment:
+        assert [await environment.row(task, seed=3) for task in drawn] == written
+    for row in written:
+        # The tools of an episode are known once it is reset; everything else is the task's own.
+        if environment.tools:
+            assert row["responses_create_params"].pop("tools")
+    assert [task.row() for task in drawn] == written
 
 
 def test_rows_go_to_standard_output_where_no_file_is_named(gymsdk: Command) -> None:

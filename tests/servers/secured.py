@@ -11,7 +11,6 @@ from pydantic import SecretStr
 
 from gymsdk import Environment, http
 from gymsdk.models import registry as models
-from gymsdk.rollouts.jobs import AGENT
 from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
@@ -20,6 +19,7 @@ from gymsdk.servers.door.safety import OPEN, Safety
 from gymsdk.servers.nodes.fleet import Fleet, Part, Times
 from gymsdk.servers.nodes.service import Kind, Service
 from gymsdk.servers.wire.remote import Remote
+from gymsdk.types import AGENT
 
 TOKEN = SecretStr("a-token-of-32-characters-and-more")
 

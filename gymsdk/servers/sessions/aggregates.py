@@ -15,12 +15,11 @@ from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, Scored
 from gymsdk.outcome import Rollout
-from gymsdk.rollouts.jobs import AGENT
 from gymsdk.rollouts.lines import WRITTEN, StoredVerdict
 from gymsdk.rollouts.summary import ANSWER, FIGURED
 from gymsdk.servers.app import Refused
 from gymsdk.transcript import Item
-from gymsdk.types import Row
+from gymsdk.types import AGENT, Row
 from gymsdk.values import is_finite
 
 T = TypeVar("T")
