@@ -114,7 +114,7 @@ async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(
 async def test_a_flat_row_that_finds_no_place_is_a_failure_that_a_retry_can_help(
     counter: Callable[..., Environment], policy: Callable[..., Scripted]
 ) -> None:
-    async with asked(server.app(counter(), policy("done"), at_once=0)) as client:
+    async with asked(server.app(counter(), policy("done"), at_once=0, queue=0)) as client:
         failure = (await client.post("/run", json=FLAT)).json()
     assert (failure["_ng_failure_stage"], failure["_ng_failure_terminal"]) == ("admission", False)
 

@@ -248,7 +248,7 @@ async def test_a_body_that_is_nested_too_deeply_is_no_bug(serving, path, depth):
     body = orjson.dumps({**verified(), "deep": 1, "verify_responses": []})
     async with serving() as client:
         answer = await client.post(path, content=body.replace(b'"deep":1', b'"deep":' + deep))
-    assert answer.status_code in {200, 409, 422}
+    assert answer.status_code in ({413} if depth == 100_000 else {200, 409, 422})
 
 
 @pytest.mark.parametrize(

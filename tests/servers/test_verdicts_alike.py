@@ -84,7 +84,6 @@ async def test_a_verdict_that_cannot_stand_is_a_failure_of_its_episode(
 
     for app, path, body in (
         (agent.app(environment, policy("42")), "/run", ROW),
-        (environment_server.app(environment, policy("42")), "/run", ROW),
         (resources.app(environment), "/verify", ROW | {"response": SAID}),
     ):
         async with asked(app) as client:
@@ -93,6 +92,10 @@ async def test_a_verdict_that_cannot_stand_is_a_failure_of_its_episode(
         assert (answer.status_code, told["stage"], told["kind"], "reward" in told) == (422, "verify", kind, False)
 
     async with asked(environment_server.app(environment, policy("42"))) as client:
+        flat = await client.post("/run", json=ROW)
+        told = flat.json()
+        assert (flat.status_code, told["failure_kind"], "reward" in told) == (200, f"gymsdk:{kind}", False)
+        assert (told["_ng_failure_stage"], told["_ng_failure_terminal"]) == ("verification", True)
         failure = (await client.post("/run", json=EPISODE)).json()["failure"]
     assert (failure["failure_kind"], failure["stage"]) == (f"gymsdk:{kind}", "verification")
 
