@@ -166,7 +166,9 @@ def _tool_call(run: ToolRun) -> Item:
 
 def _outputs(said: list[Item]) -> dict[str, Any]:
     # A client's own history may hold outputs that name no call.
-    answered = [item for item in said if item["type"] == "function_call_output" and isinstance(item.get("call_id"), str)]
+    answered = [
+        item for item in said if item["type"] == "function_call_output" and isinstance(item.get("call_id"), str)
+    ]
     return {item["call_id"]: item.get("output") for item in answered}
 
 
