@@ -93,8 +93,11 @@ def _file_of(function: Callable[..., Any] | None) -> str | None:
 
 def _package(file: Path) -> Path:
     """Give the outermost package that *file* is in, or the file itself where it is a module of its own."""
+    if not file.is_absolute():
+        # Code made at run time is in no file: its frames are called `<string>` and the like.
+        return file
     package = file
-    while (package.parent / "__init__.py").exists():
+    while package.parent != package and (package.parent / "__init__.py").exists():
         package = package.parent
     return package
 

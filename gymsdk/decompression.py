@@ -13,6 +13,8 @@ STEP = 2**20
 """Bytes that are decompressed at once, before the event loop gets its turn."""
 
 _GZIP = 16 + zlib.MAX_WBITS
+_MAGIC = b"\x1f\x8b"
+"""The bytes that a member of a gzip file begins with."""
 
 
 class TooLarge(Exception):
@@ -74,12 +76,19 @@ class _Zlib:
         return self._state.eof or not self._has_begun
 
     def decompress(self, data: bytes, most: int) -> bytes:
+        if self._state.eof and self._is_padding(data):
+            self.pending = b""
+            return b""
         if self._state.eof:
             self._state = zlib.decompressobj(self._bits)
         try:
             return self._step(data, most)
         except zlib.error as error:
             raise BadEncoding(f"its compressed data is damaged ({error})") from None
+
+    def _is_padding(self, data: bytes) -> bool:
+        """Return whether *data*, which follows complete data, is to be ignored: only gzip may have another member."""
+        return self._bits != _GZIP or not _MAGIC.startswith(data[: len(_MAGIC)])
 
     def _step(self, data: bytes, most: int) -> bytes:
         try:
@@ -93,6 +102,8 @@ class _Zlib:
             found = self._state.decompress(data, most)
         self._has_begun = True
         self.pending = self._state.unconsumed_tail or self._state.unused_data
+        if self._state.eof and self._is_padding(self.pending):
+            self.pending = b""
         return found
 
 

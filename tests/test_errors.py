@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
+from gymsdk.complaints import raised
 from gymsdk.errors import EpisodeError, Failed, Unscorable, WorkerLost
 
 
@@ -16,3 +18,13 @@ def test_an_error_of_an_episode_stays_whole_between_processes(kind: type[Episode
     assert type(again) is kind
     assert (str(again), vars(again)) == ("busy", vars(error))
     assert vars(error)["retry_after"] == 2.5
+
+
+def test_an_error_in_code_without_a_file_is_described_inside_a_package_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ZeroDivisionError) as error:
+        exec("1 / 0", {})
+    assert raised(error.value).startswith("ZeroDivisionError: division by zero (")

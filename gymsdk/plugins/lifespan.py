@@ -101,7 +101,9 @@ class Lifespan:
             elif not (over.is_set() or opened.cancelled()):
                 log.warning("%s: what hook 'lifespan' opened was cancelled before its end", self._where)
             raise
-        except INTERRUPTS:
+        except INTERRUPTS as error:
+            if not opened.done():
+                opened.set_exception(self._broken(error))
             raise
         except BaseException as error:  # noqa: BLE001  # an author's code may raise anything
             if opened.done():

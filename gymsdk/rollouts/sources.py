@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from gymsdk import complaints, rows
 from gymsdk.client import Unknown
 from gymsdk.environment import Environment
-from gymsdk.errors import BadRow, GymsdkError, UnknownSplit, UsageError
+from gymsdk.errors import BadRow, UnknownSplit, UsageError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import jobs
 from gymsdk.rollouts.jobs import route
@@ -56,25 +56,18 @@ def default_split(environment: Environment) -> str:
 
 
 def short(environments: Environments, split: str | None, *, seed: int, limit: int) -> Iterator[str]:
-    """Say which environments have fewer tasks in *split* than *limit*, and which of their splits have more."""
+    """Say which environments have fewer tasks in *split* than *limit*, and name their other splits.
+
+    The other splits are not read: an author may download a data set for each.
+    """
     for name, environment in environments.items():
         used = split or default_split(environment)
-        count = _count(environment, used, seed=seed, most=limit)
+        count = sum(1 for _ in islice(environment.tasks(used, seed=seed), limit))
         if count >= limit:
             continue
-        others = [each for each in environment.splits if each != used]
-        larger = [each for each in others if _count(environment, each, seed=seed, most=count + 1) > count]
-        listed = ", ".join(map(repr, larger))
-        advice = f"; larger: {listed} (choose with --split)" if larger else "; no other split has more"
+        listed = ", ".join(repr(each) for each in environment.splits if each != used)
+        advice = f"; its other splits: {listed} (choose with --split)" if listed else "; it has no other split"
         yield f"split {used!r} of environment {name!r} has {count} tasks, fewer than --limit {limit}{advice}"
-
-
-def _count(environment: Environment, split: str, *, seed: int, most: int) -> int:
-    """Give how many tasks *split* has, at most *most*; a split that cannot be read counts none."""
-    try:
-        return sum(1 for _ in islice(environment.tasks(split, seed=seed), most))
-    except GymsdkError:
-        return 0
 
 
 def from_file(

@@ -189,7 +189,7 @@ async def _room(request: Request, size: int) -> None:
             await budget().reserve(request.scope, size, most)
     except TimeoutError:
         sentence = "the server has as many large bodies as it has room for; send it again"
-        raise Refused(503, sentence, retry_after=PAUSE) from None
+        raise Overloaded(sentence, retry_after=PAUSE) from None
 
 
 def _largest(request: Request) -> int:
@@ -216,6 +216,11 @@ async def _alive() -> Response:
 
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, Refused), "registered for it"
+    return refusal_of(error)
+
+
+def refusal_of(error: Refused) -> Response:
+    """Return the response that tells a client why its request was refused."""
     fields = dict(error.fields)
     trail.tell(**{key: str(fields[key]) for key in ("stage", "kind") if key in fields})
     told = _with_pause({"detail": fields.pop("shape", str(error)), **fields}, error.status, error.retry_after)

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 
 from gymsdk.errors import UsageError
 from gymsdk.outcome import Failure
-from gymsdk.servers.app import Refused, answer, body
+from gymsdk.servers.app import Overloaded, Refused, answer, body
 from gymsdk.servers.app import app as bare
 from gymsdk.servers.door.presence import while_there
 from gymsdk.servers.door.routing import rollout_of
@@ -79,7 +79,10 @@ class Episodic:
         A request that names its rollout is played once, even if it arrives more than once. A rollout without a reward
         is HTTP 200, as NeMo Gym's own environment servers answer: any other status ends the client's collection.
         """
-        asked = await body(request)
+        try:
+            asked = await body(request)
+        except Overloaded as error:
+            return answer(FlatReply({}).failure(_failure(error)))
         episode = read(EpisodeRequest, asked) if protocol.is_episode(asked) else None
         reply: Reply = EpisodeReply(episode) if episode else FlatReply(asked)
         try:

@@ -102,10 +102,10 @@ def test_a_split_with_fewer_tasks_than_the_limit_is_named_first_and_last(
     gymsdk: Command, installed: Callable[..., Path]
 ) -> None:
     installed("splits", SPLITS)
-    larger = "larger: 'train' (choose with --split)"
+    others = "its other splits: 'train', 'test' (choose with --split)"
     ended = gymsdk("rollout", "splits", "--limit", 5, "-o", "out")
     assert ended.err.splitlines() == [
-        f"split 'example' of environment 'splits' has 3 tasks, fewer than --limit 5; {larger}",
+        f"split 'example' of environment 'splits' has 3 tasks, fewer than --limit 5; {others}",
         "splits: 3 tasks, of --limit 5",
     ]
     assert ended.code == 0

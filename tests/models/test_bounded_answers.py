@@ -158,3 +158,9 @@ async def test_a_refusal_without_end_is_read_as_far_as_it_says_anything(provider
         with pytest.raises(Failed, match="it is broken") as caught:
             await asked(provider, url)
     assert caught.value.kind == "model_refused"
+
+
+@pytest.mark.parametrize("padding", [b"\0" * 512, b"\0"])
+async def test_padding_after_a_compressed_answer_is_ignored(padding: bytes) -> None:
+    async with answering(gzip.compress(BODY) + padding, "gzip") as url:
+        assert (await asked("endpoint", url))["output"][0]["content"] == MESSAGE["content"]

@@ -256,3 +256,23 @@ def test_who_waits_long_for_a_head_says_so_once(caplog):
     caplog.clear()
     Waiting("http://127.0.0.1:9", 60, "name another").pause("nothing listens there")
     assert caplog.messages == []
+
+
+async def test_a_node_whose_event_loop_is_blocked_for_good_is_lost_until_it_runs_again() -> None:
+    blocked = asyncio.Event()
+    async with heading(lease=0.4) as head_url, noded(Node(head_url, [LAMP], alive=lambda: not blocked.is_set())):
+
+        async def names() -> list[str]:
+            return [each["name"] for each in (await told(head_url))["instances"]]
+
+        async def is_lost() -> bool:
+            return await names() == []
+
+        async def is_back() -> bool:
+            return await names() == ["lamp"]
+
+        await until(is_back)
+        blocked.set()
+        await until(is_lost)
+        blocked.clear()
+        await until(is_back)

@@ -20,6 +20,7 @@ from gymsdk.rollouts.jobs import Job
 from gymsdk.servers import agent
 from gymsdk.servers.app import answer
 from gymsdk.servers.app import app as bare
+from gymsdk.servers.sessions.admission import Admission
 from gymsdk.servers.watching.figures import Figures
 
 from .nodes import heading, listening, told, until
@@ -210,3 +211,37 @@ async def test_a_node_whose_event_loop_is_busy_keeps_its_lease(tmp_path: Path) -
         finally:
             process.kill()
             await process.communicate()
+
+
+async def test_a_waiting_request_that_is_cancelled_as_a_place_becomes_free_harms_no_other() -> None:
+    admission, finish = Admission(places=1, queue=10), asyncio.Event()
+
+    async def episode(number: int) -> int:
+        async with admission.place():
+            await finish.wait()
+        return number
+
+    playing, leaving, waiting = (asyncio.ensure_future(episode(number)) for number in range(3))
+    await asyncio.sleep(0)
+    finish.set()
+    leaving.cancel()
+    ended = await asyncio.gather(playing, leaving, waiting, return_exceptions=True)
+    assert (ended[0], type(ended[1]), ended[2]) == (0, asyncio.CancelledError, 2)
+
+    granted = asyncio.ensure_future(episode(3))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        assert await granted == 3
+    assert (admission.taken, admission.waiting) == (0, 0)
+
+
+async def test_a_place_that_was_granted_to_a_request_cancelled_meanwhile_goes_to_the_next() -> None:
+    admission = Admission(places=1, queue=10)
+    async with admission.place():
+        first = asyncio.ensure_future(admission.place().__aenter__())
+        second = asyncio.ensure_future(admission.place().__aenter__())
+        await asyncio.sleep(0)
+    first.cancel()
+    async with asyncio.timeout(5):
+        await second
+    assert (admission.taken, admission.waiting) == (1, 0)

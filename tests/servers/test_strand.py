@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from gymsdk import GymsdkError, UsageError
-from gymsdk.servers.nodes.strand import Strand
+from gymsdk.servers.nodes.strand import Pulse, Strand
 
 
 async def _lasting(up: asyncio.Event, over: asyncio.Event) -> None:
@@ -76,3 +77,13 @@ async def test_one_that_does_not_end_is_named_and_left(caplog: pytest.LogCapture
     assert not strand.task.done()
     freed.set()
     await strand.task
+
+
+async def test_a_pulse_is_recent_until_the_event_loop_is_blocked() -> None:
+    pulse = Pulse(limit=0.2)
+    strand = Strand("the pulse", pulse.run)
+    await strand.up(5)
+    assert pulse.is_recent()
+    time.sleep(0.3)  # noqa: ASYNC251 - it blocks the event loop on purpose
+    assert not pulse.is_recent()
+    await strand.end(5)

@@ -25,7 +25,7 @@ from gymsdk.servers.nodes.members import Members
 from gymsdk.servers.nodes.node import Node
 from gymsdk.servers.nodes.reports import LEASE, Load
 from gymsdk.servers.nodes.service import Scheme, Service, url
-from gymsdk.servers.nodes.strand import Strand, in_thread
+from gymsdk.servers.nodes.strand import Pulse, Strand, in_thread
 from gymsdk.servers.nodes.supply import Supply
 from gymsdk.servers.watching.health import status
 from gymsdk.transcript import Item
@@ -176,7 +176,7 @@ class Fleet:
             await self._started([Strand("what the head supplies", supply.run)])
         else:
             # Last, so that it is the first to end: nobody is sent to servers that are about to.
-            carried = partial(credentials.carried, self._safety.token)
+            carried, pulse = partial(credentials.carried, self._safety.token), Pulse()
             self.node = Node(
                 self.head_url,
                 self.services,
@@ -185,7 +185,9 @@ class Fleet:
                 headers=carried,
                 lease=self._known.lease,
                 supervisor=self._known.supervisor,
+                alive=pulse.is_recent,
             )
+            await self._started([Strand("the pulse of the event loop", pulse.run)])
             # However busy this loop is, the head hears of the node within its lease.
             await self._started([Strand(self.node.what, in_thread(self.node.run, "heartbeat"))])
 

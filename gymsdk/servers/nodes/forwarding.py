@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from gymsdk import credentials, http
 from gymsdk.errors import EpisodeError
-from gymsdk.servers.app import Refused, answer, arrived
+from gymsdk.servers.app import Refused, answer, arrived, refusal_of
 from gymsdk.servers.door.cookies import brought_by, instance_of
 from gymsdk.servers.door.large_bodies import budget
 from gymsdk.servers.door.routing import PREFIX, App, Receive, Scope, Send
@@ -92,7 +92,7 @@ class Forwarding:
         try:
             body = await arrived(request)
         except Refused as refused:
-            await answer({"detail": str(refused)}, status=refused.status)(scope, receive, send)
+            await refusal_of(refused)(scope, receive, send)
             return
         except ClientDisconnect:
             return

@@ -37,7 +37,8 @@ class Node:
     *loads* tells what they have to do, *expected* which servers there are to be, *exits* how some have ended; whoever
     can *restart* those that *restarts* gives, with their processes, is told when to. It is gone from the head *lease*
     seconds after it was last heard of; *joining* bounds the wait for the first answer. The nodes of processes that are
-    supervised together name the same *supervisor*. When there are *news*, the head is told at once.
+    supervised together name the same *supervisor*. When there are *news*, the head is told at once. While *alive* is
+    false, the node sends no heartbeat, so that the head stops sending requests to it.
     """
 
     def __init__(  # noqa: PLR0913 - what a node has to say, each by its name
@@ -55,6 +56,7 @@ class Node:
         joining: float = JOINING,
         supervisor: str = "",
         news: asyncio.Event | None = None,
+        alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self.id = secrets.token_hex(8)
         self.head_url = head_url.rstrip("/")
@@ -70,6 +72,8 @@ class Node:
         self._joining = joining
         self._supervisor = supervisor
         self._news = news or asyncio.Event()
+        self._alive = alive
+        self._stuck = False
         self._out = False
         self._draining = False
         self._leaving = False
@@ -102,6 +106,12 @@ class Node:
 
     async def beat(self) -> None:
         """Be heard of once; a head that does not answer is told of in the log, once, and so is that it is back."""
+        if not self._alive():
+            if not self._stuck:
+                log.error("%s: its event loop is blocked; no heartbeat is sent until it runs again", self.what)
+            self._stuck = True
+            return
+        self._stuck = False
         try:
             why = await self._told()
         except GymsdkError as error:

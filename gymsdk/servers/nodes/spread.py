@@ -172,7 +172,9 @@ class Spread:
             else:
                 self._tallies[instance.id].heal()
                 return answer
-        raise next(reversed(tried.values()), None) or self._none()
+        overloaded = (error for error in tried.values() if error.kind == TOO_MANY)
+        # An overloaded instance is alive: its callers wait for it, even if another instance is gone.
+        raise next(overloaded, None) or next(reversed(tried.values()), None) or self._none()
 
     async def _next(self, tried: Mapping[str, Failed], deadline: float | None) -> Instance | None:
         loop = asyncio.get_running_loop()

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextvars
 import logging
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -17,6 +18,9 @@ from gymsdk.errors import GymsdkError
 
 Work: TypeAlias = Callable[[asyncio.Event, asyncio.Event], Coroutine[Any, Any, None]]
 """What runs: it sets the first event once it is up, and ends when the second is set."""
+
+BLOCKED_SECONDS = 60.0
+"""Seconds without a turn after which an event loop counts as blocked, and not only as busy."""
 
 log = logging.getLogger("gymsdk")
 
@@ -93,6 +97,27 @@ def in_thread(work: Work, name: str) -> Work:
             ending.cancel()
 
     return run
+
+
+class Pulse:
+    """Tells other threads whether this event loop still runs: a blocked one answers nobody, and may never again."""
+
+    def __init__(self, limit: float = BLOCKED_SECONDS) -> None:
+        self._limit = limit
+        self._at = time.monotonic()
+
+    def is_recent(self) -> bool:
+        """Return whether the event loop has run within the limit."""
+        return time.monotonic() - self._at < self._limit
+
+    async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
+        """Note each second that the event loop runs, until it is *over*."""
+        up.set()
+        while not over.is_set():
+            self._at = time.monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await over.wait()
 
 
 async def _reporting(work: Work, risen: Callable[[], None], over: asyncio.Event) -> None:

@@ -70,10 +70,9 @@ class Admission:
         try:
             await granted
         except asyncio.CancelledError:
-            # A cancelled request gives up its place in the queue, or the place that it was granted meanwhile.
-            if granted in self._waiting:
-                del self._waiting[granted]
-            else:
+            # A cancelled request leaves the queue, or gives back the place that it was granted meanwhile.
+            self._waiting.pop(granted, None)
+            if not granted.cancelled():
                 self._pass_on()
             raise
 
@@ -84,10 +83,13 @@ class Admission:
 
     def _pass_on(self) -> None:
         """Grant a place that has become free to the first who waits."""
-        if self._waiting:
-            self._waiting.popitem(last=False)[0].set_result(None)
-        else:
-            self._taken -= 1
+        while self._waiting:
+            granted, _ = self._waiting.popitem(last=False)
+            # The request may be cancelled, and not know it yet.
+            if not granted.done():
+                granted.set_result(None)
+                return
+        self._taken -= 1
 
     def _drain_time(self) -> float:
         self._measure()

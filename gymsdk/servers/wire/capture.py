@@ -20,6 +20,9 @@ from gymsdk.servers.door.routing import ID
 from gymsdk.transcript import Item
 from gymsdk.types import Episode, Model
 
+WRITING_SECONDS = 5.0
+"""Seconds that an episode waits for one of its model calls to be on disk."""
+
 log = logging.getLogger("gymsdk")
 
 
@@ -60,7 +63,15 @@ class Captured:
             spent = (time.perf_counter() - started) * 1e3
             exchange = self._exchange(request, response, failed)
             timed = {"started_at": began, "completed_at": time.time(), "latency_ms": round(spent, 2)}
-            await asyncio.shield(asyncio.to_thread(self._append, rollout, exchange | timed))
+            await self._written(rollout, exchange | timed)
+
+    async def _written(self, rollout: str, exchange: Item) -> None:
+        """Append *exchange* to the rollout's file, within a bound: the disk must not hold up an episode."""
+        try:
+            async with asyncio.timeout(WRITING_SECONDS):
+                await asyncio.shield(asyncio.to_thread(self._append, rollout, exchange))
+        except TimeoutError:
+            log.warning("a model call of rollout %s was not captured in %s in time", rollout, self._folder)
 
     def _exchange(self, request: Item, response: Item | None, failed: str | None) -> Item:
         unfinished = "cancelled" if response is None and failed is None else None
