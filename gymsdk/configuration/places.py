@@ -19,7 +19,8 @@ class Place(BaseModel):
     """Where a setting comes from: a file and a line of it, or a source without lines.
 
     *found* says that nobody named the file: it was read because it lies in the working folder, or because such a
-    file includes it. `untrusted` lists what it may not set.
+    file includes it. `untrusted` lists what it may not set. *origin* is set on a resolved value whose text stands in
+    another source and refers to a value of such a file: it is the place of that value.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -27,6 +28,7 @@ class Place(BaseModel):
     source: str
     line: int | None = None
     found: bool = False
+    origin: Place | None = None
 
     def __str__(self) -> str:
         return self.source if self.line is None else f"{self.source}:{self.line}"

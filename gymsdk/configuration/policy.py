@@ -40,7 +40,7 @@ def completed(root: Node) -> tuple[Node, tuple[str, ...]]:
 
     A file's base URL never receives the key of an environment variable, nor the other way round: the author of the
     file would learn the user's key, or another server the file's. For the same reason a base URL of an `env.yaml` that
-    was found in the working folder receives no key but that file's own.
+    was found in the working folder receives no key but that file's own, not even one of the command line.
     """
     written = root.at(KEY)
     for key, variable in {**VARIABLES, **SWITCHES}.items():
@@ -60,7 +60,7 @@ def completed(root: Node) -> tuple[Node, tuple[str, ...]]:
 
 def _fits(key: Source, base_url: Source) -> bool:
     if key is Source.GIVEN:
-        return True
+        return base_url is not Source.FOUND
     if base_url is Source.FILE:
         return key in {Source.FILE, Source.FOUND}
     return key is (Source.FOUND if base_url is Source.FOUND else Source.VARIABLE)

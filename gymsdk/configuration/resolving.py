@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gymsdk.configuration.nodes import Node, node_of, plain
+from gymsdk.configuration.nodes import Node, beneath, node_of, plain
 from gymsdk.configuration.places import Place, Problems, Trail, dotted
 from gymsdk.errors import suggestion
 from gymsdk.settings import MARK
@@ -20,6 +20,9 @@ VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*\}")
 REFERENCE = re.compile(r"\$\{\s*([A-Za-z_][\w-]*(?:\.[\w-]+)*)\s*\}")
 RESOLVER = re.compile(r"\$\{\s*([A-Za-z_][\w.]*):")
 REFERRING = "write ${key.of.another}, or ${oc.env:VARIABLE}"
+PROBE = "gymsdk-probe"
+"""What a value is replaced with to see which others depend on it."""
+
 ROOT = re.compile(r"\$\{([A-Za-z_]\w*)[.}\[]")
 
 
@@ -85,6 +88,7 @@ class _Resolving:
         self._config = config
         self._root = root
         self._problems = problems
+        self._origins = self._traced()
 
     def node(self, node: Node, trail: Trail) -> Node:
         if isinstance(node.value, dict):
@@ -93,8 +97,62 @@ class _Resolving:
             below = [self.node(each, (*trail, str(number))) for number, each in enumerate(node.value)]
             return Node(below, node.place)
         if isinstance(node.value, str) and MARK in node.value:
-            return node_of(self._value(node.value, trail, node.place), node.place)
+            return node_of(self._value(node.value, trail, node.place), self._place(node, trail))
         return node
+
+    def _place(self, node: Node, trail: Trail) -> Place:
+        """Give the place of a resolved value; it counts as found if all of it comes from an untrusted file."""
+        origin = self._origins.get(trail)
+        if origin is None:
+            return node.place
+        return node.place.model_copy(update={"origin": origin, "found": self._is_found(node, ())})
+
+    def _is_found(self, node: Node, seen: tuple[Node, ...]) -> bool:
+        """Whether *node* comes from an untrusted file, or only refers to what does; a text with more in it does not."""
+        if node.place.found or any(node is each for each in seen):
+            return node.place.found
+        if isinstance(node.value, (dict, list)):
+            leaves = [leaf for _, leaf in node.walk()]
+            return bool(leaves) and all(self._is_found(leaf, (*seen, node)) for leaf in leaves)
+        match = REFERENCE.fullmatch(node.value) if isinstance(node.value, str) else None
+        target: Node | None = self._root if match else None
+        for key in match[1].split(".") if match else ():
+            target = beneath(target, key) if target is not None else None
+        return target is not None and self._is_found(target, (*seen, node))
+
+    def _traced(self) -> dict[Trail, Place]:
+        """Give, for each text of a trusted source, the place of a value of an untrusted file that it depends on.
+
+        It replaces each such value in turn and compares what the texts resolve to, so that every form of reference
+        counts, nested and relative ones too.
+        """
+        leaves = list(self._root.walk())
+        texts = [t for t, leaf in leaves if isinstance(leaf.value, str) and MARK in leaf.value and not leaf.place.found]
+        origins: dict[Trail, Place] = {}
+        untrusted = [(trail, leaf) for trail, leaf in leaves if leaf.place.found]
+        if not texts or not untrusted:
+            return origins
+        before = {trail: self._outcome(trail) for trail in texts}
+        for (*above, last), leaf in untrusted:
+            parent = self._found(tuple(above))
+            key = int(last) if _is_list(parent) else last
+            parent[key] = PROBE
+            for trail in texts:
+                if trail not in origins and self._outcome(trail) != before[trail]:
+                    origins[trail] = leaf.place
+            parent[key] = leaf.value
+        return origins
+
+    def _outcome(self, trail: Trail) -> tuple[bool, Any]:
+        """Give whether *trail* resolves, and what to."""
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            found = self._found(trail)
+            return True, OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+        except (OmegaConfBaseException, RecursionError):
+            return False, None
 
     def _value(self, text: str, trail: Trail, place: Place) -> Any:
         from omegaconf import OmegaConf

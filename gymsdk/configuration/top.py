@@ -157,7 +157,6 @@ class _Reading:
             return None
         if switches.model_call_capture_dir is None:
             place = self._root.place_of(("observability_enabled",))
-            sentence = "observability_enabled is true, and nothing says where model calls are captured"
             sentence = "observability_enabled needs model_call_capture_dir; set it to a folder"
             self._problems.add(place, sentence)
             return None

@@ -2,7 +2,8 @@
 
 The user did not name that file: it may have come with a repository or an archive. It may hold the policy's endpoint and
 settings that harm nobody. It may not read environment variables or other files' settings, send another source's key to
-an address, let other machines reach the servers, or replace the token and certificates that a named file gives.
+an address (not even one of the command line or of a trainer), let other machines reach the servers, or replace the
+token and certificates that a named file gives. The same holds for its values that another source's settings refer to.
 `--config FILE` lifts all of this.
 """
 
@@ -14,8 +15,9 @@ from collections.abc import Iterator
 from gymsdk.addresses import is_loopback
 from gymsdk.configuration.kinds import KINDS, MODELS
 from gymsdk.configuration.nodes import Node, beneath
-from gymsdk.configuration.places import COMMAND, HANDED, Place, Problems, Trail, dotted
+from gymsdk.configuration.places import Place, Problems, Trail, dotted
 from gymsdk.configuration.players import endpoint
+from gymsdk.configuration.policy import BASE_URL, KEY
 from gymsdk.settings import MARK, references
 
 PROTECTED = ("token_file", "tls_certificate", "tls_key")
@@ -74,20 +76,38 @@ def check_replaced(named: Node, whole: Node, problems: Problems) -> None:
 def check_safety(root: Node, problems: Problems) -> None:
     """Report each resolved setting of an untrusted file that would weaken the safety of the servers or of a key."""
     for trail, node in _exposing(root):
-        if node.place.found:
+        if (file := _untrusted(node.place)) is not None:
             problems.add(
-                node.place,
-                f"{dotted(trail)} would let other machines reach these servers, or lead them to another machine; a file"
-                " found in the working folder may not do that; say it on the command line, or name the file:"
-                f" --config {node.place.source}",
+                file,
+                f"{dotted(trail)}{_written(node.place)} would let other machines reach these servers, or lead them to"
+                " another machine; a file found in the working folder may not do that; say it on the command line, or"
+                f" name the file: --config {file.source}",
+            )
+    for key in PROTECTED:
+        if (place := root.place_of((key,))).origin is not None:
+            problems.add(
+                place.origin,
+                f"{key}{_written(place)} refers to this value; a file found in the working folder may not change it;"
+                f" name the file to allow that: --config {place.origin.source}",
             )
     for trail, address, secret in _addressed(root):
-        if address.found and not (secret.found or secret in {COMMAND, HANDED}):
+        file = _untrusted(address)
+        if file is not None and not secret.found:
             problems.add(
-                address,
-                f"{dotted(trail)} would receive the key or headers of {secret}; a file found in the working folder may"
-                f" not choose where those go; name it to allow that: --config {address.source}",
+                file,
+                f"{dotted(trail)}{_written(address)} would receive the key or headers of {secret}; a file found in the"
+                f" working folder may not choose where those go; name it to allow that: --config {file.source}",
             )
+
+
+def _untrusted(place: Place) -> Place | None:
+    """Give where an untrusted file decides the value at *place*, `None` if none does."""
+    return place.origin or (place if place.found else None)
+
+
+def _written(place: Place) -> str:
+    """Give where the text stands that refers to an untrusted file's value, in parentheses."""
+    return f" ({place})" if place.origin is not None else ""
 
 
 def _exposing(root: Node) -> Iterator[tuple[Trail, Node]]:
@@ -110,15 +130,21 @@ def _exposing(root: Node) -> Iterator[tuple[Trail, Node]]:
 
 def _addressed(root: Node) -> Iterator[tuple[Trail, Place, Place]]:
     """Yield, for each model server, where its address is written, and where each secret that goes there is."""
+    shared = [leaf.place for leaf in _leaves(root.at(BASE_URL))]
+    keys = [leaf.place for leaf in _leaves(root.at(KEY))]
+    yield from (((BASE_URL,), address, secret) for address in shared for secret in keys)
     for name, block in root.children.items():
         server = block.at(MODELS)
         for implementation, body in (server.children if server is not None else {}).items():
             url, key, model = endpoint(implementation)
             secrets = [leaf.place for each in (key, *HEADERS) for leaf in _leaves(body.at(each))]
-            for each in (url, model):
-                for leaf in _leaves(body.at(each)):
-                    if each == url or "@http" in str(leaf.value):
-                        yield from (((name, MODELS, implementation, each), leaf.place, place) for place in secrets)
+            trail: Trail = (name, MODELS, implementation)
+            addresses: list[tuple[Trail, Place]] = [((*trail, url), leaf.place) for leaf in _leaves(body.at(url))]
+            # A block without an address is played at the policy's.
+            addresses = addresses or [((BASE_URL,), place) for place in shared]
+            named = [leaf for leaf in _leaves(body.at(model)) if "@http" in str(leaf.value)]
+            addresses += [((*trail, model), leaf.place) for leaf in named]
+            yield from ((way, address, secret) for way, address in addresses for secret in secrets)
 
 
 def _leaves(node: Node | None) -> Iterator[Node]:

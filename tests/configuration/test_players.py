@@ -111,7 +111,7 @@ BUILT_IN = "+config_paths=[responses_api_models/vllm_model/configs/vllm_model.ya
         ("url key", "key", "url", "variables"),
         ("key", "", "url", None),
         ("url key", "", "url key", "words"),
-        ("url", "", "key", "words"),
+        ("url", "", "key", None),
     ],
 )
 def test_a_key_goes_where_it_belongs(

@@ -113,3 +113,69 @@ def test_a_key_that_was_found_goes_to_the_address_of_a_named_file(write: Write) 
     found = read(["named.yaml"])
     assert found.policy.api_key is not None
     assert found.policy.api_key.get_secret_value() == "sk-of-the-folder"
+
+
+ENGINE = "policy_model: {responses_api_models: {openai_model: {openai_model: m, openai_api_key: 'KEY', ADDRESS}}}\n"
+OURS = "${oc.env:OPENAI_API_KEY}"
+
+REDIRECTED = {
+    "part of an address": ("openai_base_url: 'http://${gw}/v1'", OURS, "gw: good\n", "gw: evil"),
+    "a whole address": ("openai_base_url: '${policy_base_url}'", OURS, "", "policy_base_url: http://evil/v1"),
+    "in two steps": ("openai_base_url: '${one}'", OURS, "one: 'http://${gw}/v1'\n", "gw: evil"),
+    "a nested reference": (
+        "openai_base_url: '${${which}}'",
+        OURS,
+        "which: good\ngood: http://good/v1\nother: http://other/v1\nboth: '${good}${other}'\n",
+        "which: other",
+    ),
+    "no address but the policy's": ("drop_input_reasoning_items: false", OURS, "", "policy_base_url: http://evil/v1"),
+    "a key with a part that was found": (
+        "openai_base_url: 'http://${gw}/v1'",
+        f"{OURS}${{end}}",
+        "",
+        "gw: evil\nend: x",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REDIRECTED)
+def test_a_found_value_that_a_named_address_refers_to_redirects_no_key(write: Write, case: str) -> None:
+    address, key, more, found = REDIRECTED[case]
+    write("named.yaml", ENGINE.replace("KEY", key).replace("ADDRESS", address) + more)
+    write("env.yaml", found)
+    pattern = r"(?m)^env\.yaml:1: .* would receive the key or headers of named\.yaml:1; .*--config env\.yaml"
+    with pytest.raises(BadConfig, match=pattern) as caught:
+        read(["named.yaml"])
+    assert "sk-" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("default_host: '${x}'", "0.0.0.0"),
+        ("insecure: '${x}'", "true"),
+        ("head_server: {port: 1, host: '${x}'}", "evil"),
+        ("token_file: '${x}'", "theirs.txt"),
+        ("tls_key: '${x}'\ntls_certificate: c", "k"),
+    ],
+)
+def test_a_found_value_that_a_named_safety_setting_refers_to_is_refused(write: Write, text: str, value: str) -> None:
+    write("named.yaml", text)
+    write("env.yaml", f"x: {value}")
+    with pytest.raises(BadConfig, match=r"(?m)^env\.yaml:1: .* \(named\.yaml:1\) .*--config env\.yaml"):
+        read(["named.yaml"])
+
+
+def test_a_key_of_the_command_line_does_not_go_to_an_address_that_was_found(write: Write) -> None:
+    write("env.yaml", "policy_base_url: http://attacker/v1\n")
+    assert read([], ["policy_api_key=sk-of-the-user"]).policy.api_key is None
+    assert read(["env.yaml"], ["policy_api_key=sk-of-the-user"]).policy.api_key is not None
+
+
+def test_a_named_block_plays_at_the_endpoint_and_with_the_key_that_were_found(write: Write) -> None:
+    address = "openai_base_url: '${policy_base_url}'"
+    write("named.yaml", ENGINE.replace("KEY", "${policy_api_key}").replace("ADDRESS", address))
+    write("env.yaml", "policy_base_url: http://engine/v1\npolicy_api_key: k\npolicy_model_name: m\n")
+    found = read(["named.yaml"])
+    assert found.policy.api_key is not None
+    assert found.policy.api_key.get_secret_value() == "k"
