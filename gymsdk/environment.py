@@ -234,8 +234,8 @@ class Environment:
     async def row(self, task: Row | Task, *, seed: int = 0) -> Row:
         """Return *task* as the row that `gymsdk tasks` writes: complete for agents that know nothing else of it.
 
-        To a drawn task's own `row()` this adds the tools that its episode offers, which only a reset can say. The
-        environment must be entered.
+        To the task's own `row()` this adds the name of this environment's agent, and the tools that the episode offers,
+        which only a reset can say. The environment must be entered.
 
         Args:
             task: A task, or a row.
@@ -248,7 +248,8 @@ class Environment:
             BadRow: The task does not fit the environment.
             EpisodeError: The episode cannot be opened.
         """
-        row = self._addressed(self.read(task)).row()
+        own = self.read(task).row()
+        row = {**own, "agent_ref": own.get("agent_ref") or agent_reference(self.name + AGENT)}
         params = row["responses_create_params"]
         if params.get("tools") or not self.tools:
             return row
@@ -256,17 +257,11 @@ class Environment:
         await self.close(episode)
         return {**row, "responses_create_params": {**params, "tools": episode.tools}} if episode.tools else row
 
-    def _addressed(self, task: Task) -> Task:
-        """Return *task* with the name of this environment's agent, unless it names one: trainers route rows by it."""
-        if getattr(task, "agent_ref", None) is not None:
-            return task
-        return task.model_copy(update={"agent_ref": agent_reference(self.name + AGENT)})
-
     def _drawn(self, split: str, seed: int) -> Iterator[Task]:
         answers = (self._at_once(each, split=split, seed=seed) for each in self._stack.answerers["tasks"])
         try:
             for row in next((rows for rows in answers if rows is not None), ()):
-                yield self._addressed(self.read(row))
+                yield self.read(row)
         except (GymsdkError, *complaints.INTERRUPTS):
             raise
         except BaseException as error:

@@ -68,7 +68,7 @@ class Task(BaseModel):
         return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
     def row(self) -> Row:
-        """Return the task as a JSON object; that of a task an environment drew names its agent in `agent_ref`."""
+        """Return the task as a JSON object; `Environment.row` adds the agent and the tools, for clients elsewhere."""
         return self.model_dump(mode="json")
 
 

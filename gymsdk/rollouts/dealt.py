@@ -15,7 +15,7 @@ from gymsdk.errors import BadRow, GymsdkError
 from gymsdk.rollouts.jobs import route
 from gymsdk.rollouts.lines import unplayed
 from gymsdk.rollouts.sources import Environments, Sourced, from_splits
-from gymsdk.types import Row
+from gymsdk.types import AGENT, Row, agent_reference
 
 
 def dealt(environments: Environments, split: str | None, *, seed: int, limit: int) -> Iterator[Row]:
@@ -46,7 +46,7 @@ async def equipped(environments: Environments, found: Iterable[Row], *, seed: in
 
 
 def _next(source: Sourced) -> Row | None:
-    return next((row for _, row in source), None)
+    return next(({**row, "agent_ref": agent_reference(name + AGENT)} for name, row in source), None)
 
 
 @dataclass(slots=True)

@@ -33,7 +33,8 @@ async def test_python_gives_the_rows_that_the_command_writes(start: Start, name:
     async with environment:
         assert [await environment.row(task, seed=3) for task in drawn] == written
     for row in written:
-        # The tools of an episode are known once it is reset; everything else is the task's own.
+        # The environment adds these; everything else is the task's own.
+        assert row.pop("agent_ref")["name"] == f"{name}_simple_agent"
         if environment.tools:
             assert row["responses_create_params"].pop("tools")
     assert [task.row() for task in drawn] == written

@@ -38,7 +38,6 @@ def test_a_row_has_the_published_fields():
     (task,) = generated("train", 1)
     row = task.row()
     assert row.keys() == {
-        "agent_ref",
         "responses_create_params",
         "id",
         "expected_synonyms",
