@@ -200,3 +200,17 @@ async def test_one_cookie_jar_serves_one_row_after_another(serving: Serving, liv
     assert rewards == [1.0, 1.0, 1.0]
     assert (alone.status_code, alone.json()["reward"]) == (200, 0.0)
     assert "one of another row" in alone.json()["gymsdk"]["session_unused"]
+
+
+async def test_one_cookie_jar_holds_the_sessions_of_many_rows_until_they_are_verified(
+    serving: Serving, live: Callable[[], Environment]
+) -> None:
+    rows = [{"gold": number, "responses_create_params": PROMPT} for number in range(14)]
+    async with serving(live()) as client:
+        for row in rows:
+            await client.post("/seed_session", json=row)
+        answers = [
+            await client.post("/verify", json={**row, "response": {"output": [wire.message("a guess")]}})
+            for row in rows
+        ]
+    assert [answer.status_code for answer in answers] == [200] * len(rows)

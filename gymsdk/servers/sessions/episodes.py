@@ -43,8 +43,8 @@ Face: TypeAlias = Literal["tools", "typed", "turns"]
 LOST: dict[str, Any] = {"stage": "step", "kind": "session_lost", "retryable": True}
 """What tells an agent that a refusal is no tool's answer: its rollout is lost, not bad."""
 
-BEFORE = 8
-"""How many sessions that a client left for another are remembered with that one."""
+BEFORE = 64
+"""How many sessions that a client left for another are remembered with that one: the first, and the latest."""
 
 OVER: dict[str, Any] = {"stage": "step", "kind": "session_judged", "retryable": False}
 
@@ -80,7 +80,8 @@ class Episodes:
         opening = Opening(given.identity, given.seed, typed=face == "typed", prompted=prompted)
         session.kept |= {"face": face, "opening": opening}
         if left is not None and not over(left):
-            session.kept["before"] = [*self._before(left), left][:BEFORE]
+            before = [*self._before(left), left]
+            session.kept["before"] = before if len(before) <= BEFORE else [before[0], *before[1 - BEFORE :]]
         return session
 
     @asynccontextmanager
