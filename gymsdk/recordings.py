@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,9 @@ from gymsdk.turns import spans, turns
 
 ALIKE = 256
 """Recordings kept of one opening: the next ones that differ in nothing but what comes later are left out."""
+
+SYSTEM_ROLES = frozenset({"system", "developer"})
+"""The roles of the messages that make a system prompt."""
 
 
 def history(request: Item) -> list[Item]:
@@ -61,6 +65,23 @@ def openings(items: Sequence[Item], instructions: str | None = None) -> list[Ope
     return [said.opening() for said in _stages(items, instructions)]
 
 
+def adds_system_prompt(items: Sequence[Item], prompt: Sequence[Item]) -> bool:
+    """Return whether *items* are *prompt* behind a system prompt of a harness.
+
+    The harness may put messages of its own before those of *prompt*, or join its text with the first of them.
+    """
+    lead, own = _system_messages(items), _system_messages(prompt)
+    if list(items[len(lead) :]) != list(prompt[len(own) :]):
+        return False
+    [added], [asked] = openings(lead), openings(own)
+    return marks(lead, skip=max(0, added.length - asked.length)) == marks(own)
+
+
+def _system_messages(items: Sequence[Item]) -> list[Item]:
+    """Return the messages of the system or the developer that *items* begin with."""
+    return list(takewhile(lambda item: item.get("role") in SYSTEM_ROLES, items))
+
+
 class _Said:
     """What has been said so far, as two running digests: what the system was told may move to the front."""
 
@@ -91,7 +112,7 @@ class _Said:
                 self._message(str(item.get("role")), _text(item.get("content")))
 
     def _message(self, role: str, text: str) -> None:
-        if role in {"system", "developer"}:
+        if role in SYSTEM_ROLES:
             # Who makes one message of several puts what it likes between them.
             told = "".join(text.split())
             self._system.update(told[max(0, self._skip - self._length) :].encode("utf-8", "replace"))

@@ -60,6 +60,19 @@ class Tool:
         except ValidationError as error:
             raise WrongArguments(f"Invalid tool call arguments for {self.name}: {complaints.sentence(error)}") from None
 
+    def received(self, text: str) -> bytes:
+        """Return what the function receives for the arguments in *text*, as JSON: equal for equal calls.
+
+        Values are converted to the types of the parameters, and defaults are filled in.
+
+        Raises:
+            WrongArguments: The tool refuses the arguments.
+            ValueError: JSON cannot hold what the function receives.
+        """
+        taken = parameters(self.function)
+        arguments = {key: taken[key].default for key in sorted(self.optional)} | self.read(text)
+        return values.ordered(self.arguments.dump_python(arguments, mode="json", warnings=False))
+
 
 def tool(function: Callable[..., Any]) -> Tool:
     """Give the tool *function* makes; raises `TypeError` naming a parameter that cannot be offered."""

@@ -84,7 +84,7 @@ async def test_a_policy_does_not_choose_its_seed(serving: Serving, hidden: Envir
         await agent.call("peek", {})
         verdict = await agent.verify(known)
     assert (verdict["reward"], verdict["tries"]) == (0.0, 1)
-    assert "another of this row" in verdict["gymsdk"]["session_unused"]
+    assert "The earlier session was judged" in verdict["gymsdk"]["session_unused"]
     assert honest != known
 
 
@@ -186,7 +186,7 @@ async def test_a_session_of_another_task_decides_nothing(serving: Serving, hidde
         secret = (await agent.post("/peek", {})).text
         verdict = await agent.verify(secret)
     assert (verdict["kind"], "reward" in verdict) == ("session_mismatch", False)
-    assert "one of another row" in verdict["detail"]
+    assert "was not opened with this row" in verdict["detail"]
 
 
 async def test_a_session_that_is_gone_is_told_of_where_the_verdict_needs_it(
@@ -208,6 +208,7 @@ async def test_a_session_that_is_gone_is_told_of_where_the_verdict_needs_it(
         await agent.call("peek", {})
         assert (await agent.verify("0"))["kind"] == "session_lost", "an answer in between does not hide it"
         await agent.post("/seed_session", ROW)
+        agent.items.clear()
         secret = (await agent.call("peek", {})).text
         assert secret.isdecimal()
         assert "reward" in await agent.verify(secret)

@@ -107,7 +107,7 @@ async def test_a_session_of_another_row_is_left_out_of_a_verdict_that_takes_no_s
         await client.post("/seed_session", json=ROW)
         answer = await client.post("/verify", json=verified(row={**ROW, "initial_count": 6}))
     assert (answer.status_code, answer.json()["reward"]) == (200, 1.0)
-    assert answer.json()["gymsdk"]["session_unused"].startswith("the session of the cookie is one of another row")
+    assert answer.json()["gymsdk"]["session_unused"].startswith("The cookie's session was not opened with this row: ")
 
 
 async def test_a_turn_that_was_cut_short_is_not_played(serving):

@@ -7,6 +7,7 @@ without the session gives 0.0 where the session's gives 1.0.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -44,6 +45,33 @@ def tools():
 async def verify(state: Ticket, transcript: Transcript):
     return Verdict(reward=float(transcript.text() == state.number))
 """
+
+BASKET = """
+class Basket(State):
+    counts: dict[str, int] = {}
+
+@hookimpl
+async def reset(task):
+    return Reset(state=Basket())
+
+async def add(state: State, item: str, count: int = 1) -> str:
+    "Add to the basket."
+    state.counts[item] = state.counts.get(item, 0) + count
+    return "added"
+
+async def look(state: State) -> str:
+    "Look into the basket."
+    return str(state.counts)
+
+@hookimpl
+def tools():
+    return [add, look]
+
+@hookimpl
+async def verify(task, state: Basket):
+    return Verdict(reward=float(state.counts == {"pear": 1}))
+"""
+"""An environment whose verdict takes the state alone."""
 
 PROMPT = {"input": [{"role": "user", "content": "draw a ticket and read it out"}]}
 
@@ -166,7 +194,7 @@ async def test_calls_that_the_session_never_saw_are_not_replayed(
         await client.post("/seed_session", json=row)
         answer = await client.post("/verify", json={**row, "response": {"output": items}})
     assert (answer.status_code, answer.json()["kind"]) == (409, "session_mismatch")
-    assert "has seen none of the calls" in answer.json()["detail"]
+    assert "None of the response's tool calls was sent to the cookie's session." in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +227,7 @@ async def test_one_cookie_jar_serves_one_row_after_another(serving: Serving, liv
         )
     assert rewards == [1.0, 1.0, 1.0]
     assert (alone.status_code, alone.json()["reward"]) == (200, 0.0)
-    assert "one of another row" in alone.json()["gymsdk"]["session_unused"]
+    assert "not opened with this row" in alone.json()["gymsdk"]["session_unused"]
 
 
 async def test_one_cookie_jar_holds_the_sessions_of_many_rows_until_they_are_verified(
@@ -214,3 +242,182 @@ async def test_one_cookie_jar_holds_the_sessions_of_many_rows_until_they_are_ver
             for row in rows
         ]
     assert [answer.status_code for answer in answers] == [200] * len(rows)
+
+
+@pytest.fixture
+def basket(made: Callable[..., object]) -> Environment:
+    """An environment whose verdict takes the state alone."""
+    return Environment("basket", made(BASKET, "basket_env"), {})
+
+
+ROW = {"gold": 1, "responses_create_params": PROMPT}
+KEY = "X-NeMo-Gym-Session-Token"
+
+
+def called(*calls: tuple[str, Any]) -> list[Item]:
+    """Return the items of a response with *calls*, each answered."""
+    pairs = (
+        [
+            wire.function_call("", {}, f"c{number}") | {"name": name, "arguments": arguments},
+            wire.function_call_output(f"c{number}", "added"),
+        ]
+        for number, (name, arguments) in enumerate(calls)
+    )
+    return [*(item for pair in pairs for item in pair), wire.message("done")]
+
+
+async def send(client: httpx.AsyncClient, face: str, name: str, text: str) -> None:
+    """Call a tool in the session of *client* by one of the interfaces that call tools."""
+    if face == "mcp":
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+        params = {"name": name, "arguments": json.loads(text)}
+        answer = await client.post("/mcp", json={**call, "params": params})
+        assert answer.json()["result"]["isError"] is False
+    elif face == "turns":
+        output = [wire.function_call("", {}, "c") | {"name": name, "arguments": text}]
+        (await client.post("/step", json={"response": {"output": output}})).raise_for_status()
+    else:
+        (await client.post(f"/{name}", content=text)).raise_for_status()
+
+
+async def open_session(client: httpx.AsyncClient, face: str) -> None:
+    """Open a session of `ROW` by one of the interfaces."""
+    path = "/reset" if face == "turns" else "/seed_session"
+    answer = await client.post(path, json=seed_body(ROW, typed=face == "typed"))
+    if face == "mcp":
+        client.headers[KEY] = answer.json()["mcp"]["headers"][KEY]
+
+
+async def verify(client: httpx.AsyncClient, items: list[Item], row: Item = ROW) -> httpx.Response:
+    return await client.post("/verify", json={**row, "response": {"output": items}})
+
+
+@pytest.mark.parametrize("face", ["tools", "typed", "turns", "mcp"])
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        ([("add", '{"item": "plum", "count": 1}')], "None of the response's tool calls was sent"),
+        ([("add", '{"item": "pear"}'), ("look", "{}")], "Some of the response's tool calls were not sent"),
+        ([("add", '{"item": "pear"}'), ("add", '{"item": "pear"}')], "the first is a call of 'add'"),
+    ],
+)
+async def test_a_session_that_received_other_calls_is_not_judged(
+    serving: Serving, basket: Environment, face: str, calls: list[tuple[str, str]], said: str
+) -> None:
+    async with serving(basket, with_mcp=True) as client:
+        await open_session(client, face)
+        await send(client, face, "add", '{"item": "pear"}')
+        other = await verify(client, called(*calls))
+        own = await verify(client, called(("add", '{"item": "pear"}')))
+    assert (other.status_code, other.json()["kind"], "reward" in other.json()) == (409, "session_mismatch", False)
+    assert said in other.json()["detail"]
+    assert (own.status_code, own.json()["reward"]) == (200, 1.0)
+
+
+@pytest.mark.parametrize("face", ["tools", "typed", "turns", "mcp"])
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ('{"item":"pear","count":null}', '{ "item": "pear" }'),
+        ('{"item": "pear"}', '{"count": null, "item": "pear"}'),
+        ('{"item": "pear"}', {"item": "pear"}),
+        ('{"item": "pear", "count": 1}', '{"item": "pear"}'),
+        ('{"item": "pear"}', '{"item": "pear", "count": 1.0}'),
+        ('{"item": "pear", "count": 1}', '{"item": "pear", "count": "1"}'),
+    ],
+)
+async def test_a_call_is_recognised_however_its_arguments_are_written(
+    serving: Serving, basket: Environment, face: str, sent: str, shown: Any
+) -> None:
+    async with serving(basket, with_mcp=True) as client:
+        await open_session(client, face)
+        await send(client, face, "add", sent)
+        answer = await verify(client, called(("add", shown)))
+    assert (answer.status_code, answer.json().get("reward")) == (200, 1.0)
+
+
+async def test_a_call_that_was_sent_twice_loses_no_session(serving: Serving, basket: Environment) -> None:
+    async with serving(basket) as client:
+        await open_session(client, "tools")
+        for _ in range(2):
+            await send(client, "tools", "add", '{"item": "pear"}')
+        answer = await verify(client, called(("add", '{"item": "pear"}')))
+    assert (answer.status_code, answer.json()["reward"]) == (200, 0.0), "the session has two pears"
+    assert "session_unused" not in answer.json()["gymsdk"]
+
+
+async def test_of_several_sessions_the_one_that_received_the_calls_is_judged(
+    serving: Serving, basket: Environment
+) -> None:
+    async with serving(basket) as client:
+        for items in (["pear"], ["plum", "plum"], []):
+            await open_session(client, "tools")
+            for item in items:
+                await send(client, "tools", "add", json.dumps({"item": item}))
+        answer = await verify(client, called(("add", '{"item": "pear"}')))
+    assert (answer.status_code, answer.json()["reward"]) == (200, 1.0)
+    assert answer.json()["gymsdk"]["session_unused"] == (
+        "The cookie's session was opened after the session that played this response. The earlier session was judged."
+    )
+
+
+@pytest.mark.parametrize("arguments", ["{}", '{"item": "pear", "count": "many"}', '{"item": "pear", "colour": "red"}'])
+async def test_a_call_that_its_tool_refuses_need_not_have_been_sent(
+    serving: Serving, basket: Environment, arguments: str
+) -> None:
+    async with serving(basket) as client:
+        await open_session(client, "tools")
+        await send(client, "tools", "add", '{"item": "pear"}')
+        answer = await verify(client, called(("add", arguments), ("add", '{"item": "pear"}')))
+    assert (answer.status_code, answer.json().get("reward")) == (200, 1.0)
+
+
+LEADING = [{"role": "developer", "content": "Be brief."}, {"role": "system", "content": "You are an agent."}]
+USER = {"role": "user", "content": "draw a ticket and read it out"}
+SYSTEM = {"role": "system", "content": "Play fair."}
+
+
+@pytest.mark.parametrize(
+    ("opened", "verified", "accepted"),
+    [
+        ({"_ng_task_index": 3}, {}, True),
+        ({}, {"_ng_task_index": 3}, True),
+        ({"_ng_task_index": 3}, {"_ng_task_index": 4}, False),
+        ({"gymsdk": {"seed": 7}}, {"_ng_task_index": 4}, False),
+        ([USER], [*LEADING, USER], True),
+        ([SYSTEM, USER], [*LEADING, SYSTEM, USER], True),
+        ([SYSTEM, USER], [{"role": "system", "content": "You are an agent.\n\nPlay fair."}, USER], True),
+        ([SYSTEM, USER], [*LEADING, USER], False),
+        ([USER], [USER, *LEADING], False),
+    ],
+)
+async def test_what_agents_add_or_leave_out_loses_no_session(
+    serving: Serving, basket: Environment, opened: Any, verified: Any, accepted: bool
+) -> None:
+    first, second = (
+        {**ROW, **(each if isinstance(each, dict) else {"responses_create_params": {"input": each}})}
+        for each in (opened, verified)
+    )
+    async with serving(basket) as client:
+        seed = (await client.post("/verify", json={**first, "response": {"output": []}})).json()["gymsdk"]["seed"]
+        await client.post("/seed_session", json=first)
+        await send(client, "tools", "add", '{"item": "pear"}')
+        answer = await verify(client, called(("add", '{"item": "pear"}')), second)
+    told = answer.json()
+    assert answer.status_code == (200 if accepted else 409)
+    if accepted:
+        assert (told["reward"], told["gymsdk"]["seed"], "session_unused" in told["gymsdk"]) == (1.0, seed, False)
+
+
+async def test_a_session_that_fits_exactly_is_preferred(serving: Serving, basket: Environment) -> None:
+    """A row may be another row behind a system prompt: its own session is judged."""
+    rows = [{**ROW, "responses_create_params": {"input": prompt}} for prompt in ([SYSTEM, USER], [USER])]
+    async with serving(basket) as client:
+        for row, item in zip(rows, ["pear", "plum"], strict=True):
+            await client.post("/seed_session", json=row)
+            await send(client, "tools", "add", json.dumps({"item": item}))
+        answers = [
+            await verify(client, called(("add", json.dumps({"item": item}))), row)
+            for row, item in zip(rows, ["pear", "plum"], strict=True)
+        ]
+    assert [(each.status_code, each.json()["reward"]) for each in answers] == [(200, 1.0), (200, 0.0)]

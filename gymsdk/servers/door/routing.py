@@ -26,6 +26,11 @@ ID = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 PREFIX = re.compile(rf"^/ng-rollout/({ID})(?:/training-token-capture)?(?=/)")
 """What clients of NeMo Gym put before any path to say which rollout a request belongs to."""
 
+RESERVED = frozenset(
+    {"seed_session", "close_session", "verify", "aggregate_metrics", "reverify_mode", "reset", "step", "close", "mcp"}
+)
+"""Paths of a resources server that are endpoints: no tool is called at them."""
+
 
 QUIET = frozenset({"/", "/livez", "/healthz", "/health", "/readyz", "/metrics", "/stats", "/nodes", "/nodes/{node}"})
 """Routes that are asked every few seconds for as long as a server runs: their lines are for `debug` alone."""

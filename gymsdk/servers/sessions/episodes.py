@@ -17,16 +17,11 @@ from gymsdk.servers.app import Refused
 from gymsdk.servers.sessions.held import Session, Sessions
 from gymsdk.servers.sessions.intake import Given, task_of, tolerant, within
 from gymsdk.servers.sessions.matching import (
-    ABANDONED,
     JUDGED_WITHOUT,
-    OTHER_ROW,
-    UNSEEN_CALLS,
     WHAT_TO_DO,
     Opening,
-    difference,
+    find,
     over,
-    saw_all_calls,
-    saw_calls,
 )
 from gymsdk.sitting import Budget, Sitting, Taken
 from gymsdk.transcript import Ended, Item, Transcript
@@ -77,7 +72,9 @@ class Episodes:
         except BaseException:
             await played.close()
             raise
-        opening = Opening(given.identity, given.seed, typed=face == "typed", prompted=prompted)
+        opening = Opening(
+            given.identity, given.seed, typed=face == "typed", prompted=prompted, seed_given=given.seed_given
+        )
         session.kept |= {"face": face, "opening": opening}
         if left is not None and not over(left):
             before = [*self._before(left), left]
@@ -158,30 +155,21 @@ class Episodes:
             return await self._within(found, given, items, ended), found, why
 
     def _rightful(self, session: Session, given: Given, items: Sequence[Item]) -> tuple[Session | None, str | None]:
-        """Return the session in which *items* were played: *session*, or the first of those it was opened instead of.
-
-        An agent that calls whatever the policy names has `seed_session` called too. What tells: the session has not
-        seen every call.
+        """Return the session in which *items* were played: *session*, or one that its client left for it.
 
         Raises:
-            BadRow: the given row does not fit the environment.
-            Refused: none of them is the one, and the verdict takes the state.
+            BadRow: The given row does not fit the environment.
+            Refused: None of them is the one, and the verdict takes the state.
         """
-        candidates = [*self._before(session), session]
-        differences = [difference(each, given, self.environment) for each in candidates]
-        fitting = [each for each, differs in zip(candidates, differences, strict=True) if differs is None]
-        seen = [each for each in fitting if saw_calls(each, items)]
-        if session in seen and saw_all_calls(session, items):
-            return session, None
-        if seen:
-            return seen[0], None if seen[0] is session else ABANDONED
-        why = UNSEEN_CALLS if session in fitting else f"{OTHER_ROW} ({differences[-1]})"
+        match = find([*self._before(session), session], given, items, self.environment)
+        if match.session is not None:
+            return match.session, match.why
         # A session of another row that has its verdict is over: its cookie is left from before.
-        left_over = session not in fitting and over(session)
+        left_over = not match.row_has_session and over(session)
         if self.environment.remembers and not left_over:
             task_of(given.row, self.environment)
-            raise Refused(409, f"{why}, and the verdict of this environment depends on it; {WHAT_TO_DO}", **MISMATCH)
-        return None, f"{why}: {JUDGED_WITHOUT}"
+            raise Refused(409, f"{match.why} {WHAT_TO_DO}", **MISMATCH)
+        return None, f"{match.why} {JUDGED_WITHOUT}"
 
     def _before(self, session: Session) -> list[Session]:
         before: list[Session] = session.kept.get("before", [])

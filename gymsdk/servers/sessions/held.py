@@ -13,6 +13,7 @@ from typing import Any
 
 from gymsdk.servers.app import Overloaded, Refused
 from gymsdk.sitting import Sitting
+from gymsdk.transcript import ToolCall
 
 PAUSE = 5.0
 """Seconds a client is asked to wait where there is no place for another session."""
@@ -31,6 +32,7 @@ FENCED = 100_000
 class Session:
     """One client's open episode; *lock* keeps its calls from overlapping, *kept* what its server keeps with it.
 
+    *calls* are the tool calls that the server received for this session, refused ones included, in order of arrival.
     *name* is the client's own word for it, *key* another secret that finds it, where it has them. One that is *left*
     is closed soon, or when its place is needed.
     """
@@ -43,6 +45,7 @@ class Session:
     left: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     kept: dict[str, Any] = field(default_factory=dict)
+    calls: list[ToolCall] = field(default_factory=list)
 
 
 class Sessions:

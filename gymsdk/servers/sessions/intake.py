@@ -44,6 +44,11 @@ class Given:
     said: Item | None = None
     budget: Budget | None = None
 
+    @property
+    def seed_given(self) -> bool:
+        """Whether the request names the seed, so that the row does not decide it."""
+        return self.said is not None and _whole(self.said.get("seed")) is not None
+
 
 def given(body: Row, environment: Playable, *, rollout: str | None = None) -> Given:
     """Give what *body* brings to *environment*; *rollout* is the id in its path. Raises `Refused`."""

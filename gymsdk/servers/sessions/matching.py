@@ -1,70 +1,96 @@
-"""Which session a response belongs to: whether it was opened for the row, and whether it has seen the calls."""
+"""Which session a response was played in: the session of its row that received its tool calls."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from gymsdk import turns
+from gymsdk import recordings, turns
+from gymsdk.complaints import INTERRUPTS
 from gymsdk.environment import Environment
+from gymsdk.servers.door.routing import RESERVED
 from gymsdk.servers.sessions.held import Session
-from gymsdk.servers.sessions.identity import RowIdentity
+from gymsdk.servers.sessions.identity import RowIdentity, canonical
 from gymsdk.servers.sessions.intake import Given, task_of
+from gymsdk.tools import WrongArguments
 from gymsdk.transcript import Item, ToolCall
 from gymsdk.types import Episode
+from gymsdk.values import parsed
 
-OTHER_ROW = "the session of the cookie is one of another row"
-UNSEEN_CALLS = "the session of the cookie has seen none of the calls"
-JUDGED_WITHOUT = "this was judged without it"
-ABANDONED = "the session of the cookie was opened in the middle of another of this row: that one was judged"
+OTHER_ROW = "The cookie's session was not opened with this row: {difference}."
+NO_CALL_SEEN = "None of the response's tool calls was sent to the cookie's session."
+CALLS_UNSEEN = (
+    "Some of the response's tool calls were not sent to the cookie's session; the first is a call of {name!r}."
+)
+ABANDONED = (
+    "The cookie's session was opened after the session that played this response. The earlier session was judged."
+)
 
-WHAT_TO_DO = "open a session for this row and play it there, or send the row without the cookie to have it judged alone"
+JUDGED_WITHOUT = "The response was judged without the session."
+WHAT_TO_DO = (
+    "The verdict of this environment depends on the session, so nothing was judged. Open a session for this row and"
+    " play the row there, or send the row without the cookie to have it judged without a session."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
     """What a session was opened with: the *identity* of its row, its *seed*, and whether by the *typed* body.
 
-    *prompted* says whether the row had a prompt: the typed body may leave the prompt to the agent.
+    *prompted* says whether the row had a prompt: the typed body may leave the prompt to the agent. *seed_given* says
+    whether the client named the seed; if not, the row decided it.
     """
 
     identity: RowIdentity
     seed: int
     typed: bool = False
     prompted: bool = True
+    seed_given: bool = False
 
 
-def difference(session: Session, given: Given, environment: Environment) -> str | None:
-    """Return what opened *session* and is not in the *given* row, `None` where the session is one of that row.
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The *session* in which a response was played, if one of the cookie's is it, and *why* it is not the newest."""
+
+    session: Session | None
+    why: str | None = None
+    row_has_session: bool = True
+
+
+def find(candidates: Sequence[Session], given: Given, items: Sequence[Item], environment: Environment) -> Match:
+    """Find the session in which *items*, the response to the *given* row, were played.
+
+    Args:
+        candidates: The sessions that one cookie led to, in the order in which they were opened. The last is the
+            cookie's own.
+        given: The row.
+        items: The output of the response.
+        environment: The environment of the sessions.
 
     Raises:
-        BadRow: the row does not fit the environment.
+        BadRow: The row does not fit the environment.
     """
-    opening: Opening = session.kept["opening"]
-    ours, theirs = opening.identity, given.identity
-    for name, value in ours.fields.items():
-        if name not in theirs.fields or theirs.fields[name] != value:
-            return f"the field {name!r} differs"
-    if opening.prompted and ours.prompt is not None and theirs.prompt is not None and ours.prompt != theirs.prompt:
-        return "the prompt differs"
-    if not _has_seed(opening, given, environment.name):
-        return "the seed or the task index differs"
-    return _added_field(session, given, environment)
-
-
-def saw_calls(session: Session, items: Sequence[Item]) -> bool:
-    """Whether *session* has seen any of the calls in *items* that its client had to send, if there are any."""
-    episode = session.sitting.episode
-    return episode is not None and (bool(episode.transcript.items) or not _has_sent_calls(episode, items))
-
-
-def saw_all_calls(session: Session, items: Sequence[Item]) -> bool:
-    """Whether *session* has seen every call in *items*, as far as its client could send them."""
-    calls, episode = _calls(items), session.sitting.episode
-    if session.kept["face"] == "turns":
-        return episode is not None and calls == _calls(episode.transcript.items)
-    asked: int = session.kept.get("asked", 0)
-    return asked >= len(calls)
+    newest = candidates[-1]
+    fitting, differs = _of_row(candidates, given, environment)
+    if not fitting:
+        return Match(None, OTHER_ROW.format(difference=differs), row_has_session=False)
+    calls = ResponseCalls.of(items, fitting[-1], environment)
+    if newest in fitting and calls.is_complete_in(newest):
+        return Match(newest)
+    shares = [each for each in fitting if calls.any_seen([each])]
+    # A call that is no tool's may have opened any of the newer sessions, which got the calls from then on.
+    played = candidates[candidates.index(shares[0]) :] if shares and calls.others else fitting
+    unseen = calls.unseen(played)
+    if unseen or not shares:
+        name = unseen[0].name if unseen else ""
+        return Match(None, CALLS_UNSEEN.format(name=name) if shares else NO_CALL_SEEN)
+    complete = [each for each in shares if not calls.unseen([each])]
+    # A policy may have opened the newer session by a call that is no tool's: it must not choose where it is judged.
+    found = complete[-1] if complete and not calls.others else shares[0]
+    return Match(found, None if found is newest else ABANDONED)
 
 
 def over(session: Session) -> bool:
@@ -72,42 +98,178 @@ def over(session: Session) -> bool:
     return "judged" in session.kept or session.sitting.ending is not None
 
 
-def _calls(items: Sequence[Item]) -> list[tuple[object, object]]:
-    return [(item.get("name"), item.get("arguments")) for item in items if item.get("type") == "function_call"]
+@dataclass(frozen=True, slots=True)
+class ResponseCalls:
+    """The tool calls of a response that have an answer.
 
-
-def _has_sent_calls(episode: Episode, items: Sequence[Item]) -> bool:
-    """Whether *items* hold a call that every agent sends to the server.
-
-    Agents answer some calls without asking the server: of an unknown tool, or with arguments that are no JSON object.
+    Agents send a call to the server if it is *offered*: a call of a tool that the episode offers, with a JSON object
+    that the tool accepts. They answer the *others* themselves, or post each to the path of its name, which may be an
+    endpoint that opens a session.
     """
-    offered = {tool.get("name") for tool in episode.tools}
-    return any(
-        isinstance(action, ToolCall) and action.name in offered and action.parsed() is not None
-        for span in turns.spans(items)
-        for action in turns.played(items, span)
-    )
+
+    offered: list[ToolCall]
+    others: list[ToolCall]
+    environment: Environment
+
+    @classmethod
+    def of(cls, items: Sequence[Item], session: Session, environment: Environment) -> ResponseCalls:
+        """Return the calls among *items*, which were played in an episode like that of *session*."""
+        episode = _episode(session)
+        names = {tool.get("name") for tool in episode.tools} - RESERVED
+        answered = [
+            action
+            for span in turns.spans(items)
+            for action in turns.played(items, span)
+            if isinstance(action, ToolCall)
+        ]
+        offered = [call for call in answered if call.name in names and call.parsed() is not None]
+        return cls(offered, [call for call in answered if call.name not in names], environment)
+
+    def is_complete_in(self, session: Session) -> bool:
+        """Whether *session* received every call, also those that are no tool's."""
+        missing, _ = _paired(self.others, session.calls, lambda call: call.name)
+        return not missing and not self.unseen([session])
+
+    def any_seen(self, sessions: Iterable[Session]) -> bool:
+        """Whether *sessions* received one of the offered calls, if there are any that agents send."""
+        missing = self._missing(sessions)
+        return len(missing) < len(self.offered) or not self._sent(missing)
+
+    def unseen(self, sessions: Iterable[Session]) -> list[ToolCall]:
+        """Return the offered calls that *sessions* have not received, without those that agents do not send."""
+        return self._sent(self._missing(sessions))
+
+    def _missing(self, sessions: Iterable[Session]) -> list[ToolCall]:
+        recorded = [call for session in sessions for call in session.calls]
+        missing, rest = _paired(self.offered, recorded, _as_written)
+        if missing and rest:
+            missing, _ = _paired(missing, rest, partial(_as_received, environment=self.environment))
+        return missing
+
+    def _sent(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
+        return [call for call in calls if _as_received(call, self.environment) is not None]
 
 
-def _has_seed(opening: Opening, given: Given, name: str) -> bool:
+def _paired(
+    calls: Sequence[ToolCall], recorded: Sequence[ToolCall], form: Callable[[ToolCall], Hashable]
+) -> tuple[list[ToolCall], list[ToolCall]]:
+    """Return those of *calls* that have no equal in *recorded*, and the rest of *recorded*; calls compare by *form*."""
+    available: defaultdict[Hashable, list[ToolCall]] = defaultdict(list)
+    for call in recorded:
+        available[form(call)].append(call)
+    missing = []
+    for call in calls:
+        if equals := available[form(call)]:
+            equals.pop()
+        else:
+            missing.append(call)
+    return missing, [call for equals in available.values() for call in equals]
+
+
+def _as_written(call: ToolCall) -> Hashable:
+    """Return the name and the arguments of *call*, without nulls, however a client spaces and orders them."""
+    text = call.arguments.encode("utf-8", "replace")
+    try:
+        return call.name, _frozen(canonical(parsed(text or b"{}")))
+    except (ValueError, RecursionError):
+        return call.name, text
+
+
+def _as_received(call: ToolCall, environment: Environment) -> Hashable | None:
+    """Return the name and what the tool receives for the arguments, `None` where the tool refuses them."""
+    tool = environment.tools.get(call.name)
+    if tool is None:
+        return _as_written(call)
+    try:
+        return call.name, tool.received(call.arguments)
+    except WrongArguments:
+        return None
+    except INTERRUPTS:
+        raise
+    except BaseException:  # noqa: BLE001  # code of the author's may raise anything as it reads arguments
+        # Agents send such a call, and the server answers with a failure.
+        return _as_written(call)
+
+
+def _frozen(value: Any) -> Hashable:
+    """Return *value*, which is JSON, as something that can be hashed; 1 and 1.0 are equal, 1 and true are not."""
+    if isinstance(value, dict):
+        return frozenset((key, _frozen(each)) for key, each in value.items())
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    return (bool, value) if isinstance(value, bool) else value
+
+
+def _of_row(candidates: Sequence[Session], given: Given, environment: Environment) -> tuple[list[Session], str | None]:
+    """Return those of *candidates* that were opened with the *given* row, and what differs in the last candidate.
+
+    A session whose row differs only in what clients add or leave out counts if no other session fits.
+    """
+    differs: str | None = None
+    for exact in (True, False):
+        differences = [_difference(each, given, environment, exact=exact) for each in candidates]
+        fitting = [each for each, found in zip(candidates, differences, strict=True) if found is None]
+        if fitting:
+            return fitting, differences[-1]
+        differs = differences[-1]
+    return [], differs
+
+
+def _difference(session: Session, given: Given, environment: Environment, *, exact: bool) -> str | None:
+    """Return what opened *session* and is not in the *given* row, `None` where the session is one of that row.
+
+    Unless *exact*, the agent may have put a system prompt before the row's prompt, and one side may lack the task
+    index, which some clients send only with one of their requests.
+    """
+    opening: Opening = session.kept["opening"]
+    ours, theirs = opening.identity, given.identity
+    for name, value in ours.fields.items():
+        if name not in theirs.fields or theirs.fields[name] != value:
+            return f"the field {name!r} differs"
+    if opening.prompted and not _has_prompt(ours.prompt, theirs.prompt, exact=exact):
+        return "the prompt differs"
+    if not _has_seed(opening, given, exact=exact):
+        return "the seed or the task index differs"
+    return _added_field(session, given, environment)
+
+
+def _has_prompt(ours: list[Any] | None, theirs: list[Any] | None, *, exact: bool) -> bool:
+    if ours is None or theirs is None or ours == theirs:
+        return True
+    return not exact and recordings.adds_system_prompt(theirs, ours)
+
+
+def _has_seed(opening: Opening, given: Given, *, exact: bool) -> bool:
     """Whether the *given* row has the seed that the session was opened with."""
-    if given.said is not None and "seed" in given.said:
-        return given.seed == opening.seed
-    if given.identity.task_index is None:
-        return opening.seed == opening.identity.seed_of_fields(name)
+    if given.seed == opening.seed:
+        return True
+    if given.seed_given or opening.seed_given:
+        return False
+    indexes = opening.identity.task_index, given.identity.task_index
+    if None not in indexes:
+        return False
+    # The fields decide the seed where there is no index, and an agent may add fields.
+    is_same = indexes == (None, None)
     # The typed body has no place for an index.
-    return given.seed == opening.seed or (opening.typed and opening.identity.task_index is None)
+    may_lack_index = opening.typed and indexes[0] is None
+    return is_same or may_lack_index or (not exact and given.identity.prompt is not None)
 
 
 def _added_field(session: Session, given: Given, environment: Environment) -> str | None:
     """Return what differs in the fields that the row has beside those of the session, where the schema knows them."""
     opening: Opening = session.kept["opening"]
     added = given.identity.fields.keys() - opening.identity.fields.keys()
-    declared, episode = sorted(added & environment.task_type.model_fields.keys()), session.sitting.episode
-    if not declared or episode is None:
+    declared = sorted(added & environment.task_type.model_fields.keys())
+    if not declared:
         return None
-    task = task_of(given.row, environment)
+    ours, task = _episode(session).task, task_of(given.row, environment)
     for name in declared:
-        if getattr(episode.task, name, None) != getattr(task, name, None):
+        if getattr(ours, name, None) != getattr(task, name, None):
             return f"the field {name!r} differs"
     return None
+
+
+def _episode(session: Session) -> Episode:
+    episode = session.sitting.episode
+    assert episode is not None, "a session is opened with its episode"
+    return episode

@@ -11,7 +11,8 @@ from gymsdk import http, jars, tools
 from gymsdk.errors import Failed, recast
 from gymsdk.http import Answer
 from gymsdk.jars import Jar
-from gymsdk.servers.wire.tools import RESERVED, STEP
+from gymsdk.servers.door.routing import RESERVED
+from gymsdk.servers.wire.tools import STEP
 from gymsdk.told import broken, value_of
 from gymsdk.tools import PARTS
 from gymsdk.transcript import Content, Item, ToolCall

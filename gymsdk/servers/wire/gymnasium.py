@@ -15,7 +15,7 @@ from gymsdk.servers.sessions.intake import given, response_of
 from gymsdk.servers.wire import tools
 from gymsdk.servers.wire.documents import RESPONSE, documented, row_of
 from gymsdk.sitting import Taken
-from gymsdk.transcript import Item, text_of
+from gymsdk.transcript import Item, text_of, tool_calls
 from gymsdk.types import Verdict
 
 REQUEST = "_ng_step_request_id"
@@ -109,6 +109,7 @@ async def _begun(session: Session, response: Item, name: str | None) -> Turn:
     if session.sitting.over:
         raise Refused(409, "the episode is over: POST /reset for another")
     turn = Turn(name)
+    session.calls += tool_calls(response["output"])
     try:
         turn.taken = await session.sitting.answer(response)
     except EpisodeError as error:

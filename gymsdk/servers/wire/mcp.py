@@ -17,7 +17,7 @@ from gymsdk.servers.app import Refused, answer, body
 from gymsdk.servers.sessions.episodes import Episodes
 from gymsdk.servers.sessions.held import Session
 from gymsdk.servers.wire.documents import documented
-from gymsdk.transcript import Content, Item
+from gymsdk.transcript import Content, Item, ToolCall
 from gymsdk.values import parsed, written
 
 TOKEN = "X-NeMo-Gym-Session-Token"  # noqa: S105  # the name of a header
@@ -123,10 +123,10 @@ class Protocol:
             raise Unknown(WRONG, "`name` must be the name of a tool")
         if session is None:
             return _told(f"Missing {TOKEN} for Gym MCP tool call.", failed=True)
-        session.kept["asked"] = session.kept.get("asked", 0) + 1
+        text = written({} if arguments is None else arguments).decode()
+        session.calls.append(ToolCall(name=name, arguments=text))
         if not any(tool["name"] == name for tool in self._offered(session)):
             raise Unknown(WRONG, f"there is no tool {name[:80]!r}; `tools/list` has those there are")
-        text = written({} if arguments is None else arguments).decode()
         try:
             async with self._episodes.playing(session, "tools", "typed"):
                 output, _ = await self._episodes.call(session, name, text)

@@ -10,17 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from gymsdk.servers.app import Refused, arrived
+from gymsdk.servers.door.routing import RESERVED
 from gymsdk.servers.sessions.episodes import Episodes
 from gymsdk.servers.sessions.held import Session
 from gymsdk.servers.wire.documents import documented
 from gymsdk.sitting import Taken
-from gymsdk.transcript import Content
+from gymsdk.transcript import Content, ToolCall
 from gymsdk.values import parsed, written
-
-RESERVED = frozenset(
-    {"seed_session", "close_session", "verify", "aggregate_metrics", "reverify_mode", "reset", "step", "close", "mcp"}
-)
-"""Paths that are endpoints: no tool is called at them."""
 
 STEP = "x-gymsdk-step"
 """The header that tells of a call what its output does not: what it paid, whether the episode is over."""
@@ -64,12 +60,14 @@ def _listed(names: Iterable[str]) -> list[str]:
 
 async def _called(request: Request, episodes: Episodes, name: str) -> Response:
     session = episodes.sessions.found(request.scope["state"]["token"])
-    if session is not None:
-        # Told of no tool either: the policy called something.
-        session.kept["asked"] = session.kept.get("asked", 0) + 1
     if name in RESERVED or not _is_tool(name, episodes, session):
+        if session is not None:
+            session.calls.append(ToolCall(name=name, arguments=""))
         raise _no_tool(request)
     arguments = await _text(request)
+    if session is not None:
+        # Also a call that is refused below stands in the response of an agent.
+        session.calls.append(ToolCall(name=name, arguments=arguments))
     async with episodes.playing(session, "tools", "typed") as mine:
         output, taken = await episodes.call(mine, name, arguments)
     return _output(output["output"], taken)
