@@ -6,10 +6,14 @@ surrogate pair. All JSON of the package goes through this module, so that a valu
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import date, time
 from typing import Any, TypeGuard
+from uuid import UUID
 
 import orjson
 
@@ -77,13 +81,11 @@ def written(
         return orjson.dumps(value, default=default, option=option)
     except TypeError:
         pass
-    text = json.dumps(
-        _finite(value),
-        allow_nan=False,
-        ensure_ascii=not replace_surrogates,
-        indent=2 if indent else None,
-        default=default,
-    )
+    try:
+        plain = _plain(value, default)
+    except RecursionError:
+        raise ValueError("the value contains itself, or is nested too deeply") from None
+    text = json.dumps(plain, allow_nan=False, ensure_ascii=not replace_surrogates, indent=2 if indent else None)
     return text.encode("utf-8", "replace")
 
 
@@ -130,12 +132,46 @@ def _parsed_slowly(data: bytes, *, strict: bool) -> Any:
     return value
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any, default: Callable[[Any], Any] | None) -> Any:
+    """Return *value* as the standard library writes it: what orjson writes by itself is converted as orjson does."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {_key(key): _plain(each, default) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [_plain(each, default) for each in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(each, default) for name, each in _members(value)}
+    return _plain_scalar(value, default)
+
+
+def _plain_scalar(value: Any, default: Callable[[Any], Any] | None) -> Any:
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, default)
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (date, time, UUID)):
+        return orjson.loads(orjson.dumps(value))
+    if default is None:
+        raise TypeError(f"JSON cannot hold a value of type {type(value).__name__!r}")
+    return _plain(default(value), default)
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a dataclass that orjson writes: those that are not private."""
+    names = vars(value) if hasattr(value, "__dict__") else [each.name for each in dataclasses.fields(value)]
+    return ((name, getattr(value, name)) for name in names if not name.startswith("_"))
+
+
+def _key(key: Any) -> str:
+    """Return the key of an object as orjson writes it."""
+    plain = key.value if isinstance(key, enum.Enum) else key
+    if isinstance(plain, str):
+        return plain
+    if isinstance(plain, int) and not isinstance(plain, bool):
+        return str(int(plain))
+    [name] = orjson.loads(orjson.dumps({plain: None}, option=orjson.OPT_NON_STR_KEYS))
+    return str(name)
 
 
 def _integer(digits: str) -> int:

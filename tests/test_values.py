@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
+from datetime import UTC, datetime
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -76,3 +80,54 @@ def test_half_a_surrogate_pair_is_read_unless_it_is_refused() -> None:
             parsed(text, strict=True)
     assert parsed(written({"a": "\ud800", "b": 10**30})) == {"a": "\ud800", "b": 10**30}
     assert parsed(written({"a": "\ud800"}, replace_surrogates=True), strict=True) == {"a": "?"}
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    PAIR = (1, 2.5)
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    when: datetime
+    _private: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    point: Point
+    _private: int = 0
+
+
+WHEN = datetime(2024, 2, 29, 12, 30, 1, 5, tzinfo=UTC)
+RICH = [
+    Point(1, WHEN),
+    Slotted(Point(2, WHEN.replace(tzinfo=None))),
+    [WHEN.date(), WHEN.time(), UUID(int=7), Colour.RED, Colour.PAIR, (1, None, True, float("nan"))],
+    {Colour.RED: 1, WHEN: 2, WHEN.date(): 3, UUID(int=7): 4, 1.5: 5, None: 6, True: 7, 8: 8},
+    {"nested": [{"point": Point(3, WHEN)}]},
+    {"a set": {1}},
+]
+
+
+@pytest.mark.parametrize("value", RICH, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("indent", [False, True])
+def test_a_large_integer_beside_a_value_does_not_change_how_it_is_written(value: object, indent: bool) -> None:
+    alone = written({"value": value}, indent=indent, default=list)
+    beside = written({"value": value, "large": 10**30}, indent=indent, default=list)
+    assert list(json.loads(beside)["value"]) == list(json.loads(alone)["value"])
+    assert json.loads(beside) == {**json.loads(alone), "large": 10**30}
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"bytes", object(), Point])
+def test_what_json_cannot_hold_is_refused_beside_a_large_integer(value: object) -> None:
+    with pytest.raises(TypeError):
+        written({"value": value, "large": 10**30})
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    loop: list[object] = [10**30]
+    loop.append(loop)
+    with pytest.raises(ValueError, match="contains itself"):
+        written(loop)
