@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 
 from gymsdk import http, launch, load
@@ -81,3 +84,24 @@ async def test_calls_of_the_model_server_are_captured_by_the_rollout_in_their_pa
     (call,) = _calls(tmp_path / "r9.capture.jsonl")
     assert call["model_ref"] == {"type": "responses_api_models", "name": "policy_model"}
     assert call["response"]["object"] == "response"
+
+
+async def test_an_episode_does_not_wait_for_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gymsdk.servers.wire.capture.WRITING_SECONDS", 0.2)
+    path = tmp_path / "3-1.capture.jsonl"
+    async with launch.serving([NAME], options=Options(capture=tmp_path), model="scripted/null") as running:
+        # Another process that keeps its lock on the file holds up every writer, as a disk that hangs does.
+        with path.open("ab") as held:
+            fcntl.flock(held.fileno(), fcntl.LOCK_EX)
+            async with httpx.AsyncClient(timeout=60) as client:
+                answer = await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=_row())
+            captured = path.read_text()
+        await http.aclose()
+    assert (answer.status_code, answer.json()["gymsdk"]["outcome"], captured) == (200, "scored", "")
+    assert "a model call of rollout 3-1 was not captured" in caplog.text
+    async with asyncio.timeout(30):
+        # What was late is still written: one line for each turn.
+        while path.read_bytes().count(b"\n") < answer.json()["gymsdk"]["turns"]:  # noqa: ASYNC110  # a file tells nobody
+            await asyncio.sleep(0.05)

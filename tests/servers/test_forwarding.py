@@ -203,6 +203,53 @@ async def test_a_request_is_handed_on_as_it_came_and_so_is_its_answer(counter):
     assert seen == [("ng-rollout/r1/spell", "a=%20b", b'{"torn', told)]
 
 
+async def test_a_body_that_is_refused_is_refused_here_and_forwarded_nowhere(counter):
+    asked = []
+    other = FastAPI()
+
+    @other.post("/{path:path}")
+    async def noted(path: str):
+        asked.append(path)
+
+    async with listening(other) as port:
+
+        async def url(_: str) -> str | None:
+            return f"http://127.0.0.1:{port}"
+
+        headers = {"cookie": f"{COOKIE}={'a' * 12}.{'x' * 32}", "content-encoding": "gzip"}
+        async with (
+            listening(resources.app(counter(), peers=Peers("0" * 12, url))) as here,
+            httpx.AsyncClient() as asking,
+        ):
+            answer = await asking.post(f"http://127.0.0.1:{here}/increment_counter", content=b"{}", headers=headers)
+    assert (answer.status_code, answer.json()["detail"]) == (
+        415,
+        "the body is encoded as 'gzip'; send it as plain JSON",
+    )
+    assert asked == []
+
+
+async def test_a_refusal_of_the_other_instance_comes_back_as_it_is(counter):
+    mismatch = {**ROW, "initial_count": 4, "response": {"output": []}}
+    async with (
+        balanced(counter, cap=1) as (_, one, other),
+        client(one.url) as at_one,
+        client(other.url) as at_other,
+    ):
+        token = (await at_one.post("/seed_session", json=ROW)).cookies[COOKIE]
+        at_one.cookies.clear()
+        held = {"cookie": f"{COOKIE}={token}"}
+        requests = [("/verify", mismatch), ("/seed_session", ROW), ("/seed_session", [])]
+        here = [await at_one.post(path, json=sent, headers=held) for path, sent in requests]
+        there = [await at_other.post(path, json=sent, headers=held) for path, sent in requests]
+    assert [(each.status_code, each.headers.get("retry-after"), each.json()) for each in there] == [
+        (each.status_code, each.headers.get("retry-after"), each.json()) for each in here
+    ]
+    assert [each.status_code for each in there] == [409, 503, 422]
+    assert there[0].json()["kind"] == "session_mismatch"
+    assert there[1].headers["retry-after"]
+
+
 @pytest.mark.parametrize("target", ["@127.0.0.9:{port}/x", "1/x", "http://127.0.0.9:{port}/x", "*", "x", "%2fx", "?a"])
 async def test_what_asks_for_no_path_is_refused_and_sent_nowhere(counter, target):
     seen = []

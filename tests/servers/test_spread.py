@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gymsdk import Environment, Task, http, load, model, play
+from gymsdk import Environment, Task, http, load, model, play, wire
 from gymsdk.errors import BadRow, Failed
 from gymsdk.servers import agent
 from gymsdk.servers.app import Refused
@@ -29,6 +29,7 @@ from .nodes import LOOK, Instance, free, heading, process, told, until
 from .reached import asked
 
 ROW = Task.ask("add", initial_count=1, expected_count=3).row()
+JUDGED = {**ROW, "response": {"output": [wire.message("done")]}}
 ADD = [("increment_counter", {"count": 2})]
 CALL = ToolCall(name="increment_counter", arguments='{"count": 2}', call_id="c")
 
@@ -131,6 +132,42 @@ async def test_an_instance_that_is_full_is_passed_over_and_all_that_are_full_are
         for each in episodes:
             await against.close(each)
         await against.close(await opening)
+
+
+@pytest.mark.parametrize("load_at_the_gone_one", [0, 3])
+async def test_of_an_instance_that_is_full_and_one_that_is_gone_the_full_one_is_waited_for(
+    counter, monkeypatch, load_at_the_gone_one
+):
+    monkeypatch.setattr("gymsdk.servers.sessions.held.PAUSE", 0.2)
+    async with (
+        heading() as head_url,
+        Instance(counter(), head_url, "127.0.0.2", 0.6, {"cap": 1}).there() as full,
+        Instance(counter(), head_url, "127.0.0.3", 0.6).there() as gone,
+    ):
+        async with httpx.AsyncClient(base_url=full.url) as client:
+            await client.post("/seed_session", json=ROW)
+        async with httpx.AsyncClient(base_url=gone.url) as other:
+            for _ in range(load_at_the_gone_one):
+                await other.post("/seed_session", json=ROW)
+
+        async def heard():
+            loads = [each["load"]["sessions"] for each in (await told(head_url))["instances"]]
+            return sorted(loads) == sorted([1, load_at_the_gone_one])
+
+        # The least loaded instance is asked first: the order in which the two refuse is known.
+        await until(heard)
+        # The head still knows the instance: only its server is gone.
+        await gone.cut()
+        against = spread(head_url)
+        with pytest.raises(Failed, match="all 1 sessions are in use") as raised:
+            await against.reset(ROW, deadline=asyncio.get_running_loop().time() + 0.1)
+        assert (raised.value.kind, raised.value.retryable) == ("too_many", True)
+        opening = asyncio.ensure_future(against.reset(ROW))
+        async with httpx.AsyncClient(base_url=full.url, cookies=client.cookies) as owner:
+            assert (await owner.post("/verify", json=JUDGED)).status_code == 200
+            assert (await owner.post("/close_session", json={})).status_code == 200
+        async with asyncio.timeout(30):
+            await against.close(await opening)
 
 
 async def test_a_row_that_does_not_fit_is_asked_of_one_instance_alone(counter):
