@@ -114,6 +114,19 @@ async def test_a_policy_does_not_begin_anew_turn_by_turn(serving: Serving, hidde
     assert (verdict["reward"], verdict["tries"]) == (0.0, 2)
 
 
+async def test_a_policy_does_not_begin_anew_by_calls_under_another_path(serving: Serving, hidden: Environment) -> None:
+    """The newer session gets as many calls of the tool as the response shows, one of them by a path with a prefix."""
+    async with serving(hidden) as client:
+        agent = Agent(client)
+        await agent.post("/seed_session", ROW)
+        secret = (await agent.call("peek", {})).text
+        await agent.call("seed_session", ROW)
+        assert (await agent.call("ng-rollout/r/peek", {})).status_code == 200
+        await agent.call("peek", {})
+        verdict = await agent.verify(secret)
+    assert verdict["tries"] == 1, "the session that the agent opened is judged"
+
+
 async def test_a_client_that_begins_anew_with_its_jar_is_judged_by_the_new_session(
     serving: Serving, hidden: Environment
 ) -> None:

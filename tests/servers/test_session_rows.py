@@ -367,6 +367,10 @@ async def test_a_call_that_its_tool_refuses_need_not_have_been_sent(
 ) -> None:
     async with serving(basket) as client:
         await open_session(client, "tools")
+        answer = await verify(client, called(("add", arguments)))
+        assert (answer.status_code, answer.json().get("reward")) == (200, 0.0)
+        assert "session_unused" not in answer.json()["gymsdk"]
+        await open_session(client, "tools")
         await send(client, "tools", "add", '{"item": "pear"}')
         answer = await verify(client, called(("add", arguments), ("add", '{"item": "pear"}')))
     assert (answer.status_code, answer.json().get("reward")) == (200, 1.0)
