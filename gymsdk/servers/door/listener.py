@@ -46,6 +46,9 @@ NO_PATH = Trouble(400, "a request asks for a path, which begins with a slash; wr
 
 TOO_MUCH = Trouble(431, "the request has too many headers, or too long ones")
 
+_APP_FAILED = "its app failed as it began; the log says why"
+"""Why a server did not start whose app raised an error in its lifespan."""
+
 TICK = 1.0
 """Seconds between two looks at the clock for the `Date` of the answers."""
 
@@ -141,7 +144,7 @@ class Listener:
             await self._run(server, over)
 
     async def _run(self, server: _Server, over: asyncio.Event) -> None:
-        serving = asyncio.ensure_future(_served(server, self._at))
+        serving = asyncio.ensure_future(server.serve([self._at]))
         try:
             await asyncio.wait({serving, ending := asyncio.ensure_future(over.wait())}, return_when="FIRST_COMPLETED")
             ending.cancel()
@@ -238,14 +241,6 @@ async def _left(receive: Receive) -> None:
             pass
 
 
-async def _served(server: _Server, at: socket.socket) -> None:
-    try:
-        await server.serve([at])
-    except SystemExit:
-        # uvicorn's word for an app that did not start; in a task it would end the process.
-        raise RuntimeError("its app failed as it began; the log says why") from None
-
-
 class _Server(uvicorn.Server):
     """uvicorn's server, told by events instead of signals, which are the whole process's."""
 
@@ -255,8 +250,19 @@ class _Server(uvicorn.Server):
         self._over = over
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and let more connections wait to be accepted than one pass accepts."""
-        await super().startup(sockets)
+        """Listen, and let more connections wait to be accepted than one pass accepts.
+
+        Raises:
+            RuntimeError: The app failed when it started.
+        """
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            # In a task, `SystemExit` would end the process.
+            raise RuntimeError(_APP_FAILED) from None
+        # Older versions of uvicorn raise nothing when the app fails.
+        if self.lifespan.should_exit:
+            raise RuntimeError(_APP_FAILED)
         for each in sockets or ():
             each.listen(BACKLOG)
 
