@@ -61,6 +61,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
         settings: Mapping[str, Any] | None = None,
         **config: Any,
     ) -> None:
+        # Gymnasium 1.1 closes what it garbage-collects: there is nothing to close where this method raises.
+        self.closed = True
         if render_mode not in {None, *self.metadata["render_modes"]}:
             raise UsageError(f"render_mode is 'ansi', 'human' or None, not {render_mode!r}")
         self.num_envs, self.render_mode = _count(num_envs), render_mode
@@ -83,6 +85,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
         self.single_observation_space, self.single_action_space = one.observation_space, one.action_space
         self.observation_space = Batch(one.observation_space, self.num_envs)
         self.action_space = Batch(one.action_space, self.num_envs)
+        self.closed = False
 
     def reset(self, *, seed: Seeds = None, options: Mapping[str, Any] | None = None) -> tuple[Objects, Info]:
         """Give the first observations of new episodes, and their infos.
