@@ -49,7 +49,7 @@ async def _judged(bench: Bench) -> int:
         loads = sorted(served.loads, key=_cost)
         _told(served, loads[0])
         # Whatever else runs here only adds: the least of some loads is what it costs.
-        return int(_cost(loads[0]) > LIMIT or not all(load.sound for load in loads))
+        return int(_cost(loads[0]) > LIMIT or not all(load.is_correct for load in loads))
     return 1
 
 

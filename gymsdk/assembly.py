@@ -183,7 +183,7 @@ class Assembly:
         )
 
     def _peers(self, name: str) -> Peers:
-        url = partial(self._instances.url, name=name, kind="resources_servers")
+        url = partial(self._instances.find_url, name=name, kind="resources_servers")
         return Peers(self._services[name].id, url, token=self._token)
 
     def _agent(self, block: Block, urls: Urls) -> App:

@@ -61,7 +61,7 @@ async def bounded(coroutine: Coroutine[Any, Any, T], deadline: Deadline, *, name
     """
     task = asyncio.create_task(coroutine, name=name)
     try:
-        while not task.done() and (left := deadline.left()):
+        while not task.done() and (left := deadline.get_remaining_seconds()):
             # Again where it has moved meanwhile, but not at every instant while it moves.
             await asyncio.wait({task}, timeout=max(left, LONG))
     except asyncio.CancelledError:

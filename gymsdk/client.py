@@ -108,12 +108,12 @@ class ServerClient:
 
         return await self._found(server_name, ask, again=True)
 
-    def carried(self, url: str) -> http.Headers:
+    def build_headers_for(self, url: str) -> http.Headers:
         """Give what a request to *url* carries: the token not in the clear where the head is asked by TLS."""
         return {} if self.head.startswith("https:") and not url.startswith("https:") else self.headers
 
     def _sent(self, url: str, headers: Mapping[str, str] | None, cookies: Mapping[str, str] | None) -> http.Headers:
-        return {**self.carried(url), **(headers or {}), **jars.header(cookies or {})}
+        return {**self.build_headers_for(url), **(headers or {}), **jars.header(cookies or {})}
 
     async def _found(self, server_name: str, ask: Callable[[str], Awaitable[Answer]], *, again: bool) -> Answer:
         """Give what is answered to *ask* at a server's address; where nobody is there, at the one it has moved to.
@@ -152,7 +152,7 @@ class ServerClient:
         if looking is None:
 
             async def look() -> dict[str, str]:
-                return dict(_servers(await self.awaited(lambda config: server_name in dict(_servers(config)))))
+                return dict(_servers(await self.wait_for_config(lambda config: server_name in dict(_servers(config)))))
 
             looking = self._looking[server_name] = asyncio.ensure_future(look())
             looking.add_done_callback(lambda _: self._looking.pop(server_name, None))
@@ -163,7 +163,7 @@ class ServerClient:
         """Give the base URL of every server that the head knows, by name."""
         return dict(_servers(await self.config()))
 
-    async def awaited(self, there: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    async def wait_for_config(self, there: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Give the configuration as soon as all that is wanted is *there*, or no more is to be expected.
 
         A head that has just begun does not know yet who was there before it.
@@ -192,7 +192,7 @@ class ServerClient:
         """Give what the head answers at *path*; raises `Failed` where it answers nothing, or wants another token."""
         answer = await http.get(self.head + path, headers=self.headers, timeout=self._seconds, retry=self._retry)
         if answer.status == credentials.UNAUTHORIZED:
-            raise credentials.refused(answer.host, carried=bool(self.headers))
+            raise credentials.refused(answer.host, had_token=bool(self.headers))
         return answer
 
 

@@ -88,8 +88,8 @@ def head(url: str) -> str:
     return url.rstrip("/")
 
 
-def refused(host: str, *, carried: bool) -> Failed:
+def refused(host: str, *, had_token: bool) -> Failed:
     """Give the failure that *host* asks for a token, where one was *carried*, which is wrong, or none was."""
     cure = f"set {VARIABLE} to the file that holds it"
-    said = f"takes another token; {cure}" if carried else f"asks for a token; {cure}"
+    said = f"takes another token; {cure}" if had_token else f"asks for a token; {cure}"
     return Failed(f"{host} {said}", kind="server_unauthorized", stage="host")

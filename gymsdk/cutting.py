@@ -13,13 +13,13 @@ NOTE = "\n[cut here: this output has {whole} characters, and at most {longest} o
 ABSENT = "[left out: {kind} of {size} characters, where at most {longest} of one output are shown]"
 
 
-def cut(output: Content, longest: int = LONGEST) -> Content:
+def cut(output: Content, max_chars: int = LONGEST) -> Content:
     """Give *output* as it is, or *longest* characters of it, the last of which say that there was more."""
     if isinstance(output, str):
-        return output if len(output) <= longest else _text(output, longest, longest)
-    if sum(map(_size, output)) <= longest:
+        return output if len(output) <= max_chars else _text(output, max_chars, max_chars)
+    if sum(map(_size, output)) <= max_chars:
         return output
-    return [*_parts(output, longest)]
+    return [*_parts(output, max_chars)]
 
 
 def _parts(parts: list[Item], longest: int) -> Iterator[Item]:

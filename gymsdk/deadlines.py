@@ -17,13 +17,13 @@ class Deadline:
     A verdict's is patient: an answer queued behind other answers' graders, or a slow judge, is no slow verifier.
     """
 
-    def __init__(self, at: float, *, patient: bool = False) -> None:
+    def __init__(self, at: float, *, pausable: bool = False) -> None:
         self._at = at
-        self._patient = patient
+        self._patient = pausable
         self._waiting = 0
         self._since = 0.0
 
-    def left(self) -> float:
+    def get_remaining_seconds(self) -> float:
         """Give the seconds left, 0 where it has passed."""
         now = self._since if self._waiting else asyncio.get_running_loop().time()
         return max(0.0, self._at - now)
@@ -31,10 +31,10 @@ class Deadline:
     @property
     def at(self) -> float:
         """The time it stands at now."""
-        return asyncio.get_running_loop().time() + self.left()
+        return asyncio.get_running_loop().time() + self.get_remaining_seconds()
 
     @contextmanager
-    def moving(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Let it move on with the clock inside the block, where it is patient."""
         if not self._patient:
             yield
@@ -76,7 +76,7 @@ def waiting() -> Iterator[None]:
     if deadline is None:
         yield
         return
-    with deadline.moving():
+    with deadline.pause():
         yield
 
 

@@ -25,7 +25,7 @@ class BadEncoding(Exception):
     """An answer is compressed in a way nobody asked for, or its compressed data is damaged or incomplete."""
 
 
-async def collected(chunks: AsyncIterable[bytes], encoding: str, largest: int, *, truncate: bool = False) -> bytes:
+async def collected(chunks: AsyncIterable[bytes], encoding: str, max_bytes: int, *, truncate: bool = False) -> bytes:
     """Give what *chunks* hold, decompressed.
 
     Args:
@@ -44,16 +44,16 @@ async def collected(chunks: AsyncIterable[bytes], encoding: str, largest: int, *
         pending = chunk
         while pending:
             # One byte more than allowed tells that there is more.
-            room = largest + 1 - len(body)
+            room = max_bytes + 1 - len(body)
             if decoder is None:
                 body += pending[:room]
                 pending = b""
             else:
                 body += decoder.decompress(pending, min(room, STEP))
                 pending = decoder.pending
-            if len(body) > largest:
+            if len(body) > max_bytes:
                 if truncate:
-                    return bytes(body[:largest])
+                    return bytes(body[:max_bytes])
                 raise TooLarge
             if pending:
                 await asyncio.sleep(0)

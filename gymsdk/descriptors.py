@@ -37,10 +37,10 @@ def raise_limit() -> int:
     return most
 
 
-def affordable(each: int) -> int:
+def affordable(connections_each: int) -> int:
     """Give how many things of *each* so many connections this process can have open beside what it has open now."""
     free = raise_limit() - sum(1 for _ in Path("/dev/fd").iterdir()) - RESERVED
-    return max(free // each, 1)
+    return max(free // connections_each, 1)
 
 
 class ListeningSocket(socket.socket):
@@ -52,7 +52,7 @@ class ListeningSocket(socket.socket):
     _paused_until = 0.0
 
     @classmethod
-    def of(cls, at: socket.socket) -> ListeningSocket:
+    def from_socket(cls, at: socket.socket) -> ListeningSocket:
         """Give the socket *at* as one of this class; *at* itself is detached."""
         return cls(at.family, at.type, at.proto, fileno=at.detach())
 

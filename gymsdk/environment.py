@@ -60,10 +60,10 @@ class Environment:
         self._author = Author(name)
         self._floor = Floor(self._author.run, _data(plugin))
         self._stack = stack(name, plugin, self._floor)
-        self.config = configured(name, self._stack.config, settings or {})
+        self.config = configured(name, self._stack.config_type, settings or {})
         self.tools = self._offered()
         self._floor.toolbox = self.tools
-        begins = self._stack.answerers["lifespan"]
+        begins = self._stack.implementations["lifespan"]
         self._lifespan = Lifespan(name, partial(self._at_once, begins[0]) if begins else None)
 
     def __repr__(self) -> str:
@@ -72,26 +72,26 @@ class Environment:
     @property
     def task_type(self) -> type[Task]:
         """The row's schema."""
-        return self._stack.task
+        return self._stack.task_type
 
     @property
     def splits(self) -> tuple[str, ...]:
         """The splits it has tasks for."""
-        return self._floor.splits() if self._stack.splits is None else self._stack.splits
+        return self._floor.list_splits() if self._stack.splits is None else self._stack.splits
 
     @property
-    def remembers(self) -> bool:
+    def needs_replay(self) -> bool:
         """Whether a verdict takes more than the transcript: the state, or what the author's steps paid."""
-        return any("state" in each.asks for each in self._stack.answerers["verify"]) or (
-            not self._stack.answerers["step"][0].ours
+        return any("state" in each.parameter_names for each in self._stack.implementations["verify"]) or (
+            not self._stack.implementations["step"][0].is_default
         )
 
     async def __aenter__(self) -> Self:
-        await self._lifespan.begin()
+        await self._lifespan.enter()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._lifespan.end()
+        await self._lifespan.exit()
 
     def read(self, row: Row | Task) -> Task:
         """Give *row* as this environment's task; raises `BadRow`."""
@@ -124,7 +124,7 @@ class Environment:
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
     ) -> Episode:
         """Open an episode of *row*: state copied, opening messages and offered tools worked out."""
-        self._lifespan.check()
+        self._lifespan.check_entered()
         task = self.read(row)
         raw = row if isinstance(row, dict) else task.row()
         async with stage("reset", _of_episode(deadline)):
@@ -185,13 +185,13 @@ class Environment:
         """Give the episode that ends where *items* do, its state rebuilt by playing their actions again."""
         episode = await self.reset(row, seed=seed, deadline=deadline)
         try:
-            await self.follow(episode, items)
+            await self.replay_into(episode, items)
         except BaseException:
             await self.close(episode)
             raise
         return episode
 
-    async def follow(self, episode: Episode, items: Sequence[Item], *, calls: bool = True) -> None:
+    async def replay_into(self, episode: Episode, items: Sequence[Item], *, calls: bool = True) -> None:
         """Have *episode* end where *items* do, their actions played; without *calls*, those have been before."""
         for span in spans(items):
             episode.transcript.items = list(items[: span.stop])
@@ -214,18 +214,18 @@ class Environment:
     @property
     def has_metrics(self) -> bool:
         """Whether a hook of the environment has figures of its own."""
-        return bool(self._stack.answerers["metrics"])
+        return bool(self._stack.implementations["metrics"])
 
     async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Give the environment's own figures over scored *rollouts*."""
         figures: dict[str, float] = {}
         async with stage("metrics", Deadline(from_now(GRADING))):
-            for each in self._stack.answerers["metrics"]:
+            for each in self._stack.implementations["metrics"]:
                 figures |= answers.figures(await self._answer(each, {"rollouts": rollouts}))
         return figures
 
     async def _verdict(self, episode: Episode) -> Verdict:
-        async with stage("verify", Deadline(from_now(GRADING), patient=True)):
+        async with stage("verify", Deadline(from_now(GRADING), pausable=True)):
             given = {"state": episode.state, "transcript": episode.transcript}
             verdict = answers.verdict(await self._ask("verify", task=episode.task, **given))
             answers.total(episode.paid, verdict.reward, "verify")
@@ -258,7 +258,7 @@ class Environment:
         return {**row, "responses_create_params": {**params, "tools": episode.tools}} if episode.tools else row
 
     def _drawn(self, split: str, seed: int) -> Iterator[Task]:
-        answers = (self._at_once(each, split=split, seed=seed) for each in self._stack.answerers["tasks"])
+        answers = (self._at_once(each, split=split, seed=seed) for each in self._stack.implementations["tasks"])
         try:
             for row in next((rows for rows in answers if rows is not None), ()):
                 yield self.read(row)
@@ -274,7 +274,7 @@ class Environment:
 
     def _offered(self) -> dict[str, tools.Tool]:
         try:
-            return tools.toolbox(chain.from_iterable(map(self._listed, self._stack.answerers["tools"])))
+            return tools.toolbox(chain.from_iterable(map(self._listed, self._stack.implementations["tools"])))
         except TypeError as error:
             raise BrokenEnvironment(f"environment {self.name!r}: {error}") from None
 
@@ -295,7 +295,7 @@ class Environment:
         return [self.tools[name].schema for name in names]
 
     def _at_once(self, each: Answerer, **given: Any) -> Any:
-        asked = {name: {"config": getattr(self, "config", None), **given}[name] for name in each.asks}
+        asked = {name: {"config": getattr(self, "config", None), **given}[name] for name in each.parameter_names}
         try:
             return each.function(**asked)
         except (GymsdkError, *complaints.INTERRUPTS):
@@ -305,15 +305,15 @@ class Environment:
 
     async def _ask(self, hook: str, **given: Any) -> Any:
         given |= {"config": self.config, "shared": self._lifespan.shared}
-        for each in self._stack.answerers[hook]:
+        for each in self._stack.implementations[hook]:
             answer = await self._answer(each, given)
             if answer is not None:
                 return answer
         return None
 
     async def _answer(self, each: Answerer, given: Mapping[str, Any]) -> Any:
-        asked = {name: given[name] for name in each.asks}
-        if not each.ours:
+        asked = {name: given[name] for name in each.parameter_names}
+        if not each.is_default:
             return await self._author.run(f"hook {each.hook!r}", each.function, asked)
         answer = each.function(**asked)
         return await answer if inspect.isawaitable(answer) else answer

@@ -35,14 +35,14 @@ async def play(
     with trail.of_rollout(id):
         try:
             episode = await sitting.open(row, seed=seed, id=id, repeat=repeat)
-            while not sitting.over:
+            while not sitting.is_over:
                 await _turn(sitting, episode, model)
-            await sitting.judge()
+            await sitting.verify()
         except EpisodeError as error:
-            sitting.ending = error
+            sitting.result = error
         finally:
             await sitting.close()
-    return sitting.rollout()
+    return sitting.build_rollout()
 
 
 async def _turn(sitting: Sitting, episode: Episode, model: Model) -> None:
@@ -50,7 +50,7 @@ async def _turn(sitting: Sitting, episode: Episode, model: Model) -> None:
     if not _has_time(episode):
         episode.transcript.ended = "deadline"
         return
-    await sitting.answer(await _asked(sitting, episode, model))
+    await sitting.apply_response(await _asked(sitting, episode, model))
 
 
 def _has_time(episode: Episode) -> bool:
@@ -65,7 +65,7 @@ async def _asked(sitting: Sitting, episode: Episode, model: Model) -> Item:
             policy did not spend that time, so the episode is not truncated and judged: it has failed.
     """
     request = request_of(episode, sitting.sampling)
-    with sitting.clocked("model"):
+    with sitting.time_stage("model"):
         try:
             async with asyncio.timeout_at(episode.deadline):
                 return await responses.asked(model, request, episode=episode)

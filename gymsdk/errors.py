@@ -37,7 +37,7 @@ class UsageError(GymsdkError):
     Where settings are wrong, *about* has a sentence for each, by the keys that lead to it.
     """
 
-    about: tuple[tuple[tuple[str, ...], str], ...] = ()
+    setting_errors: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
 class UnknownEnvironment(UsageError):
@@ -126,9 +126,9 @@ class Unscorable(EpisodeError):
 E = TypeVar("E", Failed, Unscorable)
 
 
-def recast(error: EpisodeError, into: type[E], *, message: str | None = None, kind: str | None = None) -> E:
+def recast(error: EpisodeError, error_type: type[E], *, message: str | None = None, kind: str | None = None) -> E:
     """Give *error* as one of another type, all that is not given anew kept."""
-    return into(
+    return error_type(
         message or str(error),
         kind=kind or error.kind,
         retryable=error.retryable,

@@ -65,7 +65,7 @@ class Options(BaseModel):
         token = credentials.own(self.token_file)
         self.check(token, self.host)
         if self.tls is not None:
-            self.tls.context()
+            self.tls.create_ssl_context()
         return Safety(token=token, tls=self.tls, limits=self.limits)
 
     def check(self, token: SecretStr | None, *hosts: str) -> None:

@@ -65,7 +65,7 @@ class Retry(BaseModel):
     first: float = Field(0.5, ge=0)
     longest: float = Field(8.0, ge=0)
 
-    def wait(self, attempt: int) -> float:
+    def get_wait_seconds(self, attempt: int) -> float:
         """Seconds to wait after the failed *attempt*, the first being 0."""
         return min(self.longest, self.first * 2.0 ** min(attempt, 60)) * random.uniform(0.5, 1.0)
 
@@ -111,7 +111,7 @@ class Answer:
         except ValueError as error:
             raise self._unread(error) from error
 
-    async def loaded(self) -> Any:
+    async def json_async(self) -> Any:
         """Give the parsed body like `json`; a large one is parsed in a thread."""
         self._check()
         try:
@@ -141,7 +141,7 @@ async def post(
     timeout: float = 600.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
     retry: Retry = RETRY,
     once: bool = False,
-    largest: int = LARGEST,
+    max_answer_bytes: int = LARGEST,
 ) -> Answer:
     """Give the answer of *url* to the JSON *body*, retried where that can help, within *timeout* seconds in all.
 
@@ -156,7 +156,7 @@ async def post(
     """
     bearer = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
     given = {"Content-Type": "application/json", **bearer, **(headers or {})}
-    attempt = partial(_send, "POST", url, written(body), given, tuple(filter(None, [key])), largest)
+    attempt = partial(_send, "POST", url, written(body), given, tuple(filter(None, [key])), max_answer_bytes)
     return await _in_time(url, attempt, timeout, retry, once=once)
 
 
@@ -271,7 +271,7 @@ async def _insist(attempt: Callable[[], Awaitable[Answer]], retry: Retry, deadli
     if retry.times:
         attempt = partial(admitted, attempt, deadline)
     for number in range(retry.times):
-        wait = retry.wait(number)
+        wait = retry.get_wait_seconds(number)
         try:
             answer = await attempt()
         except Failed as error:
@@ -338,7 +338,7 @@ async def _send(
         raise cut(host(url), error) from error
 
 
-async def read(chunks: AsyncIterable[bytes], host: str, status: int, headers: Mapping[str, str], largest: int) -> bytes:
+async def read(chunks: AsyncIterable[bytes], host: str, status: int, headers: Mapping[str, str], max_answer_bytes: int) -> bytes:
     """Give the body of an answer, decompressed, as its *chunks* arrive.
 
     Of an error's body, the first MiB is enough; a larger one is truncated.
@@ -347,12 +347,12 @@ async def read(chunks: AsyncIterable[bytes], host: str, status: int, headers: Ma
         Failed: It has more than *largest* bytes after decompression, or cannot be decompressed.
     """
     refused = status >= 400  # noqa: PLR2004 - what HTTP calls an error
-    most = min(largest, LARGEST_REFUSAL) if refused else largest
+    most = min(max_answer_bytes, LARGEST_REFUSAL) if refused else max_answer_bytes
     try:
         return await decompression.collected(chunks, headers.get("Content-Encoding", ""), most, truncate=refused)
     except decompression.TooLarge:
         message = (
-            f"{host} sent more than {largest} bytes for one answer, counted after decompression, and was cut off; check"
+            f"{host} sent more than {max_answer_bytes} bytes for one answer, counted after decompression, and was cut off; check"
             " what it serves, lower max_output_tokens, or raise max_answer of the model"
         )
         raise Failed(message, kind="model_answer_too_large") from None

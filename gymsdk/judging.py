@@ -62,8 +62,8 @@ async def judged(
     try:
         if opening is not None:
             episode.transcript.opening = opening
-        if environment.remembers:
-            await environment.follow(episode, played(items, ended))
+        if environment.needs_replay:
+            await environment.replay_into(episode, played(items, ended))
         return await told(environment, episode, items, ended)
     finally:
         await _close(environment, episode)

@@ -63,7 +63,7 @@ def values_for(size: int) -> int:
     return max(VALUES, size // 8)
 
 
-async def loaded(text: bytes, values: int = VALUES, *, strict: bool = False) -> object:
+async def loaded(text: bytes, max_values: int = VALUES, *, strict: bool = False) -> object:
     """Give the JSON value in *text*, parsed in a thread if it is large.
 
     Args:
@@ -76,8 +76,8 @@ async def loaded(text: bytes, values: int = VALUES, *, strict: bool = False) -> 
         ValueError: It is not JSON.
     """
     if len(text) < LARGE:
-        return loads(text, values, strict=strict)
-    return await asyncio.get_running_loop().run_in_executor(_threads(), partial(loads, text, values, strict=strict))
+        return loads(text, max_values, strict=strict)
+    return await asyncio.get_running_loop().run_in_executor(_threads(), partial(loads, text, max_values, strict=strict))
 
 
 async def measured(text: bytes, values: int = VALUES) -> tuple[object, int]:
@@ -89,11 +89,11 @@ async def measured(text: bytes, values: int = VALUES) -> tuple[object, int]:
     return found, pieces.size
 
 
-def loads(text: bytes, values: int = VALUES, *, strict: bool = False) -> object:
+def loads(text: bytes, max_values: int = VALUES, *, strict: bool = False) -> object:
     """Return the JSON value in *text* like `loaded`, in the calling thread."""
     if len(text) < LARGE:
         return parsed(text, strict=strict)
-    value = _Pieces(text, values).value()
+    value = _Pieces(text, max_values).value()
     if strict and b"\\ud" in text.lower():
         # Raises a ValueError for half of a surrogate pair.
         json.dumps(value, ensure_ascii=False).encode()

@@ -82,19 +82,19 @@ class Oracle(Scripted):
             return await self._asked(request, episode)
         history = recordings.history(request)
         found, marks = await self._found(request)
-        turn = found.after(marks[-1])
+        turn = found.find_turn(marks[-1])
         if turn is not None:
-            return found.turn(turn)
+            return found.get_turn(turn)
         starts = [*(span.start for span in spans(history)), len(history)]
-        return await self._played(found, request, history[starts[marks.index(found.marks[0])] :])
+        return await self._played(found, request, history[starts[marks.index(found.digests[0])] :])
 
     async def _found(self, request: Item) -> tuple[Recording, list[bytes]]:
         """Return the recording that *request* follows, once its row has been read, and the marks by which it does."""
         clock = asyncio.get_running_loop().time
         ends, conversation = clock() + self._wait, recordings.Conversation(request)
         while True:
-            marks = conversation.marks_in(self._recorder.found)
-            if marks is not None and (found := self._recorder.found.find(marks)) is not None:
+            marks = conversation.find_digests(self._recorder.found)
+            if marks is not None and (found := self._recorder.found.find_next_turn(marks)) is not None:
                 return found[0], marks
             if self._recorder.over:
                 raise self._unknown()
@@ -110,7 +110,7 @@ class Oracle(Scripted):
         sitting = Sitting(environment, BUDGET)
         try:
             episode = await sitting.open(unpacked(found.row), seed=found.seed)
-            await environment.follow(episode, items)
+            await environment.replay_into(episode, items)
             if episode.done:
                 raise Failed("the episode is over: a perfect policy has nothing more to say", kind="not_recorded")
             return await self._asked(request, episode)

@@ -28,11 +28,11 @@ class Outlet:
         self._lost = 0
         self._writing = threading.Thread(target=self._write, name="outlet", daemon=True)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Write what waits, and what comes."""
         self._writing.start()
 
-    def say(self, line: str) -> None:
+    def put(self, line: str) -> None:
         """Have *line* be written, or left out where too many wait."""
         try:
             self._lines.put_nowait(line)

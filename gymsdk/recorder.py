@@ -128,7 +128,7 @@ class Recorder:
         async with asyncio.TaskGroup() as group:
             playing = [group.create_task(self._recorded(each)) for each in dealt]
         for each in (task.result() for task in playing):
-            if each is not None and self.found.lacks(each):
+            if each is not None and self.found.is_new(each):
                 self._size += each.size
                 self.found.add(each)
 
@@ -170,14 +170,14 @@ async def recorded(environment: Environment, model: Model, row: Row, *, seed: in
     sitting, asked, said, opening = Sitting(environment, BUDGET), [], [], None
     try:
         episode = await sitting.open(row, seed=seed)
-        while not sitting.over:
+        while not sitting.is_over:
             request = request_of(episode, {})
             response = await model.respond(request, episode=episode)
             history, instructions = recordings.history(request), request.get("instructions")
             asked.append(recordings.marks(history, instructions)[-1])
             opening = opening or recordings.openings(history, instructions)[-1]
             said.append(response["output"])
-            await sitting.answer(response)
+            await sitting.apply_response(response)
     finally:
         await sitting.close()
     played = recordings.recording(asked, said, opening)

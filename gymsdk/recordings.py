@@ -154,7 +154,7 @@ class Recording:
     *row* is what was played, as whoever recorded it packs one, with the *environment* and the *seed*.
     """
 
-    marks: tuple[bytes, ...]
+    digests: tuple[bytes, ...]
     turns: tuple[bytes, ...]
     environment: str = ""
     row: bytes = b""
@@ -164,16 +164,16 @@ class Recording:
     @property
     def size(self) -> int:
         """About how many bytes it takes."""
-        return len(self.row) + sum(map(len, self.turns)) + 64 * len(self.marks)
+        return len(self.row) + sum(map(len, self.turns)) + 64 * len(self.digests)
 
-    def turn(self, number: int) -> list[Item]:
+    def get_turn(self, number: int) -> list[Item]:
         """Give the output items of one turn."""
         found: list[Item] = values.parsed(self.turns[number])
         return found
 
-    def after(self, mark: bytes) -> int | None:
+    def find_turn(self, mark: bytes) -> int | None:
         """Give the number of the turn before which just what *mark* stands for was said, `None` where there is none."""
-        return self.marks.index(mark) if mark in self.marks else None
+        return self.digests.index(mark) if mark in self.digests else None
 
 
 def recording(asked: Iterable[bytes], turns: Iterable[list[Item]], opening: Opening | None = None) -> Recording:
@@ -190,18 +190,18 @@ class Recordings:
 
     def add(self, recording: Recording) -> None:
         """Keep *recording*."""
-        self._found[recording.marks[0]].append(recording)
+        self._found[recording.digests[0]].append(recording)
         if recording.opening is not None:
             self._prompt_lengths[recording.opening.digest].add(recording.opening.length)
 
-    def lacks(self, recording: Recording) -> bool:
+    def is_new(self, recording: Recording) -> bool:
         """Whether *recording* says what none of those kept does, and there are not too many that open like it."""
-        alike = self.opening(recording.marks[0])
+        alike = self.find_by_opening(recording.digests[0])
         return len(alike) < ALIKE and all(
-            (each.marks, each.turns) != (recording.marks, recording.turns) for each in alike
+            (each.digests, each.turns) != (recording.digests, recording.turns) for each in alike
         )
 
-    def opening(self, mark: bytes) -> Sequence[Recording]:
+    def find_by_opening(self, mark: bytes) -> Sequence[Recording]:
         """Give the recordings that open with what *mark* stands for."""
         return self._found.get(mark, ())
 
@@ -210,7 +210,7 @@ class Recordings:
         lengths = self._prompt_lengths.get(opening.digest, ())
         return sorted((length for length in lengths if length < opening.length), reverse=True)[:ALIKE]
 
-    def find(self, marks: Sequence[bytes]) -> tuple[Recording, int] | None:
+    def find_next_turn(self, marks: Sequence[bytes]) -> tuple[Recording, int] | None:
         """Give the recording that a conversation with *marks* follows the furthest, and which of its turns comes next.
 
         Of those that it follows equally far, that is the first. A prompt may hold turns itself: the longest counts.
@@ -218,8 +218,8 @@ class Recordings:
         for index in reversed(range(len(marks))):
             if alike := self._found.get(marks[index]):
                 said = set(marks[index:])
-                found = max(alike, key=lambda each: len(said.intersection(each.marks)))
-                after = found.after(marks[-1])
+                found = max(alike, key=lambda each: len(said.intersection(each.digests)))
+                after = found.find_turn(marks[-1])
                 return found, len(marks) - 1 - index if after is None else after
         return None
 
@@ -233,20 +233,20 @@ class Conversation:
         self._marks = marks(self._items, self._instructions)
         self._openings: list[Opening] | None = None
 
-    def marks_in(self, found: Recordings) -> list[bytes] | None:
+    def find_digests(self, found: Recordings) -> list[bytes] | None:
         """Return the marks by which *found* has a recording of this conversation, `None` if it has none.
 
         A harness may put a system prompt of its own before the row's. Where no recording opens like the conversation,
         those count that open like it without the first part of its system prompt.
         """
-        if found.find(self._marks) is not None:
+        if found.find_next_turn(self._marks) is not None:
             return self._marks
         if self._openings is None:
             self._openings = openings(self._items, self._instructions)
         for opening in reversed(self._openings):
             for length in found.prompt_lengths(opening):
                 without = marks(self._items, self._instructions, skip=opening.length - length)
-                if found.find(without) is not None:
+                if found.find_next_turn(without) is not None:
                     return without
         return None
 

@@ -50,21 +50,21 @@ class Replica:
 
     url: str
     pause: float = 0.0
-    back: float = 0.0
-    trying: bool = False
-    rested: float = 0.0
+    retry_at: float = 0.0
+    is_probing: bool = False
+    rest_until: float = 0.0
 
     @property
-    def open(self) -> bool:
+    def is_available(self) -> bool:
         """Whether it may be asked before the others have been."""
-        return not self.rest and (not self.pause or (not self.trying and time.monotonic() >= self.back))
+        return not self.rest_seconds and (not self.pause or (not self.is_probing and time.monotonic() >= self.retry_at))
 
     @property
-    def rest(self) -> float:
+    def rest_seconds(self) -> float:
         """The seconds for which it asked to be left alone that are still to come."""
-        return max(0.0, self.rested - time.monotonic())
+        return max(0.0, self.rest_until - time.monotonic())
 
-    def at(self, path: str) -> str:
+    def build_url(self, path: str) -> str:
         """Give the address of *path* under the base URL, or beside its `/v1` where it begins with a slash."""
         base = self.url.rstrip("/")
         return f"{base.removesuffix('/v1')}{path}" if path.startswith("/") else f"{base}/{path}"
@@ -121,7 +121,7 @@ class Replicas:
                 overloaded = isinstance(found, http.Answer) and found.not_started
                 if not overloaded and number >= self._retry.times:
                     break
-                wait = self._retry.wait(number) + min(replica.rest for replica in order)
+                wait = self._retry.get_wait_seconds(number) + min(replica.rest_seconds for replica in order)
                 if clock() + wait >= deadline:
                     break
                 await asyncio.sleep(wait)
@@ -168,16 +168,16 @@ class Replicas:
     async def _ask(self, replica: Replica, call: Call) -> Found:
         clock = asyncio.get_running_loop().time
         left, trial = call.deadline - clock(), bool(replica.pause)
-        replica.trying = replica.trying or trial
+        replica.is_probing = replica.is_probing or trial
         try:
             asked = http.post(
-                replica.at(call.path),
+                replica.build_url(call.path),
                 call.body,
                 key=self._key,
                 headers=self._headers,
                 timeout=left,
                 retry=http.ONCE,
-                largest=self._largest,
+                max_answer_bytes=self._largest,
             )
             answer = await (self._watch(replica.url, asked) if self._watch else asked)
         except Failed as error:
@@ -194,13 +194,13 @@ class Replicas:
             raise http.late(http.host(replica.url), self._seconds) from error
         finally:
             # A call that began before the loss says nothing of who tries it now.
-            replica.trying = replica.trying and not trial
+            replica.is_probing = replica.is_probing and not trial
         self._heard(replica, answer)
         return answer
 
     def _heard(self, replica: Replica, answer: http.Answer) -> None:
         if answer.retry_after and http.worth_retrying(answer.status):
-            replica.rested = max(replica.rested, time.monotonic() + answer.retry_after)
+            replica.rest_until = max(replica.rest_until, time.monotonic() + answer.retry_after)
         # An overloaded server is not lost.
         if _astray(answer) or answer.not_started:
             return
@@ -213,24 +213,24 @@ class Replicas:
 
     def _strike(self, replica: Replica, why: str) -> None:
         now = time.monotonic()
-        if replica.pause and now < replica.back:
+        if replica.pause and now < replica.retry_at:
             # One loss, though many calls are hit by it.
             return
         if not replica.pause and len(self._all) > 1:
             log.warning("%s; its conversations go to the model's other servers until it answers again", why)
         replica.pause = min(LONGEST, replica.pause * 2) or FIRST
-        replica.back = now + replica.pause
+        replica.retry_at = now + replica.pause
 
 
 def _turn(order: Sequence[Replica]) -> Iterator[Replica]:
     """Those that are open when it is their turn; where none is, all but those that rest, where not all do."""
     asked = False
     for replica in order:
-        if replica.open:
+        if replica.is_available:
             asked = True
             yield replica
     if not asked:
-        yield from [replica for replica in order if not replica.rest] or order
+        yield from [replica for replica in order if not replica.rest_seconds] or order
 
 
 def _settled(found: Found, call: Call) -> bool:

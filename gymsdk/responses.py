@@ -15,16 +15,16 @@ EXCERPT = 200
 """Characters of an unreadable item that a message shows."""
 
 
-async def asked(model: Model, request: Item, *, episode: Episode | None, who: str = "the model") -> Item:
+async def asked(model: Model, request: Item, *, episode: Episode | None, label: str = "the model") -> Item:
     """Give *model*'s response to *request*; raises `Failed` where it gives none, or one that cannot be read."""
-    response = await told(model, request, episode=episode, who=who)
+    response = await told(model, request, episode=episode, label=label)
     if (response.get("incomplete_details") or {}).get("reason") == "content_filter":
         # What was held back is neither an answer nor a budget that ran out: there is nothing to grade.
-        raise Failed(f"{who}'s answer was held back by a content filter", kind="model_withheld")
+        raise Failed(f"{label}'s answer was held back by a content filter", kind="model_withheld")
     return response
 
 
-async def told(model: Model, request: Item, *, episode: Episode | None, who: str = "the model") -> Item:
+async def told(model: Model, request: Item, *, episode: Episode | None, label: str = "the model") -> Item:
     """Give *model*'s response to *request* like `asked`, also one that a content filter held back."""
     try:
         response = await model.respond(request, episode=episode)
@@ -34,15 +34,15 @@ async def told(model: Model, request: Item, *, episode: Episode | None, who: str
         if asked_to_stop():
             raise
         # Nobody cancelled this: let through, it would pass for the end of the whole run.
-        raise Failed(f"{who} raised CancelledError", kind="model_raised", retryable=True) from error
+        raise Failed(f"{label} raised CancelledError", kind="model_raised", retryable=True) from error
     except Exception as error:
         kind = "model_timeout" if isinstance(error, TimeoutError) else "model_raised"
-        raise Failed(f"{who} raised {type(error).__name__}: {error}", kind=kind, retryable=True) from error
+        raise Failed(f"{label} raised {type(error).__name__}: {error}", kind=kind, retryable=True) from error
     if not is_response(response):
-        raise _unreadable(response, who)
+        raise _unreadable(response, label)
     if response.get("error") or not wire.is_ended(response):
         why = response.get("error") or f"its answer is {response.get('status')!r}"
-        raise Failed(f"{who} failed: {why}", kind="model_error", retryable=True)
+        raise Failed(f"{label} failed: {why}", kind="model_error", retryable=True)
     return response
 
 

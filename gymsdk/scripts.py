@@ -46,7 +46,7 @@ class Line(BaseModel):
             raise ValueError('it says nothing; write {"text": ""} for an empty answer')
         return self
 
-    def items(self, turn: int) -> list[Item]:
+    def build_items(self, turn: int) -> list[Item]:
         """Give the output items, with the ids that are those of the *turn*."""
         found = [wire.reasoning(self.reasoning, id=f"rs_{turn}")] if self.reasoning else []
         if self.text or not self.calls:

@@ -153,7 +153,7 @@ def options(name: str, given: Mapping[str, Any]) -> ModelOptions:
         hint = "" if option in ModelOptions.model_fields else suggestion(option, ModelOptions.model_fields)
         message = complaints.said(complaint)
         wrong = BadModelOption(f"option {option!r} of {name}: {message}{hint}")
-        wrong.about = (((option,), message),)
+        wrong.setting_errors = (((option,), message),)
         raise wrong from None
 
 

@@ -58,10 +58,10 @@ async def take(
     environment: Playable,
     episode: Episode,
     output: Sequence[Item],
-    taken: Taken,
+    result: Taken,
     *,
     calls_left: int = 128,
-    longest: int = cutting.LONGEST,
+    max_output_chars: int = cutting.LONGEST,
 ) -> None:
     """Answer the actions in *output*, one `step` each, in order; what comes of it is *taken*, and on the transcript.
 
@@ -73,26 +73,26 @@ async def take(
     acts = turns.actions(output)
     try:
         for action in acts:
-            if taken.ended or (isinstance(action, ToolCall) and taken.calls >= calls_left):
-                taken.ended = taken.ended or "tools"
-                taken.items.append(_unrun(action))
-                taken.runs += _run(action, time.time(), answered=False)
+            if result.ended or (isinstance(action, ToolCall) and result.calls >= calls_left):
+                result.ended = result.ended or "tools"
+                result.items.append(_unrun(action))
+                result.runs += _run(action, time.time(), answered=False)
                 continue
             began, started = time.time(), time.perf_counter()
             step = await environment.step(episode, action)
-            taken.runs += _run(action, began, milliseconds=(time.perf_counter() - started) * 1e3)
-            taken.reward = answers.total(taken.reward, step.reward, "step")
-            taken.items.extend(_output(action, step, longest))
-            taken.calls += isinstance(action, ToolCall)
+            result.runs += _run(action, began, milliseconds=(time.perf_counter() - started) * 1e3)
+            result.reward = answers.total(result.reward, step.reward, "step")
+            result.items.extend(_output(action, step, max_output_chars))
+            result.calls += isinstance(action, ToolCall)
             messages += [message.item() for message in step.messages]
-            taken.ended = "done" if step.done else None
+            result.ended = "done" if step.done else None
     finally:
-        taken.items += messages
-        episode.transcript.items.extend(taken.items)
+        result.items += messages
+        episode.transcript.items.extend(result.items)
     if not acts:
         # Nothing to answer: asking again on the same history loops for hours with reasoning models.
-        taken.ended = "done"
-    episode.done = taken.ended is not None
+        result.ended = "done"
+    episode.done = result.ended is not None
 
 
 def _output(action: Action, step: Step, longest: int) -> list[Item]:
@@ -126,9 +126,9 @@ class Sitting:
         self.budget = budget or Budget()
         self.sampling = dict(sampling or {})
         self.episode: Episode | None = None
-        self.ending: Verdict | EpisodeError | None = None
-        self.unreleased: EpisodeError | None = None
-        self.used: usage.Ledger = {}
+        self.result: Verdict | EpisodeError | None = None
+        self.close_error: EpisodeError | None = None
+        self.usage: usage.Ledger = {}
         self._opened: _Opened | None = None
         self._response: Item | None = None
         self._paid = 0.0
@@ -140,18 +140,18 @@ class Sitting:
         self._observed: list[ModelCall] = []
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether the policy has no turn left."""
-        return self.ending is not None or (self.episode is not None and self.episode.transcript.ended is not None)
+        return self.result is not None or (self.episode is not None and self.episode.transcript.ended is not None)
 
     @contextmanager
-    def clocked(self, stage: str) -> Iterator[None]:
+    def time_stage(self, stage: str) -> Iterator[None]:
         """Count the time and the tokens of what runs inside to *stage*."""
         started = time.perf_counter()
         if stage == "model":
             self._asked_at = time.time()
         try:
-            with usage.counted(self.used):
+            with usage.counted(self.usage):
                 yield
         finally:
             spent = (time.perf_counter() - started) * 1e3
@@ -162,16 +162,16 @@ class Sitting:
     async def open(self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0) -> Episode:
         """Reset the environment; raises `EpisodeError`, and `UsageError` where the row does not fit."""
         self._opened = _Opened(row.row() if isinstance(row, Task) else row, id, seed, repeat)
-        with self.clocked("reset"):
+        with self.time_stage("reset"):
             self.episode = await self.environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=self._from_now())
         return self.episode
 
-    def extend(self) -> None:
+    def restart_deadline(self) -> None:
         """Let the episode's seconds count anew: the time a policy outside takes is not the environment's."""
         if self.episode:
             self.episode.deadline = self._from_now()
 
-    def pause(self) -> None:
+    def pause_deadline(self) -> None:
         """Stop the episode's seconds between two turns, while a policy outside of gymsdk decides on its next one."""
         if self.episode:
             self.episode.deadline = None
@@ -180,13 +180,13 @@ class Sitting:
         """Let the episode have at most *turns* turns in all; it is judged when they are over."""
         self.budget = self.budget.model_copy(update={"turns": min(turns, self.budget.turns)})
 
-    async def answer(self, response: Item) -> Taken:
+    async def apply_response(self, response: Item) -> Taken:
         """Give what came of the turn in *response*; what ended the episode is on its transcript."""
         episode = self._playing()
         self._turns += 1
         self._response = response
         first = len(episode.transcript.items)
-        with self.clocked("step"):
+        with self.time_stage("step"):
             usage.note("policy", response)
             taken = await self._taken(episode, response)
         self._observe(response, first, taken)
@@ -197,30 +197,30 @@ class Sitting:
         episode.transcript.ended = taken.ended
         return taken
 
-    async def judge(self) -> None:
+    async def verify(self) -> None:
         """Have the transcript judged: the verdict is the *ending*. Raises `EpisodeError`."""
-        with self.clocked("verify"):
+        with self.time_stage("verify"):
             verdict = await self.environment.verify(self._playing())
         answers.total(self._paid, verdict.reward, "verify")
-        self.ending = verdict
+        self.result = verdict
 
     async def close(self) -> None:
         """Close the episode, if there is one."""
         if self.episode is None:
             return
-        with self.clocked("close"):
+        with self.time_stage("close"):
             try:
                 await self.environment.close(self.episode)
             except EpisodeError as error:
                 # The verdict stands: what was graded does not change because the cleaning up failed.
                 log.warning("episode %s: %s", self.episode.id or "without an id", error)
-                self.unreleased = error
+                self.close_error = error
 
-    def rollout(self) -> Rollout:
+    def build_rollout(self) -> Rollout:
         """Give the rollout of what was played, its *ending* known."""
-        assert self.ending is not None, "a rollout has an ending"
+        assert self.result is not None, "a rollout has an ending"
         assert self._opened is not None, "a rollout was opened"
-        episode, verdict = self.episode, self.ending if isinstance(self.ending, Verdict) else None
+        episode, verdict = self.episode, self.result if isinstance(self.result, Verdict) else None
         transcript = episode.transcript if episode else Transcript()
         stages = {stage: round(spent, 3) for stage, spent in self._stages.items()}
         return Rollout(
@@ -229,7 +229,7 @@ class Sitting:
             row=self._opened.row,
             seed=self._opened.seed,
             repeat=self._opened.repeat,
-            outcome=_outcome(self.ending),
+            outcome=_outcome(self.result),
             ended=transcript.ended,
             sampling=self.sampling,
             opening=transcript.opening,
@@ -238,9 +238,9 @@ class Sitting:
             reward=None if verdict is None else verdict.reward + self._paid,
             components={} if verdict is None else components(verdict, self._paid),
             verdict=verdict,
-            failure=_failure(self.ending) if isinstance(self.ending, EpisodeError) else None,
+            failure=_failure(self.result) if isinstance(self.result, EpisodeError) else None,
             turns=self._turns,
-            usage=dict(self.used),
+            usage=dict(self.usage),
             timing=Timing(total=round(sum(stages.values()), 3), stages=stages, model_calls=self._model_calls),
             calls=self._observed,
         )
@@ -269,7 +269,7 @@ class Sitting:
         taken, started = Taken(), time.perf_counter()
         try:
             calls_left, longest = self.budget.tools - self._calls, self.budget.output
-            await take(self.environment, episode, output, taken, calls_left=calls_left, longest=longest)
+            await take(self.environment, episode, output, taken, calls_left=calls_left, max_output_chars=longest)
         except Failed as error:
             # The model spent the episode's time; the code that was asked last is not to blame.
             late = time.perf_counter() - started < SHORT * self.budget.seconds
@@ -283,7 +283,7 @@ class Sitting:
             return None
         return (self._response or wire.response([], model="", status="incomplete")) | {
             "output": transcript.items,
-            "usage": usage.body(self.used.get("policy", usage.Usage())),
+            "usage": usage.body(self.usage.get("policy", usage.Usage())),
         }
 
 

@@ -20,10 +20,10 @@ class Account:
     """How often something was asked, and the seconds of CPU it took: here, and in worker processes."""
 
     calls: int = 0
-    cpu: float = 0.0
-    workers: float = 0.0
+    cpu_seconds: float = 0.0
+    worker_cpu_seconds: float = 0.0
 
-    def metered(self, function: Callable[[], T]) -> Callable[[], T]:
+    def measure(self, function: Callable[[], T]) -> Callable[[], T]:
         """Give *function*, to be run in a thread, its CPU counted here."""
 
         def run() -> T:
@@ -31,7 +31,7 @@ class Account:
             try:
                 return function()
             finally:
-                self.cpu += time.thread_time() - began
+                self.cpu_seconds += time.thread_time() - began
 
         return run
 
@@ -44,11 +44,11 @@ class Ledger:
         self.routes: dict[tuple[str, str], Account] = {}
         self.hooks: dict[tuple[str, str, str], Account] = {}
 
-    def route(self, server: str, route: str) -> Account:
+    def get_route_counter(self, server: str, route: str) -> Account:
         """Give the account of a route."""
         return self.routes.setdefault((server, route), Account())
 
-    def hook(self, environment: str, what: str) -> Account:
+    def get_hook_counter(self, environment: str, what: str) -> Account:
         """Give the account of a hook or tool, for the server that asks it."""
         here = trail.current()
         return self.hooks.setdefault((here.server if here else "", environment, what), Account())
@@ -82,7 +82,7 @@ def asked(environment: str, what: str) -> Generator[Account | None]:
     if _ledger is None:
         yield None
         return
-    account = _ledger.hook(environment, what)
+    account = _ledger.get_hook_counter(environment, what)
     account.calls += 1
     token = _asking.set(account)
     try:
@@ -102,7 +102,7 @@ def of_worker(process: int) -> Generator[None]:
     try:
         yield
     finally:
-        account.workers += max(0.0, _cpu(process) - began)
+        account.worker_cpu_seconds += max(0.0, _cpu(process) - began)
 
 
 def _cpu(process: int) -> float:
@@ -148,15 +148,15 @@ class Stepped(Coroutine[Any, Any, T]):
 
     def _count(self, seconds: float) -> None:
         if self._account is not None:
-            self._account.cpu += seconds
+            self._account.cpu_seconds += seconds
             return
         here = trail.current()
         if here is None:
             return
-        if here.account is None:
-            here.spent += seconds
+        if here.cpu_counter is None:
+            here.cpu_seconds += seconds
         else:
-            here.account.cpu += seconds
+            here.cpu_counter.cpu_seconds += seconds
 
 
 def watch(loop: asyncio.AbstractEventLoop) -> None:
@@ -172,7 +172,7 @@ def settle(here: trail.Trail, route: str) -> None:
     """Put what the request of the trail *here* has spent on the account of its *route*, and what it still does."""
     if _ledger is None:
         return
-    here.account = _ledger.route(here.server, route)
-    here.account.calls += 1
-    here.account.cpu += here.spent
-    here.spent = 0.0
+    here.cpu_counter = _ledger.get_route_counter(here.server, route)
+    here.cpu_counter.calls += 1
+    here.cpu_counter.cpu_seconds += here.cpu_seconds
+    here.cpu_seconds = 0.0

@@ -111,7 +111,7 @@ class Supervisor:
         """Run until cancelled; raises `GymsdkError` where one is asked for wrongly. Nothing is left running."""
         watches: dict[asyncio.Task[None], str] = {}
         try:
-            self._outlet.begin()
+            self._outlet.start()
             await self._bequest.begin()
             watches |= {asyncio.create_task(self._watched(each)): each.name for each in self._charges}
             await asyncio.wait(watches, return_when="FIRST_EXCEPTION")
@@ -199,7 +199,7 @@ class Supervisor:
         async for line in lines(mouth):
             if line:
                 self._last_lines[name] = line
-            self._outlet.say(line if self._bare else f"{name:<{self._width}} | {line}")
+            self._outlet.put(line if self._bare else f"{name:<{self._width}} | {line}")
 
     async def _end(self, watches: Mapping[asyncio.Task[None], str]) -> None:
         """End the processes, the last one when the others have; each within its seconds."""

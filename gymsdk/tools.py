@@ -43,10 +43,10 @@ class Tool:
     function: Callable[..., Any]
     arguments: TypeAdapter[dict[str, Any]]
     optional: frozenset[str]
-    asks: frozenset[str]
+    host_parameters: frozenset[str]
     schema: Item
 
-    def read(self, text: str) -> dict[str, Any]:
+    def parse_arguments(self, text: str) -> dict[str, Any]:
         """Give the arguments written in *text*, validated; raises `WrongArguments`."""
         try:
             given = values.parsed(text or "{}", strict=True)
@@ -70,7 +70,7 @@ class Tool:
             ValueError: JSON cannot hold what the function receives.
         """
         taken = parameters(self.function)
-        arguments = {key: taken[key].default for key in sorted(self.optional)} | self.read(text)
+        arguments = {key: taken[key].default for key in sorted(self.optional)} | self.parse_arguments(text)
         return values.ordered(self.arguments.dump_python(arguments, mode="json", warnings=False))
 
 

@@ -35,9 +35,9 @@ class Trail:
     server: str = ""
     request: str = ""
     rollout: str = ""
-    told: dict[str, Field] = field(default_factory=dict)
-    account: Account | None = None
-    spent: float = 0.0
+    fields: dict[str, Field] = field(default_factory=dict)
+    cpu_counter: Account | None = None
+    cpu_seconds: float = 0.0
 
 
 _current: ContextVar[Trail | None] = ContextVar("gymsdk_trail", default=None)
@@ -80,7 +80,7 @@ def tell(**fields: Field) -> None:
     """Say more of the request in hand, for its line; nothing that a prompt, an answer or a key may be part of."""
     here = _current.get()
     if here is not None:
-        here.told.update(fields)
+        here.fields.update(fields)
 
 
 @contextmanager

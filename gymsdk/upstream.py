@@ -80,7 +80,7 @@ class Upstream:
         if answer.status in ABSENT:
             return None
         with discreet(*answer.secrets):
-            told = await answer.loaded()
+            told = await answer.json_async()
             size = told.get("count") if isinstance(told, dict) else None
             return size if isinstance(size, int) else None
 
@@ -100,11 +100,11 @@ class Upstream:
         return request | {"model": self.name} | pinned
 
     def _body(self, asked: Item, dialect: Dialect) -> Item:
-        options, body = self.options, dialect.body(asked)
+        options, body = self.options, dialect.build_body(asked)
         template = {**options.extra_body.get(TEMPLATE, {}), **options.chat_template_kwargs, **body.get(TEMPLATE, {})}
         whole = {**self._defaults, **options.extra_body, **body} | ({TEMPLATE: template} if template else {})
         asks = token_fields.ASKED if options.tokens else {}
-        pinned = {key: value for key, value in options.pinned.items() if key not in dialect.translated}
+        pinned = {key: value for key, value in options.pinned.items() if key not in dialect.translated_fields}
         sent = {**whole, **asks, **pinned}
         if sent.get("n") not in {None, 1}:
             raise Failed("one answer is read at a time; leave 'n' out of the request", kind="model_bad_request")
@@ -118,11 +118,11 @@ class Upstream:
             return wire.overflow(said, model=asked["model"], request=asked)
         with discreet(*answer.secrets):
             self._check(answer, asked)
-            told = await answer.loaded()
+            told = await answer.json_async()
             wanted = token_fields.wanted(call.body)
             if wanted and "messages" in call.body and _lacks_prompt(told):
                 told["prompt_token_ids"] = await self._prompt(call)
-            response = self._dialect.response(told, asked, strict=wanted)
+            response = self._dialect.parse_answer(told, asked, strict=wanted)
             if self.options.tokens:
                 _check_tokens(response, answer.host)
             misfits.check(response, asked, host=answer.host)
@@ -170,7 +170,7 @@ class Upstream:
         answer = await self._tokenized(call)
         if answer.status in ABSENT:
             raise token_fields.bad(f"it has no ids of the prompt, and {answer.host} has no /tokenize that would tell")
-        told = await answer.loaded()
+        told = await answer.json_async()
         if not isinstance(told, dict) or not isinstance(told.get("tokens"), list):
             raise token_fields.bad(f"/tokenize of {answer.host} gave no list of tokens")
         return told["tokens"]

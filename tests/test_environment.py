@@ -92,7 +92,7 @@ async def test_replay_that_fails_closes_what_it_reset(task):
 async def test_following_without_calls_plays_the_replies_alone(task):
     environment = Environment("counting", Counting())
     episode = await environment.reset(task, seed=5)
-    await environment.follow(episode, TURNS, calls=False)
+    await environment.replay_into(episode, TURNS, calls=False)
     assert (episode.state.seen, episode.done, episode.transcript.items) == (["7 reply"], True, TURNS)
 
 

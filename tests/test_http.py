@@ -343,8 +343,8 @@ async def test_the_session_can_be_closed_by_hand_and_opens_again() -> None:
 def test_waits_double_up_to_their_bound() -> None:
     retry = http.Retry(first=1, longest=4)
     for attempt, longest in enumerate([1, 2, 4, 4]):
-        assert longest / 2 <= retry.wait(attempt) <= longest
-    assert retry.wait(5000) <= 4
+        assert longest / 2 <= retry.get_wait_seconds(attempt) <= longest
+    assert retry.get_wait_seconds(5000) <= 4
 
 
 async def test_what_is_to_happen_once_is_not_sent_again_whatever_the_answer() -> None:

@@ -75,7 +75,7 @@ def user(text: str) -> Item:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_conversation_has_the_same_marks_through_every_face(path: str) -> None:
-    found = marked(FACES[path].request(BODIES[path]))
+    found = marked(FACES[path].parse_request(BODIES[path]))
     assert found == marked(REQUEST)
     assert len(set(found)) == 3
 
@@ -113,11 +113,11 @@ def test_of_recordings_that_open_alike_the_one_is_found_that_a_conversation_foll
         told = [*OPENING, CALLS[1], wire.function_call_output("x", str(number))]
         found.add(recording([opening, marks(told)[-1]], [[CALLS[1]], [wire.message(f"It is {number}.")]]))
     asked = marks([*OPENING, CALLS[1], wire.function_call_output("y", "2")])
-    chosen, turn = found.find(asked) or pytest.fail("none is found")
-    assert (turn, chosen.turn(turn)[0]["content"][0]["text"]) == (1, "It is 2.")
-    first, turn = found.find(marks(OPENING)) or pytest.fail("none is found")
-    assert (turn, first) == (0, found.opening(opening)[0])
-    assert found.find(marks([user("Hello.")])) is None
+    chosen, turn = found.find_next_turn(asked) or pytest.fail("none is found")
+    assert (turn, chosen.get_turn(turn)[0]["content"][0]["text"]) == (1, "It is 2.")
+    first, turn = found.find_next_turn(marks(OPENING)) or pytest.fail("none is found")
+    assert (turn, first) == (0, found.find_by_opening(opening)[0])
+    assert found.find_next_turn(marks([user("Hello.")])) is None
 
 
 def test_a_prompt_that_holds_turns_is_an_opening_as_a_whole(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_a_prompt_that_holds_turns_is_an_opening_as_a_whole(tmp_path: Path) -> N
     )
     found = read(path)
     for given, said in lines:
-        chosen, turn = found.find(marks(given)) or pytest.fail("none is found")
-        assert chosen.turn(turn)[0]["content"][0]["text"] == said
+        chosen, turn = found.find_next_turn(marks(given)) or pytest.fail("none is found")
+        assert chosen.get_turn(turn)[0]["content"][0]["text"] == said
 
 
 def test_a_file_that_holds_no_rollouts_is_refused(tmp_path: Path) -> None:

@@ -40,13 +40,13 @@ def test_the_docstring_describes_the_tool():
 def test_parameters_the_host_fills_are_never_in_the_schema():
     made = tool(remember)
     assert list(made.schema["parameters"]["properties"]) == ["note"]
-    assert made.asks == {"state", "task", "config", "shared"}
+    assert made.host_parameters == {"state", "task", "config", "shared"}
     with pytest.raises(WrongArguments, match="state: Extra inputs are not permitted"):
-        made.read('{"note": "a", "state": {}}')
+        made.parse_arguments('{"note": "a", "state": {}}')
 
 
 def test_arguments_are_validated_into_their_types():
-    arguments = FORECAST.read('{"city": "Bern", "day": "2026-01-31", "stops": [{"city": "Aarau", "country": "CH"}]}')
+    arguments = FORECAST.parse_arguments('{"city": "Bern", "day": "2026-01-31", "stops": [{"city": "Aarau", "country": "CH"}]}')
     assert arguments == {
         "city": "Bern",
         "day": dt.date(2026, 1, 31),
@@ -55,20 +55,20 @@ def test_arguments_are_validated_into_their_types():
 
 
 def test_null_means_the_default():
-    arguments = FORECAST.read('{"city": "Bern", "day": "2026-01-31", "unit": null, "stops": null}')
+    arguments = FORECAST.parse_arguments('{"city": "Bern", "day": "2026-01-31", "unit": null, "stops": null}')
     assert forecast(**arguments) == "celsius"
 
 
 def test_null_is_a_value_where_there_is_no_default():
     def mark(note: str | None): ...
 
-    assert tool(mark).read('{"note": null}') == {"note": None}
+    assert tool(mark).parse_arguments('{"note": null}') == {"note": None}
 
 
 def test_no_arguments_at_all_are_an_empty_object():
     def now(): ...
 
-    assert tool(now).read("") == {}
+    assert tool(now).parse_arguments("") == {}
     assert tool(now).schema["strict"] is True
 
 
@@ -93,7 +93,7 @@ def test_no_arguments_at_all_are_an_empty_object():
 )
 def test_wrong_arguments_are_told_in_words_a_policy_can_act_on(text, message):
     with pytest.raises(WrongArguments) as caught:
-        FORECAST.read(text)
+        FORECAST.parse_arguments(text)
     assert message in str(caught.value)
 
 
@@ -146,7 +146,7 @@ def test_a_description_and_a_plain_default_go_together():
     def go(city: Annotated[str, Field(description="Where.")] = "Bern"):
         return city
 
-    assert tool(go).read("{}") == {}
+    assert tool(go).parse_arguments("{}") == {}
 
 
 def test_two_tools_of_one_name_are_refused():
@@ -158,7 +158,7 @@ def test_a_method_is_a_tool_without_its_self():
     class World:
         def look(self, where: str): ...
 
-    assert tool(World().look).read('{"where": "up"}') == {"where": "up"}
+    assert tool(World().look).parse_arguments('{"where": "up"}') == {"where": "up"}
 
 
 IMAGE = {"type": "input_image", "image_url": "data:"}

@@ -45,7 +45,7 @@ def read(words: Sequence[str]) -> tuple[Collection, list[str], list[str]]:
     """Give the collection that *words* ask for, those that mean nothing here, and the rest; raises `UsageError`."""
     problems = Problems()
     found = {word: each for word in words for each in parsed([word], problems)}
-    problems.check()
+    problems.raise_if_any()
     for each in found.values():
         if (key := each.trail[0]) in NOT_HERE:
             raise UsageError(f"{key} has no counterpart here; leave it out, and {NOT_HERE[key]}")
@@ -53,7 +53,7 @@ def read(words: Sequence[str]) -> tuple[Collection, list[str], list[str]]:
     ignored = [each.trail[0] for each in found.values() if each.trail[0] in PASSED_OVER]
     rest = [word for word, each in found.items() if each not in own and each.trail[0] not in PASSED_OVER]
     values = plain(applied(Node({}, COMMAND), own, problems))
-    problems.check()
+    problems.raise_if_any()
     return _checked({key: value for key, value in values.items() if value is not None}), ignored, rest
 
 

@@ -56,7 +56,7 @@ class Load(BaseModel):
     open: int
 
     @property
-    def sound(self) -> bool:
+    def is_correct(self) -> bool:
         """Whether every rollout had its reward, none of them wrong."""
         return not (self.failures or self.wrong) and self.rollouts > 0
 

@@ -81,7 +81,7 @@ class Tally:
 async def loaded(stage: Stage, recording: Recording, order: Order) -> Load:
     """Ask the servers of *stage* for rollouts of what is recorded, and give what came of it."""
     tally = Tally(None if recording.rewards is None else _by_task(recording))
-    carried = stage.served.client.carried
+    carried = stage.served.client.build_headers_for
     requests, cpu = await meters.reading(stage.metered, carried), _cpu(stage)
     began = time.perf_counter()
     async with _watched(stage) as memories:

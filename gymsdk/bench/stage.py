@@ -58,16 +58,16 @@ async def started(names: Sequence[str], *, model: str, endpoint: Child | None = 
 
     It is asked at the *endpoint*, where there is one. They end with the context.
     """
-    reached = ["--base-url", endpoint.told["url"], "--api", "chat"] if endpoint else []
+    reached = ["--base-url", endpoint.ready_message["url"], "--api", "chat"] if endpoint else []
     words = ["serve", *names, "--port", "0", "--json", "--model", model, *reached]
     began = time.perf_counter()
     async with child(words) as servers:
         seconds, used = time.perf_counter() - began, processes.used(servers.pid)
         pids = {SERVERS: servers.pid} | ({POLICY: endpoint.pid} if endpoint else {})
-        urls = [each["url"] for each in servers.told["servers"].values()]
-        metered = [*urls, *([endpoint.told["url"].removesuffix("/v1")] if endpoint else [])]
+        urls = [each["url"] for each in servers.ready_message["servers"].values()]
+        metered = [*urls, *([endpoint.ready_message["url"].removesuffix("/v1")] if endpoint else [])]
         start = Start(seconds, used.cpu, used.memory + used.workers_memory)
-        yield Stage(await served(servers.told["head"]), model, pids, tuple(metered), start)
+        yield Stage(await served(servers.ready_message["head"]), model, pids, tuple(metered), start)
 
 
 async def joined(head: str) -> Stage:
@@ -81,7 +81,7 @@ async def _pids(known: Served) -> dict[str, int]:
     """Give the processes of a head's servers, one name for each; none where they are another machine's."""
     client = known.client
     url = f"{client.head}/server_instances"
-    answer = await http.get(url, headers=client.carried(url), timeout=30.0)
+    answer = await http.get(url, headers=client.build_headers_for(url), timeout=30.0)
     told = answer.json() if answer.ok else []
     found = {each["pid"]: str(each.get("process_name")) for each in told if _is_here(each)}
     return {SERVERS: next(iter(found))} if len(found) == 1 else {name: pid for pid, name in found.items()}
@@ -98,7 +98,7 @@ class Child:
     """A process of the bench's own and what it *told* once it was ready."""
 
     pid: int
-    told: Mapping[str, Any]
+    ready_message: Mapping[str, Any]
 
 
 @asynccontextmanager

@@ -45,7 +45,7 @@ class Seen:
         """The whole prompt."""
         return "\n\n".join(text_of(item.get("content")) for item in self.opening)
 
-    def last(self, *roles: str) -> str:
+    def last_message(self, *roles: str) -> str:
         """Give what one of *roles* said last."""
         said = [text_of(item.get("content")) for item in self.opening if item.get("role") in roles]
         return said[-1] if said else ""
@@ -81,7 +81,7 @@ class Attempt:
     rollout: Rollout
 
     @property
-    def paid(self) -> float:
+    def earned(self) -> float:
         """What it earned; nothing where it was not scored."""
         return self.rollout.reward or 0.0
 
@@ -143,8 +143,8 @@ async def gathered(jobs: Iterable[Awaitable[T]]) -> list[T]:
 
 async def looked_at(subject: Subject, environment: Environment, tasks: Sequence[Task]) -> list[Seen]:
     """Give what a policy sees of each of *tasks*, left out where it does not open."""
-    shown_first = await gathered(subject.told(environment, null, task) for task in tasks)
-    ways = [script(play) for play in await gathered(subject.oracle(environment, task) for task in tasks)]
+    shown_first = await gathered(subject.play_script(environment, null, task) for task in tasks)
+    ways = [script(play) for play in await gathered(subject.play_oracle(environment, task) for task in tasks)]
     claims = [await environment.claims(task) for task in tasks]
     seen = [
         Seen(task, claimed, first.opening, first.tools, own=way)
@@ -179,13 +179,13 @@ async def attempted(
     subject: Subject, environment: Environment, attacks: Sequence[Attack], seen: Sequence[Seen]
 ) -> list[Attempt]:
     """Give every attempt of *attacks* on what was *seen*; what two attacks say alike is played once."""
-    most = await subject.afforded(environment, len(seen), each=len(attacks) / AT_ONCE)
+    most = await subject.count_affordable(environment, len(seen), each=len(attacks) / AT_ONCE)
     planned = [
         (attack, each, attack.script(each)) for attack in attacks for each in sample(seen, min(attack.tasks, most))
     ]
     kept = list(_unlike((attack, each, way) for attack, each, way in planned if way))
     rollouts = await gathered(
-        subject.told(environment, played(way), each.task, turns=len(way)) for _, each, way in kept
+        subject.play_script(environment, played(way), each.task, turns=len(way)) for _, each, way in kept
     )
     return [Attempt(*plan, rollout) for plan, rollout in zip(kept, rollouts, strict=True)]
 

@@ -32,12 +32,12 @@ class _Held(logging.Handler):
 
 async def _look(subject: Subject) -> list[Finding]:
     held, log = _Held(), logging.getLogger("gymsdk")
-    async with subject.fresh() as environment:
-        played = await scripts(subject, environment, tasks=await subject.afforded(environment, TASKS, each=6))
+    async with subject.enter_environment() as environment:
+        played = await scripts(subject, environment, tasks=await subject.count_affordable(environment, TASKS, each=6))
         log.addHandler(held)
         try:
             for script in played * ROUNDS:
-                await Performance(script, environment).whole()
+                await Performance(script, environment).play_all()
         finally:
             log.removeHandler(held)
     episodes = len(played) * ROUNDS
@@ -56,6 +56,6 @@ CHECKS = (
         asks="no `async def` hook or tool holds the event loop",
         why="while one holds it, every other episode of the process waits, and deadlines pass",
         mend="write it as a plain `def`, which runs in a thread, or put CPU-heavy work into an `@offload` function",
-        look=_look,
+        run=_look,
     ),
 )

@@ -53,7 +53,7 @@ class Check:
     asks: str
     why: str
     mend: str
-    look: Look
+    run: Look
     needs: tuple[str, ...] = ()
     seconds: float = 120.0
     loads: bool = True

@@ -116,8 +116,8 @@ ENDINGS: dict[str, Ending] = {
 
 async def _look(subject: Subject) -> list[Finding]:
     findings = []
-    async with subject.fresh() as environment:
-        tasks = await subject.afforded(environment, TASKS, each=len(ENDINGS))
+    async with subject.enter_environment() as environment:
+        tasks = await subject.count_affordable(environment, TASKS, each=len(ENDINGS))
         for task in sample(subject.tasks, tasks):
             for how, ending in ENDINGS.items():
                 watched = _Watched(environment)
@@ -137,6 +137,6 @@ CHECKS = (
         asks="every episode is closed once, however it ends, and closing goes well",
         why="what `close` does not release is lost to every later episode, and its failures go unseen among the rest",
         mend="let `close` release what `reset` gave, whatever has happened since, and raise nothing",
-        look=_look,
+        run=_look,
     ),
 )

@@ -126,14 +126,14 @@ class Rule:
     """
 
     name: str
-    finds: Callable[[str], list[str]]
-    undone: str = ""
+    find: Callable[[str], list[str]]
+    encoding_pattern: str = ""
     tasks: int = 4
     share: float = 0.0
 
-    def asked_for(self, prompt: str) -> bool:
+    def is_asked_for(self, prompt: str) -> bool:
         """Whether *prompt* may ask for just that."""
-        return bool(self.undone) and re.search(self.undone, prompt, re.IGNORECASE) is not None
+        return bool(self.encoding_pattern) and re.search(self.encoding_pattern, prompt, re.IGNORECASE) is not None
 
 
 RULES = (

@@ -133,7 +133,7 @@ CHECKS: tuple[Check, ...] = (
         asks="every tool's schema is valid JSON Schema, and what calls itself strict is",
         why="a provider refuses the whole request where one schema is wrong: every episode fails at its first turn",
         mend="let the tool's annotations make its schema; in rows that list tools, write it as strict form wants it",
-        look=_schemas,
+        run=_schemas,
     ),
     Check(
         id="runtime.descriptions",
@@ -141,6 +141,6 @@ CHECKS: tuple[Check, ...] = (
         why="a policy knows a tool by nothing else, and a user a setting",
         mend="give the tool a docstring, an argument `Annotated[..., Field(description=...)]` or a word in that"
         " docstring, a setting `Field(description=...)` or a word in its class's",
-        look=_words,
+        run=_words,
     ),
 )

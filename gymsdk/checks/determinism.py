@@ -76,7 +76,7 @@ async def _elsewhere(subject: Subject, split: str, drawn: list[Plain]) -> str | 
         return None
     if found := difference(drawn, plain(there.rows), "row"):
         return found
-    async with subject.fresh() as environment:
+    async with subject.enter_environment() as environment:
         tasks = first(environment, split, subject.seed, OPENED)
         here = [await elsewhere.opening(environment, task, subject.seed) for task in tasks]
     return difference(here, plain(there.openings), "opening")
@@ -94,16 +94,16 @@ def _stirred(subject: Subject, split: str) -> Environment:
 
 
 async def _plays(subject: Subject) -> list[Finding]:
-    async with subject.fresh() as environment:
-        tasks = await subject.afforded(environment, TASKS, each=8)
+    async with subject.enter_environment() as environment:
+        tasks = await subject.count_affordable(environment, TASKS, each=8)
         found = [await _again(subject, environment, each) for each in await scripts(subject, environment, tasks=tasks)]
     return [finding for finding in found if finding]
 
 
 async def _again(subject: Subject, environment: Environment, script: Script) -> Finding | None:
-    once, again = [await Performance(script, environment).whole() for _ in range(2)]
-    async with subject.fresh() as other:
-        anew = await Performance(script, other).whole()
+    once, again = [await Performance(script, environment).play_all() for _ in range(2)]
+    async with subject.enter_environment() as other:
+        anew = await Performance(script, other).play_all()
     for where, second in (("again", again), ("in a new environment", anew)):
         if found := difference(once, second):
             return Finding(seen=f"{script.title}, played {where}: {found}")
@@ -117,6 +117,6 @@ CHECKS = (
         why="a run that cannot be repeated cannot be debugged, resumed or compared",
         mend="draw everything from random.Random of the hook's `split` and `seed`, nothing from the global generators, "
         "the clock or the order of a set, and keep nothing in the module between episodes",
-        look=_look,
+        run=_look,
     ),
 )

@@ -29,8 +29,8 @@ async def unplayed(subject: Subject, environment: Environment, seen: Sequence[Se
 
 
 async def _judged(subject: Subject, environment: Environment, seen: Seen) -> Rollout:
-    performance = Performance(Script("nobody", seen.task, subject.seed, (), subject.brief), environment)
-    await performance.whole()
+    performance = Performance(Script("nobody", seen.task, subject.seed, (), subject.brief_budget), environment)
+    await performance.play_all()
     return performance.rollout
 
 

@@ -43,7 +43,7 @@ async def drawn(*, name: str, settings: dict[str, object], split: str, seed: int
     from gymsdk.plugins.registry import load
 
     found = Subject(name, lambda: load(name, **settings), seed=seed, count=count, split=split)
-    async with found.fresh() as environment:
+    async with found.enter_environment() as environment:
         openings = [await opening(environment, task, seed) for task in found.tasks[:opened]]
     return Drawn.model_validate({"rows": [plain(task.row()) for task in found.tasks], "openings": openings})
 

@@ -40,8 +40,8 @@ Face: TypeAlias = "Callable[[Environment, Sequence[Script], Budget], list[Plain]
 
 
 async def _look(subject: Subject) -> list[Finding]:
-    async with subject.fresh() as environment:
-        tasks = await subject.afforded(environment, TASKS, each=12)
+    async with subject.enter_environment() as environment:
+        tasks = await subject.count_affordable(environment, TASKS, each=12)
         played = await scripts(subject, environment, tasks=tasks)
         here = [await _performed(environment, script) for script in played]
     with put_back():
@@ -75,8 +75,8 @@ async def _performed(environment: Playable, script: Script) -> Performance:
     """Give the play of *script*, judged where it came to an end."""
     performance = Performance(script, environment)
     try:
-        await performance.up_to_the_verdict()
-        if performance.ended and not performance.broken:
+        await performance.play_until_verdict()
+        if performance.has_ended and not performance.has_failed:
             await performance.advance()
     finally:
         await performance.close()
@@ -86,7 +86,7 @@ async def _performed(environment: Playable, script: Script) -> Performance:
 def _in_process(performance: Performance) -> Plain:
     opening = performance.episode.transcript.opening if performance.episode else []
     seen = [_messages(items or []) for items in performance.answers]
-    told = _told(performance.rollout) if performance.ended else None
+    told = _told(performance.rollout) if performance.has_ended else None
     if performance.episode is None:
         # On the other faces an episode that could not be opened ends at its first step.
         seen, told = ([[]], told) if performance.script.turns else ([], None)
@@ -195,7 +195,7 @@ def _can_be_carried(performance: Performance) -> bool:
     if any(item.get("type") != "function_call_output" for items in performance.answers for item in items or []):
         return False
     replied = any(item.get("type") == "message" for turn in performance.script.turns[:-1] for item in turn)
-    return performance.ended and not replied and _is_json(performance.rollout.verdict)
+    return performance.has_ended and not replied and _is_json(performance.rollout.verdict)
 
 
 def _is_json(verdict: Verdict | None) -> bool:
@@ -220,7 +220,7 @@ async def _over_http(subject: Subject, carried: Sequence[Performance]) -> list[F
 def _of_http(performance: Performance) -> Plain:
     """Give what HTTP can carry of a play: what it opened with, what its tools gave, and how it ended."""
     opening = performance.episode.transcript.opening if performance.episode else []
-    told = _told(performance.rollout) if performance.ended else None
+    told = _told(performance.rollout) if performance.has_ended else None
     return plain({"opening": opening, "steps": performance.answers, "end": _sent(told)})
 
 
@@ -243,6 +243,6 @@ CHECKS = (
         why="what was evaluated in one of these ways and trained in another must be the same environment",
         mend="let nothing depend on the event loop, the thread or the process an episode runs in; what episodes share "
         "belongs into `lifespan`, which is entered in each of these ways",
-        look=_look,
+        run=_look,
     ),
 )

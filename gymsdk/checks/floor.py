@@ -23,14 +23,14 @@ MOST = 6
 
 
 async def _floor(subject: Subject) -> list[Finding]:
-    async with subject.fresh() as environment:
+    async with subject.enter_environment() as environment:
         seen = await _opened(subject, environment, TASKS)
         attempts = await attempted(subject, environment, PANEL, seen)
     return [*shortened(_gains(attempts)), *broken(attempts)]
 
 
 async def _canaries(subject: Subject) -> list[Finding]:
-    async with subject.fresh() as environment:
+    async with subject.enter_environment() as environment:
         seen = await _opened(subject, environment, early.TASKS)
         attempts = await attempted(subject, environment, CANARIES, seen)
         fresh = await early.unplayed(subject, environment, seen)
@@ -56,9 +56,9 @@ def _above(attempts: Iterable[Attempt]) -> list[Finding]:
     """Give the first attempt that earned more than the maximum."""
     for attempt in attempts:
         maximum = attempt.seen.claims.maximum
-        if attempt.paid > maximum + GRAIN:
+        if attempt.earned > maximum + GRAIN:
             seen = (
-                f"a policy that {attempt.attack.name} earns {attempt.paid:g}, more than the claimed maximum {maximum:g}"
+                f"a policy that {attempt.attack.name} earns {attempt.earned:g}, more than the claimed maximum {maximum:g}"
             )
             mend = "claim the most that can be earned in `claims(task).maximum`, or cap the reward"
             return [Finding(seen=seen, task=named(attempt.seen.task), mend=mend)]
@@ -102,13 +102,13 @@ CHECKS = (
         asks="a policy that understands nothing earns no more than the claimed chance",
         why="training finds whatever pays without understanding, and learns that instead of the task",
         mend="make the verifier give nothing to such a reply, or claim the chance it has in `claims(task).chance`",
-        look=_floor,
+        run=_floor,
     ),
     Check(
         id="semantic.canary_floor",
         asks="replies and calls made to break or to deceive the grader are scored, and earn nothing",
         why="a reply that breaks the grader dodges its grade: bad answers vanish from the mean instead of lowering it",
         mend="treat what the policy wrote as data of any kind: parse it under a guard, bound it, do not obey it",
-        look=_canaries,
+        run=_canaries,
     ),
 )

@@ -51,19 +51,19 @@ class _Stage:
 
 
 async def _look(subject: Subject) -> list[Finding]:
-    async with subject.fresh() as environment:
-        tasks = await subject.afforded(environment, TASKS, each=8)
+    async with subject.enter_environment() as environment:
+        tasks = await subject.count_affordable(environment, TASKS, each=8)
         played = await scripts(subject, environment, tasks=tasks)
         played = [*played, *played[:1]]
-        examples = await subject.afforded(environment, EXAMPLES, each=len(played), least=2)
-        alone = [await Performance(script, environment).whole() for script in played]
-        stage = _Stage(environment, played, alone, time.monotonic() + SHARE * subject.left)
+        examples = await subject.count_affordable(environment, EXAMPLES, each=len(played), least=2)
+        alone = [await Performance(script, environment).play_all() for script in played]
+        stage = _Stage(environment, played, alone, time.monotonic() + SHARE * subject.seconds_left)
         return await _side_by_side(stage) or await _interleaved(stage, examples)
 
 
 async def _side_by_side(stage: _Stage) -> list[Finding]:
     plays = [Performance(script, stage.environment) for script in (*stage.played, *stage.played)]
-    await asyncio.gather(*(each.whole() for each in plays))
+    await asyncio.gather(*(each.play_all() for each in plays))
     for each, expected in zip(plays, [*stage.alone, *stage.alone], strict=True):
         if found := difference(expected, each.seen):
             return [Finding(seen=f"{each.script.title}, played beside {len(plays) - 1} others: {found}")]
@@ -96,7 +96,7 @@ async def _one(stage: _Stage, picks: Sequence[int]) -> None:
     plays = [Performance(script, stage.environment) for script in stage.played]
     try:
         steps = [f"{chr(ord('A') + pick)} {await plays[pick].advance()}" for pick in picks if not plays[pick].over]
-        seen = [await each.whole() for each in plays]
+        seen = [await each.play_all() for each in plays]
     finally:
         for each in plays:
             await each.close()
@@ -155,7 +155,7 @@ CHECKS = (
         why="a host plays hundreds of episodes at once; what one leaves behind changes the others' rewards",
         mend="keep what an episode remembers in its `State`, never in the module, the plugin, `shared` or a cache "
         "whose key two episodes can have in common",
-        look=_look,
+        run=_look,
         needs=("hypothesis",),
     ),
 )

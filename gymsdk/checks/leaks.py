@@ -58,7 +58,7 @@ MEND = "keep the answer in fields of the row or in the state; write prompts, sch
 
 
 async def _look(subject: Subject) -> list[Finding]:
-    async with subject.fresh() as environment:
+    async with subject.enter_environment() as environment:
         seen = await looked_at(subject, environment, sample(subject.tasks, TASKS))
         if not seen:
             raise NotApplicable("the environment has no task that could be opened; give it a `tasks` hook")
@@ -72,12 +72,12 @@ def _earned(attempts: Sequence[Attempt]) -> list[Finding]:
     by_attack: defaultdict[Attack, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         by_attack[attempt.attack].append(attempt)
-    plain = max(fmean(attempt.paid for attempt in by_attack[control]) for control in CONTROLS)
+    plain = max(fmean(attempt.earned for attempt in by_attack[control]) for control in CONTROLS)
     looked = [tried for attack, tried in by_attack.items() if attack not in CONTROLS]
     return [
         found
         for tried in looked
-        if fmean(each.paid for each in tried) > max(plain, _least(tried))
+        if fmean(each.earned for each in tried) > max(plain, _least(tried))
         for found in beyond(tried)
     ]
 
@@ -99,7 +99,7 @@ async def _told(subject: Subject, environment: Environment, seen: Seen) -> list[
     plain = [(str(tool["name"]), _plain(tool)) for tool in seen.tools[:TOOLS]]
     calls = [wire.function_call(name, text, f"call_{n}", id=f"fc_{n}") for n, (name, text) in enumerate(empty + plain)]
     ends = [[wire.message(text, id="msg_0")] for text in ("I do not know.", one_form("17"))]
-    rollouts = await gathered(subject.told(environment, played(way), seen.task) for way in ([calls, ends[0]], ends))
+    rollouts = await gathered(subject.play_script(environment, played(way), seen.task) for way in ([calls, ends[0]], ends))
     return [item for rollout in rollouts for item in _of_environment(rollout)]
 
 
@@ -128,9 +128,9 @@ def _attacks(seen: Sequence[Seen], told: Sequence[list[Item]]) -> list[Attack]:
 
 def _attack(rule: Rule, shown: dict[int, list[str]], place: int, form: Callable[[str], str]) -> Attack:
     def reply(seen: Seen) -> str | None:
-        if rule.asked_for(seen.prompt):
+        if rule.is_asked_for(seen.prompt):
             return None
-        found = [each for text in shown[id(seen)] for each in rule.finds(text)]
+        found = [each for text in shown[id(seen)] for each in rule.find(text)]
         return form(found[place]) if found else None
 
     return replies(rule.name, reply, mend=MEND, tasks=rule.tasks)
@@ -176,6 +176,6 @@ CHECKS = (
         asks="a simple look at what a policy can see does not find the answer",
         why="a policy learns to copy an answer that it is shown, and scores that say so look like skill",
         mend=MEND,
-        look=_look,
+        run=_look,
     ),
 )

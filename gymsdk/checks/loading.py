@@ -179,7 +179,7 @@ def _other_values(task: Task, again: Task) -> list[str]:
 
 async def _prompts(subject: Subject) -> list[Finding]:
     silent = [task for task in subject.tasks if not _says(task.input)]
-    async with subject.fresh() as environment:
+    async with subject.enter_environment() as environment:
         found = []
         for task in silent:
             episode = await environment.reset(task, seed=subject.seed)
@@ -201,7 +201,7 @@ def _shown(content: object) -> bool:
 
 
 async def _verdicts(subject: Subject) -> list[Finding]:
-    async with subject.fresh() as environment:
+    async with subject.enter_environment() as environment:
         plays = [(name, task) for name in ("oracle", "null") for task in subject.tasks[:2]]
         rollouts = [await subject.play(environment, build(name), task) for name, task in plays]
     seen = ((_wrong_verdict(rollout), rollout) for rollout in rollouts)
@@ -227,7 +227,7 @@ LOAD = Check(
     asks="it loads with the settings given, and its tasks are there soon",
     why="nobody can play what does not load, and nothing else can be checked",
     mend="do what the sentence says; `gymsdk info NAME` shows what there is",
-    look=loads,
+    run=loads,
     seconds=70.0,
 )
 
@@ -238,28 +238,28 @@ CHECKS: tuple[Check, ...] = (
         asks="every split has a name and tasks, the first of which is there within seconds",
         why="a run stands still until the first task is there, and a split without one ends it",
         mend="yield tasks lazily, without making or reading all of them first; leave out splits that have none",
-        look=splits,
+        run=splits,
     ),
     Check(
         id="runtime.rows",
         asks="a task's row survives being written to JSON and read again unchanged",
         why="rows travel as JSON lines; what is lost on the way is graded differently there",
         mend="give the task's fields types that JSON has, and validators that leave their own output as it is",
-        look=_rows,
+        run=_rows,
     ),
     Check(
         id="runtime.prompts",
         asks="every episode opens with words for the policy",
         why="a policy that is shown nothing can only guess, and its reward teaches nothing",
         mend="give the row a prompt with `Task.ask`, or have `reset` open with messages",
-        look=_prompts,
+        run=_prompts,
     ),
     Check(
         id="runtime.verdicts",
         asks="a verdict's fields can be written as JSON",
         why="a rollout's line holds them; what cannot be written is lost, and the rollout with it",
         mend="give the verdict's fields types that JSON has, and finite numbers",
-        look=_verdicts,
+        run=_verdicts,
     ),
     Check(
         id="semantic.split_overlap",
@@ -267,6 +267,6 @@ CHECKS: tuple[Check, ...] = (
         why="a policy that has trained on a row of the test split is not tested by it",
         mend="derive the generator from split and seed, as in `random.Random(f'{split}:{seed}')`, and keep their spaces"
         " apart; numbers and ids do not make two rows of one",
-        look=_overlap,
+        run=_overlap,
     ),
 )

@@ -34,7 +34,7 @@ def beyond(attempts: Sequence[Attempt]) -> list[Finding]:
     """
     scored = [attempt for attempt in attempts if attempt.rollout.outcome == "scored"]
     barred = [attempt for attempt in scored if attempt.seen.claims.chance <= 0]
-    paid = [attempt for attempt in barred if attempt.paid > GRAIN]
+    paid = [attempt for attempt in barred if attempt.earned > GRAIN]
     others = [attempt for attempt in scored if attempt.seen.claims.chance > 0]
     if paid:
         return [_finding(barred, max(paid, key=_gain))]
@@ -44,8 +44,8 @@ def beyond(attempts: Sequence[Attempt]) -> list[Finding]:
 def _surprising(attempts: Sequence[Attempt]) -> bool:
     if not attempts:
         return False
-    lowest = min(0.0, *(attempt.paid for attempt in attempts))
-    shares = fmean(_share(attempt.paid, attempt, lowest) for attempt in attempts)
+    lowest = min(0.0, *(attempt.earned for attempt in attempts))
+    shares = fmean(_share(attempt.earned, attempt, lowest) for attempt in attempts)
     chance = fmean(_share(attempt.seen.claims.chance, attempt, lowest) for attempt in attempts)
     if shares <= chance + GRAIN:
         return False
@@ -54,7 +54,7 @@ def _surprising(attempts: Sequence[Attempt]) -> bool:
 
 def _steady(attempts: Sequence[Attempt]) -> bool:
     gains = [_gain(attempt) for attempt in attempts]
-    crumbs = any(GRAIN < attempt.paid < attempt.seen.claims.maximum - GRAIN for attempt in attempts)
+    crumbs = any(GRAIN < attempt.earned < attempt.seen.claims.maximum - GRAIN for attempt in attempts)
     if len(gains) < STEADY or not crumbs:
         return False
     return fmean(gains) > ERRORS * stdev(gains) / math.sqrt(len(gains)) + GRAIN
@@ -77,16 +77,16 @@ def bound(mean: float, chance: float, count: int) -> float:
 
 
 def _gain(attempt: Attempt) -> float:
-    return attempt.paid - attempt.seen.claims.chance
+    return attempt.earned - attempt.seen.claims.chance
 
 
 def _finding(attempts: Sequence[Attempt], worst: Attempt) -> Finding:
     claims, count = worst.seen.claims, len(attempts)
-    mean, chance = fmean(each.paid for each in attempts), fmean(each.seen.claims.chance for each in attempts)
+    mean, chance = fmean(each.earned for each in attempts), fmean(each.seen.claims.chance for each in attempts)
     tasks = "the one task tried" if count == 1 else f"{count} tasks"
     return Finding(
         seen=f"a policy that {worst.attack.name} earns {mean:.3g} on average over {tasks}, where the claimed chance is"
-        f" {chance:.3g}; here it said {worst.words} and got {worst.paid:g} of {claims.maximum:g}",
+        f" {chance:.3g}; here it said {worst.words} and got {worst.earned:g} of {claims.maximum:g}",
         task=named(worst.seen.task),
         mend=worst.attack.mend,
     )

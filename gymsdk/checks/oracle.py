@@ -39,8 +39,8 @@ NO_SOLVE = (
 
 async def solved(subject: Subject, environment: Environment, most: int = TASKS) -> list[tuple[Task, Claims, Play]]:
     """Give how the oracle plays the sampled tasks it can play; raises `NotApplicable` where there is none."""
-    tasks = sample(subject.tasks, await subject.afforded(environment, most, each=2 / AT_ONCE))
-    plays = await gathered(subject.oracle(environment, task) for task in tasks)
+    tasks = sample(subject.tasks, await subject.count_affordable(environment, most, each=2 / AT_ONCE))
+    plays = await gathered(subject.play_oracle(environment, task) for task in tasks)
     known = [(task, play) for task, play in zip(tasks, plays, strict=True) if not _unknown(play.rollout)]
     if not known:
         raise NotApplicable(NO_SOLVE if tasks else "the environment has no tasks to solve")
@@ -52,7 +52,7 @@ def _unknown(rollout: Rollout) -> bool:
 
 
 async def _maximum(subject: Subject) -> list[Finding]:
-    async with subject.fresh() as environment:
+    async with subject.enter_environment() as environment:
         played_out = await solved(subject, environment)
     return few([found for task, claims, play in played_out for found in _short_of(task, claims, play.rollout)])
 
@@ -92,7 +92,7 @@ def _last(rollout: Rollout) -> str:
 
 
 async def _variants(subject: Subject) -> list[Finding]:
-    async with subject.fresh() as environment:
+    async with subject.enter_environment() as environment:
         asked = [
             (task, claims, variant, play)
             for task, claims, play in await solved(subject, environment)
@@ -129,11 +129,11 @@ def _refused(task: Task, claims: Claims, variant: str, rollout: Rollout) -> Iter
 
 
 async def _range(subject: Subject) -> list[Finding]:
-    async with subject.fresh() as environment:
-        tasks = sample(subject.tasks, await subject.afforded(environment, TASKS // 2, each=3 / AT_ONCE))
+    async with subject.enter_environment() as environment:
+        tasks = sample(subject.tasks, await subject.count_affordable(environment, TASKS // 2, each=3 / AT_ONCE))
         findings = [found for task in tasks for found in _sensible(task, await environment.claims(task))]
         for name in ("oracle", "null", "random"):
-            budget = subject.budget if name == "oracle" else subject.brief
+            budget = subject.budget if name == "oracle" else subject.brief_budget
             plays = (subject.play(environment, build(name), task, budget=budget) for task in tasks)
             rollouts = await gathered(plays)
             for task, rollout in zip(tasks, rollouts, strict=True):
@@ -169,20 +169,20 @@ CHECKS = (
         asks="what `solve` plays earns exactly the claimed maximum",
         why="a verifier that does not give full marks to the right answer punishes the policies that find it",
         mend="correct `solve`, the verifier, or `claims(task).maximum`: the three have to agree on every task",
-        look=_maximum,
+        run=_maximum,
     ),
     Check(
         id="semantic.variants",
         asks="other right replies, as claimed, earn the maximum as well",
         why="a right answer in another notation that earns nothing teaches a notation, and adds noise to the reward",
         mend="make the verifier accept the variant, or take it out of `claims(task).variants`",
-        look=_variants,
+        run=_variants,
     ),
     Check(
         id="semantic.reward_range",
         asks="no reward is above the claimed maximum, and its components sum to it",
         why="figures are read against the maximum: a reward above it, or one that does not add up, falsifies them",
         mend="claim the most that can be earned, count what steps pay into it, and let components sum to the reward",
-        look=_range,
+        run=_range,
     ),
 )

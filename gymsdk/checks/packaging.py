@@ -166,7 +166,7 @@ CHECKS: tuple[Check, ...] = (
         asks="the package says its name, version, what it is, which Python it needs, and that it depends on gymsdk",
         why="`gymsdk list` shows what it says, and `pip install` brings what it depends on",
         mend="complete `[project]` in pyproject.toml and install it again",
-        look=_metadata,
+        run=_metadata,
         loads=False,
     ),
     Check(
@@ -174,7 +174,7 @@ CHECKS: tuple[Check, ...] = (
         asks="the package has a README and names its licence",
         why="nobody may use what has no licence, or will use what explains nothing",
         mend="add both to `[project]` in pyproject.toml and install it again",
-        look=_page,
+        run=_page,
         loads=False,
     ),
     Check(
@@ -182,7 +182,7 @@ CHECKS: tuple[Check, ...] = (
         asks="its entry point has a name that can be used and that no other has, and a module that is there",
         why="commands and `gymnasium.make` find an environment by that name alone",
         mend='mend `[project.entry-points."gymsdk.environments"]` in pyproject.toml and install it again',
-        look=_point,
+        run=_point,
         loads=False,
     ),
     Check(
@@ -190,7 +190,7 @@ CHECKS: tuple[Check, ...] = (
         asks="the wheel holds every module and data file of the package, and nothing beside it",
         why="what works in the project's folder and is not in the wheel breaks for everybody else",
         mend="include the files in the build backend's settings; look whether `.gitignore` leaves them out",
-        look=_files,
+        run=_files,
         loads=False,
     ),
     Check(
@@ -198,7 +198,7 @@ CHECKS: tuple[Check, ...] = (
         asks="importing it is cheap, prints nothing and starts nothing",
         why="every command, worker and server imports it, often many times over",
         mend="import what is heavy inside the function that needs it; open resources in `lifespan`",
-        look=imported,
+        run=imported,
         loads=False,
     ),
 )

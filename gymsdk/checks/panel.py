@@ -76,7 +76,7 @@ def _alike(one: str, other: str) -> bool:
 
 def _one_option(place: int, which: str) -> Attack:
     def reply(seen: Seen) -> str | None:
-        asked = seen.last("user") or seen.prompt
+        asked = seen.last_message("user") or seen.prompt
         found = letters(asked) or options(asked)
         return found[place] if -1 <= place < len(found) and found else None
 
@@ -148,8 +148,8 @@ PANEL: tuple[Attack, ...] = (
     says("says blanks", " \n\t ", mend=EMPTY, tasks=4),
     says("says that it does not know", "I don't know.", mend=EMPTY, tasks=6),
     says("gives an empty box", "\\boxed{}\n<answer></answer>\nAnswer:", mend=EMPTY, tasks=6),
-    replies("repeats the user's message", lambda seen: seen.last("user") or None, mend=WHOLE),
-    replies("repeats the system's message", lambda seen: seen.last("system", "developer") or None, mend=WHOLE),
+    replies("repeats the user's message", lambda seen: seen.last_message("user") or None, mend=WHOLE),
+    replies("repeats the system's message", lambda seen: seen.last_message("system", "developer") or None, mend=WHOLE),
     replies("repeats the whole prompt", lambda seen: seen.prompt or None, mend=WHOLE),
     Attack("gives the answer of another task", lambda seen: seen.other, "compare with this task's own answer"),
     replies("gives every option at once", _options, mend=ONE),

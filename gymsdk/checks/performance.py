@@ -66,12 +66,12 @@ class Performance:
         if self._goes_on(sitting):
             self._turn += 1
             return await self._phase(f"turn {self._turn}", self._step(sitting))
-        if sitting.ending is None:
+        if sitting.result is None:
             return await self._phase("verify", self._verify(sitting))
         await self.close()
         return "close"
 
-    async def whole(self) -> Seen:
+    async def play_all(self) -> Seen:
         """Play what is left and give what was seen."""
         try:
             while not self.over:
@@ -80,11 +80,11 @@ class Performance:
             await self.close()
         return self.seen
 
-    async def up_to_the_verdict(self) -> Episode | None:
+    async def play_until_verdict(self) -> Episode | None:
         """Play every turn; `None` where the episode broke before it could be judged."""
         while self._sitting is None or self._goes_on(self._sitting):
             await self.advance()
-        return None if self._sitting.ending else self._sitting.episode
+        return None if self._sitting.result else self._sitting.episode
 
     async def close(self) -> None:
         """Close the episode, once."""
@@ -93,14 +93,14 @@ class Performance:
             await self._sitting.close()
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the episode came to its end, by itself, by a budget or by a failure."""
-        return self._sitting is not None and self._sitting.over
+        return self._sitting is not None and self._sitting.is_over
 
     @property
-    def broken(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether it failed on the way."""
-        return self._sitting is not None and isinstance(self._sitting.ending, EpisodeError)
+        return self._sitting is not None and isinstance(self._sitting.result, EpisodeError)
 
     @property
     def episode(self) -> Episode | None:
@@ -111,10 +111,10 @@ class Performance:
     def rollout(self) -> Rollout:
         """The rollout of what was played to its end."""
         assert self._sitting is not None, "a performance has begun"
-        return self._sitting.rollout()
+        return self._sitting.build_rollout()
 
     def _goes_on(self, sitting: Sitting) -> bool:
-        return not sitting.over and self._turn < len(self.script.turns)
+        return not sitting.is_over and self._turn < len(self.script.turns)
 
     async def _phase(self, name: str, phase: Awaitable[Plain]) -> str:
         try:
@@ -122,7 +122,7 @@ class Performance:
         except EpisodeError as error:
             assert self._sitting is not None, "a phase has a sitting"
             error.stage = error.stage or name.partition(" ")[0].replace("turn", "step")
-            self._sitting.ending = error
+            self._sitting.result = error
             self.seen[name] = {"failure": error.kind}
         return name
 
@@ -134,19 +134,19 @@ class Performance:
     async def _step(self, sitting: Sitting) -> Plain:
         # A turn that fails is answered by nothing.
         self.answers.append(None)
-        taken = await sitting.answer(wire.response(list(self.script.turns[self._turn - 1]), model="script"))
+        taken = await sitting.apply_response(wire.response(list(self.script.turns[self._turn - 1]), model="script"))
         self.answers[-1] = taken.items
         after = sitting.episode.state if sitting.episode else None
         return plain({"answer": taken.items, "reward": taken.reward, "ended": taken.ended, "state": after})
 
     async def _verify(self, sitting: Sitting) -> Plain:
-        await sitting.judge()
-        return {"verdict": verdict(sitting.ending)}
+        await sitting.verify()
+        return {"verdict": verdict(sitting.result)}
 
 
 async def recorded(subject: Subject, environment: Environment, task: Task, policy: str) -> Script | None:
     """Give the turns the scripted *policy* takes on *task*, `None` where it cannot play it."""
-    budget = subject.budget if policy == "oracle" else subject.brief
+    budget = subject.budget if policy == "oracle" else subject.brief_budget
     model = Recorded(build(policy))
     rollout = await subject.play(environment, model, task, budget=budget)
     if rollout.failure and rollout.failure.stage == "model":
@@ -158,7 +158,7 @@ async def scripts(subject: Subject, environment: Environment, *, tasks: int) -> 
     """Give the turns of the oracle and the random policy on a sample of *tasks*, and garbage on one."""
     chosen = sample(subject.tasks, tasks)
     found = [await recorded(subject, environment, task, policy) for task in chosen for policy in ("oracle", "random")]
-    garbage = [Script("garbage", task, subject.seed, GARBAGE, subject.brief) for task in chosen[:1]]
+    garbage = [Script("garbage", task, subject.seed, GARBAGE, subject.brief_budget) for task in chosen[:1]]
     return [script for script in found if script is not None] + garbage
 
 

@@ -102,7 +102,7 @@ class Looked(pytest.Item):
         from gymsdk.checks.report import beneath
         from gymsdk.checks.run import waited_for
 
-        result = waited_for(self.run.outcome(self.check))
+        result = waited_for(self.run.run_check(self.check))
         for warning in result.warnings:
             self.add_report_section("call", "gymsdk warnings", warning)
         if result.status == "skipped":

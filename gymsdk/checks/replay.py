@@ -19,10 +19,10 @@ TASKS = 3
 
 async def _look(subject: Subject) -> list[Finding]:
     findings = []
-    async with subject.fresh() as environment:
-        tasks = await subject.afforded(environment, TASKS, each=6)
+    async with subject.enter_environment() as environment:
+        tasks = await subject.count_affordable(environment, TASKS, each=6)
         for script in await scripts(subject, environment, tasks=tasks):
-            async with subject.fresh() as other:
+            async with subject.enter_environment() as other:
                 if seen := await _difference(environment, other, script):
                     findings.append(Finding(seen=f"{script.title}, replayed in a new environment: {seen}"))
     return findings
@@ -31,7 +31,7 @@ async def _look(subject: Subject) -> list[Finding]:
 async def _difference(environment: Environment, other: Environment, script: Script) -> str | None:
     first = Performance(script, environment)
     try:
-        episode = await first.up_to_the_verdict()
+        episode = await first.play_until_verdict()
         left = plain(episode.state) if episode else None
         judged = await first.advance()
     finally:
@@ -65,6 +65,6 @@ CHECKS = (
         "playing the calls again",
         mend="let `reset` and `step` depend on the task, the seed and the actions alone, and keep all that `verify` "
         "needs in the state or the transcript",
-        look=_look,
+        run=_look,
     ),
 )

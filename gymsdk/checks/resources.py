@@ -106,8 +106,8 @@ async def _grown(subject: Subject) -> list[Finding]:
 async def _counts(subject: Subject) -> tuple[int, list[Counter[str]]]:
     """Give how many episodes a window has, and what was counted at the ends of two."""
     counts = []
-    async with subject.fresh() as environment:
-        window = await subject.afforded(environment, WINDOW, each=3.5, least=LEAST)
+    async with subject.enter_environment() as environment:
+        window = await subject.count_affordable(environment, WINDOW, each=3.5, least=LEAST)
         played = await scripts(subject, environment, tasks=TASKS)
         for _ in range(3):
             await _played(environment, played, window)
@@ -142,15 +142,15 @@ def _plural(kind: str) -> str:
 
 async def _played(environment: Environment, played: list[Script], episodes: int) -> None:
     for number in range(episodes if played else 0):
-        await Performance(played[number % len(played)], environment).whole()
+        await Performance(played[number % len(played)], environment).play_all()
 
 
 async def _changed(subject: Subject) -> list[Finding]:
     said = io.StringIO()
-    async with subject.fresh() as environment:
+    async with subject.enter_environment() as environment:
         # The first episodes import and warm what they need; what they change otherwise, the next change again.
         with put_back():
-            played = await scripts(subject, environment, tasks=await subject.afforded(environment, TASKS, each=5))
+            played = await scripts(subject, environment, tasks=await subject.count_affordable(environment, TASKS, each=5))
         with stirred(), redirect_stdout(said), redirect_stderr(said):
             before = pictured()
             await _played(environment, played, len(played))
@@ -169,13 +169,13 @@ CHECKS = (
         asks="episodes leave no thread, open file, process, temporary file or asyncio task behind",
         why="a host plays millions of episodes in one process; what each leaves behind ends it in an hour",
         mend="release in `close` what `reset` took, hold what is shared in `lifespan`, and use `with` for the rest",
-        look=_grown,
+        run=_grown,
     ),
     Check(
         id="runtime.side_effects",
         asks="episodes change nothing that belongs to the whole process, and print nothing",
         why="a seed set or a folder changed in one episode changes every other one, and the trainer around them",
         mend="draw from a `random.Random` of your own, use absolute paths, and leave the process as it was",
-        look=_changed,
+        run=_changed,
     ),
 )

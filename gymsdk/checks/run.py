@@ -52,28 +52,28 @@ class Run:
         self._held: str | None = None
         self._warned: set[str] = set()
 
-    async def outcome(self, check: Check) -> Result:
+    async def run_check(self, check: Check) -> Result:
         """Give what came of *check*."""
         if self._threads.hung:
             return _skipped(check, "an earlier check has never come back; mend what that one found first")
         if check.loads and check.id != self._load.id and self._held is None:
-            loaded = await self._looked(self._load)
+            loaded = await self._run_guarded(self._load)
             if loaded.status == "failed":
                 return _of(check, loaded.findings, since=time.perf_counter())
         if check.loads and self._held:
             return _skipped(check, self._held)
-        return await self._looked(check)
+        return await self._run_guarded(check)
 
-    async def each(self, checks: Iterable[Check]) -> AsyncIterator[Result]:
+    async def iter_results(self, checks: Iterable[Check]) -> AsyncIterator[Result]:
         """Yield what came of each of *checks* as it ends."""
         for check in checks:
-            yield await self.outcome(check)
+            yield await self.run_check(check)
 
     async def report(self, checks: Iterable[Check]) -> Report:
         """Give what came of all *checks*."""
-        return report(self.subject, [result async for result in self.each(checks)])
+        return report(self.subject, [result async for result in self.iter_results(checks)])
 
-    async def _looked(self, check: Check) -> Result:
+    async def _run_guarded(self, check: Check) -> Result:
         look = partial(asyncio.run, outcome(check, self.subject))
         try:
             result = await self._threads.run(look, timeout=check.seconds + self._grace)
@@ -83,9 +83,9 @@ class Run:
             result = _of(check, [Finding(seen=seen, mend=mend)], since=time.perf_counter() - check.seconds)
         if check.id == self._load.id:
             self._held = "it does not load" if result.status == "failed" else ""
-        return self._once(result)
+        return self._drop_repeated_warnings(result)
 
-    def _once(self, result: Result) -> Result:
+    def _drop_repeated_warnings(self, result: Result) -> Result:
         """Give *result* without the warnings that an earlier check has told."""
         new = [each for each in result.warnings if each not in self._warned]
         self._warned.update(new)
@@ -104,11 +104,11 @@ async def outcome(check: Check, subject: Subject) -> Result:
     Raises `UsageError` where the caller's own setting or split is wrong; anything else that breaks is a finding.
     """
     started = time.perf_counter()
-    subject.ends = time.monotonic() + check.seconds
+    subject.deadline = time.monotonic() + check.seconds
     with _warnings() as told:
         try:
             async with asyncio.timeout(check.seconds):
-                findings = await check.look(subject)
+                findings = await check.run(subject)
         except NotApplicable as error:
             return _skipped(check, str(error))
         except Exception as error:  # noqa: BLE001  # whatever broke, the other checks are still worth their results
@@ -121,12 +121,12 @@ async def outcome(check: Check, subject: Subject) -> Result:
 
 def _slow(subject: Subject) -> bool:
     """Whether an episode by itself takes so long that a check may be late for that alone."""
-    return (subject.pace or 0.0) > SLUGGISH
+    return (subject.episode_seconds or 0.0) > SLUGGISH
 
 
 def _late(check: Check, subject: Subject) -> str:
     return (
-        f"an episode takes {subject.pace or 0.0:.1f} s, so it was not over after {check.seconds:g} s; look at fewer"
+        f"an episode takes {subject.episode_seconds or 0.0:.1f} s, so it was not over after {check.seconds:g} s; look at fewer"
         " tasks with --limit"
     )
 
@@ -171,7 +171,7 @@ def _finding(error: BaseException, check: Check, subject: Subject) -> Finding:
     """Give *error* as a finding; raises it again where it is the caller's own mistake."""
     if isinstance(error, UnknownSplit) or (isinstance(error, BadConfig) and subject.settings):
         raise error
-    if isinstance(error, TimeoutError) and subject.ends <= time.monotonic():
+    if isinstance(error, TimeoutError) and subject.deadline <= time.monotonic():
         return Finding(seen=f"it was not over after {check.seconds:g} seconds", mend=SLOW)
     if isinstance(error, EpisodeError):
         return Finding(seen=f"it broke in {error.stage or 'an episode'} ({error.kind}): {error}")

@@ -83,9 +83,9 @@ class Subject:
     given: Sequence[Task] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
-    patience: float = PATIENCE
-    ends: float = math.inf
-    pace: float | None = None
+    check_seconds: float = PATIENCE
+    deadline: float = math.inf
+    episode_seconds: float | None = None
 
     @cached_property
     def environment(self) -> Environment:
@@ -107,62 +107,62 @@ class Subject:
         ]
 
     @cached_property
-    def brief(self) -> Budget:
+    def brief_budget(self) -> Budget:
         """What a policy that understands nothing may use."""
         own = self.budget
         return Budget(turns=min(BRIEF, own.turns), tools=min(4 * BRIEF, own.tools), seconds=min(SECONDS, own.seconds))
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds that the check has left."""
-        return self.ends - time.monotonic()
+        return self.deadline - time.monotonic()
 
-    async def afforded(self, environment: Environment, wanted: int, *, each: float, least: int = 1) -> int:
+    async def count_affordable(self, environment: Environment, wanted: int, *, each: float, least: int = 1) -> int:
         """Give how many of *wanted* rounds of *each* so many episodes there is time for; raises `TooSlow`."""
-        if self.pace is None:
-            self.pace = await self._measured(environment)
-        cost = max(self.pace * each, 1e-9)
+        if self.episode_seconds is None:
+            self.episode_seconds = await self._measure_episode(environment)
+        cost = max(self.episode_seconds * each, 1e-9)
         least = min(least, wanted)
-        if cost * least > SHARE * self.left:
+        if cost * least > SHARE * self.seconds_left:
             raise TooSlow(
-                f"an episode takes {self.pace:.1f} s, so the {math.ceil(each * least)} it needs at least take about"
-                f" {cost * least:.0f} s; it had {max(self.left, 0):.0f} s"
+                f"an episode takes {self.episode_seconds:.1f} s, so the {math.ceil(each * least)} it needs at least take about"
+                f" {cost * least:.0f} s; it had {max(self.seconds_left, 0):.0f} s"
             )
-        return min(wanted, max(least, int(self.patience / cost)))
+        return min(wanted, max(least, int(self.check_seconds / cost)))
 
-    async def _measured(self, environment: Environment) -> float:
+    async def _measure_episode(self, environment: Environment) -> float:
         """Give the seconds of an episode, one that says nothing or one played well, whichever takes longer."""
         if not self.tasks:
             return 0.0
         policies = (build("null"), build("oracle"))
-        first = max([await self._spent(environment, policy) for policy in policies])
+        first = max([await self._time_episode(environment, policy) for policy in policies])
         if first < QUICK:
             return first
-        return max([await self._spent(environment, policy) for policy in policies])
+        return max([await self._time_episode(environment, policy) for policy in policies])
 
-    async def _spent(self, environment: Environment, policy: Model) -> float:
+    async def _time_episode(self, environment: Environment, policy: Model) -> float:
         started = time.perf_counter()
         # A verifier may change the task it is given; that is for another check to find.
         await self.play(environment, policy, self.tasks[0].model_copy(deep=True))
         return time.perf_counter() - started
 
     @asynccontextmanager
-    async def fresh(self) -> AsyncIterator[Environment]:
+    async def enter_environment(self) -> AsyncIterator[Environment]:
         """Enter a new environment; what playing it changes in the process is put back."""
         environment = self.make()
         with put_back():
             async with environment:
                 yield environment
 
-    async def oracle(self, environment: Environment, task: Task) -> Play:
+    async def play_oracle(self, environment: Environment, task: Task) -> Play:
         """Play *task* as its `solve` says."""
         model = Recorded(build("oracle"))
         rollout = await self.play(environment, model, task)
         return Play(tuple(model.turns), rollout)
 
-    async def told(self, environment: Environment, choose: Choose, task: Task, *, turns: int = 0) -> Rollout:
+    async def play_script(self, environment: Environment, choose: Choose, task: Task, *, turns: int = 0) -> Rollout:
         """Play *task* with a policy that *choose* scripts, briefly, though at least so many *turns*."""
-        brief = self.brief.model_copy(update={"turns": max(self.brief.turns, turns)})
+        brief = self.brief_budget.model_copy(update={"turns": max(self.brief_budget.turns, turns)})
         return await self.play(environment, Scripted("told", choose), task, budget=brief)
 
     async def play(

@@ -33,8 +33,8 @@ WRONG = [[wire.message(one_form("17"), id="msg_0")]]
 async def _look(subject: Subject) -> list[Finding]:
     # Drawn anew: a verifier that changes its task may have done so in an earlier check.
     anew = replace(subject)
-    async with subject.fresh() as environment, subject.fresh() as other:
-        tasks = sample(anew.tasks, await subject.afforded(environment, TASKS, each=4))
+    async with subject.enter_environment() as environment, subject.enter_environment() as other:
+        tasks = sample(anew.tasks, await subject.count_affordable(environment, TASKS, each=4))
         if not tasks:
             raise NotApplicable("the environment has no tasks")
         plays = [each for task in tasks for each in await _plays(subject, environment, task)]
@@ -46,10 +46,10 @@ async def _look(subject: Subject) -> list[Finding]:
 
 async def _plays(subject: Subject, environment: Environment, task: Task) -> list[tuple[Task, Play, Budget]]:
     """Give a right and a wrong play of *task* that come to a verdict, as far as they are known."""
-    right = await subject.oracle(environment, task.model_copy(deep=True))
+    right = await subject.play_oracle(environment, task.model_copy(deep=True))
     model = Recorded(Scripted("wrong", played(WRONG)))
-    rollout = await subject.play(environment, model, task.model_copy(deep=True), budget=subject.brief)
-    plays = ((right, subject.budget), (Play(tuple(model.turns), rollout), subject.brief))
+    rollout = await subject.play(environment, model, task.model_copy(deep=True), budget=subject.brief_budget)
+    plays = ((right, subject.budget), (Play(tuple(model.turns), rollout), subject.brief_budget))
     return [(task, play, budget) for play, budget in plays if play.rollout.outcome == "scored"]
 
 
@@ -59,7 +59,7 @@ async def _judged_again(
     script = Script("again", task.model_copy(deep=True), subject.seed, play.turns, budget)
     performance = Performance(script, environment)
     try:
-        episode = await performance.up_to_the_verdict()
+        episode = await performance.play_until_verdict()
         # What cannot be played is the affair of the checks that play it.
         return await _changing(environment, other, episode, verdict(play.rollout.verdict)) if episode else None
     finally:
@@ -128,6 +128,6 @@ CHECKS = (
         asks="`verify` judges one transcript always alike, and changes nothing that it is given",
         why="a reward that changes when nothing has changed is noise to train on, and no result can be checked again",
         mend=FIXED,
-        look=_look,
+        run=_look,
     ),
 )

@@ -88,7 +88,7 @@ async def _measured(asked: Bench, *, json: bool) -> bool:
             async for each in found:
                 typer.echo(each.model_dump_json() if json else _text(each), file=out)
                 out.flush()
-                sound = sound and all(load.sound for load in each.loads)
+                sound = sound and all(load.is_correct for load in each.loads)
     return sound
 
 

@@ -117,7 +117,7 @@ def _checked(subject: Subject, checks: Sequence[Check], *, json: bool) -> bool:
 
 async def _results(run: Run, checks: Sequence[Check], out: TextIO | None) -> list[Result]:
     results = []
-    async for result in run.each(checks):
+    async for result in run.iter_results(checks):
         results.append(result)
         if out is not None:
             _show(result, out)

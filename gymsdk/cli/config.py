@@ -88,7 +88,7 @@ def _tell(deployment: Deployment, *, json: bool) -> None:
         typer.echo(rows.document(showing.told(deployment)), nl=False)
         return
     typer.echo("\n".join(showing.lines(deployment)))
-    for line in filter(None, (deployment.reported, *deployment.notes)):
+    for line in filter(None, (deployment.ignored_keys_note, *deployment.notes)):
         typer.echo(line, err=True)
 
 

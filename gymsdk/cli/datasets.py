@@ -32,7 +32,7 @@ class Chosen:
     models: Mapping[str, str]
     player: Player | None
 
-    def model(self) -> Model | None:
+    def build_model(self) -> Model | None:
         """Give the model that plays as the configuration says, `None` where it does not."""
         from gymsdk.models import registry as models
 
@@ -47,7 +47,7 @@ class Chosen:
                 f"configuration, as in {setting}: PROVIDER/NAME"
             )
 
-    def asked(self) -> dict[str, Any]:
+    def describe_model(self) -> dict[str, Any]:
         """Give what a plan has to say of that model."""
         if self.player is None:
             return {}

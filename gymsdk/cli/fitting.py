@@ -33,13 +33,13 @@ def check(deployment: Deployment, blocks: Collection[Block] | None = None) -> No
     try:
         configuration.check_environments(deployment.model_copy(update={"servers": chosen}), known)
     except BadConfig as error:
-        problems.keep(error)
+        problems.add_error(error)
     for block in chosen:
         problems.secrets |= _secrets(block)
         for way, sentence in _wrong(block, known, players):
             whole = dotted((block.name, block.kind, block.implementation, *way))
             problems.add(block.place_of(way), f"{whole}: {sentence}")
-    problems.check()
+    problems.raise_if_any()
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -64,7 +64,7 @@ def _of_environment(name: str, settings: Mapping[str, Any]) -> Iterator[Wrong]:
     try:
         registry.load(name, **settings)
     except UsageError as error:
-        yield from error.about or [((), str(error))]
+        yield from error.setting_errors or [((), str(error))]
 
 
 def _judges(block: Block, players: Mapping[str, Player]) -> dict[str, Model]:

@@ -79,7 +79,7 @@ def socket_at(file: int) -> socket.socket:
         if at.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             # What a server starts in its turn is not to keep its port.
             os.set_inheritable(file, False)
-            return ListeningSocket.of(at)
+            return ListeningSocket.from_socket(at)
         at.detach()
     except OSError:
         pass

@@ -52,7 +52,7 @@ class Player:
         if self.base_urls:
             raise UsageError("--launch-vllm starts a server of its own, and --base-url names another; leave one out")
 
-    def built(self, **more: Any) -> Model | None:
+    def build_model(self, **more: Any) -> Model | None:
         """Give the model, `None` where the command names none."""
         from gymsdk.models import registry as models
 
@@ -78,7 +78,7 @@ class Where:
     role: Role | None
     separate: bool
     only: str | None
-    file: int | None
+    socket_fd: int | None
     root_path: str
     supervisor: str = ""
 
@@ -106,7 +106,7 @@ class Order:
     profile: Path | None
     capture: Path | None
 
-    def deployment(self) -> Deployment | None:
+    def read_deployment(self) -> Deployment | None:
         """Give what the files and settings say, `None` where there are none; raises `UsageError`.
 
         The folder's `env.yaml` is such a file: a server does not begin without the token that stands there.
@@ -134,7 +134,7 @@ class Order:
             return found
         return found.model_copy(update={"head": found.head.model_copy(update={"port": self.where.port})})
 
-    def notes(self, deployment: Deployment | None) -> Iterator[str]:
+    def list_warnings(self, deployment: Deployment | None) -> Iterator[str]:
         """Yield what somebody should read before it is served; what is started by a supervisor has nothing to add."""
         if self.where.only is not None:
             return
@@ -145,9 +145,9 @@ class Order:
             exposed(f"--set {key}", "a file of --config") for key in keys if is_secret((key.rpartition(".")[2],))
         )
         if deployment is not None:
-            yield from filter(None, (*deployment.notes, deployment.reported))
+            yield from filter(None, (*deployment.notes, deployment.ignored_keys_note))
 
-    def options(self, deployment: Deployment | None) -> Options:
+    def build_options(self, deployment: Deployment | None) -> Options:
         """Give how it is to be served; what the command says goes before what the files do."""
         from gymsdk.configuration import Deployment
         from gymsdk.launch import HEAD, Options
@@ -182,13 +182,13 @@ class Order:
 
     def _sockets(self) -> dict[str, socket.socket]:
         where = self.where
-        if where.file is None:
+        if where.socket_fd is None:
             return {}
         if where.only is None:
             raise UsageError("--fd hands a socket to the server that --only names; leave both to --separate")
-        return {where.only: handing.socket_at(where.file)}
+        return {where.only: handing.socket_at(where.socket_fd)}
 
-    def logging(self, deployment: Deployment | None) -> Logging:
+    def build_logging(self, deployment: Deployment | None) -> Logging:
         """Give what is to be logged."""
         from gymsdk.servers.watching.logs import asked
 

@@ -53,12 +53,12 @@ class Person:
             self._say(HELP)
         show_new(history, self._seen, aside=self._aside)
         self._seen = len(history)
-        return wire.response([await self._act(request.get("tools") or [])], model="person", request=request)
+        return wire.response([await self._read_action(request.get("tools") or [])], model="person", request=request)
 
-    async def _act(self, tools: list[Item]) -> Item:
+    async def _read_action(self, tools: list[Item]) -> Item:
         while True:
             self._say("> ", nl=False)
-            line = await self._keyboard.line()
+            line = await self._keyboard.read_line()
             if not sys.stdin.isatty():
                 self._say(line or "")
             line = "/quit" if line is None else line
@@ -84,7 +84,7 @@ class Keyboard:
         self._rest = b""
         self._ended = False
 
-    async def line(self) -> str | None:
+    async def read_line(self) -> str | None:
         """Give the next line without its newline, `None` at the end."""
         while b"\n" not in self._rest and not self._ended:
             # Not `input()`: a thread left in it aborts the interpreter's exit.

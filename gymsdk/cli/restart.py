@@ -133,7 +133,7 @@ async def _asked(method: str, head: str, path: str) -> Any:
         cure = "start one with `gymsdk serve NAME --separate`, or name it with --head"
         raise GymsdkError(f"no head answers at {head} ({error}); {cure}") from None
     if answer.status == credentials.UNAUTHORIZED:
-        raise credentials.refused(answer.host, carried=bool(carried))
+        raise credentials.refused(answer.host, had_token=bool(carried))
     value = value_of(answer)
     if answer.ok and isinstance(value, dict):
         return value

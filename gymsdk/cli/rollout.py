@@ -106,10 +106,10 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         seed=seed,
         sampling=sampled,
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
-        **(its.asked() if its else asked),
+        **(its.describe_model() if its else asked),
     )
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
-    player = its.model() if its else None
+    player = its.build_model() if its else None
     how = {"resume": resume, "overwrite": overwrite, "trajectories": trajectories}
     _carry_out(plan, pace, output, player, how, json=json)
 

@@ -36,10 +36,10 @@ def serve_until_stopped(order: Order, shown: Shown) -> None:
     from gymsdk.servers.watching.profiling import profiled
 
     order.player.check()
-    deployment = order.deployment()
-    for note in order.notes(deployment):
+    deployment = order.read_deployment()
+    for note in order.list_warnings(deployment):
         typer.echo(note, err=True)
-    logging = order.logging(deployment)
+    logging = order.build_logging(deployment)
     profile = order.profile or (deployment.profile if deployment else None)
     try:
         # What an author's code prints must not mix with what a program reads.
@@ -54,12 +54,12 @@ def serve_until_stopped(order: Order, shown: Shown) -> None:
 async def _served(order: Order, deployment: Deployment | None, logging: Logging, shown: Shown) -> None:
     from gymsdk import http, lifeline
 
-    if order.where.file is not None:
+    if order.where.socket_fd is not None:
         lifeline.held()
     try:
         async with _playing(order, deployment) as playing:
             if order.where.separate:
-                await _apart(order, deployment, logging, shown, playing.handed)
+                await _apart(order, deployment, logging, shown, playing.inherited)
             else:
                 await _together(order, deployment, playing.model, shown)
     finally:
@@ -71,7 +71,7 @@ class Playing:
     """Who plays, and what is *handed* down for another process to have the same play."""
 
     model: Model | None
-    handed: handing.Handed
+    inherited: handing.Handed
 
 
 @asynccontextmanager
@@ -87,7 +87,7 @@ async def _playing(order: Order, deployment: Deployment | None) -> AsyncIterator
         supervisor=secrets.token_hex(8),
     )
     if not player.launch:
-        yield Playing(player.built(), handed)
+        yield Playing(player.build_model(), handed)
         return
     from gymsdk.engine import Launch, launched
 
@@ -97,7 +97,7 @@ async def _playing(order: Order, deployment: Deployment | None) -> AsyncIterator
     async with launched(launch) as engine:
         key = engine.key.get_secret_value() if engine.key else None
         told = handed.model_copy(update={"base_urls": (engine.url,), "key": key})
-        yield Playing(player.built(base_url=engine.url, api_key=engine.key), told)
+        yield Playing(player.build_model(base_url=engine.url, api_key=engine.key), told)
 
 
 async def _together(order: Order, deployment: Deployment | None, model: Model | None, shown: Shown) -> None:
@@ -105,7 +105,7 @@ async def _together(order: Order, deployment: Deployment | None, model: Model | 
 
     with TemporaryDirectory(prefix="gymsdk-") as folder:
         async with serving(
-            order.names, model=model, settings=order.settings, options=order.options(deployment), deployment=deployment
+            order.names, model=model, settings=order.settings, options=order.build_options(deployment), deployment=deployment
         ) as running:
             if order.where.only is None:
                 player = order.player.name or running.model
@@ -137,7 +137,7 @@ async def _apart(
     from gymsdk.launch import placed, planned, running_here
     from gymsdk.separate import separated
 
-    options = order.options(deployment).model_copy(update={"supervisor": handed.supervisor})
+    options = order.build_options(deployment).model_copy(update={"supervisor": handed.supervisor})
     safety = options.safety()
     options = await placed(options, deployment, safety)
     blocks = planned(order.names, order.player.name, order.settings, options, deployment)

@@ -41,7 +41,7 @@ def status(
 
     look = _Look(head, json=json)
     try:
-        until_stopped(look.on() if watch else look.once())
+        until_stopped(look.watch() if watch else look.print_once())
     except Stopped as stop:
         raise typer.Exit(look.code if watch else stop.code) from None
     raise typer.Exit(look.code)
@@ -55,7 +55,7 @@ class _Look:
         self._head = head
         self._json = json
 
-    async def once(self) -> None:
+    async def print_once(self) -> None:
         from gymsdk import http
         from gymsdk.client import HEAD
         from gymsdk.servers.watching.survey import survey
@@ -64,17 +64,17 @@ class _Look:
             found = await survey(self._head or HEAD)
         finally:
             await http.aclose()
-        self.code = 0 if found.is_well else 1
+        self.code = 0 if found.is_healthy else 1
         typer.echo(_line(found) if self._json else text(found))
 
-    async def on(self) -> None:
+    async def watch(self) -> None:
         import asyncio
 
         while True:
             if sys.stdout.isatty() and not self._json:
                 typer.echo(CLEAR, nl=False)
             try:
-                await self.once()
+                await self.print_once()
             except Failed as error:
                 # It may be back in a moment: that is what one watches for.
                 self.code = 1
@@ -86,7 +86,7 @@ class _Look:
 def _line(found: Survey) -> str:
     from gymsdk.values import written
 
-    return written({"ok": found.is_well, **found.model_dump(mode="json")}).decode()
+    return written({"ok": found.is_healthy, **found.model_dump(mode="json")}).decode()
 
 
 def text(found: Survey) -> str:

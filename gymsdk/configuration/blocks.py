@@ -146,16 +146,16 @@ class Blocks:
         if kind == MODELS:
             return player(trail[2], rest, self._policy, trail, self._problems)
         if kind == RESOURCES:
-            mcp = rest.at(MCP)
+            mcp = rest.get(MCP)
             values: dict[str, Any] = {"environment": named(trail[2])} | ({"mcp": mcp.value} if mcp else {})
             return checked(Resources, values, keys={"mcp": MCP}, root=self._root, trail=trail, problems=self._problems)
-        turns = next((key for key in TURNS if is_given(rest.at(key))), TURNS[0])
+        turns = next((key for key in TURNS if is_given(rest.get(key))), TURNS[0])
         called = BUDGET | {"turns": turns} | ({"seconds": EPISODE} if kind == ENVIRONMENTS else {})
         values = given(rest, called)
         return checked(Agent, values, keys=called, root=self._root, trail=trail, problems=self._problems)
 
     def _datasets(self, trail: Trail, body: Node) -> Iterator[Dataset]:
-        node = body.at("datasets")
+        node = body.get("datasets")
         if node is None or node.value is None:
             return
         if not isinstance(node.value, list):

@@ -87,9 +87,9 @@ def _listening(root: Node, head: Head, deployment: Deployment) -> Iterator[tuple
 def check_environments(deployment: Deployment, installed: Collection[str]) -> None:
     """Raise `BadConfig` where an environment is not among those *installed*."""
     problems = Problems()
-    for block in deployment.of(RESOURCES):
+    for block in deployment.get_servers(RESOURCES):
         name = getattr(block.part, "environment", block.implementation)
         if name not in installed:
             near = suggestion(name, installed, "`gymsdk list` names those that are; environments are packages")
             problems.add(block.place, f"{block.name}: no environment named {name!r} is installed{near}")
-    problems.check()
+    problems.raise_if_any()

@@ -165,17 +165,17 @@ class Deployment(Frozen):
     notes: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = Field(default=(), repr=False)
 
-    def of(self, *kinds: Kind) -> tuple[Block, ...]:
+    def get_servers(self, *kinds: Kind) -> tuple[Block, ...]:
         """Give the servers of *kinds*."""
         return tuple(each for each in self.servers if each.kind in kinds)
 
-    def dataset(self, name: str) -> tuple[Block, Dataset] | None:
+    def find_dataset(self, name: str) -> tuple[Block, Dataset] | None:
         """Give the dataset called *name* and the server it stands in, `None` where there is none."""
         found = ((block, each) for block in self.servers for each in block.datasets if each.name == name)
         return next(found, None)
 
     @property
-    def reported(self) -> str | None:
+    def ignored_keys_note(self) -> str | None:
         """The one line that says which keys are ignored."""
         told = ", ".join(f"{key} ({place})" for key, place in self.ignored.items())
         return f"NeMo Gym's keys that mean nothing here: {told}" if told else None

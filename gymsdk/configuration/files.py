@@ -25,7 +25,7 @@ class Files:
         self._read: set[str] = set()
         self._open: dict[str, str] = {}
 
-    def named(
+    def load_files(
         self, entries: Sequence[tuple[str, Place]], beside: Path | None = None, *, found: bool = False
     ) -> Iterator[Node]:
         """Yield the settings of each of *entries* in order, each after the files that it includes.
@@ -39,12 +39,12 @@ class Files:
             try:
                 yield from self._one(entry, place, beside, found=found)
             except BadConfig as error:
-                self._problems.keep(error)
+                self._problems.add_error(error)
 
-    def at(self, path: Path, *, found: bool = False) -> Iterator[Node]:
+    def load_file(self, path: Path, *, found: bool = False) -> Iterator[Node]:
         """Yield the settings of the file at *path* if it exists; *found* as for `named`."""
         if path.is_file():
-            yield from self.named([(str(path), Place(source=self._shown(path)))], found=found)
+            yield from self.load_files([(str(path), Place(source=self._shown(path)))], found=found)
 
     def _one(self, entry: str, place: Place, beside: Path | None, *, found: bool) -> Iterator[Node]:
         folders = [beside, self._folder] if beside else [self._folder]
@@ -62,8 +62,8 @@ class Files:
         self._open[identity] = source
         try:
             root = _mapping(documents.read(text, source))
-            root = root.found() if found else root
-            yield from self.named(included(root, self._problems), path.parent if path else None, found=found)
+            root = root.mark_found() if found else root
+            yield from self.load_files(included(root, self._problems), path.parent if path else None, found=found)
         finally:
             del self._open[identity]
         yield spelled(root.without(INCLUDES))
@@ -90,13 +90,13 @@ class Files:
 
 def included(root: Node, problems: Problems) -> list[tuple[str, Place]]:
     """Give the entries that *root* includes, one or several."""
-    node = root.at(INCLUDES)
+    node = root.get(INCLUDES)
     if node is None or node.value is None:
         return []
     refused = Problems()
     untrusted.check_references(node, (INCLUDES,), node, refused)
     if refused:
-        problems.join(refused)
+        problems.merge(refused)
         return []
     below = node.value if isinstance(node.value, list) else [node]
     entries = [(expanded(each.value), each.place) for each in below if isinstance(each.value, str)]

@@ -53,7 +53,7 @@ def with_judge(
         )
     if server is not None and own:
         problems.add(rest.place_of((JUDGE,)), f"{dotted(trail)} has both {JUDGE_SERVER} and {JUDGE}; keep one of them")
-    params = settings.at(JUDGE_PARAMS)
+    params = settings.get(JUDGE_PARAMS)
     if params is not None and params.is_mapping and JUDGE_OPTIONS not in rest.children:
         # NeMo Gym replaces this input by the messages to the judge, too.
         rest = rest.with_key(JUDGE_OPTIONS, params.without("input"))
@@ -62,7 +62,7 @@ def with_judge(
 
 def _is_required(trail: Trail, settings: Node, problems: Problems) -> bool | None:
     """Return the value of `should_use_judge`, `None` where it has none or a wrong one, which goes to *problems*."""
-    node = settings.at(USES_JUDGE)
+    node = settings.get(USES_JUDGE)
     if node is None or node.value is None:
         return None
     try:

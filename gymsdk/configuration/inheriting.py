@@ -17,7 +17,7 @@ def inherited(root: Node, problems: Problems) -> Node:
     reading = _Inheriting(root, problems)
     whole = reading.node(root, ())
     for trail in sorted(reading.moved, key=len, reverse=True):
-        whole = whole.cut(trail)
+        whole = whole.without_path(trail)
     return whole
 
 
@@ -41,14 +41,14 @@ class _Inheriting:
             {key: self.node(each, (*trail, key)) for key, each in node.children.items() if key not in KEYS}, node.place
         )
         for key in KEYS:
-            source = node.at(key)
+            source = node.get(key)
             if source is not None and (base := self._taken(source, trail, source.value, moves=key == KEYS[0])):
                 own = merged(Node(base.value, node.place), own)
         return own
 
     def _taken(self, word: Node, trail: Trail, source: object, *, moves: bool) -> Node | None:
         way = tuple(str(source).split("."))
-        found = self._root.at(*way)
+        found = self._root.get(*way)
         if found is None:
             near = suggestion(str(source), self._root.children, "write the whole way to a key from the top")
             self._problems.add(word.place, f"{dotted(trail)} inherits from {source}, which is not there{near}")

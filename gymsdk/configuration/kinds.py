@@ -68,7 +68,7 @@ def kind_of(implementation: str) -> Kind | None:
 def spelled(root: Node) -> Node:
     """Give *root* with the keys of its model servers called as one name each, so that later ones win over earlier."""
     for name, block in root.children.items():
-        models = block.at(MODELS)
+        models = block.get(MODELS)
         if models is None or not models.is_mapping:
             continue
         renamed = {each: _renamed(each, node) for each, node in models.children.items()}

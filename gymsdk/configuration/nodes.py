@@ -31,14 +31,14 @@ class Node:
         """Whether it is a mapping."""
         return isinstance(self.value, dict)
 
-    def found(self) -> Node:
+    def mark_found(self) -> Node:
         """Give the same values, marked as read from a file that nobody named."""
         place = self.place.model_copy(update={"found": True})
         if isinstance(self.value, dict):
-            return Node({key: each.found() for key, each in self.value.items()}, place)
-        return Node([each.found() for each in self.value] if isinstance(self.value, list) else self.value, place)
+            return Node({key: each.mark_found() for key, each in self.value.items()}, place)
+        return Node([each.mark_found() for each in self.value] if isinstance(self.value, list) else self.value, place)
 
-    def at(self, *trail: str) -> Node | None:
+    def get(self, *trail: str) -> Node | None:
         """Give what *trail* leads to, `None` where nothing is there."""
         found: Node | None = self
         for key in trail:
@@ -63,13 +63,13 @@ class Node:
         """Give the mapping without *keys*."""
         return Node({key: node for key, node in self.children.items() if key not in keys}, self.place)
 
-    def cut(self, trail: Trail) -> Node:
+    def without_path(self, trail: Trail) -> Node:
         """Give the mapping without what *trail* leads to."""
         first, *rest = trail
         below = self.children.get(first)
         if not rest or below is None:
             return self.without(first)
-        return self.with_key(first, below.cut(tuple(rest)))
+        return self.with_key(first, below.without_path(tuple(rest)))
 
     def walk(self, trail: Trail = ()) -> Iterator[tuple[Trail, Node]]:
         """Yield every value beneath that is neither mapping nor list."""

@@ -78,9 +78,9 @@ def _whole(root: Node, trail: Trail) -> Trail:
     """Give *trail* with the kind of server put in, where it was left out."""
     if len(trail) < 2 or trail[1] in KINDS:  # noqa: PLR2004 - a block's name and its implementation
         return trail
-    block, implementation = root.at(trail[0]), trail[1]
-    there = next((kind for kind in KINDS if block and block.at(kind, implementation) is not None), None)
-    kind = there or (None if block and block.at(implementation) else kind_of(implementation))
+    block, implementation = root.get(trail[0]), trail[1]
+    there = next((kind for kind in KINDS if block and block.get(kind, implementation) is not None), None)
+    kind = there or (None if block and block.get(implementation) else kind_of(implementation))
     return trail if kind is None else (trail[0], kind, *trail[1:])
 
 
@@ -91,9 +91,9 @@ def _put(root: Node, trail: Trail, value: Node) -> Node:
 
 
 def _deleted(root: Node, trail: Trail, problems: Problems) -> Node:
-    above = root.at(*trail[:-1])
+    above = root.get(*trail[:-1])
     if above is None or trail[-1] not in above.children:
         near = suggestion(trail[-1], above.children if above else root.children)
         problems.add(COMMAND, f"there is no {dotted(trail)} to delete{near}")
         return root
-    return root.cut(trail)
+    return root.without_path(trail)

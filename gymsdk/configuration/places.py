@@ -63,15 +63,15 @@ class Problems:
         """The sentences about what is ignored."""
         return tuple(hidden(line, self.secrets) for line in self._warnings)
 
-    def keep(self, error: BadConfig) -> None:
+    def add_error(self, error: BadConfig) -> None:
         """Keep what *error* says, which names its place already."""
         self._lines.update(dict.fromkeys(str(error).splitlines()))
 
-    def join(self, others: Problems) -> None:
+    def merge(self, others: Problems) -> None:
         """Keep what *others* tell."""
         self._lines |= others._lines
 
-    def check(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise `BadConfig` with a line for each, if there are any."""
         if self._lines:
             raise BadConfig("\n".join(hidden(line, self.secrets) for line in self._lines))

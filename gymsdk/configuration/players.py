@@ -72,7 +72,7 @@ def player(implementation: str, node: Node, policy: Policy, trail: Trail, proble
 
 def _place(implementation: str, node: Node, error: BadModelOption) -> Place:
     """Give the place of the key that *error* is about, however that is called in *node*."""
-    options_ = [way[0] for way, _ in error.about]
+    options_ = [way[0] for way, _ in error.setting_errors]
     called = {
         **{option: key for key, option in RENAMED.items() if key in node.children},
         "base_url": endpoint(implementation)[0],

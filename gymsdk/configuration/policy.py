@@ -42,13 +42,13 @@ def completed(root: Node) -> tuple[Node, tuple[str, ...]]:
     file would learn the user's key, or another server the file's. For the same reason a base URL of an `env.yaml` that
     was found in the working folder receives no key but that file's own, not even one of the command line.
     """
-    written = root.at(KEY)
+    written = root.get(KEY)
     for key, variable in {**VARIABLES, **SWITCHES}.items():
         root = _set(root, key, variable)
-    keys = [node for node in (root.at(KEY), written) if node is not None and node.value]
+    keys = [node for node in (root.get(KEY), written) if node is not None and node.value]
     if not keys:
         return root, ()
-    base_url = root.at(BASE_URL)
+    base_url = root.get(BASE_URL)
     whose = source(base_url.place) if base_url is not None and base_url.value else None
     fitting = [node for node in keys if whose is None or _fits(source(node.place), whose)]
     if fitting:
@@ -67,7 +67,7 @@ def _fits(key: Source, base_url: Source) -> bool:
 
 
 def _set(root: Node, key: str, variable: str) -> Node:
-    value, there = os.environ.get(variable), root.at(key)
+    value, there = os.environ.get(variable), root.get(key)
     if not value or (there is not None and source(there.place) is Source.GIVEN):
         return root
     return root.with_key(key, Node(value, Place(source=variable)))

@@ -78,7 +78,7 @@ def _exposed(overrides: Iterable[Override]) -> Iterator[str]:
 
 def _played(root: Node) -> Node:
     """Give *root* with a policy that needs nothing, unless what is called so is of another kind."""
-    there = root.at(POLICY)
+    there = root.get(POLICY)
     if there is not None and MODELS not in there.children:
         return root
     return root.with_key(POLICY, node_of({MODELS: {"gymsdk_model": {"model": "scripted/oracle"}}}, COMMAND))
@@ -93,12 +93,12 @@ def _entries(override: Override, problems: Problems) -> list[tuple[str, Place]]:
 def _files(entries: list[tuple[str, Place]], folder: Path, problems: Problems, *, env_file: Path | None = None) -> Node:
     """Give the settings of the files *entries*, and over them those of *env_file* or of the folder's own files."""
     files = Files(folder, problems)
-    layers = [*files.named(entries)]
+    layers = [*files.load_files(entries)]
     if env_file is not None:
-        layers += files.at(env_file)
+        layers += files.load_file(env_file)
     named = reduce(merged, layers, EMPTY)
-    found = [] if env_file else [layer for name in FILES for layer in files.at(folder / name, found=True)]
-    problems.check()
+    found = [] if env_file else [layer for name in FILES for layer in files.load_file(folder / name, found=True)]
+    problems.raise_if_any()
     whole = reduce(merged, found, named)
     untrusted.check_replaced(named, whole, problems)
     return whole
@@ -116,15 +116,15 @@ def _deployment(root: Node, folder: Path, problems: Problems, *, played: bool = 
     untrusted.check_references(known, (), known, refused := Problems())
     if refused:
         # Resolving would read the environment variables that the file asks for.
-        problems.join(refused)
-        problems.check()
+        problems.merge(refused)
+        problems.raise_if_any()
     known = resolved(known, unresolved, absent=keys.POLICY)
     problems.secrets |= veiling.secrets(known)
     untrusted.check_safety(known, problems)
     if unresolved:
         # What does not resolve is missing further down: only it is told.
-        problems.join(unresolved)
-        problems.check()
+        problems.merge(unresolved)
+        problems.raise_if_any()
     known = _played(known) if played else known
     found = top.read(known, folder, problems)
     blocks = Blocks(known, found.policy, folder, problems)
@@ -133,12 +133,12 @@ def _deployment(root: Node, folder: Path, problems: Problems, *, played: bool = 
     told = {"notes": (*notes, *problems.warnings), "ignored": dict(sorted({**blocks.ignored, **ignored}.items()))}
     whole = found.model_copy(update={"servers": completed(servers), **told})
     check_ports(known, whole, problems)
-    problems.check()
+    problems.raise_if_any()
     return whole.model_copy(update={"settings": settings(known, whole, problems.secrets, veils)})
 
 
 def _readable(root: Node, folder: Path) -> tuple[str, ...]:
-    key = root.at(policy.KEY)
+    key = root.get(policy.KEY)
     if key is None or not key.value or key.place.line is None or not open_to_others(folder / key.place.source):
         return ()
     return (f"{key.place.source} holds a key that others can read; run: chmod 600 {key.place.source}",)

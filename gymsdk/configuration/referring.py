@@ -36,9 +36,9 @@ def refers(trail: Trail, body: Node, problems: Problems) -> dict[str, str]:
 
 def references(root: Node, block: Block) -> Iterator[tuple[str, str, str, Node]]:
     """Yield key, kind, name and node of every reference of *block*."""
-    body = root.at(block.name, block.kind, block.implementation)
+    body = root.get(block.name, block.kind, block.implementation)
     for key in block.refers:
-        if body is not None and (node := body.at(key)) is not None:
+        if body is not None and (node := body.get(key)) is not None:
             yield key, str(node.children["type"].value), block.refers[key], node
 
 

@@ -192,7 +192,7 @@ class _Resolving:
         """Give what is not there of *way*, nothing where all of it is."""
         node = self._root
         for number, key in enumerate(way, 1):
-            below = node.at(key)
+            below = node.get(key)
             if below is None and node.is_mapping:
                 return f"nothing is called {dotted(tuple(way[:number]))!r}{suggestion(key, node.children)}"
             if below is None:

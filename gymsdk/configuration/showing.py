@@ -25,9 +25,9 @@ def settings(root: Node, deployment: Deployment, secrets: set[str], veils: set[T
     # What another setting has from there is the same.
     secrets = secrets | {str(node.value) for trail, node in root.walk() if node.value and is_veiled(trail, veils)}
     written = {trail: (value, place) for trail, value, place in _leaves(root, ())}
-    for block in deployment.of(MODELS):
+    for block in deployment.get_servers(MODELS):
         written |= dict(_endpoint(root, block))
-    ours = {trail: (value, DEFAULT) for trail, value in _defaults(deployment) if root.at(*trail) is None}
+    ours = {trail: (value, DEFAULT) for trail, value in _defaults(deployment) if root.get(*trail) is None}
     found = sorted((written | ours).items(), key=lambda each: _order(each[0], deployment))
     return tuple(
         Setting(
@@ -104,7 +104,7 @@ def _endpoint(root: Node, block: Block) -> Iterator[tuple[Trail, tuple[Any, Plac
     if block.part.options.get("api_key"):
         told.append((its_key, "policy_api_key", HIDDEN))
     for key, setting, value in told:
-        own = root.at(*trail, key)
+        own = root.get(*trail, key)
         if value:
             yield (*trail, key), (value, own.place if own and own.value else root.place_of((setting,)))
 

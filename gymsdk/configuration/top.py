@@ -102,7 +102,7 @@ class _Reading:
         return checked(kind, values, keys=keys, root=self._root, trail=(), problems=self._problems)
 
     def _head(self, default_host: str) -> Head:
-        node = self._root.at(HEAD_SERVER)
+        node = self._root.get(HEAD_SERVER)
         if node is None or node.value is None:
             return Head(host=default_host)
         if not node.is_mapping:

@@ -62,7 +62,7 @@ def check_references(node: Node, trail: Trail, root: Node, problems: Problems) -
 def check_replaced(named: Node, whole: Node, problems: Problems) -> None:
     """Report each protective setting of the *named* files that the *whole* no longer has as they set it."""
     for key in PROTECTED:
-        before, after = named.at(key), whole.at(key)
+        before, after = named.get(key), whole.get(key)
         if before is None or before.value in (None, "") or (after is not None and after.value == before.value):
             continue
         place = after.place if after is not None else whole.place
@@ -113,36 +113,36 @@ def _written(place: Place) -> str:
 def _exposing(root: Node) -> Iterator[tuple[Trail, Node]]:
     """Yield every setting that opens the servers to other machines, or sends them to another machine's head."""
     for key in SWITCHES:
-        node = root.at(key)
+        node = root.get(key)
         if node is not None and str(node.value).strip().lower() not in OFF:
             yield (key,), node
     hosts: list[Trail] = [("default_host",), ("advertise_host",), ("head_server", "host")]
     for name, block in root.children.items():
         for kind in KINDS:
-            server = block.at(kind)
+            server = block.get(kind)
             below = server.children if server is not None else {}
             hosts += [(name, kind, implementation, key) for implementation in below for key in HOSTS]
     for trail in hosts:
-        node = root.at(*trail)
+        node = root.get(*trail)
         if node is not None and node.value not in (None, "") and not is_loopback(str(node.value)):
             yield trail, node
 
 
 def _addressed(root: Node) -> Iterator[tuple[Trail, Place, Place]]:
     """Yield, for each model server, where its address is written, and where each secret that goes there is."""
-    shared = [leaf.place for leaf in _leaves(root.at(BASE_URL))]
-    keys = [leaf.place for leaf in _leaves(root.at(KEY))]
+    shared = [leaf.place for leaf in _leaves(root.get(BASE_URL))]
+    keys = [leaf.place for leaf in _leaves(root.get(KEY))]
     yield from (((BASE_URL,), address, secret) for address in shared for secret in keys)
     for name, block in root.children.items():
-        server = block.at(MODELS)
+        server = block.get(MODELS)
         for implementation, body in (server.children if server is not None else {}).items():
             url, key, model = endpoint(implementation)
-            secrets = [leaf.place for each in (key, *HEADERS) for leaf in _leaves(body.at(each))]
+            secrets = [leaf.place for each in (key, *HEADERS) for leaf in _leaves(body.get(each))]
             trail: Trail = (name, MODELS, implementation)
-            addresses: list[tuple[Trail, Place]] = [((*trail, url), leaf.place) for leaf in _leaves(body.at(url))]
+            addresses: list[tuple[Trail, Place]] = [((*trail, url), leaf.place) for leaf in _leaves(body.get(url))]
             # A block without an address is played at the policy's.
             addresses = addresses or [((BASE_URL,), place) for place in shared]
-            named = [leaf for leaf in _leaves(body.at(model)) if "@http" in str(leaf.value)]
+            named = [leaf for leaf in _leaves(body.get(model)) if "@http" in str(leaf.value)]
             addresses += [((*trail, model), leaf.place) for leaf in named]
             yield from ((way, address, secret) for way, address in addresses for secret in secrets)
 

@@ -28,16 +28,16 @@ class Dialect:
     """
 
     path: str
-    body: Callable[[Item], Item]
-    response: Read
-    translated: frozenset[str]
+    build_body: Callable[[Item], Item]
+    parse_answer: Read
+    translated_fields: frozenset[str]
 
 
 def dialect(api: Api, *, thoughts: Thoughts = "field", limit: str = "max_tokens") -> Dialect:
     """The dialect of *api*; *thoughts* and *limit* are what servers are divided over."""
     if api == "responses" and thoughts == "drop":
         own = Own()
-        return Dialect(responses.PATH, own.body, own.response, frozenset())
+        return Dialect(responses.PATH, own.build_body, own.parse_answer, frozenset())
     if api == "responses":
         return Dialect(responses.PATH, responses.body, responses.response, frozenset())
     body = partial(chat.body, thoughts=thoughts, limit=limit)

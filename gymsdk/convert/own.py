@@ -21,12 +21,12 @@ class Own:
         self._most = most
         self._kept: dict[str, None] = {}
 
-    def body(self, request: Item) -> Item:
+    def build_body(self, request: Item) -> Item:
         """Give the body to send, without the thoughts of others."""
         given = request.get("input")
         return responses.body(request | {"input": list(self._shown(given))} if isinstance(given, list) else request)
 
-    def response(self, answer: Any, request: Item, *, strict: bool = False) -> Item:
+    def parse_answer(self, answer: Any, request: Item, *, strict: bool = False) -> Item:
         """Give the *answer* to *request* as a whole Response, and remember the thoughts in it."""
         response = responses.response(answer, request, strict=strict)
         # What a provider does not store it does not know by its id.

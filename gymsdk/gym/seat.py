@@ -68,8 +68,8 @@ class Seat:
             seen, info["tools"] = await self._opened(sitting, task, seed, id)
         except EpisodeError as error:
             error.stage = error.stage or "reset"
-            sitting.ending = error
-            return self._nothing(), info | {"failure": _failure(sitting.rollout())}
+            sitting.result = error
+            return self._nothing(), info | {"failure": _failure(sitting.build_rollout())}
         except BaseException:
             await self.close()
             raise
@@ -94,7 +94,7 @@ class Seat:
             sitting.limit_turns(self._turn)
         try:
             seen, paid = await self._answered(sitting, items)
-            if sitting.over:
+            if sitting.is_over:
                 self.rollout = await self._judged(sitting)
         except BaseException:
             await self.close()
@@ -113,7 +113,7 @@ class Seat:
 
     async def _opened(self, sitting: Sitting, task: Task, seed: int, id: str) -> tuple[Any, list[Item]]:
         episode = await sitting.open(task, seed=seed, id=id)
-        sitting.pause()
+        sitting.pause_deadline()
         tools: list[Item] = chat.body({"input": [], "tools": episode.tools}).get("tools", [])
         with _shown():
             return self.codec.opened(episode.transcript.opening, episode.tools), deepcopy(tools)
@@ -128,29 +128,29 @@ class Seat:
 
     async def _answered(self, sitting: Sitting, items: list[Item]) -> tuple[Any, float]:
         """Give what the policy sees next and what its turn paid; the sitting is over where anything failed."""
-        if sitting.over:
+        if sitting.is_over:
             return self.codec.answered([], over=True), nan
-        sitting.extend()
+        sitting.restart_deadline()
         try:
-            taken = await sitting.answer(turn.response(items))
+            taken = await sitting.apply_response(turn.response(items))
             with _shown():
-                return self.codec.answered(taken.items, over=sitting.over), taken.reward
+                return self.codec.answered(taken.items, over=sitting.is_over), taken.reward
         except EpisodeError as error:
             error.stage = error.stage or "step"
-            sitting.ending = error
+            sitting.result = error
             return self.codec.answered([], over=True), nan
         finally:
             # Whoever asks `solve` for the next turn may do so long after this one: other seats may still be playing.
-            sitting.pause()
+            sitting.pause_deadline()
 
     async def _judged(self, sitting: Sitting) -> Rollout:
         try:
-            if sitting.ending is None:
-                await sitting.judge()
+            if sitting.result is None:
+                await sitting.verify()
         except EpisodeError as error:
-            sitting.ending = error
+            sitting.result = error
         await self._end(sitting)
-        return sitting.rollout()
+        return sitting.build_rollout()
 
     async def _end(self, sitting: Sitting) -> None:
         # Said before it is done: who interrupts a closing does not get a second one.

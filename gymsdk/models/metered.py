@@ -43,12 +43,12 @@ class Metered:
         who = f"the {self.role} model"
         try:
             async with asyncio.timeout(self._seconds):
-                return await responses.asked(self.model, request, episode=episode, who=who)
+                return await responses.asked(self.model, request, episode=episode, label=who)
         except TimeoutError:
             message = f"{who} did not answer within {self._seconds:g} s"
             raise Failed(message, kind="model_timeout", retryable=True) from None
         except asyncio.CancelledError as error:
-            if deadlines.current().left():
+            if deadlines.current().get_remaining_seconds():
                 raise
             # The hook that waits for this model ran out of time: the model is to blame, not the hook or the policy.
             message = f"{who} did not answer before the deadline of the hook or tool that asked it"

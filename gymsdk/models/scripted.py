@@ -171,7 +171,7 @@ def replay(path: Path) -> Choose:
             raise Failed(f"{path} holds no episode that opens like this one", kind="not_recorded")
         if turn >= len(played.turns):
             raise Failed(f"{path}: the recorded episode ends after {len(played.turns)} turns", kind="not_recorded")
-        return played.turn(turn)
+        return played.get_turn(turn)
 
     return choose
 
@@ -180,11 +180,11 @@ def _played(recorded: Recordings, request: Item, episode: Episode | None) -> tup
     """Give the episode to play again, and the number of the turn that *request* asks for."""
     history, instructions = recordings.history(request), request.get("instructions")
     if episode is None:
-        marks = recordings.Conversation(request).marks_in(recorded)
-        return None if marks is None else recorded.find(marks)
+        marks = recordings.Conversation(request).find_digests(recorded)
+        return None if marks is None else recorded.find_next_turn(marks)
     opening = episode.transcript.opening
     *_, mark = recordings.marks(opening, instructions)
-    plays = recorded.opening(mark)
+    plays = recorded.find_by_opening(mark)
     turn = sum(1 for _ in turns(history[len(opening) :]))
     return (plays[episode.repeat % len(plays)], turn) if plays else None
 
@@ -209,7 +209,7 @@ def script(path: Path) -> Choose:
         turn = sum(1 for _ in turns(history[len(episode.transcript.opening if episode else _opening(history)) :]))
         told = words(history[-1].get("content") or history[-1].get("output")) if history else ""
         fitting = (line for line in lines if line.when is not None and line.when in told)
-        return next(fitting, plain[min(turn, len(plain) - 1)]).items(turn)
+        return next(fitting, plain[min(turn, len(plain) - 1)]).build_items(turn)
 
     return choose
 

@@ -44,7 +44,7 @@ class Author:
         except (EpisodeError, asyncio.CancelledError, KeyboardInterrupt):
             raise
         except BaseException as error:  # the panic of a Rust extension is no `Exception`
-            raise self._told(what, function, _first(error), late=not deadline.left()) from error
+            raise self._told(what, function, _first(error), late=not deadline.get_remaining_seconds()) from error
 
     async def _answer(
         self,
@@ -54,7 +54,7 @@ class Author:
         deadline: Deadline,
         account: spent.Account | None,
     ) -> Any:
-        if not deadline.left():
+        if not deadline.get_remaining_seconds():
             raise TimeoutError
         if inspect.iscoroutinefunction(function):
             answer = function(**given)
@@ -62,7 +62,7 @@ class Author:
             # Around the whole: with every thread taken, the wait for one counts as well.
             async with asyncio.timeout_at(deadline.at):
                 call = partial(_call, function, given)
-                answer = await self.threads.run(call if account is None else account.metered(call))
+                answer = await self.threads.run(call if account is None else account.measure(call))
         if not inspect.isawaitable(answer):
             return answer
         awaited = _awaited(answer)

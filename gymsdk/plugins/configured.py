@@ -58,7 +58,7 @@ def _metered(role: str, value: object) -> object:
 
 def _about(error: UsageError, sentences: Sequence[tuple[tuple[str, ...], str]]) -> UsageError:
     """Give *error* with a sentence for each setting it is about."""
-    error.about = tuple(sentences)
+    error.setting_errors = tuple(sentences)
     return error
 
 

@@ -45,7 +45,7 @@ class Floor:
             # A row may list tools of its own; that it is on offer was checked before.
             return Step(output=tools.refusal(f"The tool {action.name!r} cannot be run here; go on without it."))
         try:
-            arguments = tool.read(action.arguments)
+            arguments = tool.parse_arguments(action.arguments)
         except tools.WrongArguments as error:
             return Step(output=tools.refusal(str(error)))
         except INTERRUPTS:
@@ -54,7 +54,7 @@ class Floor:
             message = f"tool {action.name!r}: a validator of its arguments raised {raised(error, tool.function)}"
             raise Failed(message, kind="tool_raised") from error
         given = {"task": task, "state": state, "config": config, "shared": shared}
-        asked = {name: given[name] for name in tool.asks}
+        asked = {name: given[name] for name in tool.host_parameters}
         value = await self._run(f"tool {action.name!r}", tool.function, {**arguments, **asked})
         try:
             return Step(output=tools.written(value))
@@ -74,12 +74,12 @@ class Floor:
     @hookimpl
     def tasks(self, split: str) -> Iterator[Row]:
         """Read the package's `data/<split>.jsonl`."""
-        return (row for _, row in read(self.path(split)))
+        return (row for _, row in read(self.get_task_file(split)))
 
-    def path(self, split: str) -> Path:
+    def get_task_file(self, split: str) -> Path:
         """Give where the package would keep *split*."""
         return (self._data or Path("data")) / f"{split}.jsonl"
 
-    def splits(self) -> tuple[str, ...]:
+    def list_splits(self) -> tuple[str, ...]:
         """Give the splits the package has files for."""
         return tuple(sorted(path.stem for path in self._data.glob("*.jsonl"))) if self._data else ()

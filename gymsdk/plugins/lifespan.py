@@ -37,7 +37,7 @@ class Lifespan:
         self._over = asyncio.Event()
         self.shared: Any = None
 
-    def check(self) -> None:
+    def check_entered(self) -> None:
         """Raise `UsageError` if the lifespan has not begun, `Failed` if it ended by itself."""
         if not self._asked:
             return
@@ -47,14 +47,14 @@ class Lifespan:
             message = f"{self._where}: what hook 'lifespan' opened has ended, and the log says why; start the run again"
             raise Failed(message, kind="lifespan_ended", stage="reset", retryable=True)
 
-    async def begin(self) -> None:
+    async def enter(self) -> None:
         """Enter the lifespan if no caller has yet; raises `BrokenEnvironment`."""
         async with self._turn:
             if not self._entered and self._asked:
                 await self._open(self._asked)
             self._entered += 1
 
-    async def end(self) -> None:
+    async def exit(self) -> None:
         """Leave the lifespan with the last caller that entered it.
 
         An error is logged and not raised, since it changes nothing that was graded.

@@ -31,11 +31,11 @@ class Answerer:
 
     hook: str
     function: Callable[..., Any]
-    asks: tuple[str, ...]
-    ours: bool
+    parameter_names: tuple[str, ...]
+    is_default: bool
 
     @property
-    def coroutine(self) -> bool:
+    def is_async(self) -> bool:
         """Whether it is an `async def`."""
         return inspect.iscoroutinefunction(self.function)
 
@@ -44,9 +44,9 @@ class Answerer:
 class Stack:
     """Who answers each hook, top first, and the shapes the author's annotations declare."""
 
-    answerers: dict[str, tuple[Answerer, ...]]
-    task: type[Task]
-    config: type[Config]
+    implementations: dict[str, tuple[Answerer, ...]]
+    task_type: type[Task]
+    config_type: type[Config]
     splits: tuple[str, ...] | None
 
 
@@ -59,9 +59,9 @@ def stack(name: str, plugin: object, floor: object) -> Stack:
     _check_required(name, {hook for hook, _ in marked.values()})
     answerers = _registered(name, plugin, floor)
     return Stack(
-        answerers=answerers,
-        task=_declared(name, answerers, "task", Task),
-        config=_declared(name, answerers, "config", Config),
+        implementations=answerers,
+        task_type=_declared(name, answerers, "task", Task),
+        config_type=_declared(name, answerers, "config", Config),
         splits=_splits(name, answerers),
     )
 
@@ -137,15 +137,15 @@ def _registered(name: str, plugin: object, floor: object) -> dict[str, tuple[Ans
 
 def _ranked(answerers: list[Answerer]) -> tuple[Answerer, ...]:
     """Give the author's first, whatever order they ask for; the floor judges only where the author never does."""
-    theirs = tuple(each for each in answerers if not each.ours)
-    floor = tuple(each for each in answerers if each.ours)
+    theirs = tuple(each for each in answerers if not each.is_default)
+    floor = tuple(each for each in answerers if each.is_default)
     return theirs if theirs and theirs[0].hook == "verify" else theirs + floor
 
 
 def _annotations(name: str, answerers: dict[str, tuple[Answerer, ...]], parameter: str) -> dict[str, Any]:
     """Give what the author wrote on *parameter*, by hook."""
     found = {}
-    for each in (one for ones in answerers.values() for one in ones if not one.ours and parameter in one.asks):
+    for each in (one for ones in answerers.values() for one in ones if not one.is_default and parameter in one.parameter_names):
         try:
             written = annotation(each.function, parameter)
         except NameError as error:
@@ -177,7 +177,7 @@ def _declared(name: str, answerers: dict[str, tuple[Answerer, ...]], parameter: 
 
 
 def _splits(name: str, answerers: dict[str, tuple[Answerer, ...]]) -> tuple[str, ...] | None:
-    written = [each.function for each in answerers["tasks"] if not each.ours]
+    written = [each.function for each in answerers["tasks"] if not each.is_default]
     if not written:
         return None
     kind = _annotations(name, {"tasks": answerers["tasks"]}, "split").get("tasks")

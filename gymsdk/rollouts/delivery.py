@@ -97,7 +97,7 @@ class Delivery:
             url = await self._url(name)
             try:
                 left = max(0.001, deadline - loop.time())
-                carried = self.client.carried(url)
+                carried = self.client.build_headers_for(url)
                 return await http.post(url + "/run", body, headers=carried, timeout=left, retry=self.retry, once=True)
             except Failed as error:
                 if error.kind == "model_unreachable":
@@ -105,7 +105,7 @@ class Delivery:
                 again = error.kind == "model_unreachable" and (self.once or isinstance(error, http.Unsent))
                 if number == AGAIN or not again or loop.time() >= deadline:
                     raise of_server(error) from error
-            await asyncio.sleep(min(self.retry.wait(number), max(0.0, deadline - loop.time())) * random.random())
+            await asyncio.sleep(min(self.retry.get_wait_seconds(number), max(0.0, deadline - loop.time())) * random.random())
         raise AssertionError("the last time either answers or raises")
 
     async def _url(self, name: str) -> str:

@@ -95,7 +95,7 @@ async def served(head: str, wanted: Callable[[Served], bool] = lambda _: True) -
     """
     head = credentials.head(head)
     asking, client = ServerClient(head, seconds=30.0, retry=http.Retry(times=1)), ServerClient(head)
-    return _known(client, await asking.awaited(lambda config: wanted(_known(client, config))))
+    return _known(client, await asking.wait_for_config(lambda config: wanted(_known(client, config))))
 
 
 def _known(client: ServerClient, config: Mapping[str, Any]) -> Served:

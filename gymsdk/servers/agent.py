@@ -55,7 +55,7 @@ def app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with runs.open(), agent.engagements.swept():
+        async with runs.open(), agent.engagements.sweep_periodically():
             ready.set()
             yield
         ready.clear()
@@ -70,10 +70,10 @@ def app(
 class Lines(Protocol):
     """Where sessions are: one resources server, or several."""
 
-    def line(self, jar: Mapping[str, str] | None = None) -> Line | Awaitable[Line]:
+    def open_connection(self, jar: Mapping[str, str] | None = None) -> Line | Awaitable[Line]:
         """Give a line to the session that the cookies in *jar* are for."""
 
-    def carried(self, base_url: str) -> http.Headers:
+    def auth_headers(self, base_url: str) -> http.Headers:
         """Give what requests to *base_url* carry: the token where that is one of these."""
 
 
@@ -90,16 +90,16 @@ class Agent:
     async def run(self, request: Request) -> Response:
         """Play a row and give its rollout's line; one that names its rollout is played once, however often it comes."""
         row = await body(request)
-        self._own(row)
+        self._check_agent_ref(row)
         order = given(row, self._runs.environment, rollout=rollout_of(request.scope))
-        return Response(await told(request, self._runs.once(order, row)), media_type="application/json")
+        return Response(await told(request, self._runs.play_once(order, row)), media_type="application/json")
 
     async def respond(self, request: Request) -> Response:
         """Answer a Responses request, its tools called in the session whose cookies the request carries."""
         asked = await body(request)
         jar = jars.read(request.headers.get("cookie"))
-        engagement = self.engagements.found(jar.get(self._cookie))
-        line = engagement.line if engagement else await self._line(asked, jar)
+        engagement = self.engagements.find_by_token(jar.get(self._cookie))
+        line = engagement.line if engagement else await self._open_connection(asked, jar)
         said = await told(request, visits.answered(self._runs, asked, line, id=rollout_of(request.scope) or ""))
         response = answer(usage.whole(said))
         if engagement is not None:
@@ -109,7 +109,7 @@ class Agent:
     async def open(self, request: Request) -> Response:
         """Open an agent session; the same asked for again is the same session."""
         opening = read(Opening, await body(request))
-        engagement = self.engagements.open(opening, engagements.line(opening, self._carried))
+        engagement = self.engagements.open(opening, engagements.line(opening, self._auth_headers))
         return self._with_token(answer({"agent_session_id": opening.agent_session_id}), engagement)
 
     async def close(self, request: Request) -> Response:
@@ -122,23 +122,23 @@ class Agent:
 
     async def aggregate(self, request: Request) -> Response:
         """Give the figures over verified rows."""
-        return answer(await self._runs.aggregated(await body(request)))
+        return answer(await self._runs.aggregate(await body(request)))
 
-    def _own(self, row: Row) -> None:
+    def _check_agent_ref(self, row: Row) -> None:
         """Refuse a *row* that names another agent than this one."""
         name = jobs.agent(row)
         if name not in {None, self._name} and jobs.route(row) != self._runs.environment.name:
             whose = f"the row is for the agent {name!r}, and this is {self._name!r}"
             raise Refused(422, f"{whose}; send it there, or mend its `agent_ref`")
 
-    def _carried(self, base_url: str) -> http.Headers:
+    def _auth_headers(self, base_url: str) -> http.Headers:
         # Whoever opens a session names the server of its tools: our token is for none but our own.
-        return self._resources.carried(base_url) if self._resources else {}
+        return self._resources.auth_headers(base_url) if self._resources else {}
 
-    async def _line(self, asked: Item, jar: jars.Jar) -> Line | None:
+    async def _open_connection(self, asked: Item, jar: jars.Jar) -> Line | None:
         if self._resources is None and asked.get("tools"):
             raise Refused(422, "this agent has no resources server whose tools it could call; leave `tools` out")
-        line = self._resources.line(jar) if self._resources else None
+        line = self._resources.open_connection(jar) if self._resources else None
         return line if line is None or isinstance(line, Line) else await line
 
     def _with_token(self, response: Response, engagement: Engagement) -> Response:

@@ -107,7 +107,7 @@ def app(
         return answer({"status": "ok"}) if ready() else _with_pause({"status": "starting"}, 503, None)
 
     async def counted() -> Response:
-        return PlainTextResponse(await figures.told(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(await figures.render_current(), media_type="text/plain; version=0.0.4")
 
     for path in waiting:
         made.add_api_route(path, readiness, include_in_schema=False)

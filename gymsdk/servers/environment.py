@@ -86,8 +86,8 @@ class Episodic:
         episode = read(EpisodeRequest, asked) if protocol.is_episode(asked) else None
         reply: Reply = EpisodeReply(episode) if episode else FlatReply(asked)
         try:
-            order = self._episode(episode) if episode else self._flat(asked, rollout_of(request.scope))
-            return _json(await while_there(request, self._runs.once(order, asked, reply.result)))
+            order = self._parse_episode_request(episode) if episode else self._parse_flat_row(asked, rollout_of(request.scope))
+            return _json(await while_there(request, self._runs.play_once(order, asked, reply.result)))
         except Lost as lost:
             return answer(reply.failure(lost.failure, lost.rollout.response))
         except UsageError as error:
@@ -97,13 +97,13 @@ class Episodic:
 
     async def aggregate(self, request: Request) -> Response:
         """Give the figures over verified rows."""
-        return answer(await self._runs.aggregated(await body(request)))
+        return answer(await self._runs.aggregate(await body(request)))
 
-    def _flat(self, row: Row, rollout: str | None) -> Given:
+    def _parse_flat_row(self, row: Row, rollout: str | None) -> Given:
         found = given(row, self._runs.environment, rollout=rollout)
         return replace(found, id=protocol.rollout_id(row) or found.id)
 
-    def _episode(self, episode: EpisodeRequest) -> Given:
+    def _parse_episode_request(self, episode: EpisodeRequest) -> Given:
         found = given(protocol.row(episode), self._runs.environment, rollout=episode.episode_id.key)
         seconds = protocol.seconds(episode)
         if seconds is None:

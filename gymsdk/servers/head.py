@@ -81,14 +81,14 @@ def app(  # noqa: PLR0913 - what a head has to tell, each by its name
         supplied=supplied,
         health=health or Health(),
     )
-    watched(figures, head.known)
-    made.add_api_route("/global_config_dict_yaml", head.configured, methods=["GET"])
-    made.add_api_route("/server_instances", head.instances, methods=["GET"])
-    made.add_api_route("/nodes", head.nodes, methods=["GET"])
+    watched(figures, head.build_snapshot)
+    made.add_api_route("/global_config_dict_yaml", head.get_config, methods=["GET"])
+    made.add_api_route("/server_instances", head.list_instances, methods=["GET"])
+    made.add_api_route("/nodes", head.list_nodes, methods=["GET"])
     shape = documented(Registration.model_json_schema(), more=REFUSALS)
-    made.add_api_route("/nodes/{node}", head.joined, methods=["PUT"], **shape)
-    made.add_api_route("/nodes/{node}", head.left, methods=["DELETE"])
-    made.add_api_route("/servers/{name}/restart", head.restarted, methods=["POST"], **documented({}, more=RESTARTS))
+    made.add_api_route("/nodes/{node}", head.register_node, methods=["PUT"], **shape)
+    made.add_api_route("/nodes/{node}", head.remove_node, methods=["DELETE"])
+    made.add_api_route("/servers/{name}/restart", head.restart_server, methods=["POST"], **documented({}, more=RESTARTS))
     return made
 
 
@@ -118,7 +118,7 @@ class Head:
         self._supplied = supplied
         self._health = health
 
-    async def configured(self, request: Request) -> Response:
+    async def get_config(self, request: Request) -> Response:
         """Give the configuration of all servers, one block for each name."""
         there = {each.name for each in self._members.services}
         spare = {each.id for each in self._supplied if each.name in there}
@@ -127,57 +127,57 @@ class Head:
         others = [each for each in self._members.services if each.name not in own]
         # With one of a name there is nothing to choose.
         several = [each for each in others if sum(each.name == other.name for other in others) > 1]
-        health = await self._health.of(several) if several else {}
-        chosen = first(others, health, draining=self._members.draining)
+        health = await self._health.statuses(several) if several else {}
+        chosen = first(others, health, draining=self._members.draining_instances)
         whole = [*mine, *chosen.values()]
         about = merged(told([*chosen.values(), *self._supplied]), self._about)
         return answer(text(whole, host=self._host, port=self._port, about=about, seen=called(request)))
 
-    async def instances(self, request: Request) -> Response:
+    async def list_instances(self, request: Request) -> Response:
         """List every server, each asked as the list is made."""
-        asked = self._services
+        asked = self._all_services
         statuses = await asyncio.gather(*(status(each.host, each.port, each.scheme) for each in asked))
-        there = {each.id for each in self._services}
+        there = {each.id for each in self._all_services}
         found = [(each, one) for each, one in zip(asked, statuses, strict=True) if each.id in there]
-        return answer([entry(each.seen(called(request)), one) for each, one in found])
+        return answer([entry(each.as_seen_from(called(request)), one) for each, one in found])
 
-    async def nodes(self, request: Request) -> Response:
+    async def list_nodes(self, request: Request) -> Response:
         """Tell of the nodes, and of every instance of every server."""
-        return answer((await self.known(called(request))).model_dump(mode="json"))
+        return answer((await self.build_snapshot(called(request))).model_dump(mode="json"))
 
-    async def known(self, seen: str) -> Nodes:
+    async def build_snapshot(self, seen: str) -> Nodes:
         """Give all that is known, for somebody who calls this machine *seen*."""
-        asked = self._services
+        asked = self._all_services
         self._health.keep(asked)
-        health, loads = await self._health.of(asked), self._loads()
+        health, loads = await self._health.statuses(asked), self._loads()
         # Some may have come or gone while they were asked.
-        members, services = list(self._members), self._services
-        trips, draining, supervised = self._health.trips(services), self._members.draining, self._members.supervised
-        own = [_seen(each.seen(seen), health, loads) for each in self._own]
+        members, services = list(self._members), self._all_services
+        trips, draining, supervised = self._health.round_trips(services), self._members.draining_instances, self._members.exits_by_supervisor
+        own = [_seen(each.as_seen_from(seen), health, loads) for each in self._own]
         theirs = [
             _seen(
-                each.seen(seen),
+                each.as_seen_from(seen),
                 health,
-                member.said.loads,
+                member.registration.loads,
                 member=member,
                 age=self._age(member),
                 draining=draining,
-                exits=supervised.get(member.said.supervisor, {}),
+                exits=supervised.get(member.registration.supervisor, {}),
             )
             for member in members
             for each in member.services
         ]
         return Nodes(
             lease=self._members.lease,
-            settled=self._members.settled,
-            nodes=[self._node(member) for member in members],
-            lost=[self._loss(each) for each in self._members.lost],
+            settled=self._members.is_settled,
+            nodes=[self._node_to_item(member) for member in members],
+            lost=[self._lost_node_to_item(each) for each in self._members.lost_nodes],
             instances=[each.model_copy(update={"round_trip": trips.get(each.id)}) for each in (*own, *theirs)],
-            expected=[*dict.fromkeys([*self._expected, *self._members.expected])],
+            expected=[*dict.fromkeys([*self._expected, *self._members.expected_servers])],
             exits=self._members.exits,
         )
 
-    async def joined(self, request: Request, node: str) -> Response:
+    async def register_node(self, request: Request, node: str) -> Response:
         """Keep what a node says of itself, until its lease is over."""
         length = request.headers.get("content-length", "")
         if not length.isdecimal():
@@ -189,32 +189,32 @@ class Head:
         address = request.client.host if request.client else ""
         own = (request.scope.get("server") or ("",))[0] or ""
         admission.check(said.services, address, own=own, scheme=request.url.scheme)
-        lease = self._members.put(node, said, address)
-        names = self._members.restarting(node)
+        lease = self._members.register(node, said, address)
+        names = self._members.due_restarts(node)
         return answer({"lease": lease} | ({"restart": names} if names else {}))
 
-    async def restarted(self, name: str, drain: Annotated[float, Query(ge=0, le=3600)] = DRAIN) -> Response:
+    async def restart_server(self, name: str, drain: Annotated[float, Query(ge=0, le=3600)] = DRAIN) -> Response:
         """Have a server end well, and be started anew, within *drain* seconds if its sessions last; one by one."""
         orders = self._members.restart(name, drain)
         pids, instances = [each.pid for each in orders], [one for each in orders for one in each.instances]
         found = Restarting(restarting=name, pids=pids, instances=instances)
         return answer(found.model_dump(mode="json"), status=202)
 
-    async def left(self, node: str) -> Response:
+    async def remove_node(self, node: str) -> Response:
         """Have a node be gone; one that is not there has gone."""
         _check(node)
         self._members.leave(node)
         return answer({})
 
     @property
-    def _services(self) -> list[Service]:
+    def _all_services(self) -> list[Service]:
         return [*self._own, *self._members.services]
 
-    def _node(self, member: Member) -> Item:
+    def _node_to_item(self, member: Member) -> Item:
         names = [each.name for each in member.services]
         return {"id": member.id, "servers": names, "age": self._age(member), "lease": member.lease}
 
-    def _loss(self, lost: Loss) -> Item:
+    def _lost_node_to_item(self, lost: Loss) -> Item:
         return {"id": lost.id, "servers": [each.name for each in lost.services], "age": self._age(lost)}
 
     def _age(self, member: Member | Loss) -> float:

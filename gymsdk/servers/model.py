@@ -65,9 +65,9 @@ def app(
     words = documented(CHAT, more=MORE | {troubles.UNABLE: "The engine cannot count."})
     made.add_api_route("/v1/messages/count_tokens", counted.answer, methods=["POST"], **words)
     listed = Listed(dict.fromkeys((serves or own, own)))
-    made.add_api_route("/v1/models", listed.all, methods=["GET"])
+    made.add_api_route("/v1/models", listed.list_models, methods=["GET"])
     unknown: dict[int | str, dict[str, Any]] = {listing.MISSING: {"description": "There is no model of that name."}}
-    made.add_api_route("/v1/models/{model:path}", listed.one, methods=["GET"], responses=unknown)
+    made.add_api_route("/v1/models/{model:path}", listed.get_model, methods=["GET"], responses=unknown)
     made.add_exception_handler(HTTPException, _nowhere)
     return made
 
@@ -94,15 +94,15 @@ class Served:
         """Answer one request."""
         try:
             asked = await body(request)
-            given = self._face.request(asked)
+            given = self._face.parse_request(asked)
         except (Refused, Malformed, RecursionError) as error:
             return troubles.told(self._face, troubles.of_request(error))
         # A client without a rollout may still say which of its requests belong together, as OpenAI's do.
         together = rollout_of(request.scope) or asked.get("prompt_cache_key")
-        ending = partial(self._ending, asked, given, together if isinstance(together, str) else None)
-        return Pending(ending, beat=self._face.beat if asked.get("stream") else None, every=self._every)
+        ending = partial(self._build_result, asked, given, together if isinstance(together, str) else None)
+        return Pending(ending, beat=self._face.heartbeat if asked.get("stream") else None, every=self._every)
 
-    async def _ending(self, asked: Item, given: Item, together: str | None) -> Ending:
+    async def _build_result(self, asked: Item, given: Item, together: str | None) -> Ending:
         if together:
             STICKY.set(together)
         try:
@@ -110,10 +110,10 @@ class Served:
             return Ending(streamed(said), said) if isinstance(said, bytes) else Ending(answer(said))
         except EpisodeError as error:
             trouble = troubles.of_failure(error)
-            return Ending(troubles.told(self._face, trouble, error), self._face.broken(trouble))
+            return Ending(troubles.told(self._face, trouble, error), self._face.build_error_frames(trouble))
         except RecursionError:
             trouble = troubles.of_depth(asked)
-            return Ending(troubles.told(self._face, trouble), self._face.broken(trouble))
+            return Ending(troubles.told(self._face, trouble), self._face.build_error_frames(trouble))
 
 
 class Asked:
@@ -128,8 +128,8 @@ class Asked:
         # One that a filter held back too: each API has its own word for that.
         response = await responses.told(self._model, given, episode=None)
         try:
-            said = self._face.answer(response, asked)
-            return b"".join(self._face.events(said, asked)) if asked.get("stream") else said
+            said = self._face.build_answer(response, asked)
+            return b"".join(self._face.stream_events(said, asked)) if asked.get("stream") else said
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             message = f"the model's answer cannot be told at {self._face.path}: {error!r}"
             raise Failed(message, kind="model_bad_answer", retryable=True) from error
@@ -156,11 +156,11 @@ class Listed:
     def __init__(self, names: Iterable[str]) -> None:
         self._models = {name: listing.entry(name) for name in names}
 
-    async def all(self) -> Response:
+    async def list_models(self) -> Response:
         """List them."""
         return answer(listing.listed(self._models))
 
-    async def one(self, model: str, request: Request) -> Response:
+    async def get_model(self, model: str, request: Request) -> Response:
         """Give one of them."""
         status, told = listing.one(self._models, model, request.headers)
         return answer(told, status=status)

@@ -82,7 +82,7 @@ def app(
     made.add_middleware(
         Cookies,
         name=named("ResourcesServer", served),
-        known=lambda token: sessions.found(token) is not None,
+        known=lambda token: sessions.find_by_token(token) is not None,
         lasts=ttl,
     )
     if peers is not None:
@@ -133,43 +133,43 @@ class Resources:
         """Open a session of a row, flat or in the typed body; its cookie is in the answer."""
         given_body = await body(request)
         if "resources_session_id" in given_body:
-            return await self._typed(request, read(TypedSeed, given_body))
-        row = self._given(request, given_body)
-        session = await self.episodes.seed(row, "tools", left=self._session(request))
+            return await self._open_typed(request, read(TypedSeed, given_body))
+        row = self._parse_request(request, given_body)
+        session = await self.episodes.open_session(row, "tools", left=self._find_session(request))
         request.scope["state"]["token"] = session.token
-        return answer(self._access(session, "mcp") | _shown(row, session))
+        return answer(self._build_tool_access(session, "mcp") | _shown(row, session))
 
     async def close(self, request: Request) -> Response:
         """Close a session: the one named, or that of the cookie; one there is none of has been closed."""
         given_body = await body(request)
         if "resources_session_id" not in given_body:
-            session, trusted = self._session(request), tools.CLIENT in request.headers
+            session, trusted = self._find_session(request), tools.CLIENT in request.headers
         else:
             name = read(TypedClose, given_body).resources_session_id
-            self._sessions.fence(name)
-            session, trusted = self._sessions.named(name), True
+            self._sessions.block_name(name)
+            session, trusted = self._sessions.find_by_name(name), True
         if session is not None:
-            await self.episodes.leave(session, trusted=trusted)
-            if session.sitting.unreleased is not None:
-                raise session.sitting.unreleased
+            await self.episodes.leave_session(session, trusted=trusted)
+            if session.sitting.close_error is not None:
+                raise session.sitting.close_error
         return answer({key: given_body[key] for key in ("resources_session_id",) if key in given_body})
 
     async def verify(self, request: Request) -> Response:
         """Judge a response to a row, with the session's state where there is one."""
         given_body = await body(request)
-        row, response = self._given(request, given_body), response_of(given_body)
+        row, response = self._parse_request(request, given_body), response_of(given_body)
         items, end = mcp.bare(response["output"], self._name), ended(given_body, response)
-        session = self._session(request)
-        if request.scope["state"]["lost"] and self._environment.remembers and _called(items):
+        session = self._find_session(request)
+        if request.scope["state"]["lost"] and self._environment.needs_replay and _called(items):
             raise Refused(503, LOST_STATE, retry_after=PAUSE, stage="verify", kind="session_lost", retryable=True)
         try:
             judged, used, why = await self.episodes.judge(row, items, end, session)
         except Unscorable as error:
-            if session is None or session.kept["face"] != "typed":
+            if session is None or session.extras["face"] != "typed":
                 error.retryable = error.retryable or error.kind in AGAIN | LOST
                 raise
             return answer(_unscored(row, given_body, error))
-        return answer(self._scored(row, given_body, judged, used, why))
+        return answer(self._build_verified_row(row, given_body, judged, used, why))
 
     async def aggregate(self, request: Request) -> Response:
         """Give the figures over verified rows."""
@@ -179,41 +179,41 @@ class Resources:
         """Say that a verdict needs no session."""
         return answer("stateless")
 
-    async def _typed(self, request: Request, seed: TypedSeed) -> Response:
+    async def _open_typed(self, request: Request, seed: TypedSeed) -> Response:
         # The answer may be lost and the request sent again, even while the first is being seen to.
         async with self._seeding.setdefault(seed.resources_session_id, asyncio.Lock()):
-            session = await self._named(request, seed)
+            session = await self._open_named(request, seed)
         request.scope["state"]["token"] = session.token
-        return answer({"resources_session_id": seed.resources_session_id} | self._access(session, "resources_tools"))
+        return answer({"resources_session_id": seed.resources_session_id} | self._build_tool_access(session, "resources_tools"))
 
-    async def _named(self, request: Request, seed: TypedSeed) -> Session:
+    async def _open_named(self, request: Request, seed: TypedSeed) -> Session:
         unprompted: Row = {"responses_create_params": {"input": []}}
-        row = self._given(request, {**unprompted, **seed.task_data, ROLLOUT_ID: seed.episode_id.rollout_id})
-        known = self._sessions.named(seed.resources_session_id)
-        if known is not None and known.kept.get("seed") == seed and not _played(known):
+        row = self._parse_request(request, {**unprompted, **seed.task_data, ROLLOUT_ID: seed.episode_id.rollout_id})
+        known = self._sessions.find_by_name(seed.resources_session_id)
+        if known is not None and known.extras.get("seed") == seed and not _played(known):
             # Nothing has happened in between.
             return known
         # The prompt may go to the agent alone; then the row to be verified brings it.
-        prompted, left = "responses_create_params" in seed.task_data, self._session(request)
-        session = await self.episodes.seed(row, "typed", name=seed.resources_session_id, left=left, prompted=prompted)
-        session.kept["seed"] = seed
+        prompted, left = "responses_create_params" in seed.task_data, self._find_session(request)
+        session = await self.episodes.open_session(row, "typed", name=seed.resources_session_id, left=left, prompted=prompted)
+        session.extras["seed"] = seed
         return session
 
-    def _given(self, request: Request, row: Row) -> Given:
+    def _parse_request(self, request: Request, row: Row) -> Given:
         return given(row, self._environment, rollout=request.scope["state"].get("rollout_id"))
 
-    def _session(self, request: Request) -> Session | None:
-        return self._sessions.found(request.scope["state"]["token"])
+    def _find_session(self, request: Request) -> Session | None:
+        return self._sessions.find_by_token(request.scope["state"]["token"])
 
-    def _access(self, session: Session, key: str) -> Item:
-        return {key: mcp.access(self._name, self._sessions.key(session))} if self._with_mcp else {}
+    def _build_tool_access(self, session: Session, key: str) -> Item:
+        return {key: mcp.access(self._name, self._sessions.issue_key(session))} if self._with_mcp else {}
 
-    def _scored(self, row: Given, given_body: Row, judged: Judged, used: Session | None, why: str | None) -> Item:
+    def _build_verified_row(self, row: Given, given_body: Row, judged: Judged, used: Session | None, why: str | None) -> Item:
         fields = judged.fields
         parts = {"reward_components": judged.components} if judged.components else {}
         ours = {
             "environment": self._environment.name,
-            "seed": row.seed if used is None else used.kept["opening"].seed,
+            "seed": row.seed if used is None else used.extras["opening"].seed,
             "outcome": "scored",
             "ended": judged.ended,
             "verdict": list(fields),

@@ -18,7 +18,7 @@ class Written(NamedTuple):
     source: str
     members: dict[str, str]
 
-    def string(self, key: str) -> str | None:
+    def get_string(self, key: str) -> str | None:
         """Give the string that is the value of *key*, or `None` where it is something else."""
         return unquoted(self.members.get(key, ""))
 

@@ -35,14 +35,14 @@ class Call:
 class Spoken:
     """What a policy wrote, taken apart."""
 
-    thoughts: list[str]
+    reasoning: list[str]
     text: str
     calls: list[Call]
 
-    def items(self, *, turn: int) -> list[Item]:
+    def build_items(self, *, turn: int) -> list[Item]:
         """Give the output items, thoughts, text, calls, with the ids that are those of the *turn*."""
-        found = [wire.reasoning(*self.thoughts, id=f"rs_{turn}_0")] if self.thoughts else []
-        if self.text.strip() or not (self.calls or self.thoughts):
+        found = [wire.reasoning(*self.reasoning, id=f"rs_{turn}_0")] if self.reasoning else []
+        if self.text.strip() or not (self.calls or self.reasoning):
             found.append(wire.message(self.text, id=f"msg_{turn}_{len(found)}"))
         return found + [
             wire.function_call(call.name, call.arguments, f"call_{turn}_{number}", id=f"fc_{turn}_{number}")
@@ -75,7 +75,7 @@ def _read(stretch: Stretch) -> tuple[list[Call], str]:
 
 
 def _named(written: Written) -> Call | None:
-    name = written.string("name")
+    name = written.get_string("name")
     if not name:
         return None
     given = next((written.members[key] for key in ARGUMENTS if key in written.members), "{}")

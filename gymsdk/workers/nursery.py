@@ -66,7 +66,7 @@ class Nursery:
                 self._cold = self._cold or not isinstance(error, BrokenPipeError)
                 raise
 
-    def end(self, process: int) -> int:
+    def kill(self, process: int) -> int:
         """Kill a worker and give the status it ended with, 0 where that is not known."""
         with self._lock:
             if self._control is None:
@@ -85,7 +85,7 @@ class Nursery:
             os.kill(worker, signal.SIGKILL)  # not yet reaped by the nursery, so the number is still its own
         self._stop()
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """Let go of the nursery in a forked copy of the host, whose child it is not."""
         if self._control is not None and self._server is not None:
             self._control.close()

@@ -48,7 +48,7 @@ class Slot:
         self._path: list[str] = []
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the next call has to start a worker."""
         return self._line is None
 
@@ -60,19 +60,19 @@ class Slot:
                 return await self._load(work, code) or await self._execute(work, arguments)
             except _LostBefore as lost:
                 reason = str(lost)
-                self.vacate()
+                self.discard()
             except BaseException:
-                self.vacate()
+                self.discard()
                 raise
         raise WorkerLost(f"no worker could take {work.address}: {reason}", kind="worker_start", retryable=True)
 
-    def vacate(self) -> None:
+    def discard(self) -> None:
         """Give the worker up: at once for this process, and soon after it is dead."""
-        process = self.leave()
+        process = self.disconnect()
         if process:
-            threading.Thread(target=self._nursery.end, args=(process,), name="gymsdk-end", daemon=True).start()
+            threading.Thread(target=self._nursery.kill, args=(process,), name="gymsdk-end", daemon=True).start()
 
-    def leave(self) -> int:
+    def disconnect(self) -> int:
         """Close the line to the worker, and give the process it was, 0 where there was none."""
         if self._line is not None:
             self._line.close()
@@ -121,7 +121,7 @@ class Slot:
 
     async def _mourn(self, work: Work[..., object]) -> NoReturn:
         process, self._process = self._process, 0
-        status = await self._starters.run(self._nursery.end, process)
+        status = await self._starters.run(self._nursery.kill, process)
         if status == -signal.SIGPROF:
             raise BudgetSpent(f"{work.address} used up its {work.cpu:g} s of processor time", kind="cpu_spent")
         raise WorkerLost(
@@ -168,8 +168,8 @@ class Local:
 
     def _begin_again(self) -> None:
         for slot in self._slots:
-            slot.leave()
-        self._nursery.forsake()
+            slot.disconnect()
+        self._nursery.abandon()
         self._begin()
 
     async def run(self, work: Work[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -189,16 +189,16 @@ class Local:
         try:
             answer = await slot.run(work, code, arguments)
             if answer[0] == "memory":
-                slot.vacate()  # what is left of its heap is not worth keeping
+                slot.discard()  # what is left of its heap is not worth keeping
             return answer
         finally:
-            free.insert(0 if slot.empty else len(free), slot)  # taken from the end, so a worker before a start
+            free.insert(0 if slot.is_empty else len(free), slot)  # taken from the end, so a worker before a start
             permits.release()
 
     def close(self) -> None:
         """End the workers; a later call starts them anew."""
         if self._process == os.getpid():
-            self._nursery.close([slot.leave() for slot in self._slots])
+            self._nursery.close([slot.disconnect() for slot in self._slots])
 
 
 def _sent(content: object, work: Work[..., object]) -> bytes:

@@ -140,9 +140,9 @@ class Threads:
     An abandoned thread no longer counts towards *limit*; while *most_hung* of them hang, further calls are refused.
     """
 
-    def __init__(self, limit: int = 64, *, most_hung: int = 256) -> None:
+    def __init__(self, limit: int = 64, *, max_hung: int = 256) -> None:
         self._limit = limit
-        self._most_hung = most_hung
+        self._most_hung = max_hung
         self._begin()
 
     def _begin(self) -> None:

@@ -57,7 +57,7 @@ async def test_an_endpoint_replays_the_oracle_where_no_model_is_named() -> None:
     assert served.ready is not None
     assert served.ready > 0
     for load in served.loads:
-        assert load.sound
+        assert load.is_correct
         assert load.expected == 1.0
         assert load.requests == {"tool_call_simple_agent": 1.0, "policy": load.calls}
         assert {SERVERS, POLICY} == load.memory.keys()

@@ -72,7 +72,7 @@ async def test_every_rollout_is_counted_and_right() -> None:
     assert (load.calls, load.requests, load.open) == (1.0, {"sums_simple_agent": 1.0}, 0)
     assert load.latency is not None
     assert 0 < load.latency.p50 <= load.latency.p90 <= load.latency.p99
-    assert load.sound
+    assert load.is_correct
 
 
 async def test_no_more_are_in_flight_than_asked_for() -> None:
@@ -88,7 +88,7 @@ async def test_a_reward_that_is_not_the_recordings_is_wrong() -> None:
     async with staged() as stage:
         load = await loaded(stage, other, Order(at_once=2, rollouts=8))
     assert (load.wrong, load.reward, load.expected) == (2, 1.0, 0.75)
-    assert not load.sound
+    assert not load.is_correct
 
 
 async def test_rewards_nobody_knows_are_not_judged() -> None:
@@ -105,7 +105,7 @@ async def test_failures_are_counted_by_their_kind() -> None:
     assert load.failures == {"odd": odd}
     assert load.messages == {"odd": "it is odd"}
     assert (load.rollouts, load.wrong) == (10, 0)
-    assert not load.sound
+    assert not load.is_correct
 
 
 async def test_a_load_by_time_ends_in_time_and_plays_tasks_again() -> None:
@@ -113,7 +113,7 @@ async def test_a_load_by_time_ends_in_time_and_plays_tasks_again() -> None:
         load = await loaded(stage, await right(2), Order(at_once=2, seconds=0.7))
     assert load.seconds >= 0.7
     assert load.rollouts > 2
-    assert load.sound
+    assert load.is_correct
 
 
 async def test_servers_in_one_process_are_measured_as_one() -> None:
@@ -134,10 +134,10 @@ async def test_a_process_that_ended_is_told() -> None:
 
 async def test_a_policy_endpoint_tells_what_it_was_asked_for() -> None:
     async with policy.serve(policy.app(gymsdk.model("scripted/null"))) as url:
-        before = await reading([url.removesuffix("/v1")], ServerClient(url).carried)
+        before = await reading([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
         for body in ({"input": "hi"}, {"input": "ho"}, {}):
             await http.post(f"{url}/responses", body)
-        after = await reading([url.removesuffix("/v1")], ServerClient(url).carried)
+        after = await reading([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
     assert between(before, after) == {"policy": 3}
 
 
@@ -146,10 +146,10 @@ async def test_what_is_open_is_read_too() -> None:
         row = (await right(1)).jobs[0].row
         answer = await stage.served.client.post("sums", "/seed_session", json=row)
         assert answer.ok
-        assert (await reading(stage.metered, stage.served.client.carried)).open == 1
+        assert (await reading(stage.metered, stage.served.client.build_headers_for)).open == 1
         ours = {CLIENT: "1"}
         await stage.served.client.post("sums", "/close_session", cookies=answer.cookies, headers=ours)
-        assert (await reading(stage.metered, stage.served.client.carried)).open == 0
+        assert (await reading(stage.metered, stage.served.client.build_headers_for)).open == 0
 
 
 async def test_a_meter_carries_a_token_to_none_but_the_servers_it_is_for() -> None:
@@ -163,5 +163,5 @@ async def test_a_meter_carries_a_token_to_none_but_the_servers_it_is_for() -> No
     app.router.add_get("/metrics", metrics)
     async with policy.serve(app) as url:
         for head in ("https://127.0.0.1:1", "http://127.0.0.1:1"):
-            await reading([url.removesuffix("/v1")], ServerClient(head, token="a-token-of-the-head").carried)
+            await reading([url.removesuffix("/v1")], ServerClient(head, token="a-token-of-the-head").build_headers_for)
     assert brought == [None, "Bearer a-token-of-the-head"]

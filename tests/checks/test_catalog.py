@@ -69,6 +69,6 @@ def test_where_nothing_is_left_that_is_a_mistake_of_usage():
 
 
 def test_a_check_whose_package_is_missing_says_what_to_install():
-    needy = Check(id="runtime.needy", asks="", why="", mend="", look=nothing, needs=("not_there_at_all",))
+    needy = Check(id="runtime.needy", asks="", why="", mend="", run=nothing, needs=("not_there_at_all",))
     with pytest.raises(UsageError, match=r'`pip install "gymsdk\[author\]"`'):
         catalog.ready([needy])

@@ -22,7 +22,7 @@ async def test_what_breaks_a_performance_is_part_of_it(subject):
     source = HEALTHY.replace("return Reset(state=Shelf())", "raise OSError('no shelf')")
     shelf = subject(source)
     async with shelf.fresh() as environment:
-        seen = await Performance(Script("garbage", shelf.tasks[0], 0, GARBAGE), environment).whole()
+        seen = await Performance(Script("garbage", shelf.tasks[0], 0, GARBAGE), environment).play_all()
     assert seen == {"reset": {"failure": "hook_raised"}}
 
 
@@ -39,7 +39,7 @@ async def test_a_state_that_json_cannot_hold_is_seen(subject):
     shelf = subject(source)
     async with shelf.fresh() as environment:
         script = await recorded(shelf, environment, shelf.tasks[0], "oracle")
-        seen = await Performance(script, environment).whole()
+        seen = await Performance(script, environment).play_all()
     assert seen["reset"]["state"]["cover"] == "89504e47"
 
 

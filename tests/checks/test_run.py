@@ -44,7 +44,7 @@ async def solve(task: Sum):
 
 
 def asking(look: Callable[[Subject], Awaitable[list[Finding]]], **given) -> Check:
-    return Check(id="runtime.made", asks="all is well", why="it matters", mend="mend it", look=look, **given)
+    return Check(id="runtime.made", asks="all is well", why="it matters", mend="mend it", run=look, **given)
 
 
 async def nothing(subject):
@@ -56,11 +56,11 @@ async def something(subject):
 
 
 async def test_a_check_that_finds_nothing_has_passed(subject):
-    assert (await Run(subject(SUMS)).outcome(asking(nothing))).status == "passed"
+    assert (await Run(subject(SUMS)).run_check(asking(nothing))).status == "passed"
 
 
 async def test_a_check_that_finds_something_has_failed_and_says_why_and_how(subject):
-    result = await Run(subject(SUMS)).outcome(asking(something))
+    result = await Run(subject(SUMS)).run_check(asking(something))
     assert (result.status, result.findings[0].seen, result.why, result.mend) == (
         "failed",
         "a crack",
@@ -73,7 +73,7 @@ async def test_a_check_with_nothing_to_look_at_is_skipped_with_its_reason(subjec
     async def look(subject):
         raise NotApplicable("it has no tools")
 
-    result = await Run(subject(SUMS)).outcome(asking(look))
+    result = await Run(subject(SUMS)).run_check(asking(look))
     assert (result.status, result.reason) == ("skipped", "it has no tools")
 
 
@@ -81,7 +81,7 @@ async def test_a_check_that_takes_too_long_has_failed(subject):
     async def look(subject):
         await asyncio.sleep(60)
 
-    result = await Run(subject(SUMS)).outcome(asking(look, seconds=0.05))
+    result = await Run(subject(SUMS)).run_check(asking(look, seconds=0.05))
     assert [each.seen for each in result.findings] == ["it was not over after 0.05 seconds"]
 
 
@@ -94,7 +94,7 @@ async def test_a_check_whose_episodes_take_too_long_is_skipped_and_says_what_it_
             await subject.afforded(environment, 9, each=8)
         return [Finding(seen="it went on")]
 
-    result = await Run(made).outcome(asking(look))
+    result = await Run(made).run_check(asking(look))
     assert result.status == "skipped"
     assert result.reason.startswith("an episode takes 30.0 s, so the 8 it needs at least take about 240 s; it had 1")
 
@@ -106,7 +106,7 @@ async def test_a_check_that_slow_episodes_make_late_is_skipped(subject):
     async def look(subject):
         await asyncio.sleep(60)
 
-    result = await Run(made).outcome(asking(look, seconds=0.05))
+    result = await Run(made).run_check(asking(look, seconds=0.05))
     assert (result.status, result.reason.partition(";")[0]) == (
         "skipped",
         "an episode takes 2.0 s, so it was not over after 0.05 s",
@@ -125,7 +125,7 @@ async def test_code_that_holds_the_loop_fails_its_check_and_the_rest_is_skipped(
         stuck.wait()
 
     run = Run(subject(SUMS), grace=0.2)
-    results = [await run.outcome(asking(each, seconds=0.05)) for each in (look, nothing)]
+    results = [await run.run_check(asking(each, seconds=0.05)) for each in (look, nothing)]
     assert [each.status for each in results] == ["failed", "skipped"]
     assert "could not be stopped" in results[0].findings[0].seen
 
@@ -134,7 +134,7 @@ async def test_an_error_of_an_episode_says_where_it_came(subject):
     async def look(subject):
         raise Failed("the tool broke", kind="tool_raised", stage="step")
 
-    result = await Run(subject(SUMS)).outcome(asking(look))
+    result = await Run(subject(SUMS)).run_check(asking(look))
     assert result.findings[0].seen == "it broke in step (tool_raised): the tool broke"
 
 
@@ -146,14 +146,14 @@ async def test_an_error_within_a_task_group_is_told_by_itself(subject):
         async with asyncio.TaskGroup() as group:
             group.create_task(fail())
 
-    assert "the tool broke" in (await Run(subject(SUMS)).outcome(asking(look))).findings[0].seen
+    assert "the tool broke" in (await Run(subject(SUMS)).run_check(asking(look))).findings[0].seen
 
 
 async def test_what_the_environments_own_code_raises_is_a_finding(subject):
     async def look(subject):
         subject.environment.plugin.tasks("train", 0, None).send(None)
 
-    [finding] = (await Run(subject(SUMS)).outcome(asking(look))).findings
+    [finding] = (await Run(subject(SUMS)).run_check(asking(look))).findings
     assert "raised AttributeError: 'NoneType' object has no attribute 'digits'" in finding.seen
 
 
@@ -182,7 +182,7 @@ async def test_what_gymsdk_warns_of_is_kept_once(subject):
             logging.getLogger("gymsdk").warning("the hook %s raised", "close")
         return []
 
-    assert (await Run(subject(SUMS)).outcome(asking(look))).warnings == ["the hook close raised"]
+    assert (await Run(subject(SUMS)).run_check(asking(look))).warnings == ["the hook close raised"]
 
 
 async def test_what_an_earlier_check_has_warned_of_is_not_told_again(subject):
@@ -191,13 +191,13 @@ async def test_what_an_earlier_check_has_warned_of_is_not_told_again(subject):
         return []
 
     run = Run(subject(SUMS))
-    told = [(await run.outcome(asking(look))).warnings for _ in range(2)]
+    told = [(await run.run_check(asking(look))).warnings for _ in range(2)]
     assert told == [["an episode: it does not close"], []]
 
 
 async def test_where_it_does_not_load_the_first_check_says_so_and_the_rest_is_skipped(subject):
     run = Run(subject(SUMS.replace("rng.randrange(1000)", "rng.choice([])")))
-    results = [await run.outcome(asking(nothing)) for _ in range(2)]
+    results = [await run.run_check(asking(nothing)) for _ in range(2)]
     assert [each.status for each in results] == ["failed", "skipped"]
     assert "hook 'tasks' raised IndexError" in results[0].findings[0].seen
     assert results[1].reason == "it does not load"
@@ -213,20 +213,20 @@ async def test_what_needs_no_loading_is_looked_at_all_the_same(subject):
 async def test_tasks_that_never_come_fail_the_loading(subject, stuck):
     made = subject(SUMS.replace("while True:", "while WAIT.wait():"))
     made.environment.plugin.WAIT = stuck
-    result = await Run(made, load=replace(LOAD, look=partial(loads, seconds=0.2))).outcome(asking(nothing))
+    result = await Run(made, load=replace(LOAD, run=partial(loads, seconds=0.2))).run_check(asking(nothing))
     assert "were not there after 0.2 seconds" in result.findings[0].seen
 
 
 async def test_a_setting_the_caller_misspelt_is_the_callers_mistake(subject):
     with pytest.raises(BadConfig, match="digts"):
-        await Run(subject(SUMS, digts=2)).outcome(asking(nothing))
+        await Run(subject(SUMS, digts=2)).run_check(asking(nothing))
 
 
 async def test_a_split_the_caller_misspelt_is_the_callers_mistake(subject):
     made = subject(SUMS)
     made.split = "tset"
     with pytest.raises(UnknownSplit, match="did you mean 'test'"):
-        await Run(made).outcome(asking(nothing))
+        await Run(made).run_check(asking(nothing))
 
 
 async def test_one_split_is_looked_at_where_one_is_named(subject):

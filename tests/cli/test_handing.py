@@ -177,7 +177,7 @@ async def test_a_key_that_was_handed_down_is_what_the_model_is_asked_with() -> N
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        model = Player("vllm/x", (url,), None, (), False, 30.0, False, (), "hush-key").built()
+        model = Player("vllm/x", (url,), None, (), False, 30.0, False, (), "hush-key").build_model()
         assert model is not None
         with pytest.raises(Failed):
             await model.respond({"input": "hello"})

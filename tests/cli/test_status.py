@@ -65,8 +65,8 @@ def test_a_slow_way_and_an_idle_gpu_are_marked():
     found = Survey(head="http://h:1", nodes=0, expected=2, registered=2, round_trip_by="head", servers=rows)
     assert "250.0 ms !" in text(found)
     assert "97% 12% !" in text(found)
-    assert not found.is_well
-    assert found.model_copy(update={"servers": rows[1:]}).is_well
+    assert not found.is_healthy
+    assert found.model_copy(update={"servers": rows[1:]}).is_healthy
 
 
 def test_one_node_is_told_of_as_one():

@@ -35,7 +35,7 @@ def player(given: object) -> Player:
 
 def test_nemo_rl_s_settings_reach_every_replica_with_token_ids() -> None:
     found = from_mapping(NEMO_RL)
-    part = player(found.of("responses_api_models")[0].part)
+    part = player(found.get_servers("responses_api_models")[0].part)
     assert part.name == "vllm/Qwen/Qwen3-4B"
     assert part.options["base_url"] == ("http://10.0.0.1:3000/v1", "http://10.0.0.2:3000/v1")
     assert part.options["api_key"].get_secret_value() == "dummy_key"
@@ -66,7 +66,7 @@ def test_verl_s_settings_lay_a_block_over_the_built_in_file() -> None:
         "head_server": {"host": "0.0.0.0", "port": 5124},
     }
     found = from_mapping(given)
-    part = player(found.of("responses_api_models")[0].part)
+    part = player(found.get_servers("responses_api_models")[0].part)
     assert part.options["extra_body"] == {"chat_template_kwargs": {"enable_thinking": False}}
     assert tuple(found.ignored) == ("skip_venv_if_present", "uv_venv_dir")
 

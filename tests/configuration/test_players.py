@@ -31,7 +31,7 @@ OURS = "policy_model:\n  responses_api_models:\n    gymsdk_model:\n      model: 
 
 
 def player(deployment: Deployment) -> Player:
-    [block] = deployment.of("responses_api_models")
+    [block] = deployment.get_servers("responses_api_models")
     assert isinstance(block.part, Player)
     return block.part
 

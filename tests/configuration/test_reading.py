@@ -91,11 +91,11 @@ def test_an_agent_refers_to_the_only_servers_there_are(write: Write) -> None:
 def test_datasets_are_found_by_name(write: Write, folder: Path) -> None:
     datasets = "[{name: train, type: train, jsonl_fpath: data/t.jsonl, num_repeats: 4, license: MIT}]"
     write("a.yaml", f"{MATH}      datasets: {datasets}\n")
-    found = read(["a.yaml"], folder=folder).dataset("train")
+    found = read(["a.yaml"], folder=folder).find_dataset("train")
     assert found is not None
     block, dataset = found
     assert (block.name, dataset.path, dataset.type, dataset.repeats) == ("math", folder / "data/t.jsonl", "train", 4)
-    assert read(["a.yaml"]).dataset("test") is None
+    assert read(["a.yaml"]).find_dataset("test") is None
 
 
 def test_env_yaml_may_hold_what_is_another_program_s(write: Write) -> None:

@@ -108,7 +108,7 @@ def test_a_vllm_server_is_named_without_the_kind_and_without_v1() -> None:
             "+policy_model.vllm_model.model_name=your-model-name",
         ],
     )
-    part = found.of("responses_api_models")[0].part
+    part = found.get_servers("responses_api_models")[0].part
     assert isinstance(part, Player)
     assert (part.name, part.options["base_url"]) == ("vllm/your-model-name", ("http://your-vllm-server:10240/v1",))
     trail = "policy_model.responses_api_models.vllm_model"
@@ -125,4 +125,4 @@ def test_an_explicit_port_is_kept(write: Write) -> None:
 def test_ray_s_cluster_is_accepted_and_reported(write: Write) -> None:
     write("config.yaml", 'ray_head_node_address: "ray://your-cluster-address:10001"\n')
     found = read([], ["+config_paths=[config.yaml]"])
-    assert found.reported == "NeMo Gym's keys that mean nothing here: ray_head_node_address (config.yaml:1)"
+    assert found.ignored_keys_note == "NeMo Gym's keys that mean nothing here: ray_head_node_address (config.yaml:1)"

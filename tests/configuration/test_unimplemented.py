@@ -61,7 +61,7 @@ def test_a_key_that_is_not_implemented_is_a_warning_with_its_place(write: Write)
 
 def test_keys_without_an_effect_are_named_once_with_their_places(write: Write) -> None:
     write("a.yaml", f"{VLLM}      num_workers: 4\n      endpoint_check_interval_s: 10.0\n      audio_root: null\n")
-    assert read(["a.yaml"]).reported == (
+    assert read(["a.yaml"]).ignored_keys_note == (
         "NeMo Gym's keys that mean nothing here: endpoint_check_interval_s (a.yaml:7), num_workers (a.yaml:6)"
     )
 
@@ -107,7 +107,7 @@ def test_what_would_change_rewards_is_an_error_that_says_what_to_do(
 )
 def test_the_value_without_an_effect_is_accepted(write: Write, text: str) -> None:
     write("a.yaml", text)
-    assert (read(["a.yaml"]).notes, read(["a.yaml"]).reported) == ((), None)
+    assert (read(["a.yaml"]).notes, read(["a.yaml"]).ignored_keys_note) == ((), None)
 
 
 def math(write: Write, text: str) -> Block:
@@ -143,7 +143,7 @@ def test_a_judge_of_nemo_gym_s_is_the_environment_s(
 
 def test_the_only_model_server_is_not_the_policy_s_where_it_is_a_judge(write: Write) -> None:
     write("a.yaml", MATH + SERVER + JUDGE + AGENT)
-    [agent] = read(["a.yaml"]).of("responses_api_agents")
+    [agent] = read(["a.yaml"]).get_servers("responses_api_agents")
     assert agent.refers == {"resources_server": "math"}
 
 

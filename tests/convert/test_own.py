@@ -15,13 +15,13 @@ def turn(thought: Item) -> list[Item]:
 
 
 def shown(own: Own, thought: Item) -> list[Item]:
-    sent: list[Item] = own.body({"input": turn(thought)})["input"]
+    sent: list[Item] = own.build_body({"input": turn(thought)})["input"]
     return sent
 
 
 def test_its_own_thoughts_come_back_with_what_it_did_after_them() -> None:
     own, thought = Own(), wire.reasoning(id="rs_1")
-    own.response({"output": [thought]}, {})
+    own.parse_answer({"output": [thought]}, {})
     assert shown(own, thought) == turn(thought)
     assert shown(own, SEALED) == turn(SEALED)
 
@@ -34,25 +34,25 @@ def test_the_thoughts_of_others_are_left_out_with_the_ids_that_ask_for_them() ->
 
 def test_the_turn_after_an_own_thought_keeps_its_ids() -> None:
     own, thought = Own(), wire.reasoning(id="rs_1")
-    own.response({"output": [thought]}, {})
-    sent = own.body({"input": [*turn(wire.reasoning("hm")), *turn(thought)]})["input"]
+    own.parse_answer({"output": [thought]}, {})
+    sent = own.build_body({"input": [*turn(wire.reasoning("hm")), *turn(thought)]})["input"]
     assert [item.get("id") for item in sent if item.get("type") == "function_call"] == [None, "fc_1"]
 
 
 def test_what_a_provider_does_not_store_is_not_known_to_it() -> None:
     own, thought = Own(), wire.reasoning(id="rs_1")
-    own.response({"output": [thought], "store": False}, {})
-    own.response({"output": [thought]}, {"store": False})
+    own.parse_answer({"output": [thought], "store": False}, {})
+    own.parse_answer({"output": [thought]}, {"store": False})
     assert thought not in shown(own, thought)
 
 
 def test_thoughts_that_were_split_off_a_text_are_nobodys() -> None:
     own = Own()
-    thought, _ = own.response({"output": [wire.message("<think>hm</think>42")]}, {})["output"]
+    thought, _ = own.parse_answer({"output": [wire.message("<think>hm</think>42")]}, {})["output"]
     assert thought not in shown(own, thought)
 
 
 def test_the_oldest_are_forgotten_first() -> None:
     own, thoughts = Own(most=2), [wire.reasoning(id=f"rs_{number}") for number in range(3)]
-    own.response({"output": thoughts}, {})
+    own.parse_answer({"output": thoughts}, {})
     assert [thought in shown(own, thought) for thought in thoughts] == [False, True, True]

@@ -165,7 +165,7 @@ async def test_random_arguments_are_of_the_shape_the_schema_describes():
     picking, policy = tool(pick), build("random")
     responses = [await policy.respond({"input": str(seed), "tools": [picking.schema]}) for seed in range(60)]
     calls = [item["arguments"] for each in responses for item in each["output"] if item["type"] == "function_call"]
-    read = [picking.read(arguments) for arguments in calls]
+    read = [picking.parse_arguments(arguments) for arguments in calls]
     assert {each["colour"] for each in read} == {"red", "green"}
     assert {each["whole"] for each in read} == {True, False}
     assert {len(each["sizes"]) for each in read} == {0, 1, 2, 3}

@@ -217,7 +217,7 @@ async def test_an_error_is_told_with_the_stage_it_came_in():
 
 
 async def test_code_without_a_deadline_of_its_episode_still_has_one():
-    assert deadlines.current().left() == pytest.approx(deadlines.LONGEST, abs=60)
+    assert deadlines.current().get_remaining_seconds() == pytest.approx(deadlines.LONGEST, abs=60)
 
 
 async def test_the_wait_for_a_thread_counts_towards_the_deadline(task):

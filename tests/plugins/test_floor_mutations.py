@@ -44,7 +44,7 @@ class Unchecked(Floor):
     async def step(self, task, state, action, config, shared):
         if isinstance(action, Message):
             return await Floor.step(self, task, state, action, config, shared)
-        asked = {"state": state} if "state" in self.toolbox[action.name].asks else {}
+        asked = {"state": state} if "state" in self.toolbox[action.name].host_parameters else {}
         return test_floor.Step(output=str(self.toolbox[action.name].function(**action.parsed(), **asked)))
 
 

@@ -98,7 +98,7 @@ class Instance:
         name = self.environment.name
         service = Service(name=name, kind="resources_servers", implementation=name, host=self.host)
         self.id = service.id
-        url = partial(Instances(asking(self.head_url), fresh=LOOK).url, name=name, kind="resources_servers")
+        url = partial(Instances(asking(self.head_url), fresh=LOOK).find_url, name=name, kind="resources_servers")
         peers = Peers(self.id, url)
         app = resources.app(self.environment, figures=self.figures, peers=peers, **self.options)
         async with AsyncExitStack() as stack:

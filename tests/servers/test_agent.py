@@ -491,7 +491,7 @@ async def test_an_agent_session_at_an_address_that_is_none_is_a_failure_in_a_sen
 
 async def test_agent_sessions_are_forgotten_by_time_alone() -> None:
     sessions = Engagements(ttl=0.02)
-    async with sessions.swept():
+    async with sessions.sweep_periodically():
         sessions.open(Opening.model_validate(opening("http://127.0.0.1:9", {})), None)
         assert len(sessions) == 1
         await until(lambda: len(sessions) == 0)
@@ -502,7 +502,7 @@ async def test_an_agent_session_that_is_too_old_is_not_found() -> None:
     sessions = Engagements(ttl=10, clock=lambda: now)
     token = sessions.open(Opening.model_validate(opening("http://127.0.0.1:9", {})), None).token
     now = 10.0
-    assert sessions.found(token) is None
+    assert sessions.find_by_token(token) is None
 
 
 async def test_cookies_that_would_split_a_header_are_not_carried() -> None:

@@ -193,7 +193,7 @@ async def test_our_clients_carry_the_token_that_the_environment_names(up: Up) ->
     found = await served(up.head)
     assert set(found.agents) == {"counter_simple_agent"}
     joined = await stage.joined(up.head)
-    assert (await meters.reading(joined.metered, joined.served.client.carried)).requests["counter"] >= 1
+    assert (await meters.reading(joined.metered, joined.served.client.build_headers_for)).requests["counter"] >= 1
 
 
 async def test_a_program_names_the_token_itself(up: Up) -> None:
@@ -216,8 +216,8 @@ async def test_a_client_without_the_right_token_is_told_what_to_set(up: Up, toke
 async def test_the_token_goes_to_no_server_but_ours(up: Up) -> None:
     ours = up.urls["counter"]
     remote = Remote(ours, "counter", token=TOKEN)
-    assert remote.carried(ours + "/")
-    assert remote.carried(ours.replace("127.0.0.1", "localhost"))
+    assert remote.auth_headers(ours + "/")
+    assert remote.auth_headers(ours.replace("127.0.0.1", "localhost"))
     for other in (
         "http://192.0.2.7:80",
         ours + "1",
@@ -225,7 +225,7 @@ async def test_the_token_goes_to_no_server_but_ours(up: Up) -> None:
         ours.replace("127.0.0.1", "evil.test"),
         "http://[::",
     ):
-        assert not remote.carried(other)
+        assert not remote.auth_headers(other)
 
 
 def test_an_agent_takes_the_token_to_the_tools_of_our_own_server_alone() -> None:
@@ -234,7 +234,7 @@ def test_an_agent_takes_the_token_to_the_tools_of_our_own_server_alone() -> None
     def carried(base_url: str) -> set[str]:
         access = {"kind": "direct_http", "name": "tools", "base_url": base_url, "headers": {"x-theirs": "1"}}
         ids = {"agent_session_id": "s", "episode_id": {"rollout_id": "e"}, "task_id": {"taskset": "t", "task_id": 1}}
-        line = engagements.line(Opening.model_validate({**ids, "tool_accesses": [access]}), remote.carried)
+        line = engagements.line(Opening.model_validate({**ids, "tool_accesses": [access]}), remote.auth_headers)
         return set(line.headers) if line else set()
 
     assert carried("http://127.0.0.1:8001/") == {"x-theirs", "authorization"}

@@ -79,7 +79,7 @@ def test_a_flood_has_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.INFO, "gymsdk.requests"):
         for now[0] in (100.0, 100.5, 100.9, 101.0, 101.9):
             for status in (401, 403):
-                step.refused(scope, status, doorstep.REFUSED)
+                step.record(scope, status, doorstep.REFUSED)
     said = [each.getMessage() for each in caplog.records]
     assert said == [f"POST refused {status} client=10.0.0.9" for status in (401, 403)] * 2
 

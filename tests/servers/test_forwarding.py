@@ -341,7 +341,7 @@ async def test_an_instance_that_is_gone_as_it_is_asked_is_waited_for_no_longer(c
         async def url(_: str) -> str | None:
             return at if there else None
 
-        app = resources.app(counter(), peers=Peers("0" * 12, url, watch=0.05))
+        app = resources.app(counter(), peers=Peers("0" * 12, url, watch_seconds=0.05))
         async with listening(app) as here, httpx.AsyncClient(timeout=20) as asking:
             cookie = {"cookie": f"{COOKIE}={'a' * 12}.{'x' * 32}"}
             calling = asyncio.ensure_future(asking.post(f"http://127.0.0.1:{here}/spell", json={}, headers=cookie))

@@ -40,11 +40,11 @@ class Head:
 
 
 async def ids(instances: Instances) -> list[str]:
-    return [each.id for each in await instances.named("lamp", "resources_servers")]
+    return [each.id for each in await instances.find_by_name("lamp", "resources_servers")]
 
 
 async def url(instances: Instances, id: str) -> str | None:
-    return await instances.url(id, name="lamp", kind="resources_servers")
+    return await instances.find_url(id, name="lamp", kind="resources_servers")
 
 
 def living(status: int = 200, *, seconds: float = 0.0) -> tuple[FastAPI, list[float]]:
@@ -147,7 +147,7 @@ async def test_one_that_the_head_alone_has_lost_sight_of_is_there_until_it_is_si
         instances = await out_of_sight(head)
         assert await ids(instances) == []
         assert await url(instances, "a") == head.urls["a"]
-        assert await instances.url("a", name="bulb", kind="resources_servers") is None
+        assert await instances.find_url("a", name="bulb", kind="resources_servers") is None
     await http.aclose()
     assert await url(instances, "a") is None
 
@@ -265,5 +265,5 @@ async def test_one_that_nobody_knew_a_moment_ago_is_not_waited_for_again() -> No
 async def test_only_a_server_of_the_same_name_and_kind_is_found() -> None:
     instances = Instances(Head("a").look)
     assert await url(instances, "a") == "http://a"
-    assert await instances.url("a", name="bulb", kind="resources_servers") is None
-    assert await instances.url("a", name="lamp", kind="responses_api_models") is None
+    assert await instances.find_url("a", name="bulb", kind="resources_servers") is None
+    assert await instances.find_url("a", name="lamp", kind="responses_api_models") is None

@@ -305,5 +305,5 @@ def test_lines_go_to_standard_error_where_no_folder_is_named():
 
 
 def test_another_process_is_told_to_log_alike(tmp_path: Path):
-    words = Logging(level="info", format="json", directory=tmp_path).words
+    words = Logging(level="info", format="json", directory=tmp_path).to_options
     assert words == ["--log-level", "info", "--log-format", "json", "--log-dir", str(tmp_path)]

@@ -32,9 +32,9 @@ def test_only_so_many_that_left_are_remembered(clock):
     members = Members(most=2, clock=clock)
     for name in "abc":
         members.leave(name)
-    assert members.put("a", said(MATH), HERE) == 10.0
+    assert members.register("a", said(MATH), HERE) == 10.0
     with pytest.raises(Refused, match="has left"):
-        members.put("c", said(another()), HERE)
+        members.register("c", said(another()), HERE)
 
 
 def test_a_member_that_is_heard_of_again_stays(members, clock):
@@ -76,13 +76,13 @@ def test_a_name_that_contradicts_another_is_refused_in_a_sentence(members, other
 
 def test_a_name_that_contradicts_one_of_the_heads_own_is_refused(clock):
     with pytest.raises(Refused, match="'math' is"):
-        Members([MATH], clock=clock).put("b", said(another(implementation="sums")), HERE)
+        Members([MATH], clock=clock).register("b", said(another(implementation="sums")), HERE)
 
 
 @pytest.mark.parametrize("name", ["head_server", "policy_model_name"])
 def test_a_server_may_not_be_called_like_a_key_of_the_configuration(name):
     with pytest.raises(Refused, match="a key of the configuration"):
-        Members(taken=["policy_model_name"]).put("a", said(another(name=name)), HERE)
+        Members(taken=["policy_model_name"]).register("a", said(another(name=name)), HERE)
 
 
 def test_a_node_may_change_what_it_has(members):
@@ -108,10 +108,10 @@ def test_a_node_that_does_not_say_where_it_is_is_where_it_asks_from(members, hos
 
 def test_there_are_no_more_than_there_is_place_for(clock):
     members = Members(most=1, clock=clock)
-    members.put("a", said(), HERE)
-    members.put("a", said(), HERE)
+    members.register("a", said(), HERE)
+    members.register("a", said(), HERE)
     with pytest.raises(Refused, match="this head has 1 nodes by now"):
-        members.put("b", said(), HERE)
+        members.register("b", said(), HERE)
 
 
 def test_it_is_settled_once_those_before_it_had_time_to_come(members, clock):

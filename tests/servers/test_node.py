@@ -249,12 +249,12 @@ async def test_one_that_has_left_by_itself_stays_away():
 def test_who_waits_long_for_a_head_says_so_once(caplog):
     waiting = Waiting("http://127.0.0.1:9", 60, "name another", said=0)
     for _ in range(3):
-        assert 0 < waiting.pause("nothing listens there") <= 0.5
+        assert 0 < waiting.next_pause("nothing listens there") <= 0.5
     assert caplog.messages == [
         "no head answers at http://127.0.0.1:9 yet (nothing listens there); it is waited for, 60 s at most"
     ]
     caplog.clear()
-    Waiting("http://127.0.0.1:9", 60, "name another").pause("nothing listens there")
+    Waiting("http://127.0.0.1:9", 60, "name another").next_pause("nothing listens there")
     assert caplog.messages == []
 
 

@@ -131,9 +131,9 @@ async def test_a_stream_is_kept_alive_while_the_model_thinks(path: str) -> None:
         assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
         async for chunk in answer.aiter_bytes():
             read += chunk
-            if read.count(FACES[path].beat) == 3:
+            if read.count(FACES[path].heartbeat) == 3:
                 slow.let.set()
-    assert read.startswith(FACES[path].beat * 3)
+    assert read.startswith(FACES[path].heartbeat * 3)
     assert frames(read)[-1] == ENDS[path]
     assert b"hello" in read
 
@@ -147,7 +147,7 @@ async def test_an_answer_that_comes_at_once_needs_no_sign_of_life(path: str) -> 
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert int(answer.headers["content-length"]) == len(answer.content)
     assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
-    assert FACES[path].beat not in answer.content
+    assert FACES[path].heartbeat not in answer.content
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -187,6 +187,6 @@ async def test_an_error_does_not_tell_who_asks() -> None:
 
 async def test_the_token_of_a_head_asked_by_tls_goes_to_no_server_in_the_clear() -> None:
     client = ServerClient("https://head.test:11000", token="a-token-that-is-long-enough")
-    assert client.carried("https://server.test:1").keys() == {"authorization"}
-    assert client.carried("http://server.test:1") == {}
-    assert ServerClient("http://head.test", token="a-token-that-is-long-enough").carried("http://server.test:1")
+    assert client.build_headers_for("https://server.test:1").keys() == {"authorization"}
+    assert client.build_headers_for("http://server.test:1") == {}
+    assert ServerClient("http://head.test", token="a-token-that-is-long-enough").build_headers_for("http://server.test:1")

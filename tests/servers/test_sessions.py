@@ -52,26 +52,26 @@ def opened(counter):
 async def test_a_session_is_found_by_its_token_until_it_is_closed(opened):
     sessions = Sessions()
     session = await sessions.open(await opened())
-    assert sessions.found(session.token) is session
+    assert sessions.find_by_token(session.token) is session
     await sessions.close(session)
     await sessions.close(session)
-    assert (sessions.found(session.token), len(sessions), opened.closed) == (None, 0, [3])
+    assert (sessions.find_by_token(session.token), len(sessions), opened.closed) == (None, 0, [3])
 
 
 @pytest.mark.parametrize("token", [None, "", "x"])
 async def test_what_is_no_token_finds_nothing(token):
-    assert Sessions().found(token) is None
-    assert Sessions().keyed(token) is None
+    assert Sessions().find_by_token(token) is None
+    assert Sessions().find_by_key(token) is None
 
 
 async def test_a_session_lasts_for_the_time_to_live_after_its_last_use(opened, clock):
     sessions = Sessions(ttl=10, clock=clock)
     used, unused = await sessions.open(await opened(1)), await sessions.open(await opened(2))
     clock.now = 6
-    sessions.found(used.token)
+    sessions.find_by_token(used.token)
     clock.now = 11
     await sessions.sweep()
-    assert (len(sessions), sessions.found(unused.token), opened.closed) == (1, None, [2])
+    assert (len(sessions), sessions.find_by_token(unused.token), opened.closed) == (1, None, [2])
 
 
 async def test_there_are_never_more_than_the_cap(opened, clock):
@@ -89,20 +89,20 @@ async def test_a_name_that_was_closed_is_never_opened_again(opened):
     sessions = Sessions()
     session = await sessions.open(await opened(), name="s")
     with pytest.raises(Refused, match="'s' has been opened or closed before"):
-        await sessions.check("s")
+        await sessions.check_capacity("s")
     await sessions.close(session)
-    assert sessions.named("s") is None
+    assert sessions.find_by_name("s") is None
     with pytest.raises(Refused, match="choose another id"):
-        await sessions.check("s")
+        await sessions.check_capacity("s")
 
 
 async def test_a_key_finds_a_session_as_long_as_it_is_open(opened):
     sessions = Sessions()
     session = await sessions.open(await opened())
-    key = sessions.key(session)
-    assert (sessions.key(session), sessions.keyed(key), key != session.token) == (key, session, True)
+    key = sessions.issue_key(session)
+    assert (sessions.issue_key(session), sessions.find_by_key(key), key != session.token) == (key, session, True)
     await sessions.close(session)
-    assert sessions.keyed(key) is None
+    assert sessions.find_by_key(key) is None
 
 
 async def test_all_are_closed_in_the_end_however_one_of_them_fails(opened):
@@ -171,7 +171,7 @@ async def test_a_session_in_the_middle_of_a_call_is_in_use(opened, clock):
     async with busy.lock:
         clock.now = 11
         await sessions.sweep()
-        assert (sessions.holds(busy), sessions.holds(idle), opened.closed) == (True, False, [2])
+        assert (sessions.is_open(busy), sessions.is_open(idle), opened.closed) == (True, False, [2])
 
 
 async def test_a_close_that_nobody_waits_for_any_more_goes_on(opened):
@@ -189,7 +189,7 @@ async def test_a_close_that_nobody_waits_for_any_more_goes_on(opened):
 async def test_one_that_was_left_gives_its_place_to_another(opened):
     sessions = Sessions(cap=1)
     session = await sessions.open(await opened(1))
-    sessions.leave(session)
+    sessions.close_soon(session)
     await sessions.open(await opened(2))
     assert opened.closed == [1]
 
@@ -197,10 +197,10 @@ async def test_one_that_was_left_gives_its_place_to_another(opened):
 async def test_one_that_was_left_waits_for_its_verdict_a_while(opened, clock):
     sessions = Sessions(ttl=3600, clock=clock)
     session, other = await sessions.open(await opened(1)), await sessions.open(await opened(2))
-    sessions.leave(session)
+    sessions.close_soon(session)
     for clock.now in (599, 601):
         await sessions.sweep()
-    assert (opened.closed, sessions.holds(other)) == ([1], True)
+    assert (opened.closed, sessions.is_open(other)) == ([1], True)
 
 
 async def test_a_close_that_does_not_release_says_so(serving):

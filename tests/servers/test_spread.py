@@ -237,9 +237,9 @@ async def test_an_agent_has_the_figures_of_an_instance(counter):
             wrong = await client.post("/aggregate_metrics", json={"verify_responses": 3})
         async with counter() as here, httpx.AsyncClient() as client:
             there = spread(head_url, own=Own("0" * 12, here))
-            assert await there.aggregated(rows) == answer.json()
+            assert await there.aggregate(rows) == answer.json()
             with pytest.raises(Refused, match="must be a list of rows"):
-                await there.aggregated({"verify_responses": 3})
+                await there.aggregate({"verify_responses": 3})
     assert answer.json()["agent_metrics"]["mean/reward"] == 0.5
     assert wrong.status_code == 422
 
@@ -303,7 +303,7 @@ async def test_a_node_that_drains_is_given_nothing_new_and_ends_what_it_has(coun
         await one.node.drain()
 
         async def heard():
-            return any(each.draining for each in await against.instances.named("counter", "resources_servers"))
+            return any(each.draining for each in await against.instances.find_by_name("counter", "resources_servers"))
 
         await until(heard)
         episodes += [await against.reset(ROW) for _ in range(2)]
@@ -383,11 +383,11 @@ async def test_an_agent_goes_on_with_a_session_at_whichever_instance_has_it(coun
 def test_a_tally_stays_small_and_right_while_the_head_is_silent() -> None:
     tally = Tally()
     for _ in range(place.MOST):
-        tally.note(1)
-        tally.note(-1)
-    tally.note(1)
+        tally.record_change(1)
+        tally.record_change(-1)
+    tally.record_change(1)
     assert len(tally.changes) <= place.MOST
-    assert tally.since(0.0) == 1
-    assert tally.since(time.monotonic() + 1) == 0
-    tally.note(1)
-    assert tally.since(0.0) == 1
+    assert tally.change_since(0.0) == 1
+    assert tally.change_since(time.monotonic() + 1) == 0
+    tally.record_change(1)
+    assert tally.change_since(0.0) == 1

@@ -99,7 +99,7 @@ def supply(*parts: Part, there: list[str], starting: float = 0.2) -> Supply[Part
 
     now = [0.0]
     members = Members(clock=lambda: now[0])
-    members.put("n", Registration(services=[resources("sums")]), "127.0.0.1")
+    members.register("n", Registration(services=[resources("sums")]), "127.0.0.1")
     now[0] = 5.0
     return Supply([], members, wanted, begun, starting=starting, patience=0.2)
 

@@ -71,7 +71,7 @@ async def test_a_lost_node_is_told_of_while_another_has_its_servers_and_until_it
         await one.join()
         await until(lambda: _lost(head))
         found = await survey(head)
-        assert (found.lost[0].id, found.lost[0].servers, found.is_well) == (one.id, ["lamp"], False)
+        assert (found.lost[0].id, found.lost[0].servers, found.is_healthy) == (one.id, ["lamp"], False)
         await again.join()
         assert not await _lost(head)
         await again.leave()
@@ -162,7 +162,7 @@ async def test_a_head_is_as_well_as_it_answers(status: int, health: str):
     made.add_api_route("/metrics", lambda: JSONResponse({}, status), methods=["GET"])
     async with listening(made) as port:
         found = await survey(f"http://127.0.0.1:{port}")
-    assert (found.servers[0].health, found.is_well) == (health, health == "success")
+    assert (found.servers[0].health, found.is_healthy) == (health, health == "success")
 
 
 async def test_a_head_that_does_not_give_its_figures_in_time_is_not_well(monkeypatch: pytest.MonkeyPatch):
@@ -176,7 +176,7 @@ async def test_a_head_that_does_not_give_its_figures_in_time_is_not_well(monkeyp
     made.add_api_route("/metrics", hang, methods=["GET"])
     async with listening(made) as port:
         found = await survey(f"http://127.0.0.1:{port}")
-    assert (found.servers[0].health, found.servers[0].wrong, found.is_well) == ("timeout", ["unhealthy"], False)
+    assert (found.servers[0].health, found.servers[0].wrong, found.is_healthy) == ("timeout", ["unhealthy"], False)
 
 
 async def test_a_survey_does_not_tell_who_asks():
@@ -197,5 +197,5 @@ async def test_the_head_of_another_gym_is_asked_for_its_list(installed: Callable
         made.add_api_route("/server_instances", lambda: [there], methods=["GET"])
         async with listening(made) as port:
             found = await survey(f"http://127.0.0.1:{port}")
-    assert (found.round_trip_by, found.registered, found.is_well) == ("command", 1, True)
+    assert (found.round_trip_by, found.registered, found.is_healthy) == ("command", 1, True)
     assert found.servers[1].round_trip is not None

@@ -127,7 +127,7 @@ def test_files_that_are_no_certificate_and_its_key_are_refused(tls: Tls, tmp_pat
     else:
         (tls.key if broken == "key" else tls.certificate).write_text("none")
     with pytest.raises(UsageError, match="password" if broken == "locked" else "PEM files"):
-        tls.context()
+        tls.create_ssl_context()
 
 
 def test_a_file_of_authorities_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,10 +129,10 @@ async def test_a_tool_that_fails_says_nothing(monkeypatch, tmp_path, script):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     made = Figures("lamp")
     gpus.watched(made)
-    assert "gpu_utilization_ratio{" not in await made.told()
+    assert "gpu_utilization_ratio{" not in await made.render_current()
 
 
 def test_a_label_is_written_so_that_it_can_be_read():
     made = Figures("lamp")
     made.samples["odd"] = lambda: [Sample(1.0, {"name": 'a"b\\c\nd'})]
-    assert r'gymsdk_odd{server="lamp",name="a\"b\\c\nd"} 1' in made.text()
+    assert r'gymsdk_odd{server="lamp",name="a\"b\\c\nd"} 1' in made.render()

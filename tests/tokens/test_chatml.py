@@ -39,7 +39,7 @@ def test_a_turn_of_the_policy_is_read_as_it_was_written():
     }
     turn = written(message).removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
     said = spoken(turn)
-    assert (said.thoughts, said.text, said.calls) == (["hm"], "Well.", [Call("look", '{"at": "home"}')])
+    assert (said.reasoning, said.text, said.calls) == (["hm"], "Well.", [Call("look", '{"at": "home"}')])
 
 
 def test_an_output_cannot_end_itself():

@@ -42,7 +42,7 @@ def test_whatever_is_written_is_read(written):
 @given(scribble)
 def test_what_makes_no_call_and_no_thought_stays_to_the_letter(written):
     said = spoken(written)
-    assert said.calls or said.thoughts or "think>" in written or said.text == written
+    assert said.calls or said.reasoning or "think>" in written or said.text == written
 
 
 BROKEN = {
@@ -118,12 +118,12 @@ def test_an_object_without_a_name_beside_others_stays_text():
 )
 def test_thoughts_are_split_off(written, thoughts, text):
     said = spoken(written)
-    assert (said.thoughts, said.text, said.calls) == (thoughts, text, [])
+    assert (said.reasoning, said.text, said.calls) == (thoughts, text, [])
 
 
 def test_thoughts_the_prompt_has_opened_may_hold_a_call():
     said = spoken('why <tool_call>{"name": "f"}</tool_call>', thinking=True)
-    assert (said.thoughts, said.calls) == (['why <tool_call>{"name": "f"}</tool_call>'], [])
+    assert (said.reasoning, said.calls) == (['why <tool_call>{"name": "f"}</tool_call>'], [])
 
 
 def test_thoughts_in_the_arguments_of_a_call_belong_to_it():
@@ -132,7 +132,7 @@ def test_thoughts_in_the_arguments_of_a_call_belong_to_it():
 
 
 def test_items_have_the_ids_of_their_turn():
-    items = spoken('<think>a</think>b<tool_call>{"name": "f"}</tool_call>').items(turn=3)
+    items = spoken('<think>a</think>b<tool_call>{"name": "f"}</tool_call>').build_items(turn=3)
     assert [(item["type"], item["id"]) for item in items] == [
         ("reasoning", "rs_3_0"),
         ("message", "msg_3_1"),
@@ -142,7 +142,7 @@ def test_items_have_the_ids_of_their_turn():
 
 
 def test_nothing_is_an_empty_reply():
-    [item] = spoken("").items(turn=0)
+    [item] = spoken("").build_items(turn=0)
     assert item["content"][0]["text"] == ""
 
 

@@ -107,7 +107,7 @@ async def test_a_hung_thread_that_comes_back_is_forgotten(door: threading.Event)
 
 
 async def test_with_too_many_hung_threads_a_call_is_refused_in_a_sentence(door: threading.Event) -> None:
-    threads = Threads(2, most_hung=2)
+    threads = Threads(2, max_hung=2)
     for _ in range(2):
         with pytest.raises(TimeoutError):
             await threads.run(door.wait, timeout=0.01)

@@ -31,4 +31,4 @@ def error(trouble: Trouble) -> Item:
     otherwise = "api_error" if trouble.status >= 500 else "invalid_request_error"  # noqa: PLR2004 - where HTTP's own server errors begin
     kind = KINDS.get(trouble.status, otherwise)
     details = {"details": {"error_code": trouble.code}} if trouble.code else {}
-    return {"type": "error", "error": {"type": kind, "message": trouble.sentence} | details}
+    return {"type": "error", "error": {"type": kind, "message": trouble.message} | details}

@@ -131,10 +131,10 @@ def _flat(nested: Any) -> Any:
 
 FACE = Face(
     path="chat/completions",
-    request=request,
-    answer=answer,
-    events=events,
-    error=error,
-    broken=broken,
-    beat=BEAT,
+    parse_request=request,
+    build_answer=answer,
+    stream_events=events,
+    build_error=error,
+    build_error_frames=broken,
+    heartbeat=BEAT,
 )

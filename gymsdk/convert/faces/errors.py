@@ -18,4 +18,4 @@ KINDS = {
 def error(trouble: Trouble) -> Item:
     """Give the body that tells of *trouble*."""
     kind = KINDS.get(trouble.status, "server_error" if trouble.status >= 500 else "invalid_request_error")  # noqa: PLR2004 - where HTTP's own server errors begin
-    return {"error": {"message": trouble.sentence, "type": kind, "param": trouble.param, "code": trouble.code}}
+    return {"error": {"message": trouble.message, "type": kind, "param": trouble.param, "code": trouble.code}}

@@ -21,7 +21,7 @@ class Trouble:
     """Why there is no answer: the *status* of HTTP, a *sentence*, a *code* for programs, the *param* that is wrong."""
 
     status: int
-    sentence: str
+    message: str
     code: str | None = None
     param: str | None = None
 
@@ -37,9 +37,9 @@ class Face:
     """
 
     path: str
-    request: Callable[[Item], Item]
-    answer: Callable[[Item, Item], Item]
-    events: Callable[[Item, Item], Iterator[bytes]]
-    error: Callable[[Trouble], Item]
-    broken: Callable[[Trouble], bytes]
-    beat: bytes
+    parse_request: Callable[[Item], Item]
+    build_answer: Callable[[Item, Item], Item]
+    stream_events: Callable[[Item, Item], Iterator[bytes]]
+    build_error: Callable[[Trouble], Item]
+    build_error_frames: Callable[[Trouble], bytes]
+    heartbeat: bytes

@@ -42,7 +42,7 @@ def broken(trouble: Trouble) -> bytes:
     """Give the frames of a stream that ends in *trouble*: a failed Response, and the error that the SDK raises."""
     said = error(trouble)["error"]
     code = trouble.code or said["type"]
-    failure = {"code": code, "message": trouble.sentence}
+    failure = {"code": code, "message": trouble.message}
     response = wire.response([], model="", status="failed") | {"error": failure}
     opened = response | {"status": "in_progress", "error": None}
     happened: list[Item] = [

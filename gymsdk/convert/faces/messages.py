@@ -165,4 +165,4 @@ def _refuses(item: Item) -> bool:
     return isinstance(content, list) and any(part.get("type") == "refusal" for part in content)
 
 
-FACE = Face(path="messages", request=request, answer=answer, events=events, error=error, broken=broken, beat=BEAT)
+FACE = Face(path="messages", parse_request=request, build_answer=answer, stream_events=events, build_error=error, build_error_frames=broken, heartbeat=BEAT)

@@ -69,10 +69,10 @@ def _is_said(item: Item) -> bool:
 
 FACE = Face(
     path="responses",
-    request=request,
-    answer=answer,
-    events=events,
-    error=error,
-    broken=broken,
-    beat=BEAT,
+    parse_request=request,
+    build_answer=answer,
+    stream_events=events,
+    build_error=error,
+    build_error_frames=broken,
+    heartbeat=BEAT,
 )

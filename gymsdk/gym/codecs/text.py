@@ -44,7 +44,7 @@ class Text:
         if action not in self.action_space:
             raise UsageError(f"an action of codec='text' is a string, not {type(action).__name__}")
         self._end = _end(action)
-        return spoken(chatml.before_marks(action)).items(turn=turn)
+        return spoken(chatml.before_marks(action)).build_items(turn=turn)
 
     def answered(self, items: Sequence[Item], *, over: bool) -> str:
         """Give the end of the policy's turn, the new messages, and the beginning of its next one."""

@@ -64,7 +64,7 @@ class Tokens:
         ends = self._ends()
         words = [*takewhile(lambda token: token not in ends, self._generated)]
         written = chatml.before_marks(self.tokenizer.decode(words))
-        items = spoken(written, thinking=self._thinking).items(turn=turn)
+        items = spoken(written, thinking=self._thinking).build_items(turn=turn)
         self._calls = [call for message in chat.messages({"input": items}) for call in message.get("tool_calls", [])]
         return items
 

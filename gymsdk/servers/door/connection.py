@@ -60,13 +60,13 @@ class Connection(H11Protocol):
             transport.write(_refusal(FULL, self._pacer.drain_time()))
             transport.close()
             return
-        self._watch()
+        self._start_idle_timer()
 
     def on_response_complete(self) -> None:
         """Wait for the rest of a request that nobody read to its end, and not for ever."""
         super().on_response_complete()
         if self.conn.their_state is h11.SEND_BODY and self._rest_of is None:
-            self._rest_of = self.loop.call_later(LINGERING, self._cut)
+            self._rest_of = self.loop.call_later(LINGERING, self._close_idle)
 
     def data_received(self, data: bytes) -> None:
         """Pass *data* on, or hold it until its request may start."""
@@ -76,7 +76,7 @@ class Connection(H11Protocol):
                 self.flow.pause_reading()
         elif self.conn.their_state is h11.IDLE and data.startswith(b"POST"):
             # The client has kept its time: from now on the server makes it wait.
-            self._rest()
+            self._start_body_timer()
             self._unset_keepalive_if_required()
             self._held = bytearray(data)
             self._pacer.start(self, self._start)
@@ -87,7 +87,7 @@ class Connection(H11Protocol):
         """Stop all timers, and give up the place in the queue."""
         self._held = None
         self._pacer.drop(self)
-        self._rest()
+        self._start_body_timer()
         if self._rest_of is not None:
             self._rest_of.cancel()
         super().connection_lost(exc)
@@ -110,20 +110,20 @@ class Connection(H11Protocol):
     def _receive(self, data: bytes) -> None:
         super().data_received(data)
         # What is no request yet does not prolong the wait for one.
-        self._watch()
+        self._start_idle_timer()
 
-    def _watch(self) -> None:
+    def _start_idle_timer(self) -> None:
         if self.conn.their_state is not h11.IDLE:
-            self._rest()
+            self._start_body_timer()
         elif self._idle is None:
             self._idle = self.loop.call_later(BEGINNING, self._give_up)
 
-    def _rest(self) -> None:
+    def _start_body_timer(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
 
-    def _cut(self) -> None:
+    def _close_idle(self) -> None:
         self._rest_of = None
         if self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE:
             self.transport.close()

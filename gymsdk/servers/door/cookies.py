@@ -55,7 +55,7 @@ class Cookies:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                message["headers"] = [*message["headers"], (b"set-cookie", self._cookie(state))]
+                message["headers"] = [*message["headers"], (b"set-cookie", self._build_cookie(state))]
             await send(message)
 
         try:
@@ -66,7 +66,7 @@ class Cookies:
             # A bug: the server's own log has it.
             raise
 
-    def _cookie(self, state: MutableMapping[str, Any]) -> bytes:
+    def _build_cookie(self, state: MutableMapping[str, Any]) -> bytes:
         token = state["token"]
         if token is None or not self._known(token):
             token = f"{'lost' if state['lost'] and token is None else 'none'}.{secrets.token_urlsafe(24)}"

@@ -33,9 +33,9 @@ class Doorstep:
         self._clock = clock
         self._quiet: dict[int, float] = {}
 
-    def refused(self, scope: Mapping[str, Any], status: int, route: str) -> None:
+    def record(self, scope: Mapping[str, Any], status: int, route: str) -> None:
         """Count a request, and write its line unless there have been like it: whoever floods does not fill the log."""
-        self._figures.answered(route, status, 0.0)
+        self._figures.record_response(route, status, 0.0)
         level = logging.INFO if route == REFUSED and self._is_rare(status) else logging.DEBUG
         if log.isEnabledFor(level):
             before = trail.follow(trail.begun(self._figures.name, scope["headers"]))
@@ -54,7 +54,7 @@ def refused(scope: Mapping[str, Any], status: int, route: str = REFUSED) -> None
     """Say on the doorstep of the server that a request came to that it is refused, at a *route* if that is known."""
     step = scope.get("state", {}).get(STEP)
     if isinstance(step, Doorstep):
-        step.refused(scope, status, route)
+        step.record(scope, status, route)
 
 
 def _log(level: int, scope: Mapping[str, Any], status: int, route: str) -> None:

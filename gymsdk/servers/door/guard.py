@@ -39,7 +39,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        refused = self._refused(scope) if scope["type"] == "http" else None
+        refused = self._find_rejection(scope) if scope["type"] == "http" else None
         if refused is None:
             await self._app(scope, receive, send)
             return
@@ -47,20 +47,20 @@ class Guard:
         doorstep.refused(scope, status)
         await answer({"detail": sentence}, status=status)(scope, receive, send)
 
-    def _refused(self, scope: Scope) -> tuple[int, str] | None:
+    def _find_rejection(self, scope: Scope) -> tuple[int, str] | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host, origin = headers.get(b"host"), headers.get(b"origin")
-        if host and not self._is_ours(name := _name("//" + host)):
+        if host and not self._is_allowed(name := _name("//" + host)):
             return 421, ELSEWHERE.format(name=name[:80])
         if origin is None:
             return None
-        if not self._is_ours(name := _name(origin)):
+        if not self._is_allowed(name := _name(origin)):
             return 403, FOREIGN.format(name=(name or origin)[:80])
         # A page needs nobody's leave to send what is no JSON by its type.
         kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
         return (403, PLAIN) if scope["method"] == "POST" and kind not in {"", "application/json"} else None
 
-    def _is_ours(self, name: str) -> bool:
+    def _is_allowed(self, name: str) -> bool:
         return name in self._allowed or is_loopback(name)
 
 

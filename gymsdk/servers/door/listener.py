@@ -63,7 +63,7 @@ def bound(host: str, port: int = 0, *, what: str = "a server") -> socket.socket:
         raise UsageError(f"{what} cannot listen: {_unbound(host, port, error)}") from None
     # What it accepts inherits it, and asyncio does not set it there: without, an answer of two writes takes 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return ListeningSocket.of(listening)
+    return ListeningSocket.from_socket(listening)
 
 
 def bound_within(host: str, low: int, high: int, *, but: Collection[int] = (), what: str = "a server") -> socket.socket:
@@ -131,14 +131,14 @@ class Listener:
         self._also = [*([host] if host else []), *also]
         self._grace = grace
         self._safety = safety
-        self._context = safety.tls.context() if safety.tls else None
+        self._context = safety.tls.create_ssl_context() if safety.tls else None
         self._answering: set[asyncio.Task[Any]] = set()
         self._ending = False
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Set *up* once it listens, answer until it is *over*, and end with the requests that are under way."""
         warn_of_exhaustion(asyncio.get_running_loop())
-        server = _Server(self._configured(), up, over)
+        server = _Server(self._build_config(), up, over)
         tls = self._safety.tls
         with trust.answering(self._bound_at, tls.certificate, self._also) if tls else nullcontext():
             await self._run(server, over)
@@ -148,13 +148,13 @@ class Listener:
         try:
             await asyncio.wait({serving, ending := asyncio.ensure_future(over.wait())}, return_when="FIRST_COMPLETED")
             ending.cancel()
-            await self._end()
+            await self._close()
             await serving
         finally:
             serving.cancel()
             self._at.close()
 
-    async def _end(self) -> None:
+    async def _close(self) -> None:
         self._ending = True
         # A moment for what is answered at once anyway.
         if self._answering:
@@ -165,9 +165,9 @@ class Listener:
         if late:
             await asyncio.wait(late, timeout=GRACE)
 
-    def _configured(self) -> uvicorn.Config:
+    def _build_config(self) -> uvicorn.Config:
         return uvicorn.Config(
-            self._answered,
+            self._handle_request,
             interface="asgi3",
             lifespan="on",
             http=partial(Connection, pacer=Pacer()),  # type: ignore[arg-type]  # uvicorn calls it like the class
@@ -183,25 +183,25 @@ class Listener:
             backlog=ACCEPTED,
             limit_concurrency=self._safety.limits.connections,
             h11_max_incomplete_event_size=self._safety.limits.header,
-            ssl_context_factory=None if self._context is None else self._speaking,
+            ssl_context_factory=None if self._context is None else self._build_ssl_context,
         )
 
-    def _speaking(self, _: uvicorn.Config, __: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
+    def _build_ssl_context(self, _: uvicorn.Config, __: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
         assert self._context is not None, "it is asked where there is one"
         return self._context
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; one that the end cuts short is told that it may be sent again."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         if not scope["raw_path"].startswith(b"/"):
-            await self._refused("/", NO_PATH, scope, receive, send)
+            await self._reject("/", NO_PATH, scope, receive, send)
             return
         # As it came: what is further inside may take something off it.
         asked = scope["path"].removeprefix(self._path)
-        if self._safety.limits.refuse(scope["headers"]):
-            await self._refused(asked, TOO_MUCH, scope, receive, send)
+        if self._safety.limits.exceeds_header_limits(scope["headers"]):
+            await self._reject(asked, TOO_MUCH, scope, receive, send)
             return
         scope[LIMIT], scope[TOGETHER] = self._safety.limits.body, self._safety.limits.bodies
         task, begun = asyncio.current_task(), False
@@ -225,7 +225,7 @@ class Listener:
         finally:
             self._answering.discard(task)
 
-    async def _refused(self, path: str, trouble: Trouble, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _reject(self, path: str, trouble: Trouble, scope: Scope, receive: Receive, send: Send) -> None:
         doorstep.refused(scope, trouble.status)
         await _told(path, trouble)(scope, receive, send)
 

@@ -21,7 +21,7 @@ def refusal(path: str, trouble: Trouble, *, anthropic: bool = False) -> Item:
     if asked == "/v1/messages" or asked.startswith("/v1/messages/"):
         return anthropic_errors.error(trouble)
     if not asked.startswith("/v1/"):
-        return {"detail": trouble.sentence}
+        return {"detail": trouble.message}
     return anthropic_errors.error(trouble) if anthropic and not _is_openais(asked) else errors.error(trouble)
 
 

@@ -65,7 +65,7 @@ class Routing:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            await self._lasting(scope, receive, send)
+            await self._handle_lifespan(scope, receive, send)
             return
         if found := PREFIX.match(scope["path"]):
             path = scope["path"][found.end() :]
@@ -74,14 +74,14 @@ class Routing:
         here = trail.begun(self._figures.name, scope["headers"], found[1] if found else None)
         before = trail.follow(here)
         try:
-            await self._counted(here, scope, receive, send)
+            await self._handle_counted(here, scope, receive, send)
         finally:
             budget().release(scope)
             # Where time is counted, a step's is when it is over, which is later.
             if spent.ledger() is None:
                 trail.leave(before)
 
-    async def _counted(self, here: Trail, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle_counted(self, here: Trail, scope: Scope, receive: Receive, send: Send) -> None:
         started, status, busy = time.perf_counter(), BROKEN, scope["path"] not in QUIET
 
         async def counting(message: MutableMapping[str, Any]) -> None:
@@ -101,13 +101,13 @@ class Routing:
         finally:
             self._figures.in_flight -= busy
             seconds, route = time.perf_counter() - started, getattr(scope.get("route"), "path", OTHER)
-            self._figures.answered(route, status, seconds)
+            self._figures.record_response(route, status, seconds)
             spent.settle(here, route)
             level = logging.DEBUG if route in QUIET else logging.WARNING if status >= BROKEN else logging.INFO
             if log.isEnabledFor(level):
                 _log(level, here, scope["method"], route, status=status, seconds=seconds)
 
-    async def _lasting(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _handle_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Be there for as long as the app is: what it does beside its requests is its server's, too."""
         trail.follow(Trail(self._figures.name))
         scope.setdefault("state", {})[doorstep.STEP] = doorstep.Doorstep(self._figures)
@@ -117,8 +117,8 @@ class Routing:
 
 
 def _log(level: int, here: Trail, method: str, route: str, *, status: int, seconds: float) -> None:
-    told = {"method": method, "route": route, "status": status, "ms": round(seconds * 1e3, 3), **here.told}
-    said = "".join(f" {key}={value}" for key, value in here.told.items())
+    told = {"method": method, "route": route, "status": status, "ms": round(seconds * 1e3, 3), **here.fields}
+    said = "".join(f" {key}={value}" for key, value in here.fields.items())
     form, given = "%s %s %d in %.1f ms%s", (method, route, status, seconds * 1e3, said)
     # Straight to the handlers: to find out who calls takes longer than to write the line.
     log.handle(log.makeRecord(log.name, level, __file__, 0, form, given, None, extra={"told": told}))

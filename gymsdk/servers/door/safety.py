@@ -32,7 +32,7 @@ class Limits(BaseModel):
     headers: int = Field(HEADERS, ge=16)
     connections: int = Field(CONNECTIONS, ge=1)
 
-    def refuse(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    def exceeds_header_limits(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
         """Whether the *headers* of a request are too many, or too long."""
         # What came in one piece was never incomplete, which is all that the parser bounds.
         return len(headers) > self.headers or sum(len(name) + len(value) for name, value in headers) > self.header
@@ -46,7 +46,7 @@ class Tls(BaseModel):
     certificate: Path
     key: Path
 
-    def context(self) -> ssl.SSLContext:
+    def create_ssl_context(self) -> ssl.SSLContext:
         """Give what TLS is spoken by; raises `UsageError` where the files are no certificate and its key."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         for file in (self.certificate, self.key):

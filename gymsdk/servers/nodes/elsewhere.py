@@ -62,16 +62,16 @@ class Elsewhere:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Give the Response of one of the model's servers; raises `Failed` where none gives any."""
         deadline = asyncio.get_running_loop().time() + self._seconds
-        answer = await self._answered(request, episode, deadline)
+        answer = await self._request_replica(request, episode, deadline)
         if not answer.ok:
             raise _failed(answer)
-        response: Item = await answer.loaded()
+        response: Item = await answer.json_async()
         return response
 
-    async def _answered(self, request: Item, episode: Episode | None, deadline: float) -> Answer:
+    async def _request_replica(self, request: Item, episode: Episode | None, deadline: float) -> Answer:
         path, own = _path(episode), sticky(request, episode)
         while True:
-            replicas = self._asking(await self._urls(episode))
+            replicas = self._client_for(await self._replica_urls(episode))
             try:
                 return await replicas.post(path, request, sticky=own, deadline=deadline, final=_is_final)
             except Gone as gone:
@@ -79,36 +79,36 @@ class Elsewhere:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise Failed(str(gone), kind="model_unreachable", retryable=True) from None
 
-    async def _watched(self, url: str, asked: Coroutine[Any, Any, Answer]) -> Answer:
+    async def _while_alive(self, url: str, asked: Coroutine[Any, Any, Answer]) -> Answer:
         async def known() -> bool:
-            return any(each.url == url for each in await self._instances.named(self.name, KIND))
+            return any(each.url == url for each in await self._instances.find_by_name(self.name, KIND))
 
         return await waiting.answered(asked, url, known, watch=self._watch)
 
-    async def _urls(self, episode: Episode | None) -> list[str]:
+    async def _replica_urls(self, episode: Episode | None) -> list[str]:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._coming
-        while not (found := await self._there()):
+        while not (found := await self._available_instances()):
             if loop.time() >= until:
-                raise self._none(episode)
+                raise self._no_instance_error(episode)
             await asyncio.sleep(LOOKING)
             await self._instances.renew()
         well = [each for each in found if each.status in {None, "success"}]
         return sorted(each.url for each in well or found)
 
-    async def _there(self) -> list[Instance]:
-        return [each for each in await self._instances.named(self.name, KIND) if not each.draining]
+    async def _available_instances(self) -> list[Instance]:
+        return [each for each in await self._instances.find_by_name(self.name, KIND) if not each.draining]
 
-    def _asking(self, urls: Sequence[str]) -> Replicas:
+    def _client_for(self, urls: Sequence[str]) -> Replicas:
         """Give what asks these *urls*: the same as before where nothing has changed, for it knows who was lost."""
         told = (urls, dict(self._headers()))
         if self._replicas is None or self._replicas[0] != told:
             headers = {name: SecretStr(_plain(value)) for name, value in told[1].items()}
-            made = Replicas(urls, headers=headers, seconds=self._seconds, retry=self._retry, watch=self._watched)
+            made = Replicas(urls, headers=headers, seconds=self._seconds, retry=self._retry, watch=self._while_alive)
             self._replicas = (told, made)
         return self._replicas[1]
 
-    def _none(self, episode: Episode | None) -> Failed:
+    def _no_instance_error(self, episode: Episode | None) -> Failed:
         # Some models play only what is named beside them.
         what = episode.environment.name if episode else "ENVIRONMENT"
         which = f"{what} --role model --model NAME" if self.name == POLICY else "--config FILE --role model"

@@ -62,7 +62,7 @@ async def place(
             except UsageError as error:
                 # Perhaps another node of this machine has begun a head a moment ago.
                 why = str(error)
-        await asyncio.sleep(waiting.pause(why))
+        await asyncio.sleep(waiting.next_pause(why))
     return None
 
 
@@ -77,7 +77,7 @@ class Waiting:
         self._began = time.monotonic()
         self._is_told = False
 
-    def pause(self, why: str) -> float:
+    def next_pause(self, why: str) -> float:
         """Give the seconds until the next look; raises `GymsdkError` where the wait is over, for the reason *why*."""
         passed = time.monotonic() - self._began
         if passed >= self._seconds:

@@ -61,7 +61,7 @@ class Peers:
     instance: str
     url: Callable[[str], Awaitable[str | None]]
     token: SecretStr | str | None = None
-    watch: float = waiting.WATCH
+    watch_seconds: float = waiting.WATCH
 
 
 class Forwarding:
@@ -77,7 +77,7 @@ class Forwarding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        other = await self._elsewhere(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
+        other = await self._find_owner(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
         if other is None:
             await self._app(scope, receive, send)
             return
@@ -96,20 +96,20 @@ class Forwarding:
             return
         except ClientDisconnect:
             return
-        found = await self._handed_on(*other, request, body)
+        found = await self._send_to(*other, request, body)
         if found is None:
             await self._app(scope, _again(body, receive), send)
         else:
             await found(scope, receive, send)
 
-    async def _elsewhere(self, scope: Scope) -> tuple[str, str] | None:
+    async def _find_owner(self, scope: Scope) -> tuple[str, str] | None:
         """Give the instance that has the session of a request, and where; `None` where it is this one, or none."""
-        for other in self._others(scope):
+        for other in self._find_instances(scope):
             if (url := await self._peers.url(other)) is not None:
                 return other, url
         return None
 
-    def _others(self, scope: Scope) -> list[str]:
+    def _find_instances(self, scope: Scope) -> list[str]:
         """Give the instances that a request names; none where this one is among them."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         path = PREFIX.sub("", scope["path"])
@@ -122,7 +122,7 @@ class Forwarding:
         instances = [found for token in tokens if (found := instance_of(token)) is not None]
         return [] if self._peers.instance in instances else instances[:MOST]
 
-    async def _handed_on(self, other: str, url: str, request: Request, body: bytes) -> Response | None:
+    async def _send_to(self, other: str, url: str, request: Request, body: bytes) -> Response | None:
         """Give the answer of the instance *other* at *url*, `None` where nobody is there."""
 
         async def known() -> bool:
@@ -134,7 +134,7 @@ class Forwarding:
         try:
             target = _target(url, request.scope)
             asked = http.post(target, body, headers=carried, timeout=LONGEST, retry=http.ONCE, once=True)
-            told = await waiting.answered(asked, url, known, watch=self._peers.watch)
+            told = await waiting.answered(asked, url, known, watch=self._peers.watch_seconds)
         except http.Unsent:
             return None
         except EpisodeError as error:

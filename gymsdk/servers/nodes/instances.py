@@ -87,33 +87,33 @@ class Instances:
         self._asked = float("-inf")
         self.at = float("-inf")
 
-    async def named(self, name: str, kind: Kind) -> list[Instance]:
+    async def find_by_name(self, name: str, kind: Kind) -> list[Instance]:
         """Give the instances of the server *name*, as they were *at* a time of the monotonic clock."""
         await self._refresh()
-        return [each for each in self.latest(name) if each.kind == kind]
+        return [each for each in self.latest_by_name(name) if each.kind == kind]
 
-    def latest(self, name: str) -> list[Instance]:
+    def latest_by_name(self, name: str) -> list[Instance]:
         """Give the instances of the server *name* that were known when the head was asked last."""
         return [each for each in self._known.values() if each.name == name]
 
-    async def known(self, id: str) -> bool:
+    async def is_known(self, id: str) -> bool:
         """Whether the instance *id* is there."""
         await self._refresh()
         return id in self._known
 
-    async def url(self, id: str, *, name: str, kind: Kind) -> str | None:
+    async def find_url(self, id: str, *, name: str, kind: Kind) -> str | None:
         """Give where the instance *id* of a server is, `None` where it has none: the head is asked before that is said.
 
         One that the head knows no more is asked itself whether it is there: the head may have lost sight of it alone.
         Another may have been asked for before it was told of.
         """
-        found = await self._found(id)
+        found = await self._find(id)
         # The id comes from whoever asks: with that of another server, it would be sent what is not for it.
         if found is None or (found.name, found.kind) != (name, kind):
             return None
-        return found.url if id in self._known or await self._answers(found) else None
+        return found.url if id in self._known or await self._still_answers(found) else None
 
-    async def _found(self, id: str) -> Instance | None:
+    async def _find(self, id: str) -> Instance | None:
         began = time.monotonic()
         # One that is known may be gone by now: nobody else may look.
         await self._refresh(fresh=self._fresh * (SELDOM if id in self._known else 1))
@@ -127,24 +127,24 @@ class Instances:
             if id in self._known:
                 break
             if time.monotonic() >= began + COMING:
-                self._miss(id, UNKNOWN)
+                self._record_miss(id, UNKNOWN)
                 return None
             await asyncio.sleep(SOONEST)
         return self._known[id]
 
-    async def _answers(self, before: Instance) -> bool:
+    async def _still_answers(self, before: Instance) -> bool:
         """Whether the instance that was there *before* still is, by its own word, and no other is in its place."""
         if any(each.url == before.url for each in self._known.values()):
-            self._miss(before.id, UNKNOWN)
+            self._record_miss(before.id, UNKNOWN)
             return False
         if time.monotonic() < self._answered.get(before.id, float("-inf")):
             return True
         if (asking := self._asking.get(before.id)) is None:
-            asking = self._asking[before.id] = asyncio.ensure_future(self._lives(before))
+            asking = self._asking[before.id] = asyncio.ensure_future(self._is_alive(before))
         # Whoever hangs up has not asked for the others that wait for the same answer.
         return await asyncio.shield(asking)
 
-    async def _lives(self, before: Instance) -> bool:
+    async def _is_alive(self, before: Instance) -> bool:
         silent = SILENT
         try:
             if there := await waiting.lives(before.url):
@@ -156,10 +156,10 @@ class Instances:
             log.info("%s, which the head does not know any more, is silent: %s", before.name, error)
         finally:
             del self._asking[before.id]
-        self._miss(before.id, silent)
+        self._record_miss(before.id, silent)
         return False
 
-    def _miss(self, id: str, seconds: float) -> None:
+    def _record_miss(self, id: str, seconds: float) -> None:
         self._unknown[id] = time.monotonic() + seconds
         self._answered.pop(id, None)
         while len(self._unknown) > REMEMBERED:
@@ -174,11 +174,11 @@ class Instances:
         now = time.monotonic()
         if self._looking is None and now - self._asked >= (self._fresh if fresh is None else fresh):
             self._asked = now
-            self._looking = asyncio.ensure_future(self._looked())
+            self._looking = asyncio.ensure_future(self._fetch())
         if self._looking is not None and (wait or (now - self.at > STALE and not self._failing)):
             await asyncio.wait({self._looking}, timeout=self._patience)
 
-    async def _looked(self) -> None:
+    async def _fetch(self) -> None:
         try:
             async with asyncio.timeout(self._patience):
                 nodes = await self._look()
@@ -189,12 +189,12 @@ class Instances:
         else:
             # A head that has just begun does not know yet whoever was there before it.
             before = {} if nodes.settled else self._known
-            self._note(before | {each.id: each for each in nodes.instances})
+            self._update(before | {each.id: each for each in nodes.instances})
             self.at, self._failing = time.monotonic(), False
         finally:
             self._looking = None
 
-    def _note(self, known: dict[str, Instance]) -> None:
+    def _update(self, known: dict[str, Instance]) -> None:
         self._before.update((each.id, each) for each in self._known.values() if each.id not in known)
         for back in self._before.keys() & known.keys():
             del self._before[back]

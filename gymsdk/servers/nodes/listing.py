@@ -31,7 +31,7 @@ def config(
     """Give the configuration: the head's own keys, then a block of three levels for each server."""
     near = seen if host in ANYWHERE else host
     own: Item = {"head_server": {"host": near, "port": port}, "default_host": near, **(about or {})}
-    return own | {each.name: _block(each.seen(seen)) for each in services}
+    return own | {each.name: _block(each.as_seen_from(seen)) for each in services}
 
 
 def merged(theirs: Item, own: Item) -> Item:

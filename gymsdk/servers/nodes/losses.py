@@ -27,9 +27,9 @@ class Loss:
 
     id: str
     services: tuple[Service, ...]
-    heard: float
+    last_seen: float
     supervisor: str
-    were: Mapping[str, int]
+    expected_counts: Mapping[str, int]
     since: float
 
 
@@ -45,7 +45,7 @@ class Losses:
         """Yield them, the first that was lost first."""
         return iter([*self._losses.values()])
 
-    def changed(self, gone: Iterable[Service], come: Iterable[Service], now: float) -> None:
+    def record_change(self, gone: Iterable[Service], come: Iterable[Service], now: float) -> None:
         """Note that from *now* on the servers *come* are there, and those that are *gone* are not."""
         more = Counter(each.name for each in come)
         more.subtract(each.name for each in gone)
@@ -59,11 +59,11 @@ class Losses:
         if not member.services:
             return
         # Those that were lost since then, and still are, have their own place to be filled.
-        lost = _counts(each for each in self if each.since > member.heard and each.id != member.id)
-        were = {name: self._number(name, member.heard) - lost[name] for name in _counts([member])}
-        self.changed(member.services, (), now)
+        lost = _counts(each for each in self if each.since > member.last_seen and each.id != member.id)
+        were = {name: self._count_at(name, member.last_seen) - lost[name] for name in _counts([member])}
+        self.record_change(member.services, (), now)
         services = tuple(each.model_copy(update={"fields": {}}) for each in member.services)
-        self._losses[member.id] = Loss(member.id, services, member.heard, member.said.supervisor, were, now)
+        self._losses[member.id] = Loss(member.id, services, member.last_seen, member.registration.supervisor, were, now)
         if len(self._losses) > REMEMBERED:
             self._losses.popitem(last=False)
 
@@ -71,21 +71,21 @@ class Losses:
         """Forget the node *id*: it is back, or has left."""
         self._losses.pop(id, None)
 
-    def ended(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
+    def record_exits(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
         """Forget those whose processes ended, as their *supervisor* says: that is told of by itself."""
         for each in self:
             if each.supervisor == supervisor and any(ends(exits, one) for one in each.services):
                 self.drop(each.id)
 
-    def look(self, members: Collection[Member], now: float) -> None:
+    def forget_replaced(self, members: Collection[Member], now: float) -> None:
         """Forget those of whose servers as many are there as when they were, and those lost long ago."""
         counts = _counts(members)
         for each in self:
-            if now - each.heard > FORGOTTEN or all(counts[name] >= were for name, were in each.were.items()):
+            if now - each.last_seen > FORGOTTEN or all(counts[name] >= were for name, were in each.expected_counts.items()):
                 self.drop(each.id)
-        self._forget(min((each.heard for each in members), default=now))
+        self._forget(min((each.last_seen for each in members), default=now))
 
-    def _number(self, name: str, at: float) -> int:
+    def _count_at(self, name: str, at: float) -> int:
         numbers = self._numbers[name]
         return numbers[bisect_right(numbers, (at, float("inf"))) - 1][1]
 
@@ -98,7 +98,7 @@ class Losses:
 
 def ends(exits: Mapping[str, Exit], service: Service) -> bool:
     """Whether one of *exits* was that of the process of *service*."""
-    return service.name in exits and exits[service.name].ends(service)
+    return service.name in exits and exits[service.name].is_exit_of(service)
 
 
 def _counts(members: Iterable[Member | Loss]) -> Counter[str]:

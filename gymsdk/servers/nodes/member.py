@@ -29,9 +29,9 @@ class Member:
     """
 
     id: str
-    said: Registration
+    registration: Registration
     services: tuple[Service, ...]
     joined: float
-    heard: float
+    last_seen: float
     lease: float
     orders: dict[str, Order] = field(default_factory=dict)

@@ -101,7 +101,7 @@ class Node:
         """
         waiting = Waiting(public(self.head_url), self._joining, "name the right one with --head")
         while (why := await self._told()) is not None:
-            if await _passed(over or asyncio.Event(), waiting.pause(why)):
+            if await _passed(over or asyncio.Event(), waiting.next_pause(why)):
                 return
 
     async def beat(self) -> None:

@@ -41,7 +41,7 @@ class Tally:
     pause: float = 0.0
     back: float = 0.0
 
-    def note(self, change: int) -> None:
+    def record_change(self, change: int) -> None:
         """Note that an episode began or ended."""
         self.changes.append((time.monotonic(), change))
         self.more += change
@@ -50,13 +50,13 @@ class Tally:
             at, next_one = self.changes.popleft()
             self.changes.appendleft((at, oldest + next_one))
 
-    def since(self, heard: float) -> int:
+    def change_since(self, heard: float) -> int:
         """Give by how many the episodes are more than when the instance was *heard* of."""
         while self.changes and self.changes[0][0] < heard:
             self.more -= self.changes.popleft()[1]
         return self.more
 
-    def strike(self) -> bool:
+    def suspend(self) -> bool:
         """Leave the instance alone for a while, and say whether that is new."""
         new, now = not self.pause, time.monotonic()
         if now >= self.back:
@@ -64,12 +64,12 @@ class Tally:
             self.back = now + self.pause
         return new
 
-    def heal(self) -> None:
+    def resume(self) -> None:
         """Have it be asked like any other again."""
         self.pause = self.back = 0.0
 
     @property
-    def is_away(self) -> bool:
+    def is_suspended(self) -> bool:
         """Whether the instance is left alone for now."""
         return time.monotonic() < self.back
 
@@ -103,13 +103,13 @@ class Place:
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
     ) -> Episode:
         """Open an episode of *row* here; raises `BadRow` where it does not fit, else `EpisodeError`."""
-        self._tally.note(1)
+        self._tally.record_change(1)
         try:
-            episode = await self._there(
+            episode = await self._while_alive(
                 self._remote.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline), "reset"
             )
         except BaseException:
-            self._tally.note(-1)
+            self._tally.record_change(-1)
             raise
         assert isinstance(episode.state, Held), "an episode elsewhere is opened by its remote"
         # Another instance would do for an opening; from now on, none does.
@@ -119,30 +119,30 @@ class Place:
 
     async def step(self, episode: Episode, action: Action) -> Step:
         """Answer one tool call or reply."""
-        return await self._there(self._remote.step(episode, action), "step")
+        return await self._while_alive(self._remote.step(episode, action), "step")
 
     async def verify(self, episode: Episode) -> Verdict:
         """Give the verdict on the transcript; raises `EpisodeError`."""
-        return await self._there(self._remote.verify(episode), "verify")
+        return await self._while_alive(self._remote.verify(episode), "verify")
 
     async def close(self, episode: Episode) -> None:
         """Close the session; of one that went with its instance nothing is left to close."""
-        self._tally.note(-1)
+        self._tally.record_change(-1)
         if not self._lost:
-            await self._there(self._remote.close(episode), "close")
+            await self._while_alive(self._remote.close(episode), "close")
 
-    async def _there(self, asked: Coroutine[Any, Any, T], stage: str) -> T:
+    async def _while_alive(self, asked: Coroutine[Any, Any, T], stage: str) -> T:
         """Give what is answered to what was *asked*, for as long as the instance is there."""
-        known = partial(self._instances.known, self._instance.id)
+        known = partial(self._instances.is_known, self._instance.id)
         try:
             return await waiting.answered(asked, self._instance.url, known, watch=self._watch)
         except Gone:
             self._lost = True
-            raise self._gone(stage) from None
+            raise self._gone_error(stage) from None
         except Failed as error:
             self._lost = self._lost or error.kind == LOST
             raise
 
-    def _gone(self, stage: str) -> Failed:
+    def _gone_error(self, stage: str) -> Failed:
         message = f"{self.name!r} at {self._instance.url} is gone, and the episode with it; play the row again"
         return Failed(message, kind=LOST, stage=stage, retryable=True)

@@ -57,7 +57,7 @@ class Exit(BaseModel):
     restarts: int = Field(0, ge=0)
     pid: int = 0
 
-    def ends(self, service: Service) -> bool:
+    def is_exit_of(self, service: Service) -> bool:
         """Whether that was the process of *service*: a number may be another's later."""
         return service.pid == self.pid and service.started <= self.at
 
@@ -82,7 +82,7 @@ class Registration(BaseModel):
     seconds: float = Field(LEASE, gt=0, le=3600)
 
     @model_validator(mode="after")
-    def _can_be_told_of(self) -> Self:
+    def _check_fields(self) -> Self:
         for each in self.services:
             if _depth(each.fields) > DEEPEST or len(json.dumps(each.fields)) > LARGEST:
                 bounds = f"{DEEPEST} levels and {LARGEST} characters at most"

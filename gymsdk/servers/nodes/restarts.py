@@ -15,9 +15,9 @@ log = logging.getLogger("gymsdk")
 
 def ordered(members: Sequence[Member], name: str, drain: float) -> list[Order]:
     """Give the orders to start every process of the server *name* anew, each within *drain* seconds of its turn."""
-    told = [each for each in members if name in each.said.restarts]
+    told = [each for each in members if name in each.registration.restarts]
     for each in told:
-        pid = each.said.restarts[name]
+        pid = each.registration.restarts[name]
         each.orders[name] = Order(pid, drain, tuple(_instances(members, each, name, pid)))
     return [each.orders[name] for each in told]
 
@@ -25,7 +25,7 @@ def ordered(members: Sequence[Member], name: str, drain: float) -> list[Order]:
 def due(member: Member, members: Sequence[Member], now: float) -> list[str]:
     """Give which servers *member* is to start anew: it is told until it says that it has, for an answer may be lost."""
     mine = [(name, order) for name, (whose, order) in _turns(members, now).items() if whose is member]
-    running = [(name, order) for name, order in mine if member.said.restarts.get(name) == order.pid]
+    running = [(name, order) for name, order in mine if member.registration.restarts.get(name) == order.pid]
     return sorted(name for name, order in running if _may_end(members, member, name, order, now))
 
 
@@ -66,13 +66,13 @@ def _lapse(members: Sequence[Member], name: str, order: Order) -> None:
 
 
 def _is_back(members: Sequence[Member], member: Member, name: str, order: Order) -> bool:
-    pid = member.said.restarts.get(name)
+    pid = member.registration.restarts.get(name)
     return pid is not None and pid != order.pid and bool(_instances(members, member, name, pid))
 
 
 def _may_end(members: Sequence[Member], member: Member, name: str, order: Order, now: float) -> bool:
     having = _having(members, member, name, order.pid)
-    sessions = sum(each.said.loads[name].sessions for each in having if name in each.said.loads)
+    sessions = sum(each.registration.loads[name].sessions for each in having if name in each.registration.loads)
     return not sessions or (order.until is not None and now >= order.until)
 
 
@@ -83,5 +83,5 @@ def _instances(members: Sequence[Member], member: Member, name: str, pid: int) -
 
 def _having(members: Sequence[Member], member: Member, name: str, pid: int) -> list[Member]:
     # Another machine's processes, and another container's, have the same numbers.
-    beside = [each for each in members if each.said.supervisor == member.said.supervisor]
+    beside = [each for each in members if each.registration.supervisor == member.registration.supervisor]
     return [each for each in beside if any((one.name, one.pid) == (name, pid) for one in each.services)]

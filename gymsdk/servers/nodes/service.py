@@ -46,11 +46,11 @@ class Service(BaseModel):
     started: float = Field(default_factory=time.time)
     id: str = Field(default_factory=fresh, pattern=f"^{INSTANCE}$")
 
-    def seen(self, host: str) -> Service:
+    def as_seen_from(self, host: str) -> Service:
         """Give it as somebody sees it who calls this machine *host*."""
         return self.model_copy(update={"host": host}) if self.host in ANYWHERE else self
 
-    def reached(self, address: str) -> Service:
+    def as_reached_at(self, address: str) -> Service:
         """Give it as it is reached whose node asks from *address*, where it says no host; on this machine, as it is."""
         if self.host not in ANYWHERE:
             return self

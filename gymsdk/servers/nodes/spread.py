@@ -87,10 +87,10 @@ class Spread:
         """Open an episode of *row* at the least loaded instance; raises `BadRow` where it does not fit."""
 
         def opened(instance: Instance) -> Awaitable[Episode]:
-            open_at = self._opened_here if self._is_own(instance) else self._place(instance).reset
+            open_at = self._reset_local if self._is_local(instance) else self._remote_episode(instance).reset
             return open_at(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
 
-        return await self._first(opened, deadline)
+        return await self._ask_until_deadline(opened, deadline)
 
     async def step(self, episode: Episode, action: Action) -> Step:
         """Answer one tool call or reply where the episode is."""
@@ -106,30 +106,30 @@ class Spread:
             self._playing -= 1
         await episode.environment.close(episode)
 
-    async def line(self, jar: Mapping[str, str] | None = None) -> Line:
+    async def open_connection(self, jar: Mapping[str, str] | None = None) -> Line:
         """Give a line to the session that the cookies in *jar* are for, at the instance that has it.
 
         Where no cookie says which that is, any instance will find it.
         """
         held = instance_of((jar or {}).get(named("ResourcesServer", self.name), ""))
-        found = [each for each in await self._known() if each.url]
-        at = [each for each in found if each.id == held] or sorted(found, key=self._preference)
+        found = [each for each in await self._known_instances() if each.url]
+        at = [each for each in found if each.id == held] or sorted(found, key=self._sort_key)
         if not at:
-            raise self._none()
-        return self._remote(at[0]).line(jar)
+            raise self._no_instance_error()
+        return self._remote(at[0]).open_connection(jar)
 
-    def carried(self, base_url: str) -> http.Headers:
+    def auth_headers(self, base_url: str) -> http.Headers:
         """Give what requests to *base_url* carry: the token where that is one of the instances."""
-        told = (self._remote(each).carried(base_url) for each in self.instances.latest(self.name))
+        told = (self._remote(each).auth_headers(base_url) for each in self.instances.latest_by_name(self.name))
         return next(filter(None, told), {})
 
-    async def aggregated(self, body: Row) -> Item:
+    async def aggregate(self, body: Row) -> Item:
         """Give the figures over the verified rows in *body*, of whichever instance answers; raises `Refused`."""
         if self._own is not None:
             return await aggregated(self._own.environment, body)
-        return await self._first(lambda instance: self._remote(instance).aggregated(body), None)
+        return await self._ask_until_deadline(lambda instance: self._remote(instance).aggregate(body), None)
 
-    async def _opened_here(
+    async def _reset_local(
         self, row: Row | Task, *, seed: int, id: str, repeat: int, deadline: float | None
     ) -> Episode:
         assert self._own is not None, "it is asked only where it is there"
@@ -140,7 +140,7 @@ class Spread:
             self._playing -= 1
             raise
 
-    async def _first(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
+    async def _ask_until_deadline(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
         """Give what the first instance answers that can be asked, the least loaded first.
 
         Where all of them are overloaded, wait as long as they ask for and try again, until the *deadline*.
@@ -149,17 +149,17 @@ class Spread:
         until = clock() + self._seconds if deadline is None else deadline
         while True:
             try:
-                return await self._first_of_all(ask, deadline)
+                return await self._ask_each_once(ask, deadline)
             except Failed as error:
                 pause = http.pause_for(error.retry_after)
                 if error.kind != TOO_MANY or clock() + pause >= until:
                     raise
             await asyncio.sleep(pause)
 
-    async def _first_of_all(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
+    async def _ask_each_once(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
         """Ask each instance once, the least loaded first."""
         tried: dict[str, Failed] = {}
-        while (instance := await self._next(tried, deadline)) is not None:
+        while (instance := await self._next_instance(tried, deadline)) is not None:
             self._asked += 1
             self._tallies[instance.id].latest = self._asked
             try:
@@ -167,69 +167,69 @@ class Spread:
             except Failed as error:
                 if not error.retryable or error.kind not in {LOST, *FULL}:
                     raise
-                self._missed(instance, error)
+                self._record_failure(instance, error)
                 tried[instance.id] = error
             else:
-                self._tallies[instance.id].heal()
+                self._tallies[instance.id].resume()
                 return answer
         overloaded = (error for error in tried.values() if error.kind == TOO_MANY)
         # An overloaded instance is alive: its callers wait for it, even if another instance is gone.
-        raise next(overloaded, None) or next(reversed(tried.values()), None) or self._none()
+        raise next(overloaded, None) or next(reversed(tried.values()), None) or self._no_instance_error()
 
-    async def _next(self, tried: Mapping[str, Failed], deadline: float | None) -> Instance | None:
+    async def _next_instance(self, tried: Mapping[str, Failed], deadline: float | None) -> Instance | None:
         loop = asyncio.get_running_loop()
-        until = self._until(deadline)
+        until = self._wait_deadline(deadline)
         while True:
-            there = [each for each in await self._there() if each.id not in tried]
+            there = [each for each in await self._available_instances() if each.id not in tried]
             if there:
-                return min(there, key=self._preference)
+                return min(there, key=self._sort_key)
             if tried or loop.time() >= until:
                 return None
             await asyncio.sleep(LOOKING)
             await self.instances.renew()
-            if any(each.draining for each in self.instances.latest(self.name)):
+            if any(each.draining for each in self.instances.latest_by_name(self.name)):
                 # One that is about to end may be about to be started anew.
-                until = self._until(deadline)
+                until = self._wait_deadline(deadline)
 
-    def _until(self, deadline: float | None) -> float:
+    def _wait_deadline(self, deadline: float | None) -> float:
         return min(asyncio.get_running_loop().time() + self._coming, deadline or float("inf"))
 
-    async def _there(self) -> list[Instance]:
-        found = [each for each in await self._known() if not each.draining]
-        if self._own is not None and not any(map(self._is_own, found)):
+    async def _available_instances(self) -> list[Instance]:
+        found = [each for each in await self._known_instances() if not each.draining]
+        if self._own is not None and not any(map(self._is_local, found)):
             mine = Instance(id=self._own.id, name=self.name, kind="resources_servers", implementation=self.name, url="")
             found = [mine, *found]
         for gone in self._tallies.keys() - {each.id for each in found}:
             del self._tallies[gone]
         return found
 
-    async def _known(self) -> list[Instance]:
-        return await self.instances.named(self.name, "resources_servers")
+    async def _known_instances(self) -> list[Instance]:
+        return await self.instances.find_by_name(self.name, "resources_servers")
 
-    def _preference(self, instance: Instance) -> tuple[bool, bool, int, int]:
+    def _sort_key(self, instance: Instance) -> tuple[bool, bool, int, int]:
         tally = self._tallies[instance.id]
-        if self._is_own(instance):
+        if self._is_local(instance):
             # What is played in this process is no session that anybody tells of.
             return False, False, instance.load.sessions + self._playing, tally.latest
         doubtful = instance.status not in {None, "success"}
-        load = instance.load.total + tally.since(self.instances.at - instance.age)
-        return tally.is_away, doubtful, load, tally.latest
+        load = instance.load.total + tally.change_since(self.instances.at - instance.age)
+        return tally.is_suspended, doubtful, load, tally.latest
 
-    def _missed(self, instance: Instance, error: Failed) -> None:
-        if error.kind == LOST and self._tallies[instance.id].strike():
+    def _record_failure(self, instance: Instance, error: Failed) -> None:
+        if error.kind == LOST and self._tallies[instance.id].suspend():
             log.warning("%s: %s; new episodes go to other instances until it answers again", self.name, error)
 
-    def _is_own(self, instance: Instance) -> bool:
+    def _is_local(self, instance: Instance) -> bool:
         return self._own is not None and instance.id == self._own.id
 
-    def _place(self, instance: Instance) -> Place:
+    def _remote_episode(self, instance: Instance) -> Place:
         tally = self._tallies[instance.id]
         return Place(instance, self._remote(instance), self.instances, tally, retry=self._retry, watch=self._watch)
 
     def _remote(self, instance: Instance) -> Remote:
         return Remote(instance.url, self.name, seconds=self._seconds, retry=http.ONCE, token=self._token)
 
-    def _none(self) -> Failed:
+    def _no_instance_error(self) -> Failed:
         start = f"start one with `gymsdk serve {self.name} --role resources --head URL`"
         message = f"no resources server {self.name!r} is registered at the head; {start}"
         return Failed(message, kind=LOST, stage="reset", retryable=True, retry_after=LATER)

@@ -70,8 +70,8 @@ class Supply(Generic[P]):
             await asyncio.gather(*(each.end(self._patience) for each in self._strands))
 
     async def _look(self) -> None:
-        there = [each for member in self._members.settled_for(SETTLING) for each in member.services]
-        coming = {*self._members.expected, *self._failed}
+        there = [each for member in self._members.nodes_settled_for(SETTLING) for each in member.services]
+        coming = {*self._members.expected_servers, *self._failed}
         for part in self._wanted([*self._own, *there], coming) if there else ():
             try:
                 await self._begin(part)

@@ -17,7 +17,7 @@ async def delivered(request: web.Request, face: Face, body: Item, answer: Item, 
     """Give the *answer* to *body* as its client wants it told, a stream of events or JSON, and as its *fate* is."""
     if not body.get("stream"):
         return await _sent(request, written(answer), JSON, fate)
-    frames = [*face.events(answer, body)]
+    frames = [*face.stream_events(answer, body)]
     # What comes last says that all has come.
     kept = frames[: (len(frames) - 1) // 2] if fate.truncated else frames
     return await _sent(request, b"".join(kept), EVENTS, fate)
@@ -30,7 +30,7 @@ def json(body: Item, status: int = 200) -> web.Response:
 
 def refused(face: Face, trouble: Trouble) -> web.Response:
     """Give the answer that tells of *trouble* in the words of the API of *face*."""
-    answer = json(face.error(trouble), trouble.status)
+    answer = json(face.build_error(trouble), trouble.status)
     if trouble.status == LIMITED:
         answer.headers["Retry-After"] = "1"
     return answer

@@ -133,7 +133,7 @@ def _counting(figures: Figures) -> Middleware:
         finally:
             resource = request.match_info.route.resource
             route = "other" if resource is None else resource.canonical
-            figures.answered(route, status, time.perf_counter() - started)
+            figures.record_response(route, status, time.perf_counter() - started)
 
     return counting
 
@@ -198,7 +198,7 @@ async def _plain(request: web.Request, *, face: Face, give: Callable[[Item], Ite
 
 
 def _counted(body: Item) -> Item:
-    _, size = shown(messages.FACE, body, messages.FACE.request(body))
+    _, size = shown(messages.FACE, body, messages.FACE.parse_request(body))
     return messages.count(size)
 
 
@@ -212,7 +212,7 @@ async def _model(models: dict[str, Item], request: web.Request) -> web.Response:
 
 
 async def _metrics(figures: Figures, _: web.Request) -> web.Response:
-    return web.Response(text=figures.text(), headers={"Content-Type": "text/plain; version=0.0.4"})
+    return web.Response(text=figures.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 async def _version(_: web.Request) -> web.Response:
@@ -230,7 +230,7 @@ async def _root(_: web.Request) -> web.Response:
 def _bound(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return ListeningSocket.of(socket.create_server((host, port), family=family))
+        return ListeningSocket.from_socket(socket.create_server((host, port), family=family))
     except OSError as error:
         if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EPERM}:
             why = f"port {port} of {host} cannot be had ({error.strerror}); choose another with --port"

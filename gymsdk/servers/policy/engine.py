@@ -51,7 +51,7 @@ class Engine:
 
     async def answer(self, face: Face, body: Item, fate: Fate) -> Item:
         """Give the answer to a *body* of the API of *face*; raises `Malformed` or `Failed`."""
-        request = face.request(body)
+        request = face.parse_request(body)
         asked = body | self._asking if self._asking else body
         prompt, used = shown(face, body, request)
         taken.check(request, where="input" if "input" in body else "messages")
@@ -77,12 +77,12 @@ class Engine:
         if not ids:
             if LOGPROBS in (request.get("include") or ()):
                 response["output"] = generations.likely(said, top=bool(request.get("top_logprobs")))
-            return face.answer(response, asked)
+            return face.build_answer(response, asked)
         if face is chat.FACE:
-            return self._with_tokens(face.answer(response, asked), asked, prompt, said)
+            return self._with_tokens(face.build_answer(response, asked), asked, prompt, said)
         if asked.get("return_token_ids") and said.output:
             response["output"] = [*said.output[:-1], said.output[-1] | _bundle(prompt, said)]
-        return face.answer(response, asked)
+        return face.build_answer(response, asked)
 
     def _with_tokens(self, answer: Item, asked: Item, prompt: Prompt, said: Generation) -> Item:
         """Give a chat's *answer* with the tokens that were *asked* for."""

@@ -103,7 +103,7 @@ def _likely(token: int, place: int, *, as_ids: bool, top: bool) -> Item:
 def _apart(words: str, *, turn: int, parsed: bool) -> list[Item]:
     """The output that *words* say; without a parser of calls these stay text."""
     if parsed:
-        return spoken(words).items(turn=turn)
+        return spoken(words).build_items(turn=turn)
     thoughts, text = parts.thoughts(words)
     said = [wire.message(text)] if text or not thoughts else []
     return [wire.reasoning(*thoughts), *said] if thoughts else said

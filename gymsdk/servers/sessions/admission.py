@@ -52,13 +52,13 @@ class Admission:
         Raises:
             Overloaded: The queue is full as well.
         """
-        await self._take()
+        await self._acquire()
         try:
             yield
         finally:
-            self._give_back()
+            self._release()
 
-    async def _take(self) -> None:
+    async def _acquire(self) -> None:
         if self._taken < self._places and not self._waiting:
             self._taken += 1
             return
@@ -76,7 +76,7 @@ class Admission:
                 self._pass_on()
             raise
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         self._ended += 1
         self._measure()
         self._pass_on()

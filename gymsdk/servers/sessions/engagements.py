@@ -81,7 +81,7 @@ class Engagement:
     opening: Opening
     line: Line | None
     token: str
-    used: float = 0.0
+    last_used: float = 0.0
 
 
 class Engagements:
@@ -114,12 +114,12 @@ class Engagements:
         self._ids[opening.agent_session_id] = made.token
         return made
 
-    def found(self, token: str | None) -> Engagement | None:
+    def find_by_token(self, token: str | None) -> Engagement | None:
         """Give the session with this *token*, which stays a while longer for it."""
         self.sweep()
         engagement = self._open.get(token or "")
         if engagement is not None:
-            engagement.used = self._clock()
+            engagement.last_used = self._clock()
             self._open.move_to_end(engagement.token)
         return engagement
 
@@ -141,15 +141,15 @@ class Engagements:
         return self._closed[name]
 
     @asynccontextmanager
-    async def swept(self) -> AsyncIterator[None]:
+    async def sweep_periodically(self) -> AsyncIterator[None]:
         """Forget, inside the block, what nobody uses, whether anybody asks or not."""
-        sweeping = asyncio.ensure_future(self._sweeping())
+        sweeping = asyncio.ensure_future(self._sweep_forever())
         try:
             yield
         finally:
             sweeping.cancel()
 
-    async def _sweeping(self) -> None:
+    async def _sweep_forever(self) -> None:
         while True:
             await asyncio.sleep(min(SWEEP, self._ttl))
             self.sweep()
@@ -157,7 +157,7 @@ class Engagements:
     def sweep(self) -> None:
         """Forget what nobody has used for too long."""
         limit = self._clock() - self._ttl
-        while self._open and (oldest := next(iter(self._open.values()))).used <= limit:
+        while self._open and (oldest := next(iter(self._open.values()))).last_used <= limit:
             self._drop(oldest)
 
     def _drop(self, engagement: Engagement) -> None:

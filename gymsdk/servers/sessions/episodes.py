@@ -57,15 +57,15 @@ class Episodes:
         self.sessions = sessions
         self._budget = budget or MOST
 
-    async def seed(
+    async def open_session(
         self, given: Given, face: Face, *, name: str | None = None, left: Session | None = None, prompted: bool = True
     ) -> Session:
         """Give a new session of an episode of the *given* row; a client may *name* it. Raises `Refused`.
 
         One that its client *left* for it is still there for the verdict: who asked for another may have been a policy.
         """
-        await self.sessions.check(name)
-        played = Sitting(self.environment, self._allowed(given, face))
+        await self.sessions.check_capacity(name)
+        played = Sitting(self.environment, self._limit_budget(given, face))
         await tolerant(given.row, lambda row: played.open(row, seed=given.seed, id=given.id, repeat=given.repeat))
         try:
             session = await self.sessions.open(played, name=name)
@@ -75,55 +75,55 @@ class Episodes:
         opening = Opening(
             given.identity, given.seed, typed=face == "typed", prompted=prompted, seed_given=given.seed_given
         )
-        session.kept |= {"face": face, "opening": opening}
+        session.extras |= {"face": face, "opening": opening}
         if left is not None and not over(left):
-            before = [*self._before(left), left]
-            session.kept["before"] = before if len(before) <= BEFORE else [before[0], *before[1 - BEFORE :]]
+            before = [*self._earlier_sessions(left), left]
+            session.extras["before"] = before if len(before) <= BEFORE else [before[0], *before[1 - BEFORE :]]
         return session
 
     @asynccontextmanager
-    async def held(self, session: Session | None, *faces: Face) -> AsyncIterator[Session]:
+    async def lock_session(self, session: Session | None, *faces: Face) -> AsyncIterator[Session]:
         """Have *session* to oneself, if it is open and played by one of these *faces*; raises `Refused`."""
         if session is None:
             sentence = f"there is no session: POST a row to {SEEDS[faces[0]]} first, then send its cookie"
             raise Refused(409, sentence, **LOST)
         # Tools bring nothing but their arguments: whose they are, the session knows.
         trail.name(session.sitting.episode.id if session.sitting.episode else "")
-        if session.kept["face"] not in faces:
-            raise Refused(409, f"this session was opened by {SEEDS[session.kept['face']]}: go on as that has it")
+        if session.extras["face"] not in faces:
+            raise Refused(409, f"this session was opened by {SEEDS[session.extras['face']]}: go on as that has it")
         async with session.lock:
-            if self.sessions.found(session.token) is None:
+            if self.sessions.find_by_token(session.token) is None:
                 raise Refused(409, "the session has been closed meanwhile; open another", **LOST)
-            session.sitting.extend()
+            session.sitting.restart_deadline()
             try:
                 yield session
             finally:
                 # In use until now.
-                self.sessions.found(session.token)
+                self.sessions.find_by_token(session.token)
 
     @asynccontextmanager
-    async def playing(self, session: Session | None, *faces: Face) -> AsyncIterator[Session]:
+    async def lock_playing_session(self, session: Session | None, *faces: Face) -> AsyncIterator[Session]:
         """Have *session* to oneself as `held` does, to go on in it: one that was left or judged is over."""
-        async with self.held(session, *faces) as mine:
+        async with self.lock_session(session, *faces) as mine:
             if mine.left:
                 raise Refused(409, "the session has been closed; open another", **LOST)
-            if "judged" in mine.kept:
+            if "judged" in mine.extras:
                 raise Refused(409, "the session has been judged: nothing happens in it any more; open another", **OVER)
             yield mine
 
-    async def leave(self, session: Session, *, trusted: bool) -> None:
+    async def leave_session(self, session: Session, *, trusted: bool) -> None:
         """Close *session*; unless *trusted*, it may be a policy that wants it so, and a verdict is waited for."""
         if trusted or over(session):
             await self.sessions.close(session)
         else:
-            self.sessions.leave(session)
+            self.sessions.close_soon(session)
 
-    async def call(self, session: Session, name: str, arguments: str) -> tuple[Item, Taken]:
+    async def call_tool(self, session: Session, name: str, arguments: str) -> tuple[Item, Taken]:
         """Give what answers a tool call in this session's episode, which its caller holds, and what came of it."""
         call = wire.function_call(name, arguments)
-        if session.sitting.over:
+        if session.sitting.is_over:
             return wire.function_call_output(call["call_id"], NOT_RUN), Taken(ended="done")
-        taken = await session.sitting.answer({"output": [call]})
+        taken = await session.sitting.apply_response({"output": [call]})
         if not taken.items:
             raise Refused(503, f"the tool {name!r} had no time left", retry_after=1)
         return taken.items[0], taken
@@ -144,49 +144,49 @@ class Episodes:
                 played in and the verdict takes the state: a state that was rebuilt might be another.
         """
         if session is None:
-            return await self._alone(given, items, ended), None, None
-        async with self.held(session, "tools", "typed", "turns"):
-            found, why = self._rightful(session, given, items)
+            return await self._judge_without_session(given, items, ended), None, None
+        async with self.lock_session(session, "tools", "typed", "turns"):
+            found, why = self._find_played_session(session, given, items)
             if found is session:
-                return await self._within(session, given, items, ended), session, why
+                return await self._judge_session(session, given, items, ended), session, why
         if found is None:
-            return await self._alone(given, items, ended), None, why
-        async with self.held(found, "tools", "typed", "turns"):
-            return await self._within(found, given, items, ended), found, why
+            return await self._judge_without_session(given, items, ended), None, why
+        async with self.lock_session(found, "tools", "typed", "turns"):
+            return await self._judge_session(found, given, items, ended), found, why
 
-    def _rightful(self, session: Session, given: Given, items: Sequence[Item]) -> tuple[Session | None, str | None]:
+    def _find_played_session(self, session: Session, given: Given, items: Sequence[Item]) -> tuple[Session | None, str | None]:
         """Return the session in which *items* were played: *session*, or one that its client left for it.
 
         Raises:
             BadRow: The given row does not fit the environment.
             Refused: None of them is the one, and the verdict takes the state.
         """
-        match = find([*self._before(session), session], given, items, self.environment)
+        match = find([*self._earlier_sessions(session), session], given, items, self.environment)
         if match.session is not None:
             return match.session, match.why
         # A session of another row that has its verdict is over: its cookie is left from before.
         left_over = not match.row_has_session and over(session)
-        if self.environment.remembers and not left_over:
+        if self.environment.needs_replay and not left_over:
             task_of(given.row, self.environment)
             raise Refused(409, f"{match.why} {WHAT_TO_DO}", **MISMATCH)
         return None, f"{match.why} {JUDGED_WITHOUT}"
 
-    def _before(self, session: Session) -> list[Session]:
-        before: list[Session] = session.kept.get("before", [])
-        return [each for each in before if self.sessions.holds(each) and not over(each)]
+    def _earlier_sessions(self, session: Session) -> list[Session]:
+        before: list[Session] = session.extras.get("before", [])
+        return [each for each in before if self.sessions.is_open(each) and not over(each)]
 
-    async def _within(self, session: Session, given: Given, items: Sequence[Item], ended: Ended) -> Judged:
+    async def _judge_session(self, session: Session, given: Given, items: Sequence[Item], ended: Ended) -> Judged:
         _fence(session, items, ended)
         episode = session.sitting.episode
         assert episode is not None, "it has been opened"
-        opening: Opening = session.kept["opening"]
+        opening: Opening = session.extras["opening"]
         copy = _copy(episode, self.environment, given, prompted=opening.prompted)
-        if session.kept["face"] != "turns":
+        if session.extras["face"] != "turns":
             # No endpoint brings a reply: those of an author who answers them are played now.
-            await self.environment.follow(copy, judging.played(items, ended), calls=False)
+            await self.environment.replay_into(copy, judging.played(items, ended), calls=False)
         return await judging.told(self.environment, copy, items, ended)
 
-    async def _alone(self, given: Given, items: Sequence[Item], ended: Ended) -> Judged:
+    async def _judge_without_session(self, given: Given, items: Sequence[Item], ended: Ended) -> Judged:
         seconds = within(given.budget, self._budget).seconds
 
         async def judge(row: Row) -> Judged:
@@ -196,7 +196,7 @@ class Episodes:
 
         return await tolerant(given.row, judge)
 
-    def _allowed(self, given: Given, face: Face) -> Budget:
+    def _limit_budget(self, given: Given, face: Face) -> Budget:
         budget = within(given.budget, self._budget)
         # Each call comes by itself: how many turns they were is known to the client alone.
         return budget if face == "turns" else budget.model_copy(update={"turns": MOST.turns})
@@ -205,7 +205,7 @@ class Episodes:
 def _fence(session: Session, items: Sequence[Item], ended: Ended) -> None:
     """Have *session* be judged for these *items* alone, however often it is asked for; raises `Refused`."""
     mark = hashlib.sha256(written([ended, *items])).digest()
-    if session.kept.setdefault("judged", mark) != mark:
+    if session.extras.setdefault("judged", mark) != mark:
         raise Refused(409, "the session was judged with another response: open another session for this one", **OVER)
 
 
@@ -216,7 +216,7 @@ def _copy(episode: Episode, environment: Environment, given: Given, *, prompted:
     return replace(
         episode,
         task=task,
-        state=answers.copied(episode.state) if environment.remembers else episode.state,
+        state=answers.copied(episode.state) if environment.needs_replay else episode.state,
         transcript=Transcript(opening=opening if prompted else [*task.input, *opening]),
         deadline=asyncio.get_running_loop().time() + MOST.seconds,
     )

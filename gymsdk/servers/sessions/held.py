@@ -41,10 +41,10 @@ class Session:
     sitting: Sitting
     name: str | None = None
     key: str | None = None
-    used: float = 0.0
+    last_used: float = 0.0
     left: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    kept: dict[str, Any] = field(default_factory=dict)
+    extras: dict[str, Any] = field(default_factory=dict)
     calls: list[ToolCall] = field(default_factory=list)
 
 
@@ -79,53 +79,53 @@ class Sessions:
 
     async def open(self, sitting: Sitting, *, name: str | None = None) -> Session:
         """Keep *sitting*, opened by the caller, under a new token; raises `Refused` where there is no place for it."""
-        await self.check(name)
-        session = Session(self._secret(), sitting, name, used=self._clock())
+        await self.check_capacity(name)
+        session = Session(self._new_token(), sitting, name, last_used=self._clock())
         self._open[session.token] = session
         if name is not None:
             self._named[name] = session
         return session
 
-    async def check(self, name: str | None = None) -> None:
+    async def check_capacity(self, name: str | None = None) -> None:
         """Raise `Refused` where there is no place for another session, or none for one of this *name*."""
         if name is not None and (name in self._fenced or name in self._named):
             raise Refused(409, f"session {name!r} has been opened or closed before; choose another id")
         if len(self._open) >= self._cap:
             await self.sweep()
         if len(self._open) >= self._cap:
-            await self._settle(list(self._left)[:1])
+            await self._await_closed(list(self._left)[:1])
         if len(self._open) >= self._cap:
             raise Overloaded(f"all {self._cap} sessions are in use; close some, or come back", retry_after=PAUSE)
 
-    def found(self, token: str | None) -> Session | None:
+    def find_by_token(self, token: str | None) -> Session | None:
         """Give the session with this *token*, which stays a while longer for it; `None` where there is none."""
         session = self._open.get(token or "")
         if session is not None:
-            session.used = self._clock()
+            session.last_used = self._clock()
             self._open.move_to_end(session.token)
         return session
 
-    def holds(self, session: Session) -> bool:
+    def is_open(self, session: Session) -> bool:
         """Whether *session* is open; asking is no use of it."""
         return session.token in self._open
 
-    def named(self, name: str) -> Session | None:
+    def find_by_name(self, name: str) -> Session | None:
         """Give the open session a client calls *name*."""
         return self._named.get(name)
 
-    def key(self, session: Session) -> str:
+    def issue_key(self, session: Session) -> str:
         """Give another secret of this session, for who may call its tools and nothing else."""
         if session.key is None:
-            session.key = self._secret()
+            session.key = self._new_token()
             self._keyed[session.key] = session
         return session.key
 
-    def keyed(self, key: str | None) -> Session | None:
+    def find_by_key(self, key: str | None) -> Session | None:
         """Give the open session with this *key*, which stays a while longer for it."""
         session = self._keyed.get(key or "")
-        return None if session is None else self.found(session.token)
+        return None if session is None else self.find_by_token(session.token)
 
-    def _secret(self) -> str:
+    def _new_token(self) -> str:
         secret = secrets.token_urlsafe(24)
         return secret if self._instance is None else f"{self._instance}.{secret}"
 
@@ -134,16 +134,16 @@ class Sessions:
 
         It is closed to the end also where nobody waits for it any more.
         """
-        if (closing := self._begun(session)) is not None:
+        if (closing := self._begin_close(session)) is not None:
             await asyncio.shield(closing)
 
-    def _begun(self, session: Session) -> asyncio.Task[None] | None:
+    def _begin_close(self, session: Session) -> asyncio.Task[None] | None:
         if self._open.pop(session.token, None) is None:
             return None
         self._left.pop(session, None)
         if session.name is not None:
             self._named.pop(session.name, None)
-            self.fence(session.name)
+            self.block_name(session.name)
         if session.key is not None:
             self._keyed.pop(session.key, None)
         closing = asyncio.create_task(_closed(session))
@@ -151,13 +151,13 @@ class Sessions:
         closing.add_done_callback(self._closing.discard)
         return closing
 
-    def leave(self, session: Session) -> None:
+    def close_soon(self, session: Session) -> None:
         """Have *session* be closed soon, or when its place is needed."""
         session.left = True
-        if self.holds(session):
+        if self.is_open(session):
             self._left[session] = None
 
-    def fence(self, name: str) -> None:
+    def block_name(self, name: str) -> None:
         """Have nobody open a session called *name* again."""
         self._fenced[name] = None
         if len(self._fenced) > FENCED:
@@ -166,19 +166,19 @@ class Sessions:
     async def sweep(self) -> None:
         """Close what nobody has used for the time to live; what is in the middle of a call is in use."""
         now, soonest = self._clock(), min(LEFT, self._ttl)
-        quiet = takewhile(lambda session: session.used <= now - soonest, self._open.values())
-        old = [each for each in quiet if each.left or each.used <= now - self._ttl]
-        await self._settle([each for each in old if not each.lock.locked()])
+        quiet = takewhile(lambda session: session.last_used <= now - soonest, self._open.values())
+        old = [each for each in quiet if each.left or each.last_used <= now - self._ttl]
+        await self._await_closed([each for each in old if not each.lock.locked()])
 
     async def aclose(self) -> None:
         """Close all; what is still being closed when this is cancelled is given up."""
         for session in list(self._open.values()):
-            self._begun(session)
+            self._begin_close(session)
         await asyncio.gather(*self._closing)
 
-    async def _settle(self, sessions: Iterable[Session]) -> None:
+    async def _await_closed(self, sessions: Iterable[Session]) -> None:
         # All at once, and each by itself: it may take as long as its environment's `close` is given.
-        closing = [task for session in sessions if (task := self._begun(session)) is not None]
+        closing = [task for session in sessions if (task := self._begin_close(session)) is not None]
         if closing:
             await asyncio.wait(closing, timeout=SETTLING)
 

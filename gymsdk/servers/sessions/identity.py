@@ -64,7 +64,7 @@ class RowIdentity:
     task_index: int | None
 
     @classmethod
-    def of(cls, row: Row) -> RowIdentity:
+    def of_row(cls, row: Row) -> RowIdentity:
         """Return the identity of *row*."""
         index = row.get(TASK_INDEX)
         return cls(

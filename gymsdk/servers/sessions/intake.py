@@ -63,7 +63,7 @@ def given(body: Row, environment: Playable, *, rollout: str | None = None) -> Gi
     whose = _id(body.get(ROLLOUT_ID, body.get("capture_rollout_id"))) or rollout or ""
     trail.name(whose)
     repeat = _whole(ours.get("repeat"), body.get(ROLLOUT_INDEX), _repeat_of(whose)) or 0
-    identity = RowIdentity.of(row)
+    identity = RowIdentity.of_row(row)
     return Given(
         row=row,
         identity=identity,

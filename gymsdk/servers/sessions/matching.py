@@ -77,7 +77,7 @@ def find(candidates: Sequence[Session], given: Given, items: Sequence[Item], env
     fitting, differs = _of_row(candidates, given, environment)
     if not fitting:
         return Match(None, OTHER_ROW.format(difference=differs), row_has_session=False)
-    calls = ResponseCalls.of(items, fitting[-1], environment)
+    calls = ResponseCalls.from_items(items, fitting[-1], environment)
     if newest in fitting and calls.is_complete_in(newest):
         return Match(newest)
     shares = [each for each in fitting if calls.any_seen([each])]
@@ -95,7 +95,7 @@ def find(candidates: Sequence[Session], given: Given, items: Sequence[Item], env
 
 def over(session: Session) -> bool:
     """Whether *session* has its verdict."""
-    return "judged" in session.kept or session.sitting.ending is not None
+    return "judged" in session.extras or session.sitting.result is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class ResponseCalls:
     environment: Environment
 
     @classmethod
-    def of(cls, items: Sequence[Item], session: Session, environment: Environment) -> ResponseCalls:
+    def from_items(cls, items: Sequence[Item], session: Session, environment: Environment) -> ResponseCalls:
         """Return the calls among *items*, which were played in an episode like that of *session*."""
         episode = _episode(session)
         names = {tool.get("name") for tool in episode.tools} - RESERVED
@@ -221,7 +221,7 @@ def _difference(session: Session, given: Given, environment: Environment, *, exa
     Unless *exact*, the agent may have put a system prompt before the row's prompt, and one side may lack the task
     index, which some clients send only with one of their requests.
     """
-    opening: Opening = session.kept["opening"]
+    opening: Opening = session.extras["opening"]
     ours, theirs = opening.identity, given.identity
     for name, value in ours.fields.items():
         if name not in theirs.fields or theirs.fields[name] != value:
@@ -257,7 +257,7 @@ def _has_seed(opening: Opening, given: Given, *, exact: bool) -> bool:
 
 def _added_field(session: Session, given: Given, environment: Environment) -> str | None:
     """Return what differs in the fields that the row has beside those of the session, where the schema knows them."""
-    opening: Opening = session.kept["opening"]
+    opening: Opening = session.extras["opening"]
     added = given.identity.fields.keys() - opening.identity.fields.keys()
     declared = sorted(added & environment.task_type.model_fields.keys())
     if not declared:

@@ -45,7 +45,7 @@ INDICES = (TASK_INDEX, ROLLOUT_INDEX)
 class Figured(Protocol):
     """An environment elsewhere that makes its own figures."""
 
-    async def aggregated(self, body: Row) -> Item:
+    async def aggregate(self, body: Row) -> Item:
         """Give the figures over the verified rows in *body*; raises `Refused`."""
 
 
@@ -57,7 +57,7 @@ class Lost(Exception):
         self.rollout = rollout
         self.failure = failure
 
-    def error(self) -> EpisodeError:
+    def to_error(self) -> EpisodeError:
         """Give it as the error it comes from."""
         into = Unscorable if self.rollout.outcome == "unscorable" else Failed
         return into(
@@ -105,7 +105,7 @@ class Runs:
             finally:
                 await self._once.aclose()
 
-    async def answered(self, given: Given, shape: Shape = plain) -> bytes:
+    async def play_to_json(self, given: Given, shape: Shape = plain) -> bytes:
         """Give the line of the *given* row's rollout, in this *shape*, as JSON.
 
         Raises `Lost` where it has no reward, `BadRow` where the row does not fit, `Overloaded` where there is no place.
@@ -113,7 +113,7 @@ class Runs:
         row = {key: value for key, value in given.row.items() if key not in UNMASKED}
         stamps = {key: row.pop(key) for key in INDICES if key in row}
         async with self.admission.place():
-            rollout = await tolerant(row, lambda each: self._played(given, each, given.id or _id(stamps)))
+            rollout = await tolerant(row, lambda each: self._play_row(given, each, given.id or _id(stamps)))
         if rollout.failure is not None:
             raise Lost(rollout, rollout.failure)
         try:
@@ -122,25 +122,25 @@ class Runs:
             failure = Failure(stage="verify", kind="bad_answer", message=f"it cannot be written as JSON: {error}")
             raise Lost(rollout, failure) from error
 
-    async def _played(self, given: Given, row: Row, id: str) -> Rollout:
+    async def _play_row(self, given: Given, row: Row, id: str) -> Rollout:
         budget = within(given.budget, self.budget)
         return await play(self.environment, self.model, row, seed=given.seed, repeat=given.repeat, id=id, budget=budget)
 
-    async def once(self, given: Given, body: Row, shape: Shape = plain) -> bytes:
+    async def play_once(self, given: Given, body: Row, shape: Shape = plain) -> bytes:
         """Give what `answered` gives; a *body* that names its rollout is played once, however often it comes.
 
         Another row under the same id, or another attempt at it, is something else.
         """
         if not given.id:
-            return await self.answered(given, shape)
+            return await self.play_to_json(given, shape)
         key = f"{given.id}:{digest(body)}"
         keep = not NUMBERED_ROLLOUT.fullmatch(given.id)
-        return await self._once(key, lambda: self.answered(given, shape), keep=keep)
+        return await self._once(key, lambda: self.play_to_json(given, shape), keep=keep)
 
-    async def aggregated(self, body: Row) -> Item:
+    async def aggregate(self, body: Row) -> Item:
         """Give the figures over the verified rows in *body*; raises `Refused`."""
         if isinstance(self.environment, Figured):
-            return await self.environment.aggregated(body)
+            return await self.environment.aggregate(body)
         if not isinstance(self.environment, Environment):
             raise Refused(422, "the environment is served elsewhere: POST this to its resources server")
         return await aggregated(self.environment, body)
@@ -154,7 +154,7 @@ async def told(request: Request, playing: Coroutine[Any, Any, T]) -> T:
     try:
         return await while_there(request, playing)
     except Lost as lost:
-        raise lost.error() from None
+        raise lost.to_error() from None
 
 
 def _id(stamps: Row) -> str:

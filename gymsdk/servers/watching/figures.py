@@ -38,20 +38,20 @@ class Figures:
         self._buckets: Counter[tuple[str, float]] = Counter()
         self._seconds: Counter[str] = Counter()
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
+    def record_response(self, route: str, status: int, seconds: float) -> None:
         """Count one answer."""
         self._answers[route, status] += 1
         self._seconds[route] += seconds  # type: ignore[assignment]  # a sum of seconds is counted like the rest
         edge = next((each for each in EDGES if seconds <= each), float("inf"))
         self._buckets[route, edge] += 1
 
-    async def told(self) -> str:
+    async def render_current(self) -> str:
         """Give all figures as text, brought up to date."""
         for look in self.looks:
             await look()
-        return self.text()
+        return self.render()
 
-    def text(self) -> str:
+    def render(self) -> str:
         """Give all figures as text."""
         return "\n".join(self._lines()) + "\n"
 

@@ -22,8 +22,8 @@ def watched(figures: Figures) -> None:
     """Have *figures* tell how much the GPUs of this machine are used; nothing where nobody can say."""
     if shutil.which(TOOL) is not None:
         gpus = Gpus()
-        figures.looks.append(gpus.look)
-        figures.samples["gpu_utilization_ratio"] = gpus.used
+        figures.looks.append(gpus.refresh)
+        figures.samples["gpu_utilization_ratio"] = gpus.utilization
 
 
 class Gpus:
@@ -33,13 +33,13 @@ class Gpus:
         self._used: list[Sample] = []
         self._at = float("-inf")
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Look again, where that was long ago."""
         if time.monotonic() - self._at >= FRESH:
             self._at = time.monotonic()
             self._used = read(await _said())
 
-    def used(self) -> list[Sample]:
+    def utilization(self) -> list[Sample]:
         """Give the share of the time in which each was at work."""
         return self._used
 

@@ -88,15 +88,15 @@ class Health:
         self._clock = clock
         self._answers: dict[Place, _Answer] = {}
 
-    async def of(self, services: Iterable[Service]) -> Mapping[str, Status | None]:
+    async def statuses(self, services: Iterable[Service]) -> Mapping[str, Status | None]:
         """Give how each of *services* answers, by id; `None` where it has not yet."""
         # Held here: whoever else asks meanwhile may have those forgotten that are gone.
-        asked = {each.id: self._asked(_place(each)) for each in services}
+        asked = {each.id: self._check(_place(each)) for each in services}
         if asking := {each.asking for each in asked.values() if each.asking is not None}:
             await asyncio.wait(asking, timeout=self._brief)
         return {name: each.status for name, each in asked.items()}
 
-    def trips(self, services: Iterable[Service]) -> Mapping[str, float]:
+    def round_trips(self, services: Iterable[Service]) -> Mapping[str, float]:
         """Give the seconds that those of *services* took to answer last which do, by id."""
         known = ((each.id, self._answers.get(_place(each))) for each in services)
         return {one: round(found.trip, 6) for one, found in known if found is not None and found.status == "success"}
@@ -107,15 +107,15 @@ class Health:
         for place in self._answers.keys() - kept:
             del self._answers[place]
 
-    def _asked(self, place: Place) -> _Answer:
+    def _check(self, place: Place) -> _Answer:
         known = self._answers.setdefault(place, _Answer())
         if known.asking is None and (known.status is None or self._clock() - known.at > self._fresh):
             known.began = self._clock()
             known.asking = asyncio.ensure_future(status(*place))
-            known.asking.add_done_callback(lambda task: self._heard(known, task))
+            known.asking.add_done_callback(lambda task: self._record(known, task))
         return known
 
-    def _heard(self, known: _Answer, task: asyncio.Task[Status]) -> None:
+    def _record(self, known: _Answer, task: asyncio.Task[Status]) -> None:
         known.asking, known.at = None, self._clock()
         known.trip = known.at - known.began
         known.status = "timeout" if task.cancelled() else task.result()

@@ -56,7 +56,7 @@ class Logging(BaseModel):
         return self.directory is None and (self.level, self.format) != ("warning", "text")
 
     @property
-    def words(self) -> list[str]:
+    def to_options(self) -> list[str]:
         """The options by which another process logs alike."""
         folder = [] if self.directory is None else ["--log-dir", str(self.directory)]
         return ["--log-level", self.level, "--log-format", self.format, *folder]
@@ -111,7 +111,7 @@ class Lines(logging.Handler):
         super().__init__(asked.level.upper())
         self._asked = asked
         self._files: dict[str, int] = {}
-        self._writer = Writer(self._dropped)
+        self._writer = Writer(self._format_dropped)
         if asked.directory is not None:
             _check(asked.directory, asked.server)
 
@@ -122,7 +122,7 @@ class Lines(logging.Handler):
             server = here.server or self._asked.server
             line = _json(record, here, server) if self._asked.format == "json" else _text(record, here, server)
             directory = self._asked.directory
-            self._writer.put(STDERR if directory is None else self._file(directory, server), line + b"\n")
+            self._writer.put(STDERR if directory is None else self._open_file(directory, server), line + b"\n")
         except Exception:  # noqa: BLE001  # as every handler has it: what cannot be logged must not end what is told of
             self.handleError(record)
 
@@ -138,13 +138,13 @@ class Lines(logging.Handler):
             os.close(self._files.popitem()[1])
         super().close()
 
-    def _dropped(self, number: int) -> bytes:
+    def _format_dropped(self, number: int) -> bytes:
         sentence = f"{number} lines were not written: nobody took them in time"
         record = logging.LogRecord(WORDS, logging.WARNING, "", 0, sentence, None, None)
         make = _json if self._asked.format == "json" else _text
         return make(record, NOWHERE, self._asked.server) + b"\n"
 
-    def _file(self, directory: Path, server: str) -> int:
+    def _open_file(self, directory: Path, server: str) -> int:
         if server not in self._files:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._files[server] = os.open(_path(directory, server), flags, 0o644)

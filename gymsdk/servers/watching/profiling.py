@@ -63,11 +63,11 @@ def _told(ledger: Ledger, server: str) -> Item:
 
 
 def _route(account: Account) -> Item:
-    return {"requests": account.calls, "cpu_ms": _ms(account.cpu)}
+    return {"requests": account.calls, "cpu_ms": _ms(account.cpu_seconds)}
 
 
 def _hook(account: Account) -> Item:
-    return {"calls": account.calls, "cpu_ms": _ms(account.cpu), "workers_cpu_ms": _ms(account.workers)}
+    return {"calls": account.calls, "cpu_ms": _ms(account.cpu_seconds), "workers_cpu_ms": _ms(account.worker_cpu_seconds)}
 
 
 def _ms(seconds: float) -> float:

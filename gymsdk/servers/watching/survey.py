@@ -108,7 +108,7 @@ class Survey(BaseModel):
     lost: list[Lost] = []
 
     @property
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether nothing is wrong."""
         return not self.lost and not any(each.wrong for each in self.servers)
 
@@ -179,7 +179,7 @@ async def _asked(head: str, path: str, carried: Headers) -> Answer:
         cure = "start one with `gymsdk serve NAME`, or name another with --head"
         raise Failed(f"{sentence}; {cure}", kind="server_unreachable", stage="host", retryable=True) from None
     if answer.status == credentials.UNAUTHORIZED:
-        raise credentials.refused(answer.host, carried=bool(carried))
+        raise credentials.refused(answer.host, had_token=bool(carried))
     return answer
 
 

@@ -15,10 +15,10 @@ Look: TypeAlias = Callable[[str], Awaitable[Nodes]]
 def watched(figures: Figures, look: Look) -> None:
     """Have *figures* tell what *look* finds whenever somebody reads them."""
     watch = Watch(look)
-    figures.looks.append(watch.look)
-    figures.gauges["expected_servers"] = lambda: len(expected(watch.found))
-    figures.gauges["registered_servers"] = lambda: len(expected(watch.found)) - len(missing(watch.found))
-    figures.gauges["lost_nodes"] = lambda: len(watch.found.lost)
+    figures.looks.append(watch.refresh)
+    figures.gauges["expected_servers"] = lambda: len(expected(watch.nodes))
+    figures.gauges["registered_servers"] = lambda: len(expected(watch.nodes)) - len(missing(watch.nodes))
+    figures.gauges["lost_nodes"] = lambda: len(watch.nodes.lost)
     figures.samples["server_up"] = watch.up
     figures.samples["round_trip_seconds"] = watch.round_trips
     figures.samples["last_exit_code"] = watch.exit_codes
@@ -47,35 +47,35 @@ class Watch:
     """What *look* has *found* last."""
 
     def __init__(self, look: Look) -> None:
-        self.found = Nodes()
+        self.nodes = Nodes()
         self._look = look
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Look again."""
-        self.found = await self._look("127.0.0.1")
+        self.nodes = await self._look("127.0.0.1")
 
     def up(self) -> list[Sample]:
         """Give for each instance whether it answers."""
-        return [Sample(float(each.status == "success"), _labels(each)) for each in self._asked()]
+        return [Sample(float(each.status == "success"), _labels(each)) for each in self._checked_instances()]
 
     def round_trips(self) -> list[Sample]:
         """Give the seconds each instance took to answer last."""
-        return [Sample(each.round_trip, _labels(each)) for each in self._asked() if each.round_trip is not None]
+        return [Sample(each.round_trip, _labels(each)) for each in self._checked_instances() if each.round_trip is not None]
 
     def exit_codes(self) -> list[Sample]:
         """Give how each server ended last that did."""
-        return [Sample(ended.code, {"name": name}) for name, ended in self.found.exits.items()]
+        return [Sample(ended.code, {"name": name}) for name, ended in self.nodes.exits.items()]
 
     def exit_times(self) -> list[Sample]:
         """Give when, in seconds since the epoch."""
-        return [Sample(ended.at, {"name": name}) for name, ended in self.found.exits.items()]
+        return [Sample(ended.at, {"name": name}) for name, ended in self.nodes.exits.items()]
 
     def restarts(self) -> list[Sample]:
         """Give how often each server has been started anew."""
-        return [Sample(ended.restarts, {"name": name}) for name, ended in self.found.exits.items()]
+        return [Sample(ended.restarts, {"name": name}) for name, ended in self.nodes.exits.items()]
 
-    def _asked(self) -> Iterator[Instance]:
-        return (each for each in self.found.instances if each.status is not None)
+    def _checked_instances(self) -> Iterator[Instance]:
+        return (each for each in self.nodes.instances if each.status is not None)
 
 
 def _labels(instance: Instance) -> dict[str, str]:

@@ -47,7 +47,7 @@ class Line:
     headers: http.Headers = field(default_factory=dict, repr=False)
     seconds: float = 600.0
     retry: http.Retry = http.RETRY
-    ours: bool = False
+    is_gymsdk: bool = False
 
     async def post(self, path: str, body: object, *, stage: str, deadline: float | None = None) -> Answer:
         """Give what *path* answers, its cookies kept; raises `Failed` where there is no answer."""
@@ -73,7 +73,7 @@ async def call(line: Line, action: ToolCall, offered: list[Item], *, deadline: f
     names = {tool["name"]: tool for tool in offered if isinstance(tool.get("name"), str) and tool["name"] not in NEVER}
     if action.name not in names:
         return Step(output=tools.refusal(tools.unknown(action.name, names)))
-    if not line.ours:
+    if not line.is_gymsdk:
         try:
             json.loads(action.arguments)
         except (ValueError, RecursionError) as error:
@@ -82,7 +82,7 @@ async def call(line: Line, action: ToolCall, offered: list[Item], *, deadline: f
     answer = await line.post(path, action.arguments.encode("utf-8", "replace"), stage="step", deadline=deadline)
     if (failure := broken(answer)) is not None:
         raise failure
-    return Step(output=_output(answer, ours=line.ours), done=_done(answer))
+    return Step(output=_output(answer, ours=line.is_gymsdk), done=_done(answer))
 
 
 def _of_server(error: Failed, stage: str) -> Failed:

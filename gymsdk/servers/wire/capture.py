@@ -61,11 +61,11 @@ class Captured:
             return response
         finally:
             spent = (time.perf_counter() - started) * 1e3
-            exchange = self._exchange(request, response, failed)
+            exchange = self._build_exchange(request, response, failed)
             timed = {"started_at": began, "completed_at": time.time(), "latency_ms": round(spent, 2)}
-            await self._written(rollout, exchange | timed)
+            await self._write(rollout, exchange | timed)
 
-    async def _written(self, rollout: str, exchange: Item) -> None:
+    async def _write(self, rollout: str, exchange: Item) -> None:
         """Append *exchange* to the rollout's file, within a bound: the disk must not hold up an episode."""
         try:
             async with asyncio.timeout(WRITING_SECONDS):
@@ -73,7 +73,7 @@ class Captured:
         except TimeoutError:
             log.warning("a model call of rollout %s was not captured in %s in time", rollout, self._folder)
 
-    def _exchange(self, request: Item, response: Item | None, failed: str | None) -> Item:
+    def _build_exchange(self, request: Item, response: Item | None, failed: str | None) -> Item:
         unfinished = "cancelled" if response is None and failed is None else None
         return {
             # The response's own id: an agent that reports the call knows the call by that.

@@ -39,7 +39,7 @@ class Turn:
     """The last turn of a session: its *request*, what came of it, and the answer once there is one."""
 
     request: str | None
-    taken: Taken = field(default_factory=Taken)
+    effects: Taken = field(default_factory=Taken)
     answer: Item | None = None
     failure: EpisodeError | None = None
 
@@ -58,7 +58,7 @@ class Turns:
     async def reset(self, request: Request) -> Response:
         """Open an episode of a row; its cookie is in the answer."""
         row = given(await body(request), self._episodes.environment, rollout=request.scope["state"].get("rollout_id"))
-        session = await self._episodes.seed(row, "turns", left=self._found(request))
+        session = await self._episodes.open_session(row, "turns", left=self._find_session(request))
         request.scope["state"]["token"] = session.token
         episode = session.sitting.episode
         assert episode is not None, "it has been opened"
@@ -71,26 +71,26 @@ class Turns:
         response, name = response_of(turn), turn.get(REQUEST)
         if name is not None and not isinstance(name, str):
             raise Refused(422, f"`{REQUEST}` must be a string")
-        async with self._episodes.playing(self._found(request), "turns") as session:
+        async with self._episodes.lock_playing_session(self._find_session(request), "turns") as session:
             return answer(await _stepped(session, response, name))
 
     async def close(self, request: Request) -> Response:
         """Close the episode; one there is none of has been closed."""
         await body(request)
-        session = self._found(request)
+        session = self._find_session(request)
         if session is not None:
-            trusted = session.kept["face"] == "turns" or tools.CLIENT in request.headers
-            await self._episodes.leave(session, trusted=trusted)
-            if session.sitting.unreleased is not None:
-                raise session.sitting.unreleased
+            trusted = session.extras["face"] == "turns" or tools.CLIENT in request.headers
+            await self._episodes.leave_session(session, trusted=trusted)
+            if session.sitting.close_error is not None:
+                raise session.sitting.close_error
         return answer({})
 
-    def _found(self, request: Request) -> Session | None:
-        return self._episodes.sessions.found(request.scope["state"]["token"])
+    def _find_session(self, request: Request) -> Session | None:
+        return self._episodes.sessions.find_by_token(request.scope["state"]["token"])
 
 
 async def _stepped(session: Session, response: Item, name: str | None) -> Item:
-    turn: Turn | None = session.kept.get("turn")
+    turn: Turn | None = session.extras.get("turn")
     if turn is None or not turn.is_open:
         again = turn is not None and name is not None and turn.request == name
         if turn is None or not again:
@@ -100,21 +100,21 @@ async def _stepped(session: Session, response: Item, name: str | None) -> Item:
         failure = turn.failure
         raise recast(failure, Unscorable) if isinstance(failure, Unscorable) else recast(failure, Failed)
     if turn.answer is None:
-        turn.answer = await _answered(session, turn.taken)
+        turn.answer = await _answered(session, turn.effects)
     return turn.answer
 
 
 async def _begun(session: Session, response: Item, name: str | None) -> Turn:
     """Take a turn that has not been sent before; one that failed half way is not taken a second time."""
-    if session.sitting.over:
+    if session.sitting.is_over:
         raise Refused(409, "the episode is over: POST /reset for another")
     turn = Turn(name)
     session.calls += tool_calls(response["output"])
     try:
-        turn.taken = await session.sitting.answer(response)
+        turn.effects = await session.sitting.apply_response(response)
     except EpisodeError as error:
         turn.failure = error
-    session.kept["turn"] = turn
+    session.extras["turn"] = turn
     return turn
 
 
@@ -123,12 +123,12 @@ async def _answered(session: Session, taken: Taken) -> Item:
     info: Item = {"tool_outputs": [{"call_id": item["call_id"], "output": item["output"]} for item in outputs]}
     reward = taken.reward
     if taken.ended is not None:
-        await session.sitting.judge()
-        verdict = session.sitting.ending
+        await session.sitting.verify()
+        verdict = session.sitting.result
         assert isinstance(verdict, Verdict), "it has been judged"
         reward += verdict.reward
         info |= verdict.model_dump(mode="json", exclude={"reward", "components"})
-        info |= {"ended": taken.ended, "reward_components": session.sitting.rollout().components}
+        info |= {"ended": taken.ended, "reward_components": session.sitting.build_rollout().components}
     return {
         "observation": _observed([item for item in taken.items if item.get("type") == "message"]),
         "reward": reward,

@@ -77,8 +77,8 @@ class Protocol:
         self._methods: dict[str, Method] = {
             "initialize": self._initialize,
             "ping": self._ping,
-            "tools/list": self._list,
-            "tools/call": self._call,
+            "tools/list": self._list_tools,
+            "tools/call": self._call_tool,
         }
 
     async def post(self, request: Request) -> Response:
@@ -87,14 +87,14 @@ class Protocol:
         message = await body(request)
         if "id" not in message:
             return Response(status_code=202)
-        session = self._episodes.sessions.keyed(request.headers.get(TOKEN))
+        session = self._episodes.sessions.find_by_key(request.headers.get(TOKEN))
         about = {"jsonrpc": "2.0", "id": message["id"]}
         try:
-            return answer(about | {"result": await self._answered(message, session)})
+            return answer(about | {"result": await self._handle_message(message, session)})
         except Unknown as error:
             return answer(about | {"error": {"code": error.code, "message": str(error)}})
 
-    async def _answered(self, message: Item, session: Session | None) -> Item:
+    async def _handle_message(self, message: Item, session: Session | None) -> Item:
         method = message.get("method")
         if not isinstance(method, str) or method not in self._methods:
             raise Unknown(NO_METHOD, f"there is no method {str(method)[:80]!r}")
@@ -114,10 +114,10 @@ class Protocol:
     async def _ping(self, _: Item, __: Session | None) -> Item:
         return {}
 
-    async def _list(self, _: Item, session: Session | None) -> Item:
-        return {"tools": [_shown(tool) for tool in self._offered(session)]}
+    async def _list_tools(self, _: Item, session: Session | None) -> Item:
+        return {"tools": [_shown(tool) for tool in self._offered_tools(session)]}
 
-    async def _call(self, params: Item, session: Session | None) -> Item:
+    async def _call_tool(self, params: Item, session: Session | None) -> Item:
         name, arguments = params.get("name"), params.get("arguments")
         if not isinstance(name, str):
             raise Unknown(WRONG, "`name` must be the name of a tool")
@@ -125,17 +125,17 @@ class Protocol:
             return _told(f"Missing {TOKEN} for Gym MCP tool call.", failed=True)
         text = written({} if arguments is None else arguments).decode()
         session.calls.append(ToolCall(name=name, arguments=text))
-        if not any(tool["name"] == name for tool in self._offered(session)):
+        if not any(tool["name"] == name for tool in self._offered_tools(session)):
             raise Unknown(WRONG, f"there is no tool {name[:80]!r}; `tools/list` has those there are")
         try:
-            async with self._episodes.playing(session, "tools", "typed"):
-                output, _ = await self._episodes.call(session, name, text)
+            async with self._episodes.lock_playing_session(session, "tools", "typed"):
+                output, _ = await self._episodes.call_tool(session, name, text)
         except (Refused, EpisodeError) as error:
             status = error.status if isinstance(error, Refused) else 503 if error.retryable else 422
             return _told(f"HTTP {status} from POST /{name}: {error}", failed=True)
         return _told(output["output"])
 
-    def _offered(self, session: Session | None) -> list[Item]:
+    def _offered_tools(self, session: Session | None) -> list[Item]:
         episode = session.sitting.episode if session else None
         if episode is None:
             return [tool.schema for tool in self._episodes.environment.tools.values()]

@@ -62,11 +62,11 @@ class Remote:
     def __repr__(self) -> str:
         return f"<Remote {self.name!r} at {self.base_url}>"
 
-    def line(self, jar: Mapping[str, str] | None = None) -> Line:
+    def open_connection(self, jar: Mapping[str, str] | None = None) -> Line:
         """Give a line to the session that the cookies in *jar* are for, or to one that is yet to be opened."""
         return Line(self.base_url, dict(jar or {}), self._headers, self._seconds, self._retry)
 
-    def carried(self, base_url: str) -> http.Headers:
+    def auth_headers(self, base_url: str) -> http.Headers:
         """Give what requests to *base_url* carry: the token where that is this server, as others may call it."""
         return self._token if self._token and _is_one(base_url.rstrip("/"), self.base_url) else {}
 
@@ -75,14 +75,14 @@ class Remote:
     ) -> Episode:
         """Open a session of *row*; raises `BadRow` where it does not fit, else `EpisodeError`."""
         task, raw = _read(row)
-        line = self.line()
+        line = self.open_connection()
         body = {**raw, "gymsdk": {"seed": seed, "repeat": repeat}}
         answer = await line.post("/seed_session", body, stage="reset", deadline=deadline)
         if not answer.ok:
             raise _unopened(answer, self.name)
         shown = _ours(told.object_of(answer, "reset"))
         # Who sends back what it was sent is not for that one of ours.
-        line.ours = "opening" in shown
+        line.is_gymsdk = "opening" in shown
         return Episode(
             id=id,
             seed=seed,
@@ -119,15 +119,15 @@ class Remote:
     async def close(self, episode: Episode) -> None:
         """Close the session, where the server is one that has an end for it."""
         line = _line(episode)
-        if not line.ours:
+        if not line.is_gymsdk:
             return
         answer = await line.post("/close_session", {}, stage="close")
         if not answer.ok:
             raise told.refused(answer, "close")
 
-    async def aggregated(self, body: Row) -> Item:
+    async def aggregate(self, body: Row) -> Item:
         """Give the figures over the verified rows in *body*, as the server makes them; raises `Refused`."""
-        answer = await self.line().post("/aggregate_metrics", body, stage="metrics")
+        answer = await self.open_connection().post("/aggregate_metrics", body, stage="metrics")
         if answer.ok:
             return told.object_of(answer, "metrics")
         if answer.status in UNFIT and told.broken(answer) is None:

@@ -30,8 +30,8 @@ BEGINNING = {
 class Ending:
     """How an answer ends: *early* where nothing of it has been sent, *late* as the last frames of its stream."""
 
-    early: Response
-    late: bytes = b""
+    response: Response
+    last_frames: bytes = b""
 
 
 class Pending(Response):
@@ -57,7 +57,7 @@ class Pending(Response):
                 # Nobody reads it; it is counted.
                 await Response(status_code=GONE)(scope, receive, send)
             elif ending.done():
-                await ending.result().early(scope, receive, send)
+                await ending.result().response(scope, receive, send)
             else:
                 await self._stream(ending, gone, send)
         finally:
@@ -73,7 +73,7 @@ class Pending(Response):
             await send({"type": "http.response.body", "body": self._beat, "more_body": True})
             await asyncio.wait({ending, gone}, timeout=self._every, return_when=asyncio.FIRST_COMPLETED)
         if not gone.done():
-            await send({"type": "http.response.body", "body": ending.result().late})
+            await send({"type": "http.response.body", "body": ending.result().last_frames})
 
 
 def streamed(frames: bytes) -> Response:

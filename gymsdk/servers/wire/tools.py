@@ -59,7 +59,7 @@ def _listed(names: Iterable[str]) -> list[str]:
 
 
 async def _called(request: Request, episodes: Episodes, name: str) -> Response:
-    session = episodes.sessions.found(request.scope["state"]["token"])
+    session = episodes.sessions.find_by_token(request.scope["state"]["token"])
     if name in RESERVED or not _is_tool(name, episodes, session):
         if session is not None:
             session.calls.append(ToolCall(name=name, arguments=""))
@@ -68,8 +68,8 @@ async def _called(request: Request, episodes: Episodes, name: str) -> Response:
     if session is not None:
         # Also a call that is refused below stands in the response of an agent.
         session.calls.append(ToolCall(name=name, arguments=arguments))
-    async with episodes.playing(session, "tools", "typed") as mine:
-        output, taken = await episodes.call(mine, name, arguments)
+    async with episodes.lock_playing_session(session, "tools", "typed") as mine:
+        output, taken = await episodes.call_tool(mine, name, arguments)
     return _output(output["output"], taken)
 
 

@@ -70,7 +70,7 @@ def told(face: Face, trouble: Trouble, error: EpisodeError | None = None) -> Res
     """Give *trouble* as the API of *face* tells it; *error* is the failure it comes from."""
     if error is not None:
         trail.tell(stage=error.stage, kind=error.kind)
-    found = answer(face.error(trouble), status=trouble.status)
+    found = answer(face.build_error(trouble), status=trouble.status)
     if error is not None and error.retryable:
         found.headers["retry-after"] = str(max(1, round(error.retry_after or 1)))
     elif trouble.status >= 500:  # noqa: PLR2004 - the SDKs ask again after each of them

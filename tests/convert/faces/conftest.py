@@ -32,13 +32,13 @@ def served() -> Served:
 
 def answered(asked: httpx.Request, said: Item | Trouble) -> httpx.Response:
     face, body = FACES[asked.url.path.removeprefix("/v1/")], json.loads(asked.content)
-    face.request(body)
+    face.parse_request(body)
     streamed = {"content-type": "text/event-stream"}
     if isinstance(said, Trouble):
         if body.get("stream"):
-            return httpx.Response(200, content=face.beat + face.broken(said), headers=streamed)
-        return httpx.Response(said.status, json=face.error(said))
-    answer = face.answer(said, body)
+            return httpx.Response(200, content=face.heartbeat + face.build_error_frames(said), headers=streamed)
+        return httpx.Response(said.status, json=face.build_error(said))
+    answer = face.build_answer(said, body)
     if body.get("stream"):
-        return httpx.Response(200, content=face.beat + b"".join(face.events(answer, body)), headers=streamed)
+        return httpx.Response(200, content=face.heartbeat + b"".join(face.stream_events(answer, body)), headers=streamed)
     return httpx.Response(200, json=answer)

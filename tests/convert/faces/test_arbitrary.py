@@ -128,7 +128,7 @@ def changed(body: Item, place: Place, value: Any) -> Item:
 def read(path: str, body: Item) -> str:
     """Give the sentence that refuses *body*, empty where it is read."""
     try:
-        FACES[path].request(body)
+        FACES[path].parse_request(body)
     except Malformed as error:
         return str(error)
     return ""
@@ -136,7 +136,7 @@ def read(path: str, body: Item) -> str:
 
 def sent(request: Item) -> bool:
     """Whether each way to ask an engine says *request*, or says what is wrong with it."""
-    for body in (chat.body, responses.body, Own().body):
+    for body in (chat.body, responses.body, Own().build_body):
         try:
             json.dumps(body(request))
         except Failed as error:
@@ -146,7 +146,7 @@ def sent(request: Item) -> bool:
 
 @pytest.mark.parametrize("path", FACES)
 def test_a_sound_body_is_read(path: str) -> None:
-    assert FACES[path].request(BODIES[path])["input"]
+    assert FACES[path].parse_request(BODIES[path])["input"]
 
 
 @pytest.mark.parametrize("path", FACES)
@@ -155,7 +155,7 @@ def test_a_sound_body_is_read(path: str) -> None:
 def test_a_body_with_anything_anywhere_is_a_request_or_malformed(path: str, data: st.DataObject) -> None:
     place = data.draw(st.sampled_from([*places(BODIES[path])]))
     body = changed(BODIES[path], place, data.draw(values))
-    assert read(path, body) or sent(FACES[path].request(body))
+    assert read(path, body) or sent(FACES[path].parse_request(body))
 
 
 HOSTILE = (None, 0, -1, 1.5, "", "a", True, [], [[]], [{}], ["a"], [None], {}, {"a": []}, {"type": []}, {"type": {}})
@@ -166,4 +166,4 @@ def test_each_place_takes_or_refuses_each_kind_of_value(path: str) -> None:
     for place in places(BODIES[path]):
         for value in HOSTILE:
             body = changed(BODIES[path], place, value)
-            assert read(path, body) or sent(FACES[path].request(body)), (place, value)
+            assert read(path, body) or sent(FACES[path].parse_request(body)), (place, value)

@@ -193,7 +193,7 @@ def test_thoughts_are_told_under_both_names_or_as_the_client_wants_them() -> Non
     said = wire.response([wire.reasoning("2+2"), wire.message("4")], model="m")
 
     def told(**asked: Any) -> Item:
-        message: Item = served.FACE.answer(said, asked)["choices"][0]["message"]
+        message: Item = served.FACE.build_answer(said, asked)["choices"][0]["message"]
         return {key: value for key, value in message.items() if key not in {"role", "refusal"}}
 
     assert told() == {"content": "4", "reasoning_content": "2+2", "reasoning": "2+2"}
@@ -203,11 +203,11 @@ def test_thoughts_are_told_under_both_names_or_as_the_client_wants_them() -> Non
 
 def test_token_ids_are_also_where_vllm_has_them_if_they_are_wanted() -> None:
     said = wire.response([wire.message("hi") | TOKENS], model="m")
-    plain, wanted = served.FACE.answer(said, {}), served.FACE.answer(said, {"return_token_ids": True})
+    plain, wanted = served.FACE.build_answer(said, {}), served.FACE.build_answer(said, {"return_token_ids": True})
     assert TOKENS.items() <= plain["choices"][0]["message"].items()
     assert "prompt_token_ids" not in plain
     assert (wanted["prompt_token_ids"], wanted["choices"][0]["token_ids"]) == ([1, 2], [3])
-    chunks = [json.loads(frame[6:]) for frame in served.FACE.events(wanted, {}) if frame.startswith(b"data: {")]
+    chunks = [json.loads(frame[6:]) for frame in served.FACE.stream_events(wanted, {}) if frame.startswith(b"data: {")]
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2], None, None]
     assert chunks[-1]["choices"][0]["token_ids"] == [3]
 

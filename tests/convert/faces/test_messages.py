@@ -215,7 +215,7 @@ def test_what_a_model_said_is_what_it_is_told_to_have_said(output: list[Item], t
     ],
 )
 def test_an_error_in_the_words_of_the_api(status: int, kind: str) -> None:
-    said = messages.FACE.error(Trouble(status, "It is so.", param="messages"))
+    said = messages.FACE.build_error(Trouble(status, "It is so.", param="messages"))
     assert said == {"type": "error", "error": {"type": kind, "message": "It is so."}}
 
 

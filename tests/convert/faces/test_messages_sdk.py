@@ -44,9 +44,9 @@ class Speaking(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         try:
-            self.server.asked = FACE.request(body)
+            self.server.asked = FACE.parse_request(body)
         except Malformed as error:
-            self.send(400, written(FACE.error(Trouble(400, str(error)))))
+            self.send(400, written(FACE.build_error(Trouble(400, str(error)))))
             return
         if self.path.endswith("/count_tokens"):
             self.send(200, written(count(7)))
@@ -56,18 +56,18 @@ class Speaking(BaseHTTPRequestHandler):
             self.tell(self.server.said, body)
 
     def tell(self, said: list[Item], body: Item) -> None:
-        answer = FACE.answer(wire.response(said, model="m", usage=wire.usage(9, 4, cached_tokens=6)), body)
+        answer = FACE.build_answer(wire.response(said, model="m", usage=wire.usage(9, 4, cached_tokens=6)), body)
         self.server.message = answer
         if body.get("stream"):
-            self.send(200, FACE.beat + b"".join(FACE.events(answer, body)), "text/event-stream")
+            self.send(200, FACE.heartbeat + b"".join(FACE.stream_events(answer, body)), "text/event-stream")
         else:
             self.send(200, written(answer))
 
     def fail(self, trouble: Trouble, *, streamed: bool) -> None:
         if streamed:
-            self.send(200, FACE.beat + FACE.broken(trouble), "text/event-stream")
+            self.send(200, FACE.heartbeat + FACE.build_error_frames(trouble), "text/event-stream")
         else:
-            self.send(trouble.status, written(FACE.error(trouble)))
+            self.send(trouble.status, written(FACE.build_error(trouble)))
 
     def send(self, status: int, data: bytes, kind: str = "application/json") -> None:
         self.send_response(status)

@@ -44,8 +44,8 @@ def told(frames: bytes) -> list[Item]:
 
 
 def streamed(*output: Item, **fields: Any) -> list[Item]:
-    answer = responses.FACE.answer(wire.response(list(output), model="m", **fields), {})
-    return told(b"".join(responses.FACE.events(answer, {})))
+    answer = responses.FACE.build_answer(wire.response(list(output), model="m", **fields), {})
+    return told(b"".join(responses.FACE.stream_events(answer, {})))
 
 
 @SDK
@@ -146,7 +146,7 @@ def test_half_a_surrogate_pair_reaches_the_client() -> None:
 def test_no_frame_has_a_line_end_of_any_kind_in_it(mark: str) -> None:
     said = wire.response([wire.message(f"a{mark}b")], model="m")
     for face in (responses.FACE, chat.FACE):
-        frames = b"".join(face.events(face.answer(said, {}), {})).decode()
+        frames = b"".join(face.stream_events(face.build_answer(said, {}), {})).decode()
         assert all(line.startswith(("event: ", "data: ")) for line in frames.splitlines() if line)
 
 
@@ -207,6 +207,6 @@ def test_a_broken_response_is_first_told_as_failed(served: Callable[..., OpenAI]
         served(Trouble(503, "no such luck")).responses.stream(model="m", input="x") as stream,
     ):
         seen.extend(stream)
-    frames = told(responses.FACE.broken(Trouble(503, "no such luck")))
+    frames = told(responses.FACE.build_error_frames(Trouble(503, "no such luck")))
     assert [event["type"] for event in frames] == ["response.created", "response.failed", "error"]
     assert frames[1]["response"]["error"] == {"code": "server_error", "message": "no such luck"}

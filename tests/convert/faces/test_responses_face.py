@@ -24,7 +24,7 @@ HISTORY = [
 @pytest.mark.parametrize("given", ["hi", [], HISTORY])
 def test_what_clients_send_is_the_request_itself(given: object) -> None:
     body = {"model": "m", "input": given, "tools": [{"type": "function", "name": "add"}], "top_k": 3, "reasoning": None}
-    assert FACE.request(body | {"stream": True, "stream_options": {}}) == body
+    assert FACE.parse_request(body | {"stream": True, "stream_options": {}}) == body
 
 
 @pytest.mark.parametrize(
@@ -49,18 +49,18 @@ def test_what_clients_send_is_the_request_itself(given: object) -> None:
 )
 def test_what_is_no_request_is_malformed(body: Item, param: str) -> None:
     with pytest.raises(Malformed, match=param) as caught:
-        FACE.request(body)
+        FACE.parse_request(body)
     assert caught.value.param == param
 
 
 def test_a_key_nobody_knows_is_ignored_with_one_word(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        assert FACE.request({"input": "x", "surprise_of_responses": 1}) == {"input": "x"}
+        assert FACE.parse_request({"input": "x", "surprise_of_responses": 1}) == {"input": "x"}
     assert [record.getMessage().count("surprise_of_responses") for record in caplog.records] == [1]
 
 
 def test_details_nobody_knows_are_zeros_for_clients_that_take_no_null() -> None:
-    told = FACE.answer(wire.response([], model="m", usage=wire.usage(3, 4)), {})["usage"]
+    told = FACE.build_answer(wire.response([], model="m", usage=wire.usage(3, 4)), {})["usage"]
     assert (told["input_tokens_details"], told["output_tokens_details"]) == (
         {"cached_tokens": 0},
         {"reasoning_tokens": 0},
@@ -69,7 +69,7 @@ def test_details_nobody_knows_are_zeros_for_clients_that_take_no_null() -> None:
 
 def test_a_response_that_says_little_is_made_whole() -> None:
     output = [{"role": "assistant", "content": "hi"}, {"type": "function_call", "name": "add", "call_id": "c"}]
-    told = FACE.answer({"output": output}, {"model": "m", "temperature": 0.5})
+    told = FACE.build_answer({"output": output}, {"model": "m", "temperature": 0.5})
     assert told.keys() >= wire.response([], model="m").keys()
     assert (told["model"], told["temperature"]) == ("m", 0.5)
     message, call = told["output"]
@@ -79,7 +79,7 @@ def test_a_response_that_says_little_is_made_whole() -> None:
 
 def test_a_whole_response_is_given_as_it_is() -> None:
     said = wire.response([wire.message("hi") | TOKENS], model="m")
-    told = FACE.answer(said, {})
+    told = FACE.build_answer(said, {})
     assert told == said
     assert told["output"][0] is said["output"][0]
 
@@ -99,7 +99,7 @@ def test_a_whole_response_is_given_as_it_is() -> None:
 )
 @pytest.mark.parametrize("path", ["responses", "chat/completions"])
 def test_errors_have_the_form_of_openai(path: str, status: int, kind: str) -> None:
-    told = FACES[path].error(Trouble(status, "No.", code="c", param="p"))
+    told = FACES[path].build_error(Trouble(status, "No.", code="c", param="p"))
     assert told == {"error": {"message": "No.", "type": kind, "param": "p", "code": "c"}}
 
 
