@@ -12,10 +12,10 @@ import argparse
 import asyncio
 import sys
 
-from gymsdk.bench.bench import Bench, measured
-from gymsdk.bench.figures import Load, Served
+from gymsdk.bench.load import BenchPlan, measure
+from gymsdk.bench.report import BenchResult, LoadResult
 from gymsdk.bench.stage import SERVERS
-from gymsdk.outcome import Rollout
+from gymsdk.types import Rollout
 
 LIMIT = 1.5
 """Milliseconds of CPU that a rollout may cost the serving process."""
@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--rollouts", type=int, default=2000)
     parser.add_argument("--at-once", type=int, default=16)
     asked = parser.parse_args()
-    bench = Bench(
+    bench = BenchPlan(
         environments={"tool_call": {}},
         split="train",
         model="scripted/oracle",
@@ -44,8 +44,8 @@ def main() -> int:
     return asyncio.run(_judged(bench))
 
 
-async def _judged(bench: Bench) -> int:
-    async for served in measured(bench):
+async def _judged(bench: BenchPlan) -> int:
+    async for served in measure(bench):
         loads = sorted(served.loads, key=_cost)
         _told(served, loads[0])
         # Whatever else runs here only adds: the least of some loads is what it costs.
@@ -53,7 +53,7 @@ async def _judged(bench: Bench) -> int:
     return 1
 
 
-def _told(served: Served, load: Load) -> None:
+def _told(served: BenchResult, load: LoadResult) -> None:
     memory = load.memory[SERVERS]
     print(f"{served.environment}, {load.rollouts} rollouts of two tool calls, {load.at_once} at once")
     print(f"CPU of the servers a rollout          {_cost(load):8.3f} ms  (limit {LIMIT})")
@@ -69,7 +69,7 @@ def _told(served: Served, load: Load) -> None:
         print(f"no reward: {kind:<26} {count:8}")
 
 
-def _cost(load: Load) -> float:
+def _cost(load: LoadResult) -> float:
     return load.cpu[SERVERS]
 
 

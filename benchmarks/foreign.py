@@ -33,7 +33,7 @@ from typing import Any
 from clients.between import forgetful, listening, streaming
 
 from gymsdk import load, model, play
-from gymsdk.rollouts import lines
+from gymsdk.rollouts import folder as lines
 from gymsdk.rollouts.jobs import Job, seed_of, stamped
 
 NAME, ROWS = "tool_call", 8

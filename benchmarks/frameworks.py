@@ -24,7 +24,7 @@ from typing import Any
 from foreign import Broken, Score, Told, made, ran, told_of
 
 from gymsdk import load, model, play
-from gymsdk.rollouts import lines
+from gymsdk.rollouts import folder as lines
 from gymsdk.rollouts.jobs import Job, seed_of, stamped
 
 NAMES, SKIPPED, ROWS = ("tool_call", "multineedle"), 1, 2

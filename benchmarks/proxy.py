@@ -25,12 +25,10 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gymsdk import model, wire
+from gymsdk import model, responses, testing
 from gymsdk.servers import model as server
-from gymsdk.servers import policy
-from gymsdk.servers.door.listener import Listener, bound
-from gymsdk.transcript import Item
-from gymsdk.types import Episode
+from gymsdk.servers.listener import Listener, bind_socket
+from gymsdk.types import Episode, Item
 
 TICKS = os.sysconf("SC_CLK_TCK")
 TIMES = 3
@@ -144,7 +142,7 @@ class Told:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:  # noqa: ARG002 - the protocol's
         """Answer *request*."""
         output = [dict(each) for each in self._output]
-        return wire.response(output, model=NAME, usage=wire.usage(300, 40), request=request)
+        return responses.build_response(output, model=NAME, usage=responses.build_usage(300, 40), request=request)
 
 
 def main() -> None:
@@ -167,34 +165,34 @@ def main() -> None:
 async def served(what: str, *words: Any) -> None:
     """Serve a policy that says *what*, or a proxy before one; tell the URL, and last until killed."""
     if what != "proxy":
-        async with policy.serve(policy.app(Told(*SAYINGS[what]()), name=NAME)) as url:
+        async with testing.serve(testing.app(Told(*SAYINGS[what]()), name=NAME)) as url:
             print(url, flush=True)
             await asyncio.Event().wait()
     provider, api, base = words
     behind = model(f"{provider}/{NAME}", base_url=base, api=api)
-    with bound("127.0.0.1") as at:
-        listener = Listener(server.app(behind), at, grace=1)
+    with bind_socket("127.0.0.1") as at:
+        listener = Listener(server.create_app(behind), at, grace=1)
         print(f"http://127.0.0.1:{at.getsockname()[1]}", flush=True)
         await listener.run(asyncio.Event(), asyncio.Event())
 
 
 def short() -> list[Item]:
     """Give an answer as agents mostly get it: a thought, a text, a call."""
-    call = wire.function_call("add", '{"a": 42, "b": 1}', "call_1")
-    return [wire.reasoning("The sum is 42, one is left."), wire.message("I add 1."), call]
+    call = responses.build_function_call("add", '{"a": 42, "b": 1}', "call_1")
+    return [responses.build_reasoning("The sum is 42, one is left."), responses.build_message("I add 1."), call]
 
 
 def bundled() -> list[Item]:
     """Give a long answer with its tokens."""
     rng = random.Random(7)
     ids = [rng.randrange(151_936) for _ in range(LONG)]
-    tokens = dict(zip(wire.TOKENS, (ids[:2000], ids, [-rng.expovariate(3) for _ in ids]), strict=True))
-    return [wire.message("word " * LONG) | tokens]
+    tokens = dict(zip(responses.TOKEN_FIELDS, (ids[:2000], ids, [-rng.expovariate(3) for _ in ids]), strict=True))
+    return [responses.build_message("word " * LONG) | tokens]
 
 
 def lettered() -> list[Item]:
     """Give a long answer whose tokens, a byte each, the engine tells as vLLM does."""
-    return [wire.message("a" * (LONG - 1))]
+    return [responses.build_message("a" * (LONG - 1))]
 
 
 SAYINGS: dict[str, Callable[[], list[Item]]] = {"short": short, "bundled": bundled, "lettered": lettered}
@@ -242,7 +240,7 @@ def _long(engine: Child, proxy: Child, saying: str, upstream: str, asks: Item) -
         body = orjson.dumps({**TINY[path], **asks, "model": NAME})
         url = f"{proxy.url}/v1/{path}"
         went = asyncio.run(load(url, body, 2, 1))
-        assert all(key.encode() in went for key in wire.TOKENS[1:]), went[:300]
+        assert all(key.encode() in went for key in responses.TOKEN_FIELDS[1:]), went[:300]
         spent = min(_spent(proxy, url, body, LONG_CALLS, 1) for _ in range(TIMES)) / LONG_CALLS
         least = _parsed_and_dumped(came, went)
         sizes = f"{len(came) / 1e6:.1f} MB in, {len(went) / 1e6:.1f} out"

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from gymsdk import Environment, Task, Verdict, hookimpl
-from gymsdk.gym import Env, VectorEnv
+from gymsdk.gym.env import Env
+from gymsdk.gym.vector import VectorEnv
 
 SIZES = (1, 64, 1024)
 

@@ -18,11 +18,24 @@ if TYPE_CHECKING:
     from gymsdk.episode import play
     from gymsdk.errors import BrokenEnvironment, BudgetSpent, Failed, GymsdkError, Unscorable, UsageError, WorkerLost
     from gymsdk.models.registry import model
-    from gymsdk.outcome import Rollout
-    from gymsdk.plugins.hookspecs import hookimpl
+    from gymsdk.plugins.hooks import hookimpl
     from gymsdk.plugins.registry import installed, load
-    from gymsdk.transcript import Action, Message, ToolCall, Transcript
-    from gymsdk.types import Claims, Config, Episode, Model, Reset, State, Step, Task, Verdict
+    from gymsdk.types import (
+        Action,
+        Claims,
+        Config,
+        Episode,
+        Message,
+        Model,
+        Reset,
+        Rollout,
+        State,
+        Step,
+        Task,
+        ToolCall,
+        Transcript,
+        Verdict,
+    )
     from gymsdk.workers.offload import offload
 
 __version__ = "0.1.0"
@@ -60,14 +73,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Action": "transcript",
-    "Message": "transcript",
-    "ToolCall": "transcript",
-    "Transcript": "transcript",
     "Environment": "environment",
-    "Rollout": "outcome",
     "ServerClient": "client",
-    "hookimpl": "plugins.hookspecs",
+    "hookimpl": "plugins.hooks",
     "installed": "plugins.registry",
     "load": "plugins.registry",
     "model": "models.registry",

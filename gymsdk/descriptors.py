@@ -12,34 +12,34 @@ import time
 from pathlib import Path
 from typing import Any
 
-MOST = 65535
+MAX_OPEN_FILES = 65535
 """Open files, and connections with them, that a process asks for at most."""
 
-RESERVED = 128
+RESERVED_DESCRIPTORS = 128
 """Descriptors kept for files, worker processes and what an environment opens by itself."""
 
-EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+EXHAUSTION_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Errors of a process or a machine that cannot accept another connection for now."""
 
-PAUSE = 0.5
+ACCEPT_PAUSE_SECONDS = 0.5
 """Seconds after such an error in which a socket accepts nothing. asyncio tries again after 1 second."""
 
 log = logging.getLogger("gymsdk")
 
 
-def raise_limit() -> int:
+def raise_open_file_limit() -> int:
     """Raise the soft limit of open files as far as the hard limit allows, and give the limit that holds now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft == resource.RLIM_INFINITY or soft >= most:
-        return MOST if soft == resource.RLIM_INFINITY else soft
+        return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return most
 
 
-def affordable(connections_each: int) -> int:
+def count_affordable(connections_each: int) -> int:
     """Give how many things of *each* so many connections this process can have open beside what it has open now."""
-    free = raise_limit() - sum(1 for _ in Path("/dev/fd").iterdir()) - RESERVED
+    free = raise_open_file_limit() - sum(1 for _ in Path("/dev/fd").iterdir()) - RESERVED_DESCRIPTORS
     return max(free // connections_each, 1)
 
 
@@ -63,18 +63,18 @@ class ListeningSocket(socket.socket):
         try:
             return super().accept()
         except OSError as error:
-            if error.errno in EXHAUSTED:
-                self._paused_until = time.monotonic() + PAUSE
+            if error.errno in EXHAUSTION_ERRNOS:
+                self._paused_until = time.monotonic() + ACCEPT_PAUSE_SECONDS
             raise
 
 
-def warn_of_exhaustion(loop: asyncio.AbstractEventLoop) -> None:
+def install_exhaustion_handler(loop: asyncio.AbstractEventLoop) -> None:
     """Have *loop* log one line a second at most, without a traceback, while it cannot accept connections."""
-    if not isinstance(loop.get_exception_handler(), _Handler):
-        loop.set_exception_handler(_Handler(loop.get_exception_handler()))
+    if not isinstance(loop.get_exception_handler(), _ExhaustionHandler):
+        loop.set_exception_handler(_ExhaustionHandler(loop.get_exception_handler()))
 
 
-class _Handler:
+class _ExhaustionHandler:
     """An exception handler of an event loop: *otherwise* handles what is no failure to accept."""
 
     def __init__(self, otherwise: Any) -> None:
@@ -83,7 +83,9 @@ class _Handler:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not (isinstance(error, OSError) and error.errno in EXHAUSTED and "accept" in context.get("message", "")):
+        if not (
+            isinstance(error, OSError) and error.errno in EXHAUSTION_ERRNOS and "accept" in context.get("message", "")
+        ):
             if self._otherwise:
                 self._otherwise(loop, context)
             else:

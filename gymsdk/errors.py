@@ -20,8 +20,16 @@ GymsdkError
 
 from __future__ import annotations
 
+import asyncio
 import difflib
-from typing import TYPE_CHECKING, TypeVar
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -101,7 +109,7 @@ class EpisodeError(GymsdkError):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Give how to make the error again elsewhere: what an exception gives by itself leaves the kind out."""
-        return _remade, (type(self), self.args, self.__dict__)
+        return _rebuild_error, (type(self), self.args, self.__dict__)
 
 
 class Failed(EpisodeError):
@@ -126,7 +134,9 @@ class Unscorable(EpisodeError):
 E = TypeVar("E", Failed, Unscorable)
 
 
-def recast(error: EpisodeError, error_type: type[E], *, message: str | None = None, kind: str | None = None) -> E:
+def convert_error(
+    error: EpisodeError, error_type: type[E], *, message: str | None = None, kind: str | None = None
+) -> E:
     """Give *error* as one of another type, all that is not given anew kept."""
     return error_type(
         message or str(error),
@@ -145,7 +155,7 @@ class WorkerLost(Unscorable):
     """An offloaded call lost its worker, or its wall clock, to something other than its own work."""
 
 
-def suggestion(name: str, known: Iterable[str], then: str = "") -> str:
+def format_suggestion(name: str, known: Iterable[str], then: str = "") -> str:
     """`; did you mean 'x'?` when a known name is near *name*, else nothing; *then* follows, joined to either."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     if nearest:
@@ -153,7 +163,123 @@ def suggestion(name: str, known: Iterable[str], then: str = "") -> str:
     return f"; {then}" if then else ""
 
 
-def _remade(kind: type[EpisodeError], args: tuple[object, ...], state: dict[str, object]) -> EpisodeError:
+def _rebuild_error(kind: type[EpisodeError], args: tuple[object, ...], state: dict[str, object]) -> EpisodeError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
+
+
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""What ends the code that is running from outside.
+
+Everything else that an author's code raises is an error of that code, also what is no `Exception`: `SystemExit`, or the
+panic of a Rust extension.
+"""
+
+CALLING_LIBRARIES = ("pydantic", "pluggy")
+"""Libraries by which gymsdk calls an author's code."""
+
+MAX_REPORTED_ERRORS = 8
+"""How many complaints a sentence names."""
+
+MAX_ERROR_CHARS = 300
+"""How many characters one complaint may take: it may quote what a policy wrote."""
+
+MESSAGE_OVERRIDES = {
+    "path_type": "Input should be a path",
+    "tuple_type": "Input should be a list",
+}
+"""Complaints in the words of JSON and YAML, where pydantic has Python's."""
+
+
+def format_validation_error(error: ValidationError) -> str:
+    """Give the complaints of *error*, each behind the place it is about; the first of many."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    named = [
+        _shorten(
+            f"{where}: {format_error_detail(each)}"
+            if (where := format_error_location(each))
+            else format_error_detail(each)
+        )
+        for each in found[:MAX_REPORTED_ERRORS]
+    ]
+    more = [f"and {len(found) - MAX_REPORTED_ERRORS} more"] if len(found) > MAX_REPORTED_ERRORS else []
+    return "; ".join(named + more)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}…"
+
+
+def format_error_location(complaint: Mapping[str, Any]) -> str:
+    """Give the place one complaint is about, as in `world.contacts.0.name`; nothing where it is about the whole."""
+    return ".".join(map(str, complaint["loc"]))
+
+
+def format_error_detail(complaint: Mapping[str, Any]) -> str:
+    """Give one complaint's own words."""
+    if complaint["type"] in MESSAGE_OVERRIDES:
+        return MESSAGE_OVERRIDES[complaint["type"]]
+    message: str = complaint["msg"]
+    return message.removeprefix("Value error, ")
+
+
+def describe_exception(error: BaseException, function: Callable[..., Any] | None = None) -> str:
+    """Give an error's type and message, and the line of the author's code that it comes from.
+
+    Args:
+        error: What the author's code raised.
+        function: The author's function that was called, where it is known. Its package tells the author's lines from
+            those of libraries. Without it, the package of the outermost line does, apart from gymsdk and `CALLERS`.
+    """
+    message = format_validation_error(error) if isinstance(error, ValidationError) else str(error)
+    where = find_author_line(traceback.extract_tb(error.__traceback__), function)
+    return f"{type(error).__name__}: {message}" + (f" ({where})" if where else "")
+
+
+def find_author_line(frames: Sequence[traceback.FrameSummary], function: Callable[..., Any] | None = None) -> str:
+    """Give the innermost line of the author's own code among *frames*, and the library's line where it ended."""
+    foreign = [
+        each for each in frames if not (_is_host_or_stdlib(Path(each.filename)) or each.filename.startswith("<frozen"))
+    ]
+    if not foreign:
+        return ""
+    first = next(
+        (each for each in foreign if _find_package(Path(each.filename)).name not in CALLING_LIBRARIES), foreign[0]
+    )
+    home = _find_package(Path(_source_file(function) or first.filename))
+    own = [frame for frame in foreign if _find_package(Path(frame.filename)) == home]
+    if not own or own[-1] is foreign[-1]:
+        return _format_position(foreign[-1])
+    return f"{_format_position(own[-1])}, in a call that ended at {_format_library_position(foreign[-1])}"
+
+
+def _source_file(function: Callable[..., Any] | None) -> str | None:
+    code = getattr(inspect.unwrap(function), "__code__", None) if function else None
+    return code.co_filename if code else None
+
+
+def _find_package(file: Path) -> Path:
+    """Give the outermost package that *file* is in, or the file itself where it is a module of its own."""
+    if not file.is_absolute():
+        # Code made at run time is in no file: its frames are called `<string>` and the like.
+        return file
+    package = file
+    while package.parent != package and (package.parent / "__init__.py").exists():
+        package = package.parent
+    return package
+
+
+def _format_position(frame: traceback.FrameSummary) -> str:
+    return f"{Path(frame.filename).name}:{frame.lineno}"
+
+
+def _format_library_position(frame: traceback.FrameSummary) -> str:
+    file = Path(frame.filename)
+    return f"{file.relative_to(_find_package(file).parent)}:{frame.lineno}"
+
+
+def _is_host_or_stdlib(file: Path) -> bool:
+    """Whether *file* is the host's or Python's own, and no author's."""
+    homes = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
+    return "site-packages" not in file.parts[len(homes[1].parts) :] and any(home in file.parents for home in homes)

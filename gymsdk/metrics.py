@@ -12,21 +12,20 @@ from itertools import accumulate
 from operator import mul
 from statistics import fmean, median
 
-from gymsdk.transcript import Item
-from gymsdk.types import Row
+from gymsdk.types import Item, Row
 
 TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
 """The stamps NeMo Gym numbers tasks and their repeats with."""
 
-SQUARABLE = 1e140
+MAX_SQUARABLE = 1e140
 """Below this, sums of the squares of as many values as fit in memory stay within a float's range."""
 
-LARGEST = int(sys.float_info.max)
+MAX_FLOAT_INTEGER = int(sys.float_info.max)
 """The largest integer that a float can hold."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredRollout:
     """One scored rollout: which *repeat* of which *task* it is, what it earned, its numeric fields, its answer."""
 
     task: int
@@ -45,53 +44,55 @@ class Scored:
         return None if found is None else float(found)
 
 
-def scored(row: Row, *, answer_key: str | None = None) -> Scored:
+def parse_scored_rollout(row: Row, *, answer_key: str | None = None) -> ScoredRollout:
     """Give an output row as figures need it: its numbers and those of its usage, and the answer under *answer_key*."""
     usage = (row.get("response") or {}).get("usage") or {}
-    fields = {name: value for name, value in numbers(row).items() if not name.startswith("_ng_") and name != "reward"}
-    return Scored(
+    fields = {
+        name: value for name, value in select_numbers(row).items() if not name.startswith("_ng_") and name != "reward"
+    }
+    return ScoredRollout(
         task=row.get(TASK_INDEX, 0),
         repeat=row.get(ROLLOUT_INDEX, 0),
         reward=row["reward"],
-        fields=fields | numbers(usage),
-        answer=_text(row.get(answer_key)) if answer_key else None,
+        fields=fields | select_numbers(usage),
+        answer=_format_answer(row.get(answer_key)) if answer_key else None,
     )
 
 
-def numbers(values: Mapping[str, object]) -> dict[str, float]:
+def select_numbers(values: Mapping[str, object]) -> dict[str, float]:
     """Return the entries of *values* that are numbers or truth values; an integer too large for a float is neither."""
     return {
         name: int(value) if isinstance(value, bool) else value
         for name, value in values.items()
-        if isinstance(value, float) or (isinstance(value, int) and abs(value) <= LARGEST)
+        if isinstance(value, float) or (isinstance(value, int) and abs(value) <= MAX_FLOAT_INTEGER)
     }
 
 
-def _text(answer: object) -> str | None:
+def _format_answer(answer: object) -> str | None:
     return answer if answer is None or isinstance(answer, str) else json.dumps(answer, sort_keys=True)
 
 
 def aggregate(
-    rollouts: Iterable[Scored], *, scores: Sequence[str] = ("accuracy",), answers: bool = False
+    rollouts: Iterable[ScoredRollout], *, scores: Sequence[str] = ("accuracy",), answers: bool = False
 ) -> dict[str, float]:
     """Give every figure over *rollouts*: `mean/<field>` and its like, `stderr/reward`, pass@k of each of *scores*.
 
     *answers* says that `answer` means something: then there is majority@k, and `no_answer` is a score too.
     """
-    tasks = grouped(rollouts)
+    tasks = group_by_task(rollouts)
     if not tasks:
         return {}
     flat = [rollout for repeats in tasks.values() for rollout in repeats]
-    figures = spreads(flat) | {"stderr/reward": stderr(flat)}
+    figures = summarize_fields(flat) | {"stderr/reward": stderr(flat)}
     for name in sorted({*scores, "no_answer"} if answers else scores):
-        figures |= _passed(tasks, name) | _averaged(tasks, name)
+        figures |= _compute_pass_metrics(tasks, name) | _compute_average_metrics(tasks, name)
         if answers:
-            figures |= _voted(tasks, name)
+            figures |= _compute_majority_metrics(tasks, name)
     # Of rewards near the end of a float's range some figures are beyond it.
     return {name: figure for name, figure in figures.items() if math.isfinite(figure)}
 
 
-def combined(figures: Mapping[str, float], own: Mapping[str, float]) -> tuple[dict[str, float], str | None]:
+def merge_metrics(figures: Mapping[str, float], own: Mapping[str, float]) -> tuple[dict[str, float], str | None]:
     """Return an environment's *own* figures without those that would replace one of the host's *figures*.
 
     The second value is a sentence about what was left out, `None` where nothing was.
@@ -104,15 +105,15 @@ def combined(figures: Mapping[str, float], own: Mapping[str, float]) -> tuple[di
     return kept, f"hook 'metrics' answered {names}, which gymsdk computes itself: its figures are kept; rename yours"
 
 
-def grouped(rollouts: Iterable[Scored]) -> dict[int, list[Scored]]:
+def group_by_task(rollouts: Iterable[ScoredRollout]) -> dict[int, list[ScoredRollout]]:
     """Give *rollouts* by task, the repeats of each in order."""
-    tasks: defaultdict[int, list[Scored]] = defaultdict(list)
+    tasks: defaultdict[int, list[ScoredRollout]] = defaultdict(list)
     for rollout in rollouts:
         tasks[rollout.task].append(rollout)
     return {task: sorted(tasks[task], key=lambda rollout: rollout.repeat) for task in sorted(tasks)}
 
 
-def spreads(rollouts: Iterable[Scored]) -> dict[str, float]:
+def summarize_fields(rollouts: Iterable[ScoredRollout]) -> dict[str, float]:
     """Give `mean/`, `max/`, `min/`, `median/` and `std/` of the reward and of every field, where it is finite."""
     columns: defaultdict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
@@ -124,52 +125,52 @@ def spreads(rollouts: Iterable[Scored]) -> dict[str, float]:
         f"{figure}/{name}": value
         for name, values in finite.items()
         if values
-        for figure, value in _spread(values).items()
+        for figure, value in _summarize_values(values).items()
         if math.isfinite(value)
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _summarize_values(values: Sequence[float]) -> dict[str, float]:
     return {
         "mean": mean(values),
         "max": float(max(values)),
         "min": float(min(values)),
-        "median": _at_scale(values, median),
+        "median": _apply_scaled(values, median),
         "std": std(values),
     }
 
 
 def mean(values: Sequence[float]) -> float:
     """Return the arithmetic mean."""
-    return _at_scale(values, fmean)
+    return _apply_scaled(values, fmean)
 
 
 def std(values: Sequence[float]) -> float:
     """Return the sample standard deviation, 0 of a single value; infinity where it is beyond a float's range."""
-    return _at_scale(values, _std)
+    return _apply_scaled(values, _compute_sample_std)
 
 
-def _std(values: Sequence[float]) -> float:
+def _compute_sample_std(values: Sequence[float]) -> float:
     if len(values) < 2:  # noqa: PLR2004  # one value has no spread
         return 0.0
     mean = fmean(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def _at_scale(values: Sequence[float], figure: Callable[[Sequence[float]], float]) -> float:
+def _apply_scaled(values: Sequence[float], figure: Callable[[Sequence[float]], float]) -> float:
     """Return a *figure* that scales with its *values*, computed on smaller ones where their squares would overflow."""
     scale = max(map(abs, values), default=0.0)
-    if scale < SQUARABLE:
+    if scale < MAX_SQUARABLE:
         return float(figure(values))
     return figure([value / scale for value in values]) * scale
 
 
-def stderr(rollouts: Iterable[Scored]) -> float:
+def stderr(rollouts: Iterable[ScoredRollout]) -> float:
     """Return the standard error of the mean reward, clustered by task: repeats of one task are not independent.
 
     Over a single task it is that of its repeats, over a single rollout 0.
     """
-    tasks = grouped(rollouts)
+    tasks = group_by_task(rollouts)
     rewards = [rollout.reward for repeats in tasks.values() for rollout in repeats]
     owners = [task for task, repeats in tasks.items() for _ in repeats]
 
@@ -177,22 +178,22 @@ def stderr(rollouts: Iterable[Scored]) -> float:
         clusters: defaultdict[int, list[float]] = defaultdict(list)
         for task, reward in zip(owners, scaled, strict=True):
             clusters[task].append(reward)
-        return _stderr(list(clusters.values()))
+        return _compute_clustered_stderr(list(clusters.values()))
 
-    return _at_scale(rewards, figure)
+    return _apply_scaled(rewards, figure)
 
 
-def _stderr(rewards: Sequence[Sequence[float]]) -> float:
+def _compute_clustered_stderr(rewards: Sequence[Sequence[float]]) -> float:
     if len(rewards) < 2:  # noqa: PLR2004  # one task says nothing of how tasks differ
-        return sum(_std(repeats) / math.sqrt(len(repeats)) for repeats in rewards)
+        return sum(_compute_sample_std(repeats) / math.sqrt(len(repeats)) for repeats in rewards)
     total = sum(map(len, rewards))
     mean = math.fsum(map(math.fsum, rewards)) / total
     off = math.fsum((math.fsum(repeats) - mean * len(repeats)) ** 2 for repeats in rewards)
     return math.sqrt(off * len(rewards) / (len(rewards) - 1)) / total
 
 
-def groups(
-    rollouts: Iterable[Scored],
+def summarize_tasks(
+    rollouts: Iterable[ScoredRollout],
     *,
     expected: int | Mapping[int, int] | None = None,
     samples: Mapping[int, Row] | None = None,
@@ -207,12 +208,12 @@ def groups(
     known = expected if isinstance(expected, Mapping) else {}
     each = expected if isinstance(expected, int) else 0
     return [
-        _group(task, found, known.get(task, each) or len(found), (samples or {}).get(task))
-        for task, found in grouped(rollouts).items()
+        _summarize_task(task, found, known.get(task, each) or len(found), (samples or {}).get(task))
+        for task, found in group_by_task(rollouts).items()
     ]
 
 
-def _group(task: int, found: Sequence[Scored], expected: int, sample: Row | None) -> Item:
+def _summarize_task(task: int, found: Sequence[ScoredRollout], expected: int, sample: Row | None) -> Item:
     missing = max(expected - len(found), 0)
     entry: Item = {
         TASK_INDEX: task,
@@ -220,20 +221,20 @@ def _group(task: int, found: Sequence[Scored], expected: int, sample: Row | None
         "expected_num_rollouts": expected,
         "missing_num_rollouts": missing,
         "reward_profile_completion_pct": 100 * (expected - missing) / expected,
-        "rollout_infos": [_info(rollout) for rollout in found],
+        "rollout_infos": [_build_rollout_info(rollout) for rollout in found],
     }
     if sample is not None:
         entry["sample"] = {key: value for key, value in sample.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
-    return entry | spreads(found)
+    return entry | summarize_fields(found)
 
 
-def _info(rollout: Scored) -> Item:
+def _build_rollout_info(rollout: ScoredRollout) -> Item:
     name = f"{rollout.task}:{rollout.repeat}"
     which = {"rollout_id": name, TASK_INDEX: rollout.task, ROLLOUT_INDEX: rollout.repeat}
     return which | {"reward": rollout.reward} | dict(rollout.fields)
 
 
-def pass_curve(values: Sequence[float]) -> list[float]:
+def compute_pass_curve(values: Sequence[float]) -> list[float]:
     """Give one task's pass@k for k = 1, 2, … from the scores of its rollouts.
 
     Right-or-wrong scores give the chance that k rollouts drawn from all hold a right one, others the best of the
@@ -246,12 +247,12 @@ def pass_curve(values: Sequence[float]) -> list[float]:
     return [1.0 - missed for missed in accumulate(((wrong - k) / (total - k) for k in range(total)), mul)]
 
 
-def average_curve(values: Iterable[float]) -> list[float]:
+def compute_average_curve(values: Iterable[float]) -> list[float]:
     """Give the mean of the first k of *values*, for each k."""
     return [total / k for k, total in enumerate(accumulate(values), 1)]
 
 
-def majority_curve(votes: Iterable[tuple[str | None, float]]) -> list[float]:
+def compute_majority_curve(votes: Iterable[tuple[str | None, float]]) -> list[float]:
     """Give the score of the most frequent vote among the first k, for each k; ties are averaged.
 
     A vote is an answer with its score; one without an answer does not count, and no answer at all scores 0.
@@ -270,27 +271,27 @@ def majority_curve(votes: Iterable[tuple[str | None, float]]) -> list[float]:
     return curve
 
 
-def runs(tasks: Mapping[int, Sequence[Scored]], name: str) -> list[float]:
+def average_by_run(tasks: Mapping[int, Sequence[ScoredRollout]], name: str) -> list[float]:
     """Give the mean score of every task's first rollout, of every task's second, and so on, in percent."""
-    return [100 * mean for mean in _over_those_that_reach(_values(tasks, name))]
+    return [100 * mean for mean in _average_available(_iter_task_scores(tasks, name))]
 
 
-def _values(tasks: Mapping[int, Sequence[Scored]], name: str) -> Iterator[list[float]]:
+def _iter_task_scores(tasks: Mapping[int, Sequence[ScoredRollout]], name: str) -> Iterator[list[float]]:
     for repeats in tasks.values():
         found = [value for rollout in repeats if (value := rollout.score(name)) is not None]
         if found:
             yield found
 
 
-def _passed(tasks: Mapping[int, Sequence[Scored]], name: str) -> dict[str, float]:
-    means = _over_those_that_reach(map(pass_curve, _values(tasks, name)))
+def _compute_pass_metrics(tasks: Mapping[int, Sequence[ScoredRollout]], name: str) -> dict[str, float]:
+    means = _average_available(map(compute_pass_curve, _iter_task_scores(tasks, name)))
     return {f"pass@{k}/{name}": 100 * mean for k, mean in enumerate(means, 1)}
 
 
-def _averaged(tasks: Mapping[int, Sequence[Scored]], name: str) -> dict[str, float]:
-    means = _over_all(map(average_curve, _values(tasks, name)))
+def _compute_average_metrics(tasks: Mapping[int, Sequence[ScoredRollout]], name: str) -> dict[str, float]:
+    means = _average_extended(map(compute_average_curve, _iter_task_scores(tasks, name)))
     figures: dict[str, float] = {}
-    for k, (mean, across) in enumerate(zip(means, _std_curve(runs(tasks, name)), strict=True), 1):
+    for k, (mean, across) in enumerate(zip(means, _iter_std_curve(average_by_run(tasks, name)), strict=True), 1):
         figures[f"pass@1[avg-of-{k}]/{name}"] = 100 * mean
         if k > 1:
             figures[f"pass@1[avg-of-{k}]/{name}/std_dev_across_runs"] = across
@@ -298,16 +299,16 @@ def _averaged(tasks: Mapping[int, Sequence[Scored]], name: str) -> dict[str, flo
     return figures
 
 
-def _voted(tasks: Mapping[int, Sequence[Scored]], name: str) -> dict[str, float]:
+def _compute_majority_metrics(tasks: Mapping[int, Sequence[ScoredRollout]], name: str) -> dict[str, float]:
     votes = (
         [(rollout.answer, value) for rollout in repeats if (value := rollout.score(name)) is not None]
         for repeats in tasks.values()
     )
-    means = _over_all(majority_curve(each) for each in votes if each)
+    means = _average_extended(compute_majority_curve(each) for each in votes if each)
     return {f"majority@{k}/{name}": 100 * mean for k, mean in enumerate(means, 1)}
 
 
-def _std_curve(values: Iterable[float]) -> Iterator[float]:
+def _iter_std_curve(values: Iterable[float]) -> Iterator[float]:
     mean = off = 0.0
     for k, value in enumerate(values, 1):
         before = value - mean
@@ -318,7 +319,7 @@ def _std_curve(values: Iterable[float]) -> Iterator[float]:
         yield math.sqrt(variance) if variance >= 0 else math.nan
 
 
-def _over_those_that_reach(curves: Iterable[Sequence[float]]) -> list[float]:
+def _average_available(curves: Iterable[Sequence[float]]) -> list[float]:
     """Average the tasks' curves at each k, over the tasks with as many rollouts."""
     columns: list[list[float]] = []
     for curve in curves:
@@ -328,7 +329,7 @@ def _over_those_that_reach(curves: Iterable[Sequence[float]]) -> list[float]:
     return list(map(mean, columns))
 
 
-def _over_all(curves: Iterable[Sequence[float]]) -> list[float]:
+def _average_extended(curves: Iterable[Sequence[float]]) -> list[float]:
     """Average the tasks' curves at each k; one that ends before keeps its last value."""
     found = list(curves)
     longest = max(map(len, found), default=0)
@@ -340,6 +341,6 @@ def _over_all(curves: Iterable[Sequence[float]]) -> list[float]:
         ended[len(curve)] += curve[-1]
     kept = accumulate(ended)
     return [
-        _at_scale([*column, rest], lambda values: math.fsum(values) / len(found))
+        _apply_scaled([*column, rest], lambda values: math.fsum(values) / len(found))
         for column, rest in zip(columns, kept, strict=False)
     ]

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from gymsdk import Environment, Episode, Task, wire
-from gymsdk.models.scripted import Scripted
+from gymsdk import Environment, Episode, Task, responses
+from gymsdk.models.scripted import ScriptedModel
 
 Said: TypeAlias = str | list[tuple[str, Any]] | list[dict[str, Any]]
 """One turn: a reply, the calls of tools (name and arguments), or output items as they are."""
@@ -33,20 +33,20 @@ from gymsdk import *
 
 def _items(said: Said, turn: int) -> list[dict[str, Any]]:
     if isinstance(said, str):
-        return [wire.message(said, id=f"msg_{turn}")]
+        return [responses.build_message(said, id=f"msg_{turn}")]
     return [
         each
         if isinstance(each, dict)
-        else wire.function_call(each[0], each[1], f"call_{turn}_{number}", id=f"fc_{turn}_{number}")
+        else responses.build_function_call(each[0], each[1], f"call_{turn}_{number}", id=f"fc_{turn}_{number}")
         for number, each in enumerate(said)
     ]
 
 
 @pytest.fixture
-def policy() -> Callable[..., Scripted]:
+def policy() -> Callable[..., ScriptedModel]:
     """A policy that says its turns one after another, then the last one again; one policy for one episode."""
 
-    def make(*turns: Said) -> Scripted:
+    def make(*turns: Said) -> ScriptedModel:
         asked = 0
 
         async def choose(request: dict[str, Any], episode: Episode | None) -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def policy() -> Callable[..., Scripted]:
             asked += 1
             return _items(turns[min(asked, len(turns)) - 1], asked)
 
-        return Scripted("told", choose)
+        return ScriptedModel("told", choose)
 
     return make
 

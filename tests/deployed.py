@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gymsdk import http
+from gymsdk.http import client
 
 Key = tuple[str, int, int]
 
@@ -73,7 +73,7 @@ async def serving(*words: object, within: Sequence[str] = ()) -> AsyncIterator[D
             process.kill()
             await process.communicate()
             raise
-        await http.aclose()
+        await client.aclose()
 
 
 async def command(*words: object, within: Sequence[str] = ()) -> tuple[int, str]:
@@ -88,7 +88,7 @@ async def command(*words: object, within: Sequence[str] = ()) -> tuple[int, str]
 
 async def nodes(head: str) -> dict[str, Any]:
     """What the head says of all."""
-    answer: dict[str, Any] = (await http.get(f"{head}/nodes", retry=http.Retry(times=3))).json()
+    answer: dict[str, Any] = (await client.get(f"{head}/nodes", retry=client.Retry(times=3))).json()
     return answer
 
 

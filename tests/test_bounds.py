@@ -6,12 +6,17 @@ import time
 
 import pytest
 
-from gymsdk.bounds import LONG, bounded, watched
-from gymsdk.deadlines import Deadline, from_now
+from gymsdk.deadlines import (
+    MAX_LOOP_BLOCK_SECONDS,
+    Deadline,
+    get_loop_time_after,
+    run_until_deadline,
+    warn_when_blocking,
+)
 
 
 def soon(seconds: float = 0.05) -> Deadline:
-    return Deadline(from_now(seconds))
+    return Deadline(get_loop_time_after(seconds))
 
 
 async def answer(value):
@@ -20,8 +25,8 @@ async def answer(value):
 
 
 async def test_an_answer_before_the_deadline_is_given():
-    assert await bounded(answer(42), soon(60)) == 42
-    assert await bounded(answer(42), soon(60)) == 42
+    assert await run_until_deadline(answer(42), soon(60)) == 42
+    assert await run_until_deadline(answer(42), soon(60)) == 42
 
 
 async def test_a_coroutine_past_its_deadline_is_cancelled():
@@ -35,7 +40,7 @@ async def test_a_coroutine_past_its_deadline_is_cancelled():
             raise
 
     with pytest.raises(TimeoutError):
-        await bounded(hang(), soon())
+        await run_until_deadline(hang(), soon())
     assert cancelled
 
 
@@ -51,7 +56,7 @@ async def test_one_that_swallows_its_cancellation_is_left_behind(caplog):
         raise ValueError("late")
 
     with pytest.raises(TimeoutError):
-        await bounded(stubborn(), soon())
+        await run_until_deadline(stubborn(), soon())
     over.set()
     await asyncio.sleep(0.01)
     assert "code left behind failed later: ValueError('late')" in caplog.text
@@ -66,7 +71,7 @@ async def test_cancelling_who_waits_cancels_the_coroutine_too():
         finally:
             cancelled.set()
 
-    waiting = asyncio.ensure_future(bounded(hang(), soon(60)))
+    waiting = asyncio.ensure_future(run_until_deadline(hang(), soon(60)))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -79,7 +84,7 @@ async def test_a_coroutine_that_cancels_itself_is_no_cancellation_of_who_waits()
         raise asyncio.CancelledError
 
     with pytest.raises(TimeoutError):
-        await bounded(give_up(), soon(60))
+        await run_until_deadline(give_up(), soon(60))
 
 
 async def test_an_exit_in_a_coroutine_does_not_end_the_loop():
@@ -87,17 +92,17 @@ async def test_an_exit_in_a_coroutine_does_not_end_the_loop():
         raise SystemExit(3)
 
     with pytest.raises(RuntimeError, match=r"it ended with SystemExit\(3\)"):
-        await bounded(watched(leave(), "it"), soon(60))
+        await run_until_deadline(warn_when_blocking(leave(), "it"), soon(60))
 
 
 async def test_a_coroutine_that_holds_the_loop_is_named(caplog):
     async def block():
-        time.sleep(LONG * 1.5)  # noqa: ASYNC251  # that is the point
+        time.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5)  # noqa: ASYNC251  # that is the point
         await asyncio.sleep(0)
-        time.sleep(LONG * 1.5)  # noqa: ASYNC251  # that is the point
+        time.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5)  # noqa: ASYNC251  # that is the point
         return 42
 
-    assert await watched(block(), "tool 'dig'") == 42
+    assert await warn_when_blocking(block(), "tool 'dig'") == 42
     assert [record.message.split(" for ")[0] for record in caplog.records] == ["tool 'dig' held the event loop"] * 2
     assert "make it `def`, or offload the work" in caplog.text
 
@@ -106,9 +111,9 @@ async def test_a_coroutine_that_waits_is_not_named(caplog):
     caplog.set_level(logging.WARNING)
 
     async def wait():
-        await asyncio.sleep(LONG * 1.5)
+        await asyncio.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5)
 
-    await watched(wait(), "tool 'wait'")
+    await warn_when_blocking(wait(), "tool 'wait'")
     assert caplog.text == ""
 
 
@@ -122,4 +127,4 @@ async def test_a_watched_coroutine_may_catch_what_it_waits_for():
         except ValueError:
             return await answer("recovered")
 
-    assert await watched(recover(), "it") == "recovered"
+    assert await warn_when_blocking(recover(), "it") == "recovered"

@@ -13,13 +13,13 @@ GOOD = "0123456789abcdef"
 
 
 def test_the_url_of_a_head_is_taken_as_it_is() -> None:
-    assert credentials.head("https://gym.test:11000/path/") == "https://gym.test:11000/path"
+    assert credentials.check_head_url("https://gym.test:11000/path/") == "https://gym.test:11000/path"
 
 
 @pytest.mark.parametrize("url", ["http://me:hush@10.0.0.1:11000", "http://hush@h", "me:hush@h:1", "http://h/?key=hush"])
 def test_the_url_of_a_head_says_nothing_of_who_asks(url: str) -> None:
     with pytest.raises(UsageError, match=r"leave them out, and have a token in the file|write it as a URL") as caught:
-        credentials.head(url)
+        credentials.check_head_url(url)
     assert "hush" not in str(caught.value)
 
 
@@ -32,13 +32,13 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_token_is_the_one_line_of_its_file(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert credentials.token(file).get_secret_value() == GOOD
+    assert credentials.read_token(file).get_secret_value() == GOOD
     assert caplog.text == ""
 
 
 def test_a_file_that_others_can_read_is_told_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.chmod(0o644)
-    credentials.token(file)
+    credentials.read_token(file)
     assert f"run: chmod 600 {file}" in caplog.text
     assert GOOD not in caplog.text
 
@@ -47,27 +47,27 @@ def test_a_file_that_others_can_read_is_told_of(file: Path, caplog: pytest.LogCa
 def test_what_is_no_token_is_refused_and_not_repeated(file: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(UsageError, match="openssl rand") as caught:
-        credentials.token(file)
+        credentials.read_token(file)
     assert str(file) in str(caught.value)
     assert not text or text not in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
-        credentials.token(tmp_path / "none.txt")
+        credentials.read_token(tmp_path / "none.txt")
 
 
 def test_the_environment_names_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(credentials.VARIABLE, raising=False)
-    assert credentials.own() is None
-    assert credentials.carried(None) == {}
-    monkeypatch.setenv(credentials.VARIABLE, str(file))
-    assert credentials.own() == SecretStr(GOOD)
-    assert credentials.carried(None)["authorization"].get_secret_value() == f"Bearer {GOOD}"
-    assert credentials.carried("") == {}
+    monkeypatch.delenv(credentials.TOKEN_FILE_VARIABLE, raising=False)
+    assert credentials.get_process_token() is None
+    assert credentials.resolve_auth_headers(None) == {}
+    monkeypatch.setenv(credentials.TOKEN_FILE_VARIABLE, str(file))
+    assert credentials.get_process_token() == SecretStr(GOOD)
+    assert credentials.resolve_auth_headers(None)["authorization"].get_secret_value() == f"Bearer {GOOD}"
+    assert credentials.resolve_auth_headers("") == {}
 
 
 def test_a_file_is_read_once(file: Path) -> None:
-    first = credentials.own(file)
+    first = credentials.get_process_token(file)
     file.write_text("another-token-altogether")
-    assert credentials.own(file) == first
+    assert credentials.get_process_token(file) == first

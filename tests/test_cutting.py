@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from gymsdk import Environment, play
-from gymsdk.cutting import cut
-from gymsdk.models.scripted import Scripted
-from gymsdk.sitting import Budget
+from gymsdk.episode import Budget
+from gymsdk.models.scripted import ScriptedModel
+from gymsdk.responses import truncate_output
 
 TALKS = """
 async def talk(length: int) -> str:
@@ -36,20 +36,20 @@ def picture(size: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("output", ["", "a" * 1000, [{"type": "input_text", "text": "a" * 990}], [picture(1000)]])
 def test_what_is_not_too_long_is_as_it_was(output: object) -> None:
-    assert cut(output, 1000) is output  # type: ignore[arg-type]  # parts as they come
+    assert truncate_output(output, 1000) is output  # type: ignore[arg-type]  # parts as they come
 
 
 def test_a_text_is_cut_and_says_so_within_the_limit() -> None:
-    found = cut("a" * 5000, 1000)
+    found = truncate_output("a" * 5000, 1000)
     assert isinstance(found, str)
     assert found.endswith("[cut here: this output has 5000 characters, and at most 1000 of one are shown]")
     assert len(found) == 1000
-    assert cut(found, 1000) is found
+    assert truncate_output(found, 1000) is found
 
 
 def test_of_parts_those_are_shown_that_fit() -> None:
     text = {"type": "input_text", "text": "b" * 2000}
-    shown = cut([picture(500), picture(900), text, picture(400)], 1000)
+    shown = truncate_output([picture(500), picture(900), text, picture(400)], 1000)
     assert isinstance(shown, list)
     assert shown[0] == picture(500)
     assert shown[1]["text"].startswith("[left out: input_image of 900 characters")
@@ -59,7 +59,7 @@ def test_of_parts_those_are_shown_that_fit() -> None:
 
 
 async def test_a_policy_is_shown_as_much_as_the_budget_says(
-    environment: Callable[..., Environment], policy: Callable[..., Scripted]
+    environment: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     made = environment(TALKS)
     task = next(iter(made.tasks("train")))

@@ -20,8 +20,7 @@ import httpx
 import pytest
 import yaml
 
-from gymsdk import model
-from gymsdk.servers import policy
+from gymsdk import model, testing
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"
@@ -82,7 +81,7 @@ async def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     (tmp_path / "token.txt").write_text(TOKEN)
     (tmp_path / "token.txt").chmod(0o600)
     monkeypatch.setenv("GYMSDK_TOKEN_FILE", str(tmp_path / "token.txt"))
-    async with policy.serve(policy.app(model("scripted/echo"))) as address:
+    async with testing.serve(testing.app(model("scripted/echo"))) as address:
         written = {"policy_base_url": address, "policy_api_key": "sk-none", "policy_model_name": "small"}
         (tmp_path / "env.yaml").write_text(yaml.safe_dump(written))
         (tmp_path / "env.yaml").chmod(0o600)
@@ -248,16 +247,16 @@ def test_nginx_shows_each_server_beneath_its_own_path() -> None:
 
 
 def test_nginx_gives_up_later_and_closes_sooner_than_the_servers() -> None:
-    from gymsdk.servers.app import LARGEST
-    from gymsdk.servers.door.listener import KEEP_ALIVE
-    from gymsdk.sitting import Budget
+    from gymsdk.episode import Budget
+    from gymsdk.servers.app import MAX_BODY_BYTES
+    from gymsdk.servers.listener import KEEP_ALIVE_SECONDS
 
     text = (DEPLOY / "nginx.conf").read_text()
     said = {name: [words[0] for words, _ in within(text, name)] for name in ("keepalive_timeout", "proxy_read_timeout")}
-    assert all(float(each.rstrip("s")) < KEEP_ALIVE for each in said["keepalive_timeout"])
+    assert all(float(each.rstrip("s")) < KEEP_ALIVE_SECONDS for each in said["keepalive_timeout"])
     assert all(float(each.rstrip("s")) > (Budget().seconds or 0) for each in said["proxy_read_timeout"])
     [(size, _)] = within(text, "client_max_body_size")
-    assert size == [f"{LARGEST // 2**20}m"]
+    assert size == [f"{MAX_BODY_BYTES // 2**20}m"]
 
 
 def test_prometheus_asks_every_server_of_the_compose_file_with_the_token() -> None:

@@ -20,9 +20,8 @@ from pathlib import Path
 import pytest
 
 import gymsdk
-from gymsdk import model
-from gymsdk.plugins import hookspecs
-from gymsdk.servers import policy
+from gymsdk import model, testing
+from gymsdk.plugins import hooks
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -145,7 +144,7 @@ async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
     python = environment(tmp_path / "venv")
     (tmp_path / "folder").mkdir()
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("GYMSDK_", "PYTEST", "VIRTUAL_ENV"))}
-    async with policy.serve(policy.app(model("scripted/echo"))) as address:
+    async with testing.serve(testing.app(model("scripted/echo"))) as address:
         kept |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "GYMSDK_BASE_URL": address}
         shell = Shell(tmp_path / "folder", kept)
         try:
@@ -223,7 +222,7 @@ def test_readme_and_the_guide_show_the_same_environment() -> None:
 
 def signatures() -> list[str]:
     """Give every hook's signature as it is written."""
-    written = ast.parse(inspect.getsource(hookspecs)).body
+    written = ast.parse(inspect.getsource(hooks)).body
     return [
         f"{hook.name}({ast.unparse(hook.args)}) -> {ast.unparse(hook.returns)}"
         for hook in written

@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import Field
 
-from gymsdk import (
-    Environment,
-    Failed,
-    Message,
-    Reset,
-    State,
-    Verdict,
-    hookimpl,
-    wire,
-)
+from gymsdk import Environment, Failed, Message, Reset, State, Verdict, hookimpl, responses
 
 
 def bump(state: Count, by: int = 1) -> int:
@@ -57,13 +48,13 @@ class Counting:
 
 
 TURNS = [
-    wire.function_call("bump", {"by": 2}, "a"),
-    wire.function_call("bump", {}, "b"),
-    wire.function_call_output("a", "7"),
-    wire.function_call_output("b", "8"),
-    wire.function_call("bump", {}, "c"),
-    wire.function_call_output("c", "9"),
-    wire.message("42"),
+    responses.build_function_call("bump", {"by": 2}, "a"),
+    responses.build_function_call("bump", {}, "b"),
+    responses.build_function_call_output("a", "7"),
+    responses.build_function_call_output("b", "8"),
+    responses.build_function_call("bump", {}, "c"),
+    responses.build_function_call_output("c", "9"),
+    responses.build_message("42"),
 ]
 
 
@@ -78,14 +69,14 @@ async def test_replay_rebuilds_the_state_by_playing_the_actions_again(task):
 
 async def test_replay_leaves_out_calls_that_were_not_run(task):
     environment = Environment("counting", Counting())
-    not_run = [*TURNS[:3], wire.function_call_output("b", '{"error":"not run: the episode is over"}')]
+    not_run = [*TURNS[:3], responses.build_function_call_output("b", '{"error":"not run: the episode is over"}')]
     assert (await environment.replay(task, not_run)).state.steps == 2
 
 
 async def test_replay_that_fails_closes_what_it_reset(task):
     plugin = Counting()
     with pytest.raises(Failed, match="hook 'step' of environment 'counting' raised ValueError: boom"):
-        await Environment("counting", plugin).replay(task, [wire.message("boom")])
+        await Environment("counting", plugin).replay(task, [responses.build_message("boom")])
     assert plugin.closed == 1
 
 

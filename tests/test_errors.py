@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gymsdk.complaints import raised
-from gymsdk.errors import EpisodeError, Failed, Unscorable, WorkerLost
+from gymsdk.errors import EpisodeError, Failed, Unscorable, WorkerLost, describe_exception
 
 
 @pytest.mark.parametrize("kind", [EpisodeError, Failed, Unscorable, WorkerLost])
@@ -27,4 +26,4 @@ def test_an_error_in_code_without_a_file_is_described_inside_a_package_folder_to
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ZeroDivisionError) as error:
         exec("1 / 0", {})
-    assert raised(error.value).startswith("ZeroDivisionError: division by zero (")
+    assert describe_exception(error.value).startswith("ZeroDivisionError: division by zero (")

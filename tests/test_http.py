@@ -15,11 +15,11 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from gymsdk import http
 from gymsdk.errors import Failed
+from gymsdk.http import client
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-QUICK = http.Retry(times=3, first=0.001, longest=0.01)
+QUICK = client.Retry(times=3, first=0.001, longest=0.01)
 KEY = SecretStr("sk-very-secret")
 
 
@@ -62,19 +62,19 @@ CUT = (0, "", {})
 async def failure(scene: Scene, **options: object) -> Failed:
     async with serving(scene.answer) as url:
         with pytest.raises(Failed) as caught:
-            (await http.post(url, {}, **({"retry": QUICK} | options))).json()
+            (await client.post(url, {}, **({"retry": QUICK} | options))).json()
     return caught.value
 
 
 async def test_an_answer_is_parsed() -> None:
     async with serving(Scene(OK).answer) as url:
-        assert (await http.post(url, {"a": [1]})).json() == {"ok": True}
+        assert (await client.post(url, {"a": [1]})).json() == {"ok": True}
 
 
 async def test_the_body_and_the_key_arrive() -> None:
     scene = Scene(OK)
     async with serving(scene.answer) as url:
-        await http.post(url, {"a": "é"}, key=KEY, headers={"X-Mine": "1"})
+        await client.post(url, {"a": "é"}, key=KEY, headers={"X-Mine": "1"})
     assert scene.bodies == ['{"a":"é"}'.encode()]
     sent = scene.seen[0].headers
     assert (sent["Authorization"], sent["X-Mine"], sent["Content-Type"]) == (
@@ -88,7 +88,7 @@ async def test_the_body_and_the_key_arrive() -> None:
 async def test_what_may_pass_is_tried_again(status: int) -> None:
     scene = Scene((status, "later", {}), (status, "later", {}), OK)
     async with serving(scene.answer) as url:
-        assert (await http.post(url, {}, retry=QUICK)).json() == {"ok": True}
+        assert (await client.post(url, {}, retry=QUICK)).json() == {"ok": True}
     assert len(scene.seen) == 3
 
 
@@ -124,7 +124,7 @@ async def test_a_rate_limit_has_a_kind_of_its_own() -> None:
 async def test_a_cut_connection_is_tried_again() -> None:
     scene = Scene(CUT, CUT, OK)
     async with serving(scene.answer) as url:
-        assert (await http.post(url, {}, retry=QUICK)).json() == {"ok": True}
+        assert (await client.post(url, {}, retry=QUICK)).json() == {"ok": True}
 
 
 async def test_a_connection_that_is_always_cut_is_unreachable() -> None:
@@ -148,20 +148,20 @@ async def test_an_answer_cut_in_its_middle_is_tried_again() -> None:
         return answer
 
     async with serving(half) as url:
-        assert (await http.post(url, {}, retry=QUICK)).json() == {"ok": True}
+        assert (await client.post(url, {}, retry=QUICK)).json() == {"ok": True}
 
 
 async def test_nobody_listening_is_unreachable_and_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(Failed, match=f"cannot reach 127.0.0.1:{port}") as caught:
-        await http.post(f"http://127.0.0.1:{port}/v1", {}, retry=QUICK)
+        await client.post(f"http://127.0.0.1:{port}/v1", {}, retry=QUICK)
     assert (caught.value.kind, caught.value.retryable) == ("model_unreachable", True)
 
 
 async def test_no_url_is_refused_at_once() -> None:
     with pytest.raises(Failed, match="no URL") as caught:
-        await http.post("ftp://somewhere/v1", {}, retry=http.Retry(times=3, first=60))
+        await client.post("ftp://somewhere/v1", {}, retry=client.Retry(times=3, first=60))
     assert not caught.value.retryable
 
 
@@ -169,23 +169,23 @@ async def test_retry_after_is_honoured() -> None:
     loop = asyncio.get_running_loop()
     async with serving(Scene((429, "", {"Retry-After": "0.2"}), OK).answer) as url:
         start = loop.time()
-        await http.post(url, {}, retry=QUICK)
+        await client.post(url, {}, retry=QUICK)
     assert loop.time() - start >= 0.2
 
 
 def test_retry_after_may_be_a_date() -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
-    assert http.seconds(date) == pytest.approx(59, abs=2)
+    assert client.parse_retry_after(date) == pytest.approx(59, abs=2)
 
 
 def test_a_retry_after_in_the_past_is_now() -> None:
-    assert http.seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert client.parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
 
 
 @pytest.mark.parametrize("header", ["soon", "", "Wed, 99 Nov 2000", "-5", "nan", "inf"])
 async def test_a_retry_after_that_makes_no_sense_is_ignored(header: str) -> None:
     async with serving(Scene((503, "", {"Retry-After": header}), OK).answer) as url:
-        assert (await http.post(url, {}, retry=QUICK)).status == 200
+        assert (await client.post(url, {}, retry=QUICK)).status == 200
 
 
 async def test_a_retry_after_beyond_the_deadline_is_not_waited_for() -> None:
@@ -200,7 +200,7 @@ async def test_what_is_not_worth_retrying_has_no_time_to_retry_at() -> None:
 
 async def test_retries_do_not_outlive_the_deadline() -> None:
     scene = Scene(BUSY)
-    error = await failure(scene, timeout=60.0, retry=http.Retry(times=9, first=600, longest=600))
+    error = await failure(scene, timeout=60.0, retry=client.Retry(times=9, first=600, longest=600))
     assert (error.kind, len(scene.seen)) == ("model_error", 1)
 
 
@@ -211,7 +211,7 @@ async def test_a_silent_server_is_left_at_the_deadline() -> None:
 
     async with serving(silent) as url:
         with pytest.raises(Failed, match=r"did not answer within 0\.05 s") as caught:
-            await http.post(url, {}, timeout=0.05)
+            await client.post(url, {}, timeout=0.05)
     assert (caught.value.kind, caught.value.retryable) == ("model_timeout", True)
 
 
@@ -244,7 +244,7 @@ async def test_no_message_repeats_a_header_that_is_a_secret() -> None:
         return web.Response(status=400, text=f"what is {request.headers['X-Team']}?")
 
     async with serving(echo) as url:
-        answer = await http.post(url, {}, headers={"X-Team": SecretStr("hush")})
+        answer = await client.post(url, {}, headers={"X-Team": SecretStr("hush")})
     with pytest.raises(Failed, match=r"what is \*\*\*"):
         answer.json()
     assert "hush" not in repr(answer.secrets)
@@ -265,14 +265,14 @@ async def test_a_call_that_is_cancelled_closes_its_connection() -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await http.post(url, {})
+                await client.post(url, {})
         async with asyncio.timeout(10):
             await closed.wait()
 
 
 async def test_no_repr_shows_the_key() -> None:
     async with serving(Scene(OK).answer) as url:
-        assert "very-secret" not in repr(await http.post(url, {}, key=KEY))
+        assert "very-secret" not in repr(await client.post(url, {}, key=KEY))
 
 
 async def test_a_redirect_is_refused_not_followed() -> None:
@@ -284,28 +284,28 @@ async def test_a_redirect_is_refused_not_followed() -> None:
 async def test_cookies_are_not_kept() -> None:
     scene = Scene((200, "{}", {"Set-Cookie": "session=1; Path=/"}))
     async with serving(scene.answer) as url:
-        await http.post(url, {})
-        await http.post(url, {})
+        await client.post(url, {})
+        await client.post(url, {})
     assert "Cookie" not in scene.seen[1].headers
 
 
 async def test_a_body_that_is_no_json_is_a_failure_of_its_own_call() -> None:
     with pytest.raises(Failed, match="cannot be written as JSON") as caught:
-        await http.post("http://127.0.0.1:1", {"text": object()})
+        await client.post("http://127.0.0.1:1", {"text": object()})
     assert caught.value.kind == "model_bad_request"
 
 
 async def test_half_a_surrogate_pair_is_sent_as_a_question_mark() -> None:
     scene = Scene(OK)
     async with serving(scene.answer) as url:
-        await http.post(url, {"text": "half \ud83d pair"})
+        await client.post(url, {"text": "half \ud83d pair"})
     assert scene.bodies == [b'{"text": "half ? pair"}']
 
 
 @pytest.mark.parametrize("url", [f"http://{'a' * 300}.x/", "http://user:hush@[/", "http://a:99999999/?key=hush"])
 async def test_an_address_that_is_none_is_a_sentence_without_its_secrets(url: str) -> None:
     with pytest.raises(Failed, match=r"is no URL of a server|cannot reach") as caught:
-        await http.post(url, {}, retry=http.Retry(times=0))
+        await client.post(url, {}, retry=client.Retry(times=0))
     assert "hush" not in str(caught.value)
 
 
@@ -315,33 +315,33 @@ async def test_two_hundred_calls_at_once_are_all_answered() -> None:
         return web.Response(body=await request.read())
 
     async with serving(echo) as url, asyncio.TaskGroup() as group:
-        calls = [group.create_task(http.post(url, {"n": n})) for n in range(200)]
+        calls = [group.create_task(client.post(url, {"n": n})) for n in range(200)]
     assert [call.result().json()["n"] for call in calls] == list(range(200))
 
 
 def test_each_loop_has_a_session_that_ends_with_it(recwarn: pytest.WarningsRecorder) -> None:
     async def call() -> None:
         async with serving(Scene(OK).answer) as url:
-            await http.post(url, {})
+            await client.post(url, {})
 
-    before = dict(http._sessions._held)
+    before = dict(client._sessions._held)
     asyncio.run(call())
     asyncio.run(call())
     gc.collect()
     assert not recwarn.list
-    assert http._sessions._held == before
+    assert client._sessions._held == before
 
 
 async def test_the_session_can_be_closed_by_hand_and_opens_again() -> None:
     async with serving(Scene(OK).answer) as url:
-        await http.post(url, {})
-        await http.aclose()
-        await http.aclose()
-        assert (await http.post(url, {})).status == 200
+        await client.post(url, {})
+        await client.aclose()
+        await client.aclose()
+        assert (await client.post(url, {})).status == 200
 
 
 def test_waits_double_up_to_their_bound() -> None:
-    retry = http.Retry(first=1, longest=4)
+    retry = client.Retry(first=1, longest=4)
     for attempt, longest in enumerate([1, 2, 4, 4]):
         assert longest / 2 <= retry.get_wait_seconds(attempt) <= longest
     assert retry.get_wait_seconds(5000) <= 4
@@ -350,7 +350,7 @@ def test_waits_double_up_to_their_bound() -> None:
 async def test_what_is_to_happen_once_is_not_sent_again_whatever_the_answer() -> None:
     scene = Scene(BUSY, OK)
     async with serving(scene.answer) as url:
-        answer = await http.post(url, {}, retry=QUICK, once=True)
+        answer = await client.post(url, {}, retry=QUICK, once=True)
     assert (answer.status, len(scene.seen)) == (503, 1)
 
 
@@ -358,7 +358,7 @@ async def test_what_is_to_happen_once_is_not_sent_again_where_it_may_have_arrive
     scene = Scene(CUT, OK)
     async with serving(scene.answer) as url:
         with pytest.raises(Failed, match="broke off its answer"):
-            await http.post(url, {}, retry=QUICK, once=True)
+            await client.post(url, {}, retry=QUICK, once=True)
     assert len(scene.seen) == 1
 
 
@@ -367,7 +367,7 @@ async def test_what_is_to_happen_once_is_sent_again_where_nobody_was_there() -> 
     with socket.create_server(("127.0.0.1", 0)) as bound:
         port = bound.getsockname()[1]
     posting = asyncio.ensure_future(
-        http.post(f"http://127.0.0.1:{port}/x", {}, retry=http.Retry(times=50, first=0.05, longest=0.05), once=True)
+        client.post(f"http://127.0.0.1:{port}/x", {}, retry=client.Retry(times=50, first=0.05, longest=0.05), once=True)
     )
     await asyncio.sleep(0.1)
     app = web.Application()
@@ -383,7 +383,7 @@ async def test_what_is_to_happen_once_is_sent_again_where_nobody_was_there() -> 
 async def test_cookies_and_headers_of_an_answer_are_kept_and_bytes_are_sent_as_they_are() -> None:
     scene = Scene((200, "{}", {"Set-Cookie": 'a="b=c"; Path=/; HttpOnly', "X-Odd": "1"}))
     async with serving(scene.answer) as url:
-        answer = await http.post(url, b'{"a": 1}', headers={"Cookie": "k=v"})
+        answer = await client.post(url, b'{"a": 1}', headers={"Cookie": "k=v"})
     assert (dict(answer.cookies), answer.headers["x-odd"]) == ({"a": '"b=c"'}, "1")
     assert (scene.bodies, scene.seen[0].headers["Cookie"]) == ([b'{"a": 1}'], "k=v")
 
@@ -391,5 +391,5 @@ async def test_cookies_and_headers_of_an_answer_are_kept_and_bytes_are_sent_as_t
 async def test_a_page_is_got_and_tried_again() -> None:
     scene = Scene(BUSY, OK)
     async with serving(scene.answer) as url:
-        assert (await http.get(url, retry=QUICK)).json() == {"ok": True}
+        assert (await client.get(url, retry=QUICK)).json() == {"ok": True}
     assert [request.method for request in scene.seen] == ["GET", "GET"]

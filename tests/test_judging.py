@@ -7,11 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gymsdk import Environment, Rollout, Task, play, wire
-from gymsdk.judging import judged
-from gymsdk.sitting import Budget
-from gymsdk.transcript import Item
-from gymsdk.types import Episode
+from gymsdk import Environment, Rollout, Task, play, responses
+from gymsdk.episode import Budget, verify_transcript
+from gymsdk.types import Episode, Item
 
 PAYING = """
 class Count(State):
@@ -51,24 +49,28 @@ async def verify(task, state: Count):
 class Policy:
     """Says the same each time, *late* seconds after it is asked."""
 
-    def __init__(self, *output: Item, status: wire.Status = "completed", late: float = 0.0) -> None:
+    def __init__(self, *output: Item, status: responses.ResponseStatus = "completed", late: float = 0.0) -> None:
         self._output = list(output)
         self._status = status
         self._late = late
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         await asyncio.sleep(self._late)
-        return wire.response(self._output, model="m", status=self._status, request=request)
+        return responses.build_response(self._output, model="m", status=self._status, request=request)
 
 
-PAY = wire.function_call("pay", {}, "c1")
-WAIT = wire.function_call("wait", {}, "c2")
+PAY = responses.build_function_call("pay", {}, "c1")
+WAIT = responses.build_function_call("wait", {}, "c2")
 CASES = {
-    "a turn that was cut off is not played": (Policy(wire.message("cut o"), status="incomplete"), Budget(), "tokens"),
+    "a turn that was cut off is not played": (
+        Policy(responses.build_message("cut o"), status="incomplete"),
+        Budget(),
+        "tokens",
+    ),
     "calls before the deadline are": (Policy(PAY, WAIT, late=0.95), Budget(seconds=1.0), "deadline"),
     "calls beyond the budget are not": (Policy(PAY, PAY | {"call_id": "c3"}), Budget(tools=1), "tools"),
     "every turn is": (Policy(PAY), Budget(turns=2), "turns"),
-    "a reply is": (Policy(wire.message("so be it")), Budget(), "done"),
+    "a reply is": (Policy(responses.build_message("so be it")), Budget(), "done"),
 }
 
 
@@ -88,7 +90,7 @@ async def test_what_was_played_earns_the_same_once_more(played: tuple[Environmen
     assert rollout.response is not None
     assert rollout.ended is not None
     items = rollout.response["output"]
-    again = await judged(paying, rollout.row, items, seed=rollout.seed, ended=rollout.ended, seconds=5)
+    again = await verify_transcript(paying, rollout.row, items, seed=rollout.seed, ended=rollout.ended, seconds=5)
     assert (again.reward, again.components) == (rollout.reward, rollout.components)
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymsdk import large_json
-from gymsdk.large_json import CONTAINER, LARGE, TooComplex, loaded, loads
-from gymsdk.values import parsed
+from gymsdk.jsonl import parse_json
+from gymsdk.large_json import MIN_LARGE_BYTES, VALUES_PER_CONTAINER, TooComplex, loads, loads_async
 
 TEXT = st.text(st.sampled_from('ab"\\[]{},: é\n'), max_size=8)
 SCALARS = (
@@ -24,7 +24,7 @@ JSON = st.recursive(
 def read(text: bytes) -> object:
     """What the parser reads, as text that tells 1 from 1.0 and keeps the order of keys; `None` if it refuses."""
     try:
-        return json.dumps(parsed(text))
+        return json.dumps(parse_json(text))
     except ValueError:
         return None
 
@@ -46,8 +46,8 @@ def test_a_text_in_pieces_is_read_or_refused_like_the_whole(
         put = data.draw(st.sampled_from([b"", b",", b"[", b"]", b"{", b"}", b'"', b":", b" ", b"\\", b"1"]))
         text = text[:at] + put + text[at + (not put) :]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large_json, "LARGE", 0)
-        patch.setattr(large_json, "PIECE", piece)
+        patch.setattr(large_json, "MIN_LARGE_BYTES", 0)
+        patch.setattr(large_json, "PIECE_BYTES", piece)
         assert read_in_pieces(text) == read(text)
 
 
@@ -63,15 +63,15 @@ def test_a_text_in_pieces_is_read_or_refused_like_the_whole(
 )
 async def test_too_many_values_are_refused(text: bytes) -> None:
     with pytest.raises(TooComplex, match="too many values"):
-        await loaded(text, 8 * 2**20)
+        await loads_async(text, 8 * 2**20)
 
 
 def test_what_stands_in_strings_is_no_value() -> None:
     text = json.dumps({"code": 'x = [{"a": [1, 2]}, {}]\n' * 200_000}).encode()
-    assert loads(text, CONTAINER + 1) == parsed(text)
+    assert loads(text, VALUES_PER_CONTAINER + 1) == parse_json(text)
 
 
-@pytest.mark.parametrize("size", [0, LARGE])
+@pytest.mark.parametrize("size", [0, MIN_LARGE_BYTES])
 def test_what_is_nested_too_deeply_is_refused(size: int) -> None:
     padding = b'"' + b"a" * size + b'"'
     assert loads(b"[%s,%s]" % (padding, b"[" * 1000 + b"]" * 1000))
@@ -82,4 +82,4 @@ def test_what_is_nested_too_deeply_is_refused(size: int) -> None:
 async def test_a_transcript_of_many_long_turns_is_read() -> None:
     turn = {"ids": list(range(65_536)), "log_probs": [-0.5] * 65_536}
     text = json.dumps({"output": [turn] * 20}).encode()
-    assert await loaded(text) == {"output": [turn] * 20}
+    assert await loads_async(text) == {"output": [turn] * 20}

@@ -11,10 +11,12 @@ import httpx
 import pytest
 import yaml
 
-from gymsdk import BrokenEnvironment, Environment, GymsdkError, ServerClient, UsageError, http
-from gymsdk.configuration.deployment import Block, Deployment, Head, Resources
-from gymsdk.launch import Options, serving
-from gymsdk.servers.nodes.fleet import Times
+from gymsdk import BrokenEnvironment, Environment, GymsdkError, ServerClient, UsageError
+from gymsdk.config.model import Deployment, HeadConfig, ResourcesServerConfig, ServerConfig
+from gymsdk.deploy.plan import Options
+from gymsdk.deploy.process import serving
+from gymsdk.deploy.runner import Times
+from gymsdk.http import client as http
 
 QUICK = Times(grace=0.2, ending=0.3)
 
@@ -187,14 +189,14 @@ async def test_a_host_others_reach_is_refused(environment: Callable[..., Environ
 async def test_a_host_others_reach_is_refused_wherever_the_configuration_names_it(
     key: str,
 ) -> None:
-    block = Block(
+    block = ServerConfig(
         name="there",
         kind="resources_servers",
         implementation="tool_call",
-        part=Resources(environment="tool_call"),
+        part=ResourcesServerConfig(environment="tool_call"),
         host="0.0.0.0" if key == "made" else None,
     )
-    head = Head(host="0.0.0.0", port=free(), given=True) if key == "head_server" else Head()
+    head = HeadConfig(host="0.0.0.0", port=free(), given=True) if key == "head_server" else HeadConfig()
     with pytest.raises(UsageError, match=r"'0\.0\.0\.0' could use these servers.*with --insecure"):
         async with serving(deployment=Deployment(servers=(block,), head=head)):
             pass
@@ -202,7 +204,7 @@ async def test_a_host_others_reach_is_refused_wherever_the_configuration_names_i
 
 async def test_the_head_is_told_of_at_the_address_where_the_configuration_has_it(asking: httpx.AsyncClient) -> None:
     port = free()
-    deployment = Deployment(head=Head(host="127.0.0.2", port=port, given=True))
+    deployment = Deployment(head=HeadConfig(host="127.0.0.2", port=port, given=True))
     async with serving(["tool_call"], deployment=deployment) as running:
         told = yaml.safe_load((await asking.get(f"{running.head_url}/global_config_dict_yaml")).json())
     assert running.head_url == f"http://127.0.0.2:{port}"

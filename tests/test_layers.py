@@ -1,220 +1,156 @@
-"""Imports flow one way: as the table in `docs/architecture.md` says."""
+"""The import graph of `gymsdk`: directions between layers, no cycles, third-party packages where they belong.
+
+`docs/architecture.md` describes the layers; `LAYERS` is their definition.
+"""
 
 from __future__ import annotations
 
 import ast
-import re
 import sys
-import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from graphlib import TopologicalSorter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-WORD = re.compile(r"`([\w.*]+)`")
-ROW = re.compile(r"^\| (\d) [^|]*\|([^|]*)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
+PACKAGE = Path(__file__).resolve().parent.parent / "gymsdk"
 
-
-@dataclass(frozen=True)
-class Layer:
-    """One row of the table."""
-
-    number: int
-    modules: tuple[str, ...]
-    beneath: frozenset[int]
-    each_other: bool
-    third_parties: tuple[tuple[str, tuple[str, ...]], ...]
-
-    def holds(self, module: str) -> bool:
-        return any(fnmatchcase(module, pattern) for pattern in self.modules)
-
-
-def layer(row: re.Match[str]) -> Layer:
-    number = int(row[1])
-    span = re.search(r"(\d)(?:\N{EN DASH}(\d))?", row[3])
-    beneath = range(number) if "everything" in row[3] else range(int(span[2] or span[1]) + 1) if span else range(0)
-    return Layer(
-        number=number,
-        modules=tuple(WORD.findall(row[2])),
-        beneath=frozenset(beneath),
-        each_other="never each other" not in row[3],
-        third_parties=tuple(third_party for phrase in row[4].split(";") for third_party in allowed(phrase)),
-    )
-
-
-def allowed(phrase: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Which packages a phrase of the table allows, and in which modules, in any above where it does not say."""
-    packages, _, where = phrase.partition(" in ")
-    return ((package, tuple(WORD.findall(where))) for package in WORD.findall(packages))
-
-
-LAYERS = [layer(row) for row in ROW.finditer((ROOT / "docs" / "architecture.md").read_text())]
-
-
-@dataclass(frozen=True)
-class Module:
-    """One file, its name without the package, and what it imports."""
-
-    name: str
-    path: Path
-    package: str
-
-    def imported(self, node: ast.Import | ast.ImportFrom) -> Iterator[str]:
-        """The dotted names one statement imports, relative ones made absolute."""
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-            return
-        home = [self.package, *self.name.split(".")] if self.name else [self.package]
-        home = home if self.path.name == "__init__.py" else home[:-1]
-        base = (
-            ".".join([*home[: len(home) - node.level + 1], *filter(None, [node.module])]) if node.level else node.module
-        )
-        yield from (f"{base}.{alias.name}" for alias in node.names)
-
-    def imports(self, *, at_the_top: bool = False) -> set[str]:
-        tree = ast.parse(self.path.read_text())
-        nodes = top(tree) if at_the_top else ast.walk(tree)
-        return {name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for name in self.imported(node)}
-
-
-def top(tree: ast.Module) -> Iterator[ast.stmt]:
-    """What runs when the module is imported: not functions, not what only a type checker reads."""
-    for node in tree.body:
-        if isinstance(node, ast.Try):
-            yield from node.body
-        yield node
-
-
-def modules(folder: Path) -> list[Module]:
-    found = []
-    for path in sorted(folder.rglob("*.py")):
-        parts = path.relative_to(folder).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found.append(Module(name, path, folder.name))
-    return found
-
-
-OURS = {module.name or "gymsdk": module for module in modules(ROOT / "gymsdk")}
-
-
-def ours(name: str) -> str | None:
-    """The module of ours that an imported name is, or is in; `None` where it is another's."""
-    first, *rest = name.split(".")
-    if first != "gymsdk":
-        return None
-    while rest and ".".join(rest) not in OURS:
-        rest.pop()
-    return ".".join(rest) or "gymsdk"
-
-
-def third_parties(module: Module) -> set[str]:
-    tops = {name.split(".")[0] for name in module.imports()}
-    return tops - sys.stdlib_module_names - {module.package, "gymsdk"}
-
-
-def homes(name: str) -> list[Layer]:
-    """The layers whose rows name the module: by its own name, or else by a pattern."""
-    exact = [each for each in LAYERS if name in each.modules]
-    return exact or [each for each in LAYERS if each.holds(name)]
-
-
-def is_bare(module: Module) -> bool:
-    """Whether it only makes a folder a package."""
-    return module.path.name == "__init__.py" and not module.imports()
-
-
-PLACED = sorted(name for name, module in OURS.items() if not is_bare(module))
-
-
-def test_the_table_is_read():
-    assert [each.number for each in LAYERS] == list(range(len(LAYERS)))
-    assert len(LAYERS) > 5
-
-
-@pytest.mark.parametrize("name", PLACED)
-def test_a_module_stands_in_one_layer(name):
-    assert len(homes(name)) == 1, f"put `{name}` into one row of the table in docs/architecture.md"
-
-
-def test_the_table_names_no_module_that_is_gone():
-    named = [pattern for each in LAYERS for pattern in each.modules]
-    assert [pattern for pattern in named if not any(fnmatchcase(name, pattern) for name in OURS)] == []
-
-
-@pytest.mark.parametrize("name", PLACED)
-def test_a_module_imports_what_its_layer_may(name):
-    [home] = homes(name)
-    others = {found for each in OURS[name].imports() if (found := ours(each)) and found != name}
-    wrong = [
-        other
-        for other in sorted(others)
-        for its in homes(other)
-        if not (its.number in home.beneath or (its.number == home.number and home.each_other))
-    ]
-    assert wrong == [], f"{name} is in layer {home.number}"
-
-
-@pytest.mark.parametrize("name", PLACED)
-def test_a_module_uses_the_third_parties_of_its_layer(name):
-    [home] = homes(name)
-    open_to_it = {
-        package
-        for each in LAYERS[: home.number + 1]
-        for package, where in each.third_parties
-        if not where or any(fnmatchcase(name, pattern) for pattern in where)
-    }
-    assert third_parties(OURS[name]) <= open_to_it
-
-
-def test_imports_at_the_top_form_no_circle():
-    graph = {
-        name: {found for each in module.imports(at_the_top=True) if (found := ours(each)) and found != name}
-        for name, module in OURS.items()
-    }
-    assert set(TopologicalSorter(graph).static_order()) == set(OURS)
-
-
-ENVIRONMENTS = sorted(ROOT.glob("environments/*/gym_env_*"))
-
-
-@pytest.mark.parametrize("folder", ENVIRONMENTS, ids=lambda folder: folder.name)
-def test_an_environment_imports_gymsdk_itself_and_nothing_beneath_it(folder):
-    beneath = {
-        f"{module.name}: {name}"
-        for module in modules(folder)
-        for name in module.imports()
-        if name.split(".")[0] == "gymsdk" and ours(name) != "gymsdk"
-    }
-    assert beneath == set()
-
-
-@pytest.mark.parametrize("folder", ENVIRONMENTS, ids=lambda folder: folder.name)
-def test_an_environment_uses_the_third_parties_it_requires(folder):
-    required = tomllib.loads((folder.parent / "pyproject.toml").read_text())["project"]["dependencies"]
-    packages = {re.match(r"[\w.-]+", each)[0].replace("-", "_") for each in required} | {"pydantic"}
-    used = {name for module in modules(folder) for name in third_parties(module)}
-    assert used <= packages
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("import gymsdk.http", "http"),
-        ("from gymsdk import http", "http"),
-        ("from gymsdk.http import post", "http"),
-        ("from . import http", "http"),
-        ("from .models import registry", "models.registry"),
-        ("def f():\n    from gymsdk.http import post", "http"),
-        ("if True:\n    import gymsdk.http", "http"),
-        ("from gymsdk import Task", "gymsdk"),
-        ("import json", None),
-    ],
+LAYERS = (
+    {"errors", "types"},
+    {"context", "jsonl", "large_json", "profiling", "responses"},
+    {
+        "convert",
+        "credentials",
+        "deadlines",
+        "descriptors",
+        "http",
+        "plugins",
+        "profiling",
+        "threads",
+        "tools",
+        "workers",
+    },
+    {"client", "config", "models", "router", "tokens"},
+    {"environment", "plugins.registry"},
+    {"episode", "metrics"},
+    {"gym", "rollouts"},
+    {"observability", "servers", "testing"},
+    {"bench", "checks", "deploy"},
+    {"", "__main__", "bench.child", "checks.pytest_plugin", "cli"},
 )
-def test_an_import_is_found_however_it_is_written(tmp_path, source, name):
-    path = tmp_path / "made.py"
-    path.write_text(source)
-    assert {ours(each) for each in Module("made", path, "gymsdk").imports()} == {name}
+"""The layers, lowest first. A module imports from its own layer and the layers below it, inside functions too.
+
+An entry names a package with everything in it, unless a longer entry names the module. `""` is the package's root.
+"""
+
+THIRD_PARTIES = {
+    "aiohttp": {"http", "models", "servers", "testing"},
+    "cloudpickle": {"workers.calls"},
+    "cookiecutter": {"cli.new"},
+    "fastapi": {"servers", "observability", "testing"},
+    "gymnasium": {"gym"},
+    "gymsdk_startup": {""},
+    "h11": {"servers.listener"},
+    "hypothesis": {"checks.isolation"},
+    "matplotlib": {"rollouts.profile"},
+    "numpy": {"checks", "gym"},
+    "omegaconf": {"config", "models.options"},
+    "openai": {"models.openai"},
+    "orjson": {"*"},
+    "pluggy": {"plugins"},
+    "pydantic": {"*"},
+    "pydantic_core": {"*"},
+    "pytest": {"checks.pytest_plugin"},
+    "rich": {"cli"},
+    "starlette": {"servers", "observability", "testing"},
+    "typer": {"cli"},
+    "typing_extensions": {"*"},
+    "uvicorn": {"servers"},
+    "yaml": {"client", "config", "models.options", "servers", "cli"},
+}
+"""Which packages and modules may import a third-party package; `*` allows it everywhere."""
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported_names(statements: Iterator[ast.AST]) -> Iterator[str]:
+    """Yield the full dotted name of each imported module or member. The package has no relative imports."""
+    for statement in statements:
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            assert statement.module, "imports across packages are absolute"
+            yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
+
+
+def import_time_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that run when a module is imported, without blocks for the type checker."""
+    for statement in body:
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            continue
+        yield statement
+        if isinstance(statement, ast.If | ast.Try | ast.With):
+            yield from import_time_statements(statement.body)
+
+
+def own_modules(names: Iterator[str]) -> Iterator[str]:
+    """Yield the modules of `gymsdk` among imported *names*."""
+    for name in names:
+        first, *rest = name.split(".")
+        if first == "gymsdk":
+            while rest and ".".join(rest) not in MODULES:
+                rest.pop()
+            yield ".".join(rest)
+
+
+def covers(entries: set[str], module: str) -> str | None:
+    """Return the longest of *entries* that names *module* or a package above it."""
+    names = [module, *(module.rsplit(".", count)[0] for count in range(1, module.count(".") + 1))]
+    return next((name for name in names if name in entries), None)
+
+
+def layer_of(module: str) -> int:
+    found = covers(set().union(*LAYERS), module)
+    assert found is not None, f"Module {module!r} is in no layer; add it to LAYERS."
+    return next(number for number, layer in enumerate(LAYERS) if found in layer)
+
+
+def test_imports_point_to_the_same_layer_or_a_lower_one():
+    upward = [
+        f"{module} imports {other}"
+        for module, tree in MODULES.items()
+        for other in own_modules(imported_names(ast.walk(tree)))
+        if layer_of(other) > layer_of(module)
+    ]
+    assert not upward
+
+
+def test_no_modules_import_each_other_in_a_cycle():
+    graph = {
+        module: set(own_modules(imported_names(import_time_statements(tree.body)))) - {module, ""}
+        for module, tree in MODULES.items()
+        if module
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"The imports at module level form a cycle: {error.args[1]}")
+
+
+def test_third_party_packages_are_imported_where_they_belong():
+    misplaced = [
+        f"{module} imports {package}"
+        for module, tree in MODULES.items()
+        for package in {name.split(".")[0] for name in imported_names(ast.walk(tree))}
+        if package not in sys.stdlib_module_names | {"gymsdk", "__future__"}
+        and not (
+            {"*"} & THIRD_PARTIES.get(package, set()) or covers(THIRD_PARTIES.get(package, set()), module) is not None
+        )
+    ]
+    assert not misplaced

@@ -13,25 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymsdk.metrics import (
-    Scored,
+    ScoredRollout,
     aggregate,
-    grouped,
-    groups,
-    majority_curve,
-    numbers,
-    pass_curve,
-    runs,
-    scored,
-    spreads,
+    average_by_run,
+    compute_majority_curve,
+    compute_pass_curve,
+    group_by_task,
+    parse_scored_rollout,
+    select_numbers,
     stderr,
+    summarize_fields,
+    summarize_tasks,
 )
 
 REWARDS = st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=6), min_size=1, max_size=5)
 
 
-def rollouts(tasks: list[list[float]], answers: list[list[str | None]] | None = None) -> list[Scored]:
+def rollouts(tasks: list[list[float]], answers: list[list[str | None]] | None = None) -> list[ScoredRollout]:
     return [
-        Scored(task, repeat, reward, answer=answers[task][repeat] if answers else None)
+        ScoredRollout(task, repeat, reward, answer=answers[task][repeat] if answers else None)
         for task, rewards in enumerate(tasks)
         for repeat, reward in enumerate(rewards)
     ]
@@ -40,11 +40,11 @@ def rollouts(tasks: list[list[float]], answers: list[list[str | None]] | None = 
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=8))
 def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_one(rewards):
     subsets = [list(combinations(rewards, k)) for k in range(1, len(rewards) + 1)]
-    assert pass_curve(rewards) == pytest.approx([statistics.fmean(map(max, each)) for each in subsets])
+    assert compute_pass_curve(rewards) == pytest.approx([statistics.fmean(map(max, each)) for each in subsets])
 
 
 def test_pass_at_k_of_graded_rewards_is_the_best_of_the_first_k():
-    assert pass_curve([0.2, 0.1, 0.7, 0.5]) == [0.2, 0.2, 0.7, 0.7]
+    assert compute_pass_curve([0.2, 0.1, 0.7, 0.5]) == [0.2, 0.2, 0.7, 0.7]
 
 
 def test_pass_at_k_is_in_percent_and_skips_tasks_with_fewer_rollouts():
@@ -65,7 +65,7 @@ def test_the_average_of_k_takes_what_a_shorter_task_has():
 @given(REWARDS)
 def test_the_deviation_across_runs_is_that_of_the_runs_means(tasks):
     found = rollouts(tasks)
-    figures, means = aggregate(found), runs(grouped(found), "accuracy")
+    figures, means = aggregate(found), average_by_run(group_by_task(found), "accuracy")
     for k in range(2, len(means) + 1):
         deviation = statistics.stdev(means[:k])
         assert figures[f"pass@1[avg-of-{k}]/accuracy/std_dev_across_runs"] == pytest.approx(deviation, abs=1e-9)
@@ -74,7 +74,7 @@ def test_the_deviation_across_runs_is_that_of_the_runs_means(tasks):
 
 
 def test_a_run_is_the_mean_over_every_tasks_rollout_of_that_rank():
-    assert runs(grouped(rollouts([[1, 0], [0, 0], [1]])), "accuracy") == pytest.approx([200 / 3, 0])
+    assert average_by_run(group_by_task(rollouts([[1, 0], [0, 0], [1]])), "accuracy") == pytest.approx([200 / 3, 0])
 
 
 def test_one_rollout_has_figures_but_no_deviation():
@@ -93,7 +93,7 @@ def test_one_rollout_has_figures_but_no_deviation():
 
 def test_no_rollouts_have_no_figures():
     assert aggregate([]) == {}
-    assert groups([]) == []
+    assert summarize_tasks([]) == []
     assert stderr([]) == 0.0
 
 
@@ -101,7 +101,7 @@ def test_no_rollouts_have_no_figures():
     st.lists(st.tuples(st.sampled_from(["a", "b", "c", None]), st.sampled_from([0.0, 0.5, 1.0])), min_size=1),
 )
 def test_majority_is_the_mean_score_of_the_most_frequent_votes(votes):
-    for k, found in enumerate(majority_curve(votes), 1):
+    for k, found in enumerate(compute_majority_curve(votes), 1):
         counts = Counter(vote for vote in votes[:k] if vote[0] is not None)
         tied = [score for (_, score), count in counts.items() if count == max(counts.values())]
         assert found == pytest.approx(statistics.fmean(tied) if tied else 0.0)
@@ -127,7 +127,11 @@ def test_without_an_answer_key_there_is_no_majority():
 
 
 def test_a_field_can_be_a_score_and_tasks_without_it_are_left_out():
-    found = [Scored(0, 0, 1.0, {"library_reward": 0.0}), Scored(0, 1, 1.0, {"library_reward": 1.0}), Scored(1, 0, 1.0)]
+    found = [
+        ScoredRollout(0, 0, 1.0, {"library_reward": 0.0}),
+        ScoredRollout(0, 1, 1.0, {"library_reward": 1.0}),
+        ScoredRollout(1, 0, 1.0),
+    ]
     figures = aggregate(found, scores=["accuracy", "library_reward"], answers=True)
     assert figures["pass@1/library_reward"] == 50
     assert figures["pass@2/library_reward"] == 100
@@ -141,18 +145,18 @@ def test_the_order_of_arrival_does_not_matter():
 
 def test_the_spread_of_a_field_leaves_out_what_is_missing_or_not_finite():
     found = [
-        Scored(0, 0, 1.0, {"tokens": 3, "loss": math.nan}),
-        Scored(0, 1, 0.0, {"tokens": 5}),
-        Scored(1, 0, 0.0, {"tokens": 10}),
+        ScoredRollout(0, 0, 1.0, {"tokens": 3, "loss": math.nan}),
+        ScoredRollout(0, 1, 0.0, {"tokens": 5}),
+        ScoredRollout(1, 0, 0.0, {"tokens": 10}),
     ]
-    figures = spreads(found)
+    figures = summarize_fields(found)
     assert [figures[f"{each}/tokens"] for each in ("mean", "max", "min", "median")] == [6, 10, 3, 5]
     assert figures["std/tokens"] == pytest.approx(math.sqrt(13))
     assert not [name for name in figures if name.endswith("/loss")]
 
 
 def test_truth_values_are_numbers_and_words_are_not():
-    found = numbers({"accuracy": True, "set_overlap": 0.5, "parsed": [1], "label": "Hot", "judge": None})
+    found = select_numbers({"accuracy": True, "set_overlap": 0.5, "parsed": [1], "label": "Hot", "judge": None})
     assert found == {"accuracy": 1, "set_overlap": 0.5}
     assert found["accuracy"] is not True
 
@@ -186,21 +190,26 @@ def test_a_row_is_read_with_its_usage_and_its_answer():
         "extracted_answer": "7",
         "response": {"usage": {"input_tokens": 10, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 4}}},
     }
-    expected = Scored(3, 1, 1.0, {"accuracy": 1, "input_tokens": 10, "output_tokens": 2}, answer="7")
-    assert scored(row, answer_key="extracted_answer") == expected
+    expected = ScoredRollout(3, 1, 1.0, {"accuracy": 1, "input_tokens": 10, "output_tokens": 2}, answer="7")
+    assert parse_scored_rollout(row, answer_key="extracted_answer") == expected
 
 
 def test_a_row_without_usage_or_index_is_the_first_task():
-    assert scored({"reward": 0.5, "response": {"usage": None}}) == Scored(0, 0, 0.5)
+    assert parse_scored_rollout({"reward": 0.5, "response": {"usage": None}}) == ScoredRollout(0, 0, 0.5)
 
 
 def test_an_answer_that_is_no_text_can_still_be_voted_on():
-    assert scored({"reward": 1.0, "answer": {"b": 1, "a": [2]}}, answer_key="answer").answer == '{"a": [2], "b": 1}'
+    assert (
+        parse_scored_rollout({"reward": 1.0, "answer": {"b": 1, "a": [2]}}, answer_key="answer").answer
+        == '{"a": [2], "b": 1}'
+    )
 
 
 def test_groups_tell_each_task_with_its_rollouts_and_what_is_missing():
-    found = [Scored(7, 2, 1.0, {"tokens": 4}), Scored(7, 0, 0.0, {"tokens": 2}), Scored(9, 0, 0.5)]
-    first, second = groups(found, expected=4, samples={7: {"id": 1, "_ng_task_index": 7, "_ng_rollout_index": 0}})
+    found = [ScoredRollout(7, 2, 1.0, {"tokens": 4}), ScoredRollout(7, 0, 0.0, {"tokens": 2}), ScoredRollout(9, 0, 0.5)]
+    first, second = summarize_tasks(
+        found, expected=4, samples={7: {"id": 1, "_ng_task_index": 7, "_ng_rollout_index": 0}}
+    )
     assert first["_ng_task_index"] == 7
     assert first["sample"] == {"id": 1}
     assert (first["num_rollouts"], first["expected_num_rollouts"], first["missing_num_rollouts"]) == (2, 4, 2)
@@ -214,13 +223,13 @@ def test_groups_tell_each_task_with_its_rollouts_and_what_is_missing():
 
 
 def test_groups_expect_what_is_there_where_nobody_says():
-    (entry,) = groups([Scored(0, 0, 1.0), Scored(0, 1, 1.0)])
+    (entry,) = summarize_tasks([ScoredRollout(0, 0, 1.0), ScoredRollout(0, 1, 1.0)])
     assert (entry["expected_num_rollouts"], entry["missing_num_rollouts"]) == (2, 0)
     assert entry["reward_profile_completion_pct"] == 100
 
 
 def test_more_rollouts_than_expected_leave_none_missing():
-    (entry,) = groups([Scored(0, repeat, 1.0) for repeat in range(3)], expected=2)
+    (entry,) = summarize_tasks([ScoredRollout(0, repeat, 1.0) for repeat in range(3)], expected=2)
     assert (entry["missing_num_rollouts"], entry["reward_profile_completion_pct"]) == (0, 100)
 
 
@@ -228,7 +237,7 @@ def test_more_rollouts_than_expected_leave_none_missing():
 def test_the_work_grows_with_the_rollouts_not_with_their_square(shape):
     tasks, repeats = shape
     found = [
-        Scored(task, repeat, float((task + repeat) % 3 == 0), {"tokens": repeat}, answer=str(repeat % 5))
+        ScoredRollout(task, repeat, float((task + repeat) % 3 == 0), {"tokens": repeat}, answer=str(repeat % 5))
         for task in range(tasks)
         for repeat in range(repeats)
     ]
@@ -240,11 +249,13 @@ def test_the_work_grows_with_the_rollouts_not_with_their_square(shape):
 
 
 def test_one_long_task_among_many_short_ones_stays_cheap():
-    found = [Scored(0, repeat, 1.0) for repeat in range(10_000)] + [Scored(task, 0, 0.0) for task in range(1, 10_001)]
+    found = [ScoredRollout(0, repeat, 1.0) for repeat in range(10_000)] + [
+        ScoredRollout(task, 0, 0.0) for task in range(1, 10_001)
+    ]
     figures = aggregate(found)
     assert figures["pass@1[avg-of-10000]/accuracy"] == pytest.approx(100 / 10_001)
     assert figures["pass@10000/accuracy"] == 100
 
 
 def test_an_integer_beyond_a_floats_range_is_no_figure():
-    assert numbers({"huge": 10**400, "large": 2**70, "flag": True}) == {"large": 2**70, "flag": 1}
+    assert select_numbers({"huge": 10**400, "large": 2**70, "flag": True}) == {"large": 2**70, "flag": 1}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from deployed import Deployed, Run, command, serving, until
 
-from gymsdk.servers.nodes.reports import LEASE
+from gymsdk.servers.reports import LEASE_SECONDS
 
 COORDINATOR, FIRST, SECOND, CLIENT = 1, 2, 3, 9
 HEAD = "http://10.77.0.1:11000"
@@ -113,7 +113,7 @@ async def test_a_machine_whose_cable_is_pulled_is_gone_in_15_seconds_and_back_wi
         await begun(SECOND, "math", "--role", "resources", "--head", HEAD)
         await until(lambda: are(FIRST, SECOND))
         # Heard of both while both are there: a second that joined after the first's last word might stand for it.
-        await asyncio.sleep(LEASE / 2)
+        await asyncio.sleep(LEASE_SECONDS / 2)
         playing = await run.begin()
         await run.reached(60)
         network.link(FIRST, "down")

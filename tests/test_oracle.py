@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 import gymsdk
-from gymsdk import Environment, Failed, UsageError, rows, wire
+from gymsdk import Environment, Failed, UsageError, jsonl, responses
 from gymsdk.errors import BadRow, UnknownSplit
-from gymsdk.oracle import Oracle, opened
-from gymsdk.recorder import of_splits
-from gymsdk.transcript import Item, text_of
+from gymsdk.testing.oracle import Oracle, of_splits, opened
+from gymsdk.types import Item, extract_text
 
 DOORS = """
 import random, threading
@@ -121,12 +120,14 @@ def question(text: str) -> Item:
 def told(request: Item, output: list[Item], *answers: str) -> Item:
     """The request that follows when *output* has been answered so."""
     calls = [item for item in output if item["type"] == "function_call"]
-    answered = [wire.function_call_output(call["call_id"], text) for call, text in zip(calls, answers, strict=True)]
+    answered = [
+        responses.build_function_call_output(call["call_id"], text) for call, text in zip(calls, answers, strict=True)
+    ]
     return {"input": [*request["input"], *output, *answered]}
 
 
 def said(response: Item) -> str:
-    return text_of(response["output"][0]["content"])
+    return extract_text(response["output"][0]["content"])
 
 
 async def test_a_conversation_is_answered_as_its_row_was(installed: Callable[..., Path], asked: Opening) -> None:
@@ -155,7 +156,9 @@ async def test_rows_that_open_alike_are_told_apart_by_what_their_tools_say(doors
 def code_of(oracle: Oracle, secret: str) -> str:
     """What was recorded of the code behind a door."""
     alike = [each for kept in oracle._recorder.found._found.values() for each in kept]
-    [answer] = [text for each in alike if (text := text_of(each.get_turn(1)[0]["content"])).startswith(f"{secret} ")]
+    [answer] = [
+        text for each in alike if (text := extract_text(each.get_turn(1)[0]["content"])).startswith(f"{secret} ")
+    ]
     return answer.split()[1]
 
 
@@ -177,7 +180,11 @@ async def test_one_call_of_several_may_be_made_first(doors: Environment, asked: 
 
 async def test_an_episode_that_is_over_is_not_gone_on_with(doors: Environment, asked: Opening) -> None:
     request = {
-        "input": [*question("Open door 1 of test.")["input"], wire.message("1 0"), {"role": "user", "content": "?"}]
+        "input": [
+            *question("Open door 1 of test.")["input"],
+            responses.build_message("1 0"),
+            {"role": "user", "content": "?"},
+        ]
     }
     async with asked(doors) as oracle:
         with pytest.raises(Failed, match="the episode is over") as caught:
@@ -221,7 +228,7 @@ async def test_no_more_rows_are_read_than_asked_for(doors: Environment, asked: O
 
 async def test_rows_are_those_of_a_split_a_seed_or_a_file(doors: Environment, asked: Opening, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
-    path.write_bytes(rows.line({"responses_create_params": {"input": "Open mine."}, "secret": "0"}) + b"{torn\n")
+    path.write_bytes(jsonl.dump_row({"responses_create_params": {"input": "Open mine."}, "secret": "0"}) + b"{torn\n")
     for options, known in (
         ({"split": "test"}, "Open door 2 of test."),
         ({"seed": 7}, "Open door 2 of train7."),

@@ -10,15 +10,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gymsdk import http, reasons
 from gymsdk.errors import Failed
+from gymsdk.http import client, errors
 
-ONCE = http.Retry(times=0)
+ONCE = client.Retry(times=0)
 
 
 async def failure(url: str) -> str:
     with pytest.raises(Failed) as caught:
-        await http.get(url, retry=ONCE, timeout=5)
+        await client.get(url, retry=ONCE, timeout=5)
     return str(caught.value)
 
 
@@ -83,4 +83,4 @@ async def test_an_answer_broken_off_is_no_server_that_does_not_run(words: bytes,
     ],
 )
 def test_a_refusal_is_told_in_the_servers_own_words(text: str, told: str, param: str | None) -> None:
-    assert reasons.refusal(text) == (told, param)
+    assert errors.parse_refusal(text) == (told, param)

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from gymsdk import rows, wire
+from gymsdk import jsonl, responses
 from gymsdk.convert import chat
-from gymsdk.convert.faces.known import FACES
+from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import BadRow
-from gymsdk.recordings import Recordings, history, marks, read, recording
-from gymsdk.transcript import Item
+from gymsdk.models.recordings import RecordingStore, build_recording, compute_digests, get_input_items, read_recordings
+from gymsdk.types import Item
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
 CALLS = [
-    wire.function_call("add", {"numbers": [1, 2], "twice": True}, "c1"),
-    wire.function_call("look", "{}", "c2"),
+    responses.build_function_call("add", {"numbers": [1, 2], "twice": True}, "c1"),
+    responses.build_function_call("look", "{}", "c2"),
 ]
-SAID = [wire.reasoning("Hm."), wire.message("Let me see."), *CALLS]
-TOLD = [wire.function_call_output("c1", "6"), wire.function_call_output("c2", "a pixel")]
+SAID = [responses.build_reasoning("Hm."), responses.build_message("Let me see."), *CALLS]
+TOLD = [responses.build_function_call_output("c1", "6"), responses.build_function_call_output("c2", "a pixel")]
 OPENING: list[Item] = [
     {"role": "developer", "content": "Be brief."},
     {
@@ -28,7 +28,7 @@ OPENING: list[Item] = [
     },
     {"role": "user", "content": "What is it?"},
 ]
-REQUEST: Item = {"instructions": "Be right.", "input": [*OPENING, *SAID, *TOLD, wire.message("Six.")]}
+REQUEST: Item = {"instructions": "Be right.", "input": [*OPENING, *SAID, *TOLD, responses.build_message("Six.")]}
 
 MESSAGES: Item = {
     "max_tokens": 9,
@@ -62,11 +62,11 @@ MESSAGES: Item = {
 }
 """The same as Anthropic's clients say it."""
 
-BODIES = {"responses": REQUEST, "chat/completions": chat.body(REQUEST), "messages": MESSAGES}
+BODIES = {"responses": REQUEST, "chat/completions": chat.build_body(REQUEST), "messages": MESSAGES}
 
 
 def marked(request: Item) -> list[bytes]:
-    return marks(history(request), request.get("instructions"))
+    return compute_digests(get_input_items(request), request.get("instructions"))
 
 
 def user(text: str) -> Item:
@@ -75,7 +75,7 @@ def user(text: str) -> Item:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_conversation_has_the_same_marks_through_every_face(path: str) -> None:
-    found = marked(FACES[path].parse_request(BODIES[path]))
+    found = marked(INBOUND_APIS[path].parse_request(BODIES[path]))
     assert found == marked(REQUEST)
     assert len(set(found)) == 3
 
@@ -91,53 +91,59 @@ def test_a_conversation_has_the_same_marks_through_every_face(path: str) -> None
     ],
 )
 def test_another_opening_has_another_mark(other: list[Item]) -> None:
-    assert marks(other)[-1] != marks(OPENING)[-1]
+    assert compute_digests(other)[-1] != compute_digests(OPENING)[-1]
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        [CALLS[0], wire.function_call_output("c1", "7")],
-        [wire.function_call("add", {"numbers": [2, 1], "twice": True}, "c1"), TOLD[0]],
-        [wire.function_call("add", "{torn", "c1"), TOLD[0]],
-        [wire.function_call("sub", CALLS[0]["arguments"], "c1"), TOLD[0]],
+        [CALLS[0], responses.build_function_call_output("c1", "7")],
+        [responses.build_function_call("add", {"numbers": [2, 1], "twice": True}, "c1"), TOLD[0]],
+        [responses.build_function_call("add", "{torn", "c1"), TOLD[0]],
+        [responses.build_function_call("sub", CALLS[0]["arguments"], "c1"), TOLD[0]],
     ],
 )
 def test_what_calls_said_and_were_told_counts(other: list[Item]) -> None:
-    assert marks(other)[-1] != marks([CALLS[0], TOLD[0]])[-1]
+    assert compute_digests(other)[-1] != compute_digests([CALLS[0], TOLD[0]])[-1]
 
 
 def test_of_recordings_that_open_alike_the_one_is_found_that_a_conversation_followed() -> None:
-    found, opening = Recordings(), marks(OPENING)[-1]
+    found, opening = RecordingStore(), compute_digests(OPENING)[-1]
     for number in (1, 2):
-        told = [*OPENING, CALLS[1], wire.function_call_output("x", str(number))]
-        found.add(recording([opening, marks(told)[-1]], [[CALLS[1]], [wire.message(f"It is {number}.")]]))
-    asked = marks([*OPENING, CALLS[1], wire.function_call_output("y", "2")])
+        told = [*OPENING, CALLS[1], responses.build_function_call_output("x", str(number))]
+        found.add(
+            build_recording(
+                [opening, compute_digests(told)[-1]], [[CALLS[1]], [responses.build_message(f"It is {number}.")]]
+            )
+        )
+    asked = compute_digests([*OPENING, CALLS[1], responses.build_function_call_output("y", "2")])
     chosen, turn = found.find_next_turn(asked) or pytest.fail("none is found")
     assert (turn, chosen.get_turn(turn)[0]["content"][0]["text"]) == (1, "It is 2.")
-    first, turn = found.find_next_turn(marks(OPENING)) or pytest.fail("none is found")
+    first, turn = found.find_next_turn(compute_digests(OPENING)) or pytest.fail("none is found")
     assert (turn, first) == (0, found.find_by_opening(opening)[0])
-    assert found.find_next_turn(marks([user("Hello.")])) is None
+    assert found.find_next_turn(compute_digests([user("Hello.")])) is None
 
 
 def test_a_prompt_that_holds_turns_is_an_opening_as_a_whole(tmp_path: Path) -> None:
-    prompt = [user("One?"), wire.message("1"), user("Two?")]
-    lines = [([user("One?")], "1"), (prompt, "2"), ([*prompt, wire.message("Well:")], "2!")]
+    prompt = [user("One?"), responses.build_message("1"), user("Two?")]
+    lines = [([user("One?")], "1"), (prompt, "2"), ([*prompt, responses.build_message("Well:")], "2!")]
     path = tmp_path / "rollouts.jsonl"
     path.write_bytes(
         b"".join(
-            rows.line({"responses_create_params": {"input": given}, "response": {"output": [wire.message(said)]}})
+            jsonl.dump_row(
+                {"responses_create_params": {"input": given}, "response": {"output": [responses.build_message(said)]}}
+            )
             for given, said in lines
         )
     )
-    found = read(path)
+    found = read_recordings(path)
     for given, said in lines:
-        chosen, turn = found.find_next_turn(marks(given)) or pytest.fail("none is found")
+        chosen, turn = found.find_next_turn(compute_digests(given)) or pytest.fail("none is found")
         assert chosen.get_turn(turn)[0]["content"][0]["text"] == said
 
 
 def test_a_file_that_holds_no_rollouts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
-    path.write_bytes(rows.line({"responses_create_params": {"input": "One?"}}))
+    path.write_bytes(jsonl.dump_row({"responses_create_params": {"input": "One?"}}))
     with pytest.raises(BadRow, match=r"tasks.jsonl:1 is no line of a rollouts file"):
-        read(path)
+        read_recordings(path)

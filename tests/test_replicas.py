@@ -19,11 +19,10 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from gymsdk import Failed, model, replicas, wire
-from gymsdk.replicas import STICKY, sticky
-from gymsdk.servers.policy import serve
-from gymsdk.transcript import Item
-from gymsdk.types import Model
+from gymsdk import Failed, model, responses, router
+from gymsdk.router import STICKY_KEY, get_sticky_key
+from gymsdk.testing.endpoint import serve
+from gymsdk.types import Item, Model
 
 HI = {"role": "user", "content": "hi"}
 QUICK = {"wait": 0.001, "retries": 1}
@@ -94,7 +93,7 @@ async def _at(policy: Model, number: int) -> str:
 
 @pytest.fixture
 def _brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "FIRST", 0.05)
+    monkeypatch.setattr(router, "FIRST_PAUSE_SECONDS", 0.05)
 
 
 async def test_a_conversation_stays_where_it_began_and_many_are_spread() -> None:
@@ -183,7 +182,7 @@ async def test_an_error_is_got_past_and_loses_no_server(status: int) -> None:
 async def test_a_server_whose_first_trial_fails_has_its_conversations_back_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replicas, "FIRST", 0.05)
+    monkeypatch.setattr(router, "FIRST_PAUSE_SECONDS", 0.05)
     async with three() as (policy, servers):
         name = await _at(policy, 1)
         servers[1].status, servers[1].asked = 503, 0
@@ -380,7 +379,7 @@ async def test_a_call_given_up_by_its_caller_loses_no_server() -> None:
 SERVING = """
 import asyncio, sys
 from gymsdk import model
-from gymsdk.servers.policy import app, serve
+from gymsdk.testing import app, serve
 async def main():
     async with serve(app(model("scripted/echo"))) as url:
         print(url, flush=True)
@@ -416,15 +415,23 @@ async def _later(policy: Model, number: int) -> Item:
 
 def test_a_conversation_is_known_by_its_opening_however_it_is_written() -> None:
     words = [{"type": "input_text", "text": "hi"}]
-    later = [{"type": "message", "role": "user", "content": words}, wire.message("yo"), HI]
-    assert sticky({"input": "hi"}, None) == sticky({"input": [HI]}, None) == sticky({"input": later}, None)
-    assert sticky({"input": "hi"}, None) != sticky({"input": "hi", "instructions": "be brief"}, None)
+    later = [{"type": "message", "role": "user", "content": words}, responses.build_message("yo"), HI]
+    assert (
+        get_sticky_key({"input": "hi"}, None)
+        == get_sticky_key({"input": [HI]}, None)
+        == get_sticky_key({"input": later}, None)
+    )
+    assert get_sticky_key({"input": "hi"}, None) != get_sticky_key({"input": "hi", "instructions": "be brief"}, None)
 
 
 def test_a_conversation_is_known_by_its_episode_or_else_by_what_a_server_knows() -> None:
-    token = STICKY.set("rollout-7")
+    token = STICKY_KEY.set("rollout-7")
     try:
-        assert sticky({"input": "hi"}, SimpleNamespace(id="e1")) == "e1"
-        assert sticky({"input": "hi"}, SimpleNamespace(id="")) == sticky({"input": "ho"}, None) == "rollout-7"
+        assert get_sticky_key({"input": "hi"}, SimpleNamespace(id="e1")) == "e1"
+        assert (
+            get_sticky_key({"input": "hi"}, SimpleNamespace(id=""))
+            == get_sticky_key({"input": "ho"}, None)
+            == "rollout-7"
+        )
     finally:
-        STICKY.reset(token)
+        STICKY_KEY.reset(token)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk.tools import tool
+from gymsdk.tools import build_tool
 
 
 class Unit(Enum):
@@ -44,7 +44,7 @@ def shown(kind, **default):
 
     one.__annotations__ = {"value": kind}
     one.__defaults__ = tuple(default.values()) or None
-    schema = tool(one).schema
+    schema = build_tool(one).schema
     return schema["parameters"]["properties"]["value"], schema
 
 
@@ -150,4 +150,4 @@ def test_what_strict_form_cannot_express_is_not_strict(kind):
 def test_an_argument_called_title_or_properties_keeps_its_name():
     def file(title: str, properties: str, type: str): ...
 
-    assert list(tool(file).schema["parameters"]["properties"]) == ["title", "properties", "type"]
+    assert list(build_tool(file).schema["parameters"]["properties"]) == ["title", "properties", "type"]

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from gymsdk.errors import BadModelOption
-from gymsdk.settings import VARIABLES, ModelOptions, named, options, reached, settings
+from gymsdk.models.options import (
+    ENVIRONMENT_VARIABLES,
+    ModelOptions,
+    load_policy_settings,
+    resolve_endpoint,
+    resolve_model_name,
+    validate_options,
+)
 
 FILE = """
 policy_base_url: http://file:8000/v1
@@ -24,7 +31,7 @@ some_server:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for variable in VARIABLES.values():
+    for variable in ENVIRONMENT_VARIABLES.values():
         monkeypatch.delenv(variable, raising=False)
     return tmp_path
 
@@ -40,13 +47,13 @@ def key(found: object) -> str | None:
 
 
 def test_without_files_and_variables_nothing_is_set() -> None:
-    assert settings().model_dump() == dict.fromkeys(VARIABLES)
+    assert load_policy_settings().model_dump() == dict.fromkeys(ENVIRONMENT_VARIABLES)
 
 
 @pytest.mark.parametrize("name", ["env.yaml", ".env.yaml"])
 def test_a_file_is_read_whatever_else_is_in_it(folder: Path, name: str) -> None:
     write(folder / name)
-    found = settings()
+    found = load_policy_settings()
     assert (found.policy_base_url, key(found), found.policy_model_name) == (
         "http://file:8000/v1",
         "sk-file",
@@ -57,15 +64,15 @@ def test_a_file_is_read_whatever_else_is_in_it(folder: Path, name: str) -> None:
 def test_the_hidden_file_wins_over_the_plain_one(folder: Path) -> None:
     write(folder / "env.yaml")
     write(folder / ".env.yaml", "policy_model_name: hidden")
-    assert settings().policy_model_name == "hidden"
-    assert settings().policy_base_url == "http://file:8000/v1"
+    assert load_policy_settings().policy_model_name == "hidden"
+    assert load_policy_settings().policy_base_url == "http://file:8000/v1"
 
 
 def test_a_variable_wins_over_the_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder / "env.yaml")
     monkeypatch.setenv("GYMSDK_MODEL", "variable-model")
-    assert settings().policy_model_name == "variable-model"
-    assert settings().policy_base_url == "http://file:8000/v1"
+    assert load_policy_settings().policy_model_name == "variable-model"
+    assert load_policy_settings().policy_base_url == "http://file:8000/v1"
 
 
 def test_the_address_of_a_folder_is_never_given_the_key_of_a_variable(
@@ -73,34 +80,34 @@ def test_the_address_of_a_folder_is_never_given_the_key_of_a_variable(
 ) -> None:
     monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
     write(folder / "env.yaml")
-    assert (key(settings()), key(reached("vllm/x", ModelOptions()))) == ("sk-file", "sk-file")
+    assert (key(load_policy_settings()), key(resolve_endpoint("vllm/x", ModelOptions()))) == ("sk-file", "sk-file")
     write(folder / "env.yaml", "policy_base_url: http://foreign/v1")
-    assert (key(settings()), key(reached("vllm/x", ModelOptions()))) == (None, None)
+    assert (key(load_policy_settings()), key(resolve_endpoint("vllm/x", ModelOptions()))) == (None, None)
 
 
 def test_the_address_of_an_option_or_variable_is_never_given_the_key_of_a_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder / "env.yaml")
-    given = options("vllm/x", {"base_url": "http://given/v1"})
-    assert key(reached("vllm/x", given)) is None
+    given = validate_options("vllm/x", {"base_url": "http://given/v1"})
+    assert key(resolve_endpoint("vllm/x", given)) is None
     monkeypatch.setenv("GYMSDK_BASE_URL", "http://variable/v1")
-    assert key(reached("vllm/x", ModelOptions())) is None
+    assert key(resolve_endpoint("vllm/x", ModelOptions())) is None
     monkeypatch.setenv("GYMSDK_API_KEY", "sk-variable")
-    assert key(reached("vllm/x", given)) == key(reached("vllm/x", ModelOptions())) == "sk-variable"
+    assert key(resolve_endpoint("vllm/x", given)) == key(resolve_endpoint("vllm/x", ModelOptions())) == "sk-variable"
 
 
 def test_an_argument_wins_over_both(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder / "env.yaml")
     monkeypatch.setenv("GYMSDK_BASE_URL", "http://variable/v1")
-    given = options("vllm/x", {"base_url": "http://given/v1", "api_key": "sk-given"})
-    found = reached("vllm/x", given)
+    given = validate_options("vllm/x", {"base_url": "http://given/v1", "api_key": "sk-given"})
+    found = resolve_endpoint("vllm/x", given)
     assert (found.base_url, key(found)) == (("http://given/v1",), "sk-given")
 
 
 def test_a_value_may_come_from_elsewhere_in_the_file(folder: Path) -> None:
     write(folder / "env.yaml", "host: there\npolicy_base_url: http://${host}/v1\npolicy_api_key: sk-${ host }")
-    assert (settings().policy_base_url, key(settings())) == ("http://there/v1", "sk-there")
+    assert (load_policy_settings().policy_base_url, key(load_policy_settings())) == ("http://there/v1", "sk-there")
 
 
 @pytest.mark.parametrize(
@@ -124,24 +131,28 @@ def test_no_environment_variable_gets_into_a_file_that_was_found_in_the_folder(
     with pytest.raises(
         BadModelOption, match=r"env\.yaml:1: policy_base_url uses a function.*GYMSDK_BASE_URL"
     ) as caught:
-        settings()
+        load_policy_settings()
     assert "sk-secret" not in str(caught.value)
 
 
 def test_an_escaped_reference_is_plain_text(folder: Path) -> None:
     write(folder / "env.yaml", "policy_api_key: 'sk-\\${oc.env:HOME}'")
-    assert key(settings()) == "sk-${oc.env:HOME}"
+    assert key(load_policy_settings()) == "sk-${oc.env:HOME}"
 
 
 def test_a_missing_or_empty_value_is_not_set(folder: Path) -> None:
     write(folder / "env.yaml", "policy_base_url: ???\npolicy_api_key:\npolicy_model_name: 7")
-    assert settings().model_dump() == {"policy_base_url": None, "policy_api_key": None, "policy_model_name": "7"}
+    assert load_policy_settings().model_dump() == {
+        "policy_base_url": None,
+        "policy_api_key": None,
+        "policy_model_name": "7",
+    }
 
 
 def test_a_key_that_others_can_read_is_warned_of_in_one_line(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(folder / "env.yaml", mode=0o644)
     with caplog.at_level(logging.WARNING):
-        settings()
+        load_policy_settings()
     [message] = caplog.messages
     assert "chmod 600" in message
     assert "sk-file" not in message
@@ -152,7 +163,7 @@ def test_a_private_file_or_one_without_a_key_is_not_warned_of(
     folder: Path, caplog: pytest.LogCaptureFixture, text: str, mode: int
 ) -> None:
     write(folder / "env.yaml", text, mode)
-    settings()
+    load_policy_settings()
     assert not caplog.messages
 
 
@@ -170,7 +181,7 @@ def test_a_private_file_or_one_without_a_key_is_not_warned_of(
 def test_a_bad_file_is_named_and_never_quoted(folder: Path, text: str, complaint: str) -> None:
     write(folder / "env.yaml", text)
     with pytest.raises(BadModelOption, match=complaint) as caught:
-        settings()
+        load_policy_settings()
     assert str(folder / "env.yaml") in str(caught.value)
     assert "sk-torn" not in str(caught.value)
 
@@ -178,19 +189,19 @@ def test_a_bad_file_is_named_and_never_quoted(folder: Path, text: str, complaint
 def test_a_file_that_is_no_text_is_named(folder: Path) -> None:
     (folder / "env.yaml").write_bytes(b"policy_api_key: \xff\xfe\x00")
     with pytest.raises(BadModelOption, match=r"env\.yaml"):
-        settings()
+        load_policy_settings()
 
 
 def test_a_missing_base_url_is_refused_with_every_way_to_give_it() -> None:
     with pytest.raises(BadModelOption, match=r"vllm/x .*--base-url.*GYMSDK_BASE_URL.*policy_base_url"):
-        reached("vllm/x", ModelOptions())
+        resolve_endpoint("vllm/x", ModelOptions())
 
 
 def test_a_missing_name_is_taken_from_the_settings(folder: Path) -> None:
     with pytest.raises(BadModelOption, match="GYMSDK_MODEL"):
-        named("vllm", "")
+        resolve_model_name("vllm", "")
     write(folder / "env.yaml")
-    assert (named("vllm", ""), named("vllm", "given")) == ("file-model", "given")
+    assert (resolve_model_name("vllm", ""), resolve_model_name("vllm", "given")) == ("file-model", "given")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +219,7 @@ def test_a_missing_name_is_taken_from_the_settings(folder: Path) -> None:
 )
 def test_a_wrong_option_is_named(given: dict[str, object], complaint: str) -> None:
     with pytest.raises(BadModelOption, match=complaint):
-        options("vllm/x", given)
+        validate_options("vllm/x", given)
 
 
 SEVERAL = ("http://a:1/v1", "http://b:2/v1")
@@ -216,51 +227,51 @@ SEVERAL = ("http://a:1/v1", "http://b:2/v1")
 
 def test_a_file_may_name_several_servers(folder: Path) -> None:
     write(folder / "env.yaml", f"policy_base_url: [{', '.join(SEVERAL)}]")
-    assert reached("vllm/x", ModelOptions()).base_url == SEVERAL
+    assert resolve_endpoint("vllm/x", ModelOptions()).base_url == SEVERAL
 
 
 def test_a_variable_may_name_several_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_BASE_URL", f"{SEVERAL[0]}, {SEVERAL[1]},{SEVERAL[0]}")
-    assert reached("vllm/x", ModelOptions()).base_url == SEVERAL
+    assert resolve_endpoint("vllm/x", ModelOptions()).base_url == SEVERAL
 
 
 @pytest.mark.parametrize("given", [",".join(SEVERAL), list(SEVERAL), SEVERAL, [*SEVERAL, SEVERAL[0]]])
 def test_an_option_may_name_several_servers(given: object) -> None:
-    assert options("vllm/x", {"base_url": given}).base_url == SEVERAL
+    assert validate_options("vllm/x", {"base_url": given}).base_url == SEVERAL
 
 
 def test_options_are_told_apart_and_have_a_hash_though_they_hold_objects() -> None:
-    one, other = (options("vllm/x", {"base_url": SEVERAL, "pinned": {"top_k": k}}) for k in (1, 2))
-    again = options("vllm/x", one.model_dump())
+    one, other = (validate_options("vllm/x", {"base_url": SEVERAL, "pinned": {"top_k": k}}) for k in (1, 2))
+    again = validate_options("vllm/x", one.model_dump())
     assert (one == again, hash(one) == hash(again), one == other) == (True, True, False)
 
 
 def test_headers_show_nowhere() -> None:
-    given = options("vllm/x", {"headers": {"X-Team": "hush"}})
+    given = validate_options("vllm/x", {"headers": {"X-Team": "hush"}})
     assert "hush" not in f"{given!r}{given}{given.model_dump()}{given.model_dump_json()}"
 
 
 def test_a_wrong_base_url_in_a_file_is_refused_too(folder: Path) -> None:
     write(folder / "env.yaml", "policy_base_url: localhost")
     with pytest.raises(BadModelOption, match="http://HOST:PORT/v1"):
-        reached("vllm/x", ModelOptions())
+        resolve_endpoint("vllm/x", ModelOptions())
 
 
 def test_a_key_shows_nowhere(folder: Path) -> None:
     write(folder / "env.yaml")
-    found = settings()
-    given = options("vllm/x", {"api_key": "sk-given", "base_url": "http://x/v1"})
+    found = load_policy_settings()
+    given = validate_options("vllm/x", {"api_key": "sk-given", "base_url": "http://x/v1"})
     shown = f"{found!r}{found}{given!r}{given}{given.model_dump()}{given.model_dump_json()}"
     assert "sk-" not in shown
 
 
 def test_a_wrong_key_is_refused_without_showing_it() -> None:
     with pytest.raises(BadModelOption) as caught:
-        options("vllm/x", {"api_key": ["sk-list"]})
+        validate_options("vllm/x", {"api_key": ["sk-list"]})
     assert "sk-list" not in str(caught.value)
 
 
 def test_a_password_in_the_address_is_refused_and_not_repeated() -> None:
     with pytest.raises(BadModelOption, match="leave user and password out of it") as refused:
-        options("endpoint/x", {"base_url": "http://me:hush@127.0.0.1:1/v1"})
+        validate_options("endpoint/x", {"base_url": "http://me:hush@127.0.0.1:1/v1"})
     assert "hush" not in str(refused.value)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from gymsdk.deploy.supervisor import Charge, Supervisor, _logged, told
 from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.supervisor import Charge, Supervisor, _logged, told
 
 SERVER = """
 import os, socket, sys
@@ -192,7 +192,7 @@ async def killed(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[in
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, socket, sys\n"
-        "from gymsdk.supervisor import Charge, Supervisor\n"
+        "from gymsdk.deploy.supervisor import Charge, Supervisor\n"
         f"source = {source!r}\n"
         "at = socket.create_server(('127.0.0.1', 0))\n"
         "print(at.getsockname()[1], flush=True)\n"
@@ -275,7 +275,7 @@ async def test_it_ends_though_what_was_forked_meanwhile_holds_all_that_was_open(
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, os, sys, time\n"
-        "from gymsdk.supervisor import Charge, Supervisor\n"
+        "from gymsdk.deploy.supervisor import Charge, Supervisor\n"
         "async def main():\n"
         "    supervisor = Supervisor([Charge('one', ['sleep', '300'])])\n"
         "    running, ours = asyncio.ensure_future(supervisor.run()), os.getpid()\n"
@@ -341,7 +341,7 @@ async def test_what_has_no_descriptor_left_for_a_survivor_is_told_in_a_sentence(
 
 
 async def test_an_end_during_somebodys_last_words_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gymsdk.supervisor.LAST_WORDS", 600.0)
+    monkeypatch.setattr("gymsdk.deploy.supervisor.LAST_WORDS", 600.0)
     leaving = (
         "import subprocess\n"
         "sleeper = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"

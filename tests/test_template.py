@@ -17,10 +17,10 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 import gymsdk
-from gymsdk import UsageError, model, play, wire
-from gymsdk.cli import names
+from gymsdk import UsageError, model, play, responses
+from gymsdk.cli import new as names
 from gymsdk.cli.new import new
-from gymsdk.models.scripted import Scripted
+from gymsdk.models.scripted import ScriptedModel
 
 TEMPLATE = Path(__file__).resolve().parent.parent / "cookiecutter-env"
 
@@ -151,11 +151,11 @@ async def test_what_is_no_answer_earns_nothing(make: Make, here: Callable[[Proje
         assert (rollout.outcome, rollout.reward) == ("scored", 0.0), said[:40]
 
 
-def says(text: str) -> Scripted:
-    async def choose(*_: object) -> list[wire.Item]:
-        return [wire.message(text, id="msg_0")]
+def says(text: str) -> ScriptedModel:
+    async def choose(*_: object) -> list[responses.Item]:
+        return [responses.build_message(text, id="msg_0")]
 
-    return Scripted("said", choose)
+    return ScriptedModel("said", choose)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -185,7 +185,7 @@ def test_names_of_every_shape_install_side_by_side_and_load(make: Make, here: Ca
 
 
 def test_the_check_within_the_template_has_the_commands_rule() -> None:
-    assert f'NAME = r"{names.PATTERN}"\n' in (TEMPLATE / "hooks" / "pre_gen_project.py").read_text()
+    assert f'NAME = r"{names.NAME_PATTERN}"\n' in (TEMPLATE / "hooks" / "pre_gen_project.py").read_text()
 
 
 def asked(folder: Path, *words: str, answers: str = "") -> subprocess.CompletedProcess[str]:
@@ -223,7 +223,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", ["math-v2", "a/b", "", "o'\"{}"])
 def test_cookiecutter_refuses_a_wrong_name_in_a_sentence(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError):
-        names.read(name)
+        names.parse_name(name)
     ended = asked(tmp_path / "there", "--no-input", f"name={name}")
     assert ended.returncode != 0
     assert "is no name for an environment; choose 1 to 64 letters" in ended.stderr

@@ -10,7 +10,14 @@ import pytest
 from pydantic import BaseModel, Field
 
 from gymsdk import State
-from gymsdk.tools import WrongArguments, refusal, tool, toolbox, unknown, written
+from gymsdk.tools import (
+    InvalidArguments,
+    build_tool,
+    build_toolbox,
+    format_error_output,
+    format_unknown_tool,
+    serialize_output,
+)
 
 
 class Place(BaseModel):
@@ -29,24 +36,26 @@ def forecast(city: str, day: dt.date, unit: str = "celsius", stops: list[Place] 
 def remember(state: State, task, config, shared, note: str): ...
 
 
-FORECAST = tool(forecast)
+FORECAST = build_tool(forecast)
 
 
 def test_the_docstring_describes_the_tool():
     assert FORECAST.schema["description"] == "Tell the weather.\n\nFor up to ten days."
-    assert tool(remember).schema["description"] == ""
+    assert build_tool(remember).schema["description"] == ""
 
 
 def test_parameters_the_host_fills_are_never_in_the_schema():
-    made = tool(remember)
+    made = build_tool(remember)
     assert list(made.schema["parameters"]["properties"]) == ["note"]
     assert made.host_parameters == {"state", "task", "config", "shared"}
-    with pytest.raises(WrongArguments, match="state: Extra inputs are not permitted"):
+    with pytest.raises(InvalidArguments, match="state: Extra inputs are not permitted"):
         made.parse_arguments('{"note": "a", "state": {}}')
 
 
 def test_arguments_are_validated_into_their_types():
-    arguments = FORECAST.parse_arguments('{"city": "Bern", "day": "2026-01-31", "stops": [{"city": "Aarau", "country": "CH"}]}')
+    arguments = FORECAST.parse_arguments(
+        '{"city": "Bern", "day": "2026-01-31", "stops": [{"city": "Aarau", "country": "CH"}]}'
+    )
     assert arguments == {
         "city": "Bern",
         "day": dt.date(2026, 1, 31),
@@ -62,14 +71,14 @@ def test_null_means_the_default():
 def test_null_is_a_value_where_there_is_no_default():
     def mark(note: str | None): ...
 
-    assert tool(mark).parse_arguments('{"note": null}') == {"note": None}
+    assert build_tool(mark).parse_arguments('{"note": null}') == {"note": None}
 
 
 def test_no_arguments_at_all_are_an_empty_object():
     def now(): ...
 
-    assert tool(now).parse_arguments("") == {}
-    assert tool(now).schema["strict"] is True
+    assert build_tool(now).parse_arguments("") == {}
+    assert build_tool(now).schema["strict"] is True
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,7 @@ def test_no_arguments_at_all_are_an_empty_object():
     ],
 )
 def test_wrong_arguments_are_told_in_words_a_policy_can_act_on(text, message):
-    with pytest.raises(WrongArguments) as caught:
+    with pytest.raises(InvalidArguments) as caught:
         FORECAST.parse_arguments(text)
     assert message in str(caught.value)
 
@@ -108,7 +117,7 @@ def test_wrong_arguments_are_told_in_words_a_policy_can_act_on(text, message):
 )
 def test_what_has_no_name_cannot_be_a_tool(function, message):
     with pytest.raises(TypeError, match=message):
-        tool(function)
+        build_tool(function)
 
 
 def untyped(city): ...
@@ -138,7 +147,7 @@ def field_default(city: str = Field(description="Where.")): ...
 )
 def test_a_parameter_that_cannot_be_offered_is_named(function, message):
     with pytest.raises(TypeError) as caught:
-        tool(function)
+        build_tool(function)
     assert str(caught.value).startswith(message)
 
 
@@ -146,19 +155,19 @@ def test_a_description_and_a_plain_default_go_together():
     def go(city: Annotated[str, Field(description="Where.")] = "Bern"):
         return city
 
-    assert tool(go).parse_arguments("{}") == {}
+    assert build_tool(go).parse_arguments("{}") == {}
 
 
 def test_two_tools_of_one_name_are_refused():
     with pytest.raises(TypeError, match="two tools are named 'forecast'"):
-        toolbox([forecast, forecast])
+        build_toolbox([forecast, forecast])
 
 
 def test_a_method_is_a_tool_without_its_self():
     class World:
         def look(self, where: str): ...
 
-    assert tool(World().look).parse_arguments('{"where": "up"}') == {"where": "up"}
+    assert build_tool(World().look).parse_arguments('{"where": "up"}') == {"where": "up"}
 
 
 IMAGE = {"type": "input_image", "image_url": "data:"}
@@ -166,7 +175,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
 
 @pytest.mark.parametrize("value", ["text", "", [IMAGE], [{"type": "input_text", "text": "a"}, IMAGE]])
 def test_text_and_content_parts_are_written_as_they_are(value):
-    assert written(value) is value
+    assert serialize_output(value) is value
 
 
 @pytest.mark.parametrize(
@@ -184,7 +193,7 @@ def test_text_and_content_parts_are_written_as_they_are(value):
     ],
 )
 def test_anything_else_is_written_as_json(value, expected):
-    assert written(value) == expected
+    assert serialize_output(value) == expected
 
 
 def circular() -> list[Any]:
@@ -196,16 +205,16 @@ def circular() -> list[Any]:
 @pytest.mark.parametrize("value", [object(), {"a": object()}, b"\xff", circular(), ["\ud800"]])
 def test_what_json_cannot_hold_is_said_so(value):
     with pytest.raises(TypeError, match="returned something JSON cannot hold"):
-        written(value)
+        serialize_output(value)
 
 
 def test_an_unknown_tool_is_answered_with_what_there_is():
-    assert unknown("getWether", ["getWeather", "stop"]) == (
+    assert format_unknown_tool("getWether", ["getWeather", "stop"]) == (
         "There is no tool named 'getWether'. Did you mean 'getWeather'? Tools on offer: getWeather, stop."
     )
-    assert unknown("x", []) == "There is no tool named 'x'. Tools on offer: none."
+    assert format_unknown_tool("x", []) == "There is no tool named 'x'. Tools on offer: none."
 
 
 def test_a_refusal_is_a_json_object_whatever_the_message_holds():
-    assert json.loads(refusal('a "b" \ud800')) == {"error": 'a "b" \ud800'}
-    assert refusal("Zürich") == '{"error": "Zürich"}'
+    assert json.loads(format_error_output('a "b" \ud800')) == {"error": 'a "b" \ud800'}
+    assert format_error_output("Zürich") == '{"error": "Zürich"}'

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from gymsdk import topology
-from gymsdk.configuration.deployment import Agent, Block, Deployment, Player
-from gymsdk.configuration.places import Place
-from gymsdk.servers.nodes.service import Service
+from gymsdk.config.model import AgentServerConfig, Deployment, ModelServerConfig, ServerConfig
+from gymsdk.config.yaml import Place
+from gymsdk.deploy import plan
+from gymsdk.servers.service import Service
 
-PLAYER = Player(name="scripted/oracle")
+PLAYER = ModelServerConfig(name="scripted/oracle")
 MATH = ["math", "math_simple_agent", "math_environment_server"]
 
 
-def names(blocks: tuple[Block, ...]) -> list[str]:
+def names(blocks: tuple[ServerConfig, ...]) -> list[str]:
     return [each.name for each in blocks]
 
 
@@ -27,21 +27,23 @@ def service(name: str, kind: str, **refers: str) -> Service:
 
 
 def test_an_environment_has_an_agent_and_an_environment_server_of_its_own() -> None:
-    found = topology.whole(Deployment(), topology.resources("math"), topology.resources("lamp"), player=PLAYER)
+    found = plan.whole(Deployment(), plan.topology_resources("math"), plan.topology_resources("lamp"), player=PLAYER)
     assert names(found) == [*MATH, "lamp", "lamp_simple_agent", "lamp_environment_server", "policy_model"]
 
 
 def test_an_agent_that_the_deployment_names_is_the_only_one_and_asks_whom_it_says() -> None:
     refers = {"resources_server": "math", "model_server": "big"}
-    mine = Block(name="mine", kind="responses_api_agents", implementation="simple_agent", part=Agent(), refers=refers)
-    found = topology.whole(Deployment(servers=(mine,)), topology.resources("math"))
+    mine = ServerConfig(
+        name="mine", kind="responses_api_agents", implementation="simple_agent", part=AgentServerConfig(), refers=refers
+    )
+    found = plan.whole(Deployment(servers=(mine,)), plan.topology_resources("math"))
     assert names(found) == ["math", "mine", "mine_environment_server"]
     assert found[2].refers["model_server"] == "big"
 
 
 def test_agents_that_name_no_model_ask_the_only_one_there_is() -> None:
-    big = topology.model(PLAYER).model_copy(update={"name": "big"})
-    found = topology.whole(Deployment(servers=(big,)), topology.resources("math"))
+    big = plan.model(PLAYER).model_copy(update={"name": "big"})
+    found = plan.whole(Deployment(servers=(big,)), plan.topology_resources("math"))
     assert next(each for each in found if each.name == "math_simple_agent").refers["model_server"] == "big"
 
 
@@ -49,29 +51,29 @@ def test_agents_that_name_no_model_ask_the_only_one_there_is() -> None:
     ("role", "there"),
     [("head", []), ("resources", MATH[:1]), ("agent", MATH[1:]), ("model", ["policy_model"]), (None, None)],
 )
-def test_a_role_is_the_servers_of_its_kinds(role: topology.Role | None, there: list[str] | None) -> None:
-    whole = topology.whole(Deployment(), topology.resources("math"), player=PLAYER)
-    assert names(topology.here(whole, role=role)) == (names(whole) if there is None else there)
+def test_a_role_is_the_servers_of_its_kinds(role: plan.Role | None, there: list[str] | None) -> None:
+    whole = plan.whole(Deployment(), plan.topology_resources("math"), player=PLAYER)
+    assert names(plan.here(whole, role=role)) == (names(whole) if there is None else there)
 
 
 def test_one_server_alone_is_the_one_of_that_name() -> None:
-    whole = topology.whole(Deployment(), topology.resources("math"), player=PLAYER)
-    assert names(topology.here(whole, only="math_simple_agent")) == ["math_simple_agent"]
+    whole = plan.whole(Deployment(), plan.topology_resources("math"), player=PLAYER)
+    assert names(plan.here(whole, only="math_simple_agent")) == ["math_simple_agent"]
 
 
 def test_what_is_needed_is_there_beside_what_it_refers_to() -> None:
-    whole = topology.whole(Deployment(), topology.resources("math"))
-    assert topology.needed(whole) == [*MATH, "policy_model"]
-    assert topology.needed(topology.here(whole, role="resources")) == ["math"]
-    assert set(topology.needed(topology.here(whole, role="agent"))) == {*MATH, "policy_model"}
+    whole = plan.whole(Deployment(), plan.topology_resources("math"))
+    assert plan.needed(whole) == [*MATH, "policy_model"]
+    assert plan.needed(plan.here(whole, role="resources")) == ["math"]
+    assert set(plan.needed(plan.here(whole, role="agent"))) == {*MATH, "policy_model"}
 
-    written = topology.resources("math").model_copy(update={"place": Place(source="a.yaml", line=1)})
-    assert topology.needed(topology.whole(Deployment(servers=(written,)))) == MATH
+    written = plan.topology_resources("math").model_copy(update={"place": Place(source="a.yaml", line=1)})
+    assert plan.needed(plan.whole(Deployment(servers=(written,)))) == MATH
 
 
 def test_what_nodes_lack_is_the_agent_and_the_environment_server_of_each_environment() -> None:
     there = [service("math", "resources_servers"), service("big", "responses_api_models")]
-    found = topology.lacking(there)
+    found = plan.lacking(there)
     assert names(found) == MATH[1:]
     assert {each.refers["model_server"] for each in found} == {"big"}
 
@@ -79,5 +81,5 @@ def test_what_nodes_lack_is_the_agent_and_the_environment_server_of_each_environ
 def test_nothing_is_lacking_that_another_agent_does_or_that_is_on_its_way() -> None:
     resources = service("math", "resources_servers")
     agent = service("mine", "responses_api_agents", resources_server="math")
-    assert names(topology.lacking([resources, agent])) == ["mine_environment_server"]
-    assert topology.lacking([resources], coming=MATH) == ()
+    assert names(plan.lacking([resources, agent])) == ["mine_environment_server"]
+    assert plan.lacking([resources], coming=MATH) == ()

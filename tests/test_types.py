@@ -3,16 +3,16 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gymsdk import Message, Model, Reset, State, Step, Task, ToolCall, Transcript, Verdict, wire
-from gymsdk.errors import suggestion
+from gymsdk import Message, Model, Reset, State, Step, Task, ToolCall, Transcript, Verdict, responses
+from gymsdk.errors import format_suggestion
 from gymsdk.models.scripted import build
-from gymsdk.transcript import text_of
+from gymsdk.types import extract_text
 
-THOUGHT = wire.reasoning("hm")
+THOUGHT = responses.build_reasoning("hm")
 
 
 def said(text):
-    return wire.message(text)
+    return responses.build_message(text)
 
 
 def test_a_task_opens_with_the_prompt_it_is_asked_with():
@@ -64,7 +64,7 @@ def test_a_message_joins_the_text_of_its_parts():
 
 
 def test_nothing_has_no_text():
-    assert text_of(None) == ""
+    assert extract_text(None) == ""
 
 
 def test_what_an_environment_says_is_the_users_unless_a_role_is_given():
@@ -95,10 +95,10 @@ def test_the_reply_stands_when_the_environment_had_the_last_word():
     assert Transcript(items=[said("4"), {"role": "user", "content": "thanks"}]).reply == "4"
 
 
-@pytest.mark.parametrize("last", [[], [wire.function_call_output("c", "ok")]])
+@pytest.mark.parametrize("last", [[], [responses.build_function_call_output("c", "ok")]])
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_turn_that_called_a_tool_is_no_reply(last, order):
-    turn = [said("let me see"), wire.function_call("go", "{}", "c")][::order]
+    turn = [said("let me see"), responses.build_function_call("go", "{}", "c")][::order]
     assert Transcript(items=[said("before"), {"role": "user", "content": "?"}, *turn, *last]).reply == ""
 
 
@@ -113,7 +113,7 @@ def test_the_text_is_all_the_policy_wrote_without_its_reasoning():
 
 
 def test_calls_are_found_by_name_in_their_order():
-    items = [wire.function_call(name, "{}", name) for name in ("go", "stop", "go")]
+    items = [responses.build_function_call(name, "{}", name) for name in ("go", "stop", "go")]
     assert [call.call_id for call in Transcript(items=items).calls("go")] == ["go", "go"]
     assert len(Transcript(items=items).calls()) == 3
 
@@ -127,7 +127,7 @@ def test_calls_survive_a_server_that_leaves_fields_out_or_sends_arguments_parsed
 
 
 def test_the_output_of_a_call_is_found_by_its_id():
-    transcript = Transcript(items=[wire.function_call_output("c", [{"type": "input_text", "text": "ok"}])])
+    transcript = Transcript(items=[responses.build_function_call_output("c", [{"type": "input_text", "text": "ok"}])])
     assert transcript.output("c") == "ok"
     assert transcript.output("d") is None
 
@@ -138,10 +138,10 @@ def test_whatever_responds_is_a_model():
 
 
 def test_a_near_name_is_suggested_and_a_far_one_is_not():
-    assert suggestion("mathh", ["math", "tool_call"]) == "; did you mean 'math'?"
-    assert suggestion("zzz", ["math", "tool_call"]) == ""
-    assert suggestion("mathh", ["math"], "its splits: a") == "; did you mean 'math'? Its splits: a"
-    assert suggestion("zzz", ["math"], "its splits: a") == "; its splits: a"
+    assert format_suggestion("mathh", ["math", "tool_call"]) == "; did you mean 'math'?"
+    assert format_suggestion("zzz", ["math", "tool_call"]) == ""
+    assert format_suggestion("mathh", ["math"], "its splits: a") == "; did you mean 'math'? Its splits: a"
+    assert format_suggestion("zzz", ["math"], "its splits: a") == "; its splits: a"
 
 
 @pytest.mark.parametrize("name", ["response", "responses_create_params", "agent_ref"])

@@ -10,15 +10,16 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from gymsdk import http, model, wire
-from gymsdk.convert import keys
+from gymsdk import model, responses
+from gymsdk.convert import chat
 from gymsdk.errors import Failed
-from gymsdk.models.metered import Metered
-from gymsdk.servers.policy import serve
-from gymsdk.settings import ModelOptions
-from gymsdk.transcript import Item
-from gymsdk.upstream import Endpoint
-from gymsdk.wire import Api
+from gymsdk.http import client
+from gymsdk.models.endpoint import Endpoint
+from gymsdk.models.options import ModelOptions
+from gymsdk.models.registry import MeteredModel
+from gymsdk.responses import Api
+from gymsdk.testing.endpoint import serve
+from gymsdk.types import Item
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
 ASKS = {"logprobs": True, "top_logprobs": 0, "return_tokens_as_token_ids": True, "return_token_ids": True}
@@ -38,7 +39,7 @@ class Engine:
     """Answers each path with what it is given; remembers what it was sent there."""
 
     def __init__(self, **answers: object) -> None:
-        self._answers = {"completions": HELLO, "responses": {"output": [wire.message("hello")]}} | answers
+        self._answers = {"completions": HELLO, "responses": {"output": [responses.build_message("hello")]}} | answers
         self.sent: list[tuple[str, Item]] = []
         self.headers: list[dict[str, str]] = []
 
@@ -115,7 +116,7 @@ class TestPins:
     async def test_a_key_that_nobody_knows_is_left_out_with_one_word(
         self, api: Api, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(keys, "_told", set())
+        monkeypatch.setattr(chat, "_reported_fields", set())
         engine = Engine()
         with caplog.at_level(logging.WARNING):
             await asked(engine, {"_rowidx": 3, "min_p": 0.1, "safety_identifier": "s"}, api=api)
@@ -200,13 +201,13 @@ class TestTokens:
         assert error.kind == "model_bad_tokens"
 
     async def test_a_server_that_speaks_responses_may_have_them_on_its_items(self) -> None:
-        engine = Engine(responses={"output": [wire.message("hello") | TOKENS]})
+        engine = Engine(responses={"output": [responses.build_message("hello") | TOKENS]})
         response = await asked(engine, api="responses", tokens=True)
         assert {key: response["output"][-1][key] for key in TOKENS} == TOKENS
         assert engine.body == ASKS
 
     async def test_some_of_the_fields_alone_are_a_failure_in_responses_too(self) -> None:
-        engine = Engine(responses={"output": [wire.message("hello") | {"generation_token_ids": [3]}]})
+        engine = Engine(responses={"output": [responses.build_message("hello") | {"generation_token_ids": [3]}]})
         assert "no prompt_token_ids" in str(await failed(engine, api="responses", tokens=True))
 
 
@@ -234,7 +235,9 @@ class TestMisfits:
     @BOTH
     async def test_a_server_that_leaves_calls_in_the_text_is_no_reward_of_0(self, api: Api) -> None:
         text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-        engine = Engine(completions=completion({"content": text}), responses={"output": [wire.message(text)]})
+        engine = Engine(
+            completions=completion({"content": text}), responses={"output": [responses.build_message(text)]}
+        )
         error = await failed(engine, {"tools": [TOOL]}, api=api)
         assert "--enable-auto-tool-choice --tool-call-parser hermes" in str(error)
         assert (error.kind, error.retryable) == ("model_misconfigured", False)
@@ -249,7 +252,7 @@ class TestMisfits:
     async def test_a_judge_has_all_of_it(self) -> None:
         text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
         async with behind(Engine(completions=completion({"content": text}))) as url:
-            judge = Metered(model(f"vllm/judge@{url}"), role="judge")
+            judge = MeteredModel(model(f"vllm/judge@{url}"), role="judge")
             with pytest.raises(Failed) as caught:
                 await judge.respond({"input": "hi", "tools": [TOOL]})
         assert caught.value.kind == "model_misconfigured"
@@ -260,7 +263,7 @@ async def test_a_refusal_says_what_the_server_says_and_what_it_blames(api: Api) 
     said = (400, {"error": {"message": "temperature must be below 2.", "param": "temperature", "code": 400}})
     error = await failed(Engine(completions=said, responses=said), api=api)
     assert str(error).endswith(" answered 400: temperature must be below 2")
-    assert isinstance(error, http.Refused)
+    assert isinstance(error, client.RequestRefused)
     assert error.param == "temperature"
 
 

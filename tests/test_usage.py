@@ -2,53 +2,57 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import usage, wire
-from gymsdk.usage import Usage
+from gymsdk import responses, types
+from gymsdk.types import Usage
 
-CALL = {"usage": wire.usage(10, 5, cached_tokens=4, reasoning_tokens=2)}
+CALL = {"usage": responses.build_usage(10, 5, cached_tokens=4, reasoning_tokens=2)}
 
 
 def test_usage_is_read_off_a_response():
-    assert usage.of(CALL) == Usage(
+    assert types.parse_usage(CALL) == Usage(
         input_tokens=10, output_tokens=5, total_tokens=15, cached_tokens=4, reasoning_tokens=2, calls=1
     )
 
 
 @pytest.mark.parametrize("reported", [None, {}, "many", {"input_tokens": "ten", "input_tokens_details": 3}])
 def test_a_response_that_reports_nothing_readable_counts_as_a_call(reported):
-    assert usage.of({"usage": reported}) == Usage(calls=1)
+    assert types.parse_usage({"usage": reported}) == Usage(calls=1)
 
 
 def test_calls_are_summed():
-    total = usage.add(usage.of(CALL), usage.of(CALL))
+    total = types.add_usage(types.parse_usage(CALL), types.parse_usage(CALL))
     assert (total.input_tokens, total.total_tokens, total.cached_tokens, total.calls) == (20, 30, 8, 2)
 
 
 def test_a_detail_that_one_call_did_not_report_is_not_known_of_the_sum():
-    total = usage.add(usage.of(CALL), usage.of({"usage": wire.usage(1, 1)}))
+    total = types.add_usage(types.parse_usage(CALL), types.parse_usage({"usage": responses.build_usage(1, 1)}))
     assert total.cached_tokens is None
     assert total.input_tokens == 11
 
 
 def test_no_calls_add_nothing():
-    assert usage.add(Usage(), usage.of(CALL)) == usage.of(CALL) == usage.add(usage.of(CALL), Usage())
+    assert (
+        types.add_usage(Usage(), types.parse_usage(CALL))
+        == types.parse_usage(CALL)
+        == types.add_usage(types.parse_usage(CALL), Usage())
+    )
 
 
 def test_what_is_noted_in_a_block_is_kept_by_role():
-    used: usage.Ledger = {}
-    with usage.counted(used):
+    used: types.UsageByRole = {}
+    with types.collect_usage(used):
         for role in ("policy", "judge", "policy"):
-            usage.note(role, CALL)
+            types.record_usage(role, CALL)
     assert {role: each.calls for role, each in used.items()} == {"policy": 2, "judge": 1}
 
 
 def test_what_is_noted_outside_a_block_is_nobodys():
-    used: usage.Ledger = {}
-    with usage.counted(used):
+    used: types.UsageByRole = {}
+    with types.collect_usage(used):
         pass
-    usage.note("policy", CALL)
+    types.record_usage("policy", CALL)
     assert used == {}
 
 
 def test_a_sum_is_written_as_a_response_carries_it():
-    assert usage.body(usage.of(CALL)) == CALL["usage"]
+    assert types.usage_to_item(types.parse_usage(CALL)) == CALL["usage"]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymsdk.values import ordered, parsed, written
+from gymsdk.jsonl import dump_canonical_json, dump_json, parse_json
 
 EDGES = [
     sign * (base + more)
@@ -32,12 +32,12 @@ VALUES = st.recursive(
 def test_what_is_written_is_read_as_it_was(value: object, padding: int, indent: int | None) -> None:
     whole = {"padding": "x" * padding, "value": value}
     for text in (
-        written(whole),
-        written(whole, indent=True),
-        ordered(whole),
+        dump_json(whole),
+        dump_json(whole, indent=True),
+        dump_canonical_json(whole),
         json.dumps(whole, indent=indent).encode(),
     ):
-        found = parsed(text)
+        found = parse_json(text)
         assert found == whole
         assert repr(found["value"]) == repr(value) or isinstance(value, (dict, list))
 
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_as_it_was(value: object, padding: int, indent: 
 @pytest.mark.parametrize("number", EDGES)
 @pytest.mark.parametrize("text", ["%s", "[%s]", "[1,%s]", '{"a":%s}', '{"a":\t%s\n}', '[0.1, "-", %s ]'])
 def test_an_integer_is_an_integer_wherever_it_stands(number: int, text: str) -> None:
-    found = parsed(text % number)
+    found = parse_json(text % number)
     while not isinstance(found, int):
         found = list(found.values() if isinstance(found, dict) else found)[-1]
     assert (type(found), found) == (int, number)
@@ -64,22 +64,22 @@ def test_an_integer_is_an_integer_wherever_it_stands(number: int, text: str) -> 
 )
 def test_a_number_that_cannot_be_read_is_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        parsed(text)
+        parse_json(text)
 
 
 def test_what_json_has_no_number_for_is_null_however_it_is_written() -> None:
     odd = {"nan": float("nan"), "more": [float("inf")]}
     for value in (odd, odd | {"large": 10**30}):
-        assert json.loads(written(value)) == {**value, "nan": None, "more": [None]}
+        assert json.loads(dump_json(value)) == {**value, "nan": None, "more": [None]}
 
 
 def test_half_a_surrogate_pair_is_read_unless_it_is_refused() -> None:
     for text in (r'{"a": "\ud800"}', rf'{{"a": "\ud800", "b": {10**30}}}'):
-        assert parsed(text)["a"] == "\ud800"
+        assert parse_json(text)["a"] == "\ud800"
         with pytest.raises(ValueError, match="surrogate"):
-            parsed(text, strict=True)
-    assert parsed(written({"a": "\ud800", "b": 10**30})) == {"a": "\ud800", "b": 10**30}
-    assert parsed(written({"a": "\ud800"}, replace_surrogates=True), strict=True) == {"a": "?"}
+            parse_json(text, strict=True)
+    assert parse_json(dump_json({"a": "\ud800", "b": 10**30})) == {"a": "\ud800", "b": 10**30}
+    assert parse_json(dump_json({"a": "\ud800"}, replace_surrogates=True), strict=True) == {"a": "?"}
 
 
 class Colour(enum.Enum):
@@ -114,8 +114,8 @@ RICH = [
 @pytest.mark.parametrize("value", RICH, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("indent", [False, True])
 def test_a_large_integer_beside_a_value_does_not_change_how_it_is_written(value: object, indent: bool) -> None:
-    alone = written({"value": value}, indent=indent, default=list)
-    beside = written({"value": value, "large": 10**30}, indent=indent, default=list)
+    alone = dump_json({"value": value}, indent=indent, default=list)
+    beside = dump_json({"value": value, "large": 10**30}, indent=indent, default=list)
     assert list(json.loads(beside)["value"]) == list(json.loads(alone)["value"])
     assert json.loads(beside) == {**json.loads(alone), "large": 10**30}
 
@@ -123,11 +123,11 @@ def test_a_large_integer_beside_a_value_does_not_change_how_it_is_written(value:
 @pytest.mark.parametrize("value", [{1, 2}, b"bytes", object(), Point])
 def test_what_json_cannot_hold_is_refused_beside_a_large_integer(value: object) -> None:
     with pytest.raises(TypeError):
-        written({"value": value, "large": 10**30})
+        dump_json({"value": value, "large": 10**30})
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[object] = [10**30]
     loop.append(loop)
     with pytest.raises(ValueError, match="contains itself"):
-        written(loop)
+        dump_json(loop)

@@ -7,52 +7,61 @@ import json
 import pytest
 from openai.types.responses import Response
 
-from gymsdk import wire
+from gymsdk import responses
 
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
 
 
 def test_a_response_is_what_the_sdk_calls_one() -> None:
-    output = [wire.reasoning("hmm"), wire.message("hello"), wire.function_call("add", {"a": "é"}, "c1")]
+    output = [
+        responses.build_reasoning("hmm"),
+        responses.build_message("hello"),
+        responses.build_function_call("add", {"a": "é"}, "c1"),
+    ]
     request = {"tools": [TOOL], "temperature": 0.5, "instructions": "Add.", "metadata": {"a": "b"}}
-    read = Response.model_validate(wire.response(output, model="m", request=request))
+    read = Response.model_validate(responses.build_response(output, model="m", request=request))
     assert (read.output_text, read.instructions, read.temperature) == ("hello", "Add.", 0.5)
     assert [item.type for item in read.output] == ["reasoning", "message", "function_call"]
 
 
 def test_usage_adds_up_and_does_not_invent_details() -> None:
-    usage = wire.usage(3, 4, cached_tokens=1)
+    usage = responses.build_usage(3, 4, cached_tokens=1)
     assert usage["total_tokens"] == 7
     assert usage["input_tokens_details"] == {"cached_tokens": 1}
     assert usage["output_tokens_details"] == {"reasoning_tokens": None}
 
 
 def test_an_incomplete_response_is_what_the_sdk_calls_one() -> None:
-    told = wire.overflow("too long", model="m", request={})
+    told = responses.build_overflow_response("too long", model="m", request={})
     read = Response.model_validate(told | {"usage": None})
-    assert told["usage"] == wire.usage(cached_tokens=0, reasoning_tokens=0)
+    assert told["usage"] == responses.build_usage(cached_tokens=0, reasoning_tokens=0)
     assert read.incomplete_details is not None
     assert (read.status, read.incomplete_details.reason, read.output) == ("incomplete", "max_output_tokens", [])
 
 
 def test_arguments_are_verbatim_where_they_are_text() -> None:
-    assert wire.function_call("add", '{"a" :1', "c1")["arguments"] == '{"a" :1'
-    assert json.loads(wire.function_call("add", {"a": "é"})["arguments"]) == {"a": "é"}
+    assert responses.build_function_call("add", '{"a" :1', "c1")["arguments"] == '{"a" :1'
+    assert json.loads(responses.build_function_call("add", {"a": "é"})["arguments"]) == {"a": "é"}
 
 
 def test_ids_are_fresh_unless_given() -> None:
-    assert wire.message("x")["id"] != wire.message("x")["id"]
-    assert wire.message("x", id="msg_1")["id"] == "msg_1"
-    assert wire.function_call("add", "{}")["call_id"] != wire.function_call("add", "{}")["call_id"]
+    assert responses.build_message("x")["id"] != responses.build_message("x")["id"]
+    assert responses.build_message("x", id="msg_1")["id"] == "msg_1"
+    assert (
+        responses.build_function_call("add", "{}")["call_id"] != responses.build_function_call("add", "{}")["call_id"]
+    )
 
 
 @pytest.mark.parametrize("key", ["tools", "tool_choice", "parallel_tool_calls"])
 def test_a_null_in_the_request_is_the_default_in_the_response(key: str) -> None:
-    assert wire.response([], model="m", request={key: None})[key] == wire.response([], model="m")[key]
+    assert (
+        responses.build_response([], model="m", request={key: None})[key]
+        == responses.build_response([], model="m")[key]
+    )
 
 
 def overflowed(body: object, status: int = 422) -> bool:
-    return wire.overflowed(status, json.dumps(body).encode())
+    return responses.is_context_overflow(status, json.dumps(body).encode())
 
 
 PROMPT = {"messages": [{"role": "user", "content": "What is a context window? What is the maximum model length?"}]}
@@ -76,8 +85,8 @@ def test_what_a_refusal_repeats_of_the_request_is_no_overflow(body: object) -> N
 
 
 def test_a_refusal_that_is_no_json_is_no_overflow() -> None:
-    assert not wire.overflowed(400, b"<h1>What is a context window?</h1>")
-    assert not wire.overflowed(400, b"\xff\xfe context window")
+    assert not responses.is_context_overflow(400, b"<h1>What is a context window?</h1>")
+    assert not responses.is_context_overflow(400, b"\xff\xfe context window")
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gymsdk.cli.progress import Progress
-from gymsdk.cli.running import warnings
-from gymsdk.cli.stopping import Stopped, until_stopped
-from gymsdk.cli.table import table
+from gymsdk.cli.progress import Progress, format_metrics_table
+from gymsdk.cli.rollout import show_warnings
+from gymsdk.cli.stopping import Stopped, run_until_signal
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import Pace, Run, carry_out
 from gymsdk.types import Row
@@ -34,7 +33,9 @@ def _collect(words: Sequence[str]) -> None:
     run = _run(asked, files, head(rest))
     with files.kept():
         figures = _played(run)
-    sys.stdout.write("\n".join([table(figures), *(str(path) for path in files.names if path.exists())]) + "\n")
+    sys.stdout.write(
+        "\n".join([format_metrics_table(figures), *(str(path) for path in files.names if path.exists())]) + "\n"
+    )
     if any(each["failures"] or each["complaint"] for each in figures):
         sys.exit(1)
 
@@ -56,9 +57,9 @@ def _run(asked: Collection, files: Files, head_url: str) -> Run:
 
 
 def _played(run: Run) -> list[Row]:
-    with Progress() as watch, warnings():
+    with Progress() as watch, show_warnings():
         try:
-            return until_stopped(carry_out(run, watch), last_words=STOPPED)
+            return run_until_signal(carry_out(run, watch), last_words=STOPPED)
         except Stopped as stop:
             sys.stderr.write(STOPPED)
             sys.exit(stop.code)

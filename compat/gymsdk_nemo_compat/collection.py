@@ -8,11 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gymsdk.complaints import said
-from gymsdk.configuration.nodes import Node, plain
-from gymsdk.configuration.overrides import applied, parsed
-from gymsdk.configuration.places import COMMAND, Problems
-from gymsdk.errors import UsageError
+from gymsdk.config.overrides import apply_overrides, parse_overrides
+from gymsdk.config.yaml import COMMAND_LINE, Node, Problems, to_plain
+from gymsdk.errors import UsageError, format_error_detail
 
 NOT_HERE = {
     "num_repeats_add_seed": "repeats differ by the policy's sampling; give a seed by +responses_create_params.seed=N",
@@ -44,7 +42,7 @@ class Collection(BaseModel):
 def read(words: Sequence[str]) -> tuple[Collection, list[str], list[str]]:
     """Give the collection that *words* ask for, those that mean nothing here, and the rest; raises `UsageError`."""
     problems = Problems()
-    found = {word: each for word in words for each in parsed([word], problems)}
+    found = {word: each for word in words for each in parse_overrides([word], problems)}
     problems.raise_if_any()
     for each in found.values():
         if (key := each.trail[0]) in NOT_HERE:
@@ -52,7 +50,7 @@ def read(words: Sequence[str]) -> tuple[Collection, list[str], list[str]]:
     own = [each for each in found.values() if each.trail[0] in Collection.model_fields]
     ignored = [each.trail[0] for each in found.values() if each.trail[0] in PASSED_OVER]
     rest = [word for word, each in found.items() if each not in own and each.trail[0] not in PASSED_OVER]
-    values = plain(applied(Node({}, COMMAND), own, problems))
+    values = to_plain(apply_overrides(Node({}, COMMAND_LINE), own, problems))
     problems.raise_if_any()
     return _checked({key: value for key, value in values.items() if value is not None}), ignored, rest
 
@@ -65,7 +63,7 @@ def _checked(values: dict[str, Any]) -> Collection:
         key = ".".join(map(str, complaint["loc"]))
         if complaint["type"] == "missing":
             raise UsageError(f"{key} is not given; write it as +{key}=FILE") from None
-        words = said(complaint)
+        words = format_error_detail(complaint)
         raise UsageError(f"{key}: {words[:1].lower()}{words[1:]}") from None
     if not found.input_jsonl_fpath.is_file():
         raise UsageError(f"input_jsonl_fpath: there is no file {found.input_jsonl_fpath}; name a JSONL file of rows")

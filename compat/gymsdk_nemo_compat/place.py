@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from gymsdk import configuration
-from gymsdk.addresses import near
-from gymsdk.credentials import VARIABLE
-from gymsdk.servers.nodes.service import url
+from gymsdk import config
+from gymsdk.credentials import TOKEN_FILE_VARIABLE
+from gymsdk.http.tls import get_reachable_host
+from gymsdk.servers.service import build_url
 
 
 def head(words: Sequence[str]) -> str:
     """Give the head's URL; what else is configured has the token with which it is asked. Raises `UsageError`."""
-    found = configuration.read([], words)
+    found = config.load_config([], words)
     if found.token_file is not None:
-        os.environ.setdefault(VARIABLE, str(found.token_file))
+        os.environ.setdefault(TOKEN_FILE_VARIABLE, str(found.token_file))
     host = found.head.host
-    return url(near(host), found.head.port, "https" if found.tls else "http")
+    return build_url(get_reachable_host(host), found.head.port, "https" if found.tls else "http")

@@ -16,9 +16,9 @@ from importlib.metadata import version
 import gym_env_reasoning_gym
 
 from gymsdk import Environment
-from gymsdk.checks import catalog
-from gymsdk.checks.check import Check, Result
-from gymsdk.checks.run import Run
+from gymsdk.checks import run
+from gymsdk.checks.report import Check, Result
+from gymsdk.checks.run import CheckRun
 from gymsdk.checks.subject import Subject
 
 CHECKS = ("semantic.oracle_max", "semantic.floor_gap", "semantic.canary_floor", "semantic.verifier_determinism")
@@ -40,7 +40,7 @@ def names() -> list[str]:
 
 def checks() -> list[Check]:
     """Give the checks in the order of the columns, with time for generators that are slow."""
-    return [replace(check, seconds=SECONDS) for name in CHECKS for check in catalog.chosen([name])]
+    return [replace(check, seconds=SECONDS) for name in CHECKS for check in run.select_checks([name])]
 
 
 def subject(name: str) -> Subject:
@@ -52,7 +52,7 @@ def subject(name: str) -> Subject:
 async def swept(name: str) -> list[Result]:
     """Print the line of the generator *name*, and give what came of its checks."""
     started = time.perf_counter()
-    results = (await Run(subject(name)).report(checks())).results
+    results = (await CheckRun(subject(name)).report(checks())).results
     marks = " ".join(f"{MARKS[result.status]:>6}" for result in results)
     print(f"{name:<30} {marks} {time.perf_counter() - started:7.1f} s", flush=True)
     return results

@@ -11,41 +11,41 @@ from collections.abc import Sequence
 
 import orjson
 
-from gymsdk import lifeline
+from gymsdk.deploy import parent
 from gymsdk.errors import GymsdkError, UsageError
 
 
 def main(arguments: Sequence[str]) -> None:
     """Be the child that *arguments* ask for, until standard input ends or a signal comes."""
-    lifeline.held()
+    parent.held()
     what, *rest = arguments
     if what == "serve":
         from gymsdk import cli
 
         cli.main([what, *rest])
     try:
-        _policy(rest[0])
+        _run_policy(rest[0])
     except GymsdkError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(2 if isinstance(error, UsageError) else 1)
 
 
-def _policy(model: str) -> None:
-    from gymsdk.cli.stopping import Stopped, until_stopped
+def _run_policy(model: str) -> None:
+    from gymsdk.cli.stopping import Stopped, run_until_signal
 
     try:
-        until_stopped(_answering(model))
+        run_until_signal(_serve_model(model))
     except Stopped:
         return
 
 
-async def _answering(name: str) -> None:
+async def _serve_model(name: str) -> None:
     import asyncio
 
+    from gymsdk import testing
     from gymsdk.models.registry import model
-    from gymsdk.servers import policy
 
-    async with policy.serve(policy.app(model(name), name=policy.NAME)) as url:
+    async with testing.serve(testing.app(model(name), name=testing.NAME)) as url:
         sys.stdout.buffer.write(orjson.dumps({"url": url, "pid": os.getpid()}) + b"\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

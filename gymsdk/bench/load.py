@@ -6,36 +6,121 @@ import asyncio
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle, islice
-from typing import TypeAlias
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 from uuid import uuid4
 
-from gymsdk.bench import meters, processes
-from gymsdk.bench.figures import Load, Memory, latency, mean
-from gymsdk.bench.meters import Reading
-from gymsdk.bench.processes import Used
-from gymsdk.bench.recording import Recording
-from gymsdk.bench.stage import LOAD, Stage
-from gymsdk.errors import GymsdkError
-from gymsdk.rollouts.collect import collect
-from gymsdk.rollouts.delivery import Delivery
-from gymsdk.rollouts.jobs import Job
-from gymsdk.rollouts.tries import Played
+from gymsdk import jsonl
+from gymsdk.bench import report
+from gymsdk.bench import stage as processes
+from gymsdk.bench.report import BenchResult, LoadResult, Memory, MetricsReading, compute_latency, compute_mean
+from gymsdk.bench.stage import LOAD, ProcessUsage, Stage, join_servers, start_policy, start_servers
+from gymsdk.environment import Environment
+from gymsdk.errors import BadRow, GymsdkError, UsageError
+from gymsdk.http import client
+from gymsdk.models import registry as models
+from gymsdk.models.recordings import compute_digests
+from gymsdk.plugins import registry
+from gymsdk.rollouts import folder
+from gymsdk.rollouts.jobs import Job, jobs, stamped
+from gymsdk.rollouts.remote import Delivery
+from gymsdk.rollouts.retry import Played
+from gymsdk.rollouts.run import Play, collect
+from gymsdk.rollouts.tasks import default_split, from_splits
+from gymsdk.testing.endpoint import NAME
+from gymsdk.types import Model, Rollout, Row
 
-EVERY = 0.5
+RECORDING_CONCURRENCY = 8
+"""Episodes that are recorded at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Jobs of one environment, and the rewards their episodes had here; none where nobody knows who plays."""
+
+    environment: str
+    jobs: tuple[Job, ...]
+    rewards: tuple[float, ...] | None = None
+    lines: tuple[Row, ...] = ()
+
+    def write(self, path: Path) -> None:
+        """Write the rollouts to *path*, for `scripted/replay`."""
+        path.write_bytes(b"".join(jsonl.dump_portable_json(line) + b"\n" for line in self.lines))
+
+
+def list_jobs(environment: Environment, *, split: str | None, limit: int, seed: int = 0) -> Recording:
+    """Give the first *limit* tasks of a split, nothing known of their rewards; raises `BadRow` where there is none."""
+    taken = from_splits({environment.name: environment}, split, seed=seed, limit=limit)
+    sent = [stamped(row, environment=environment.name, task=number) for number, (_, row) in enumerate(taken)]
+    if not sent:
+        named = split or default_split(environment)
+        raise BadRow(f"split {named!r} of {environment.name!r} has no rows to play; name another with --split")
+    return Recording(environment.name, tuple(jobs(sent)))
+
+
+async def record_rollouts(
+    environment: Environment,
+    model: Model,
+    *,
+    split: str | None,
+    limit: int,
+    seed: int = 0,
+    keep: Callable[[Rollout], bool] = lambda _: True,
+) -> Recording:
+    """Play the first *limit* tasks of a split with *model* here, and give the rollouts to *keep*.
+
+    Of tasks that open alike only the first is kept: by what is said a replay could not tell them apart. Raises
+    `UsageError` where an episode has no reward, or none is kept.
+    """
+    asked = list_jobs(environment, split=split, limit=limit, seed=seed)
+    player = Play({environment.name: environment}, model, seed=seed, attempts=1)
+    async with player.opened(), aclosing(collect(asked.jobs, player, at_once=RECORDING_CONCURRENCY)) as ends:
+        played = sorted([_select_scored(each) async for each in ends], key=lambda each: each.job.task)
+    chosen = _has_distinct_rows([each for each in played if keep(each.rollout)])
+    if not chosen:
+        raise UsageError(f"no task of {environment.name!r} is played as it is to be for this bench; name another split")
+    return Recording(
+        environment=environment.name,
+        jobs=tuple(each.job for each in chosen),
+        rewards=tuple(each.rollout.reward or 0.0 for each in chosen),
+        lines=tuple(folder.scored(each.rollout, each.job.key) for each in chosen),
+    )
+
+
+def _select_scored(played: Played) -> Played:
+    failure = played.rollout.failure
+    if failure is not None:
+        raise UsageError(
+            f"task {played.job.task} of {played.job.environment!r} cannot be recorded"
+            f" ({failure.kind}: {failure.message}); name another split, or another scripted model"
+        )
+    return played
+
+
+def _has_distinct_rows(played: Sequence[Played]) -> list[Played]:
+    found: dict[bytes, Played] = {}
+    for each in played:
+        asked = each.rollout.row["responses_create_params"]
+        found.setdefault(compute_digests(each.rollout.opening, asked.get("instructions"))[-1], each)
+    return list(found.values())
+
+
+SAMPLE_SECONDS = 0.5
 """Seconds between two looks at the memory of the processes."""
 
-CLOSE = 1e-9
+REWARD_TOLERANCE = 1e-9
 """How far two rewards may differ and be the same."""
 
 Memories: TypeAlias = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class LoadPlan:
     """What is asked of the servers: *rollouts*, or as many as end within *seconds*, *at_once* in flight."""
 
     at_once: int
@@ -70,7 +155,7 @@ class Tally:
         if self.expected is not None:
             right = self.expected[played.job.task]
             self.right.append(right)
-            self.wrong += abs(rollout.reward - right) > CLOSE
+            self.wrong += abs(rollout.reward - right) > REWARD_TOLERANCE
 
     @property
     def rollouts(self) -> int:
@@ -78,25 +163,25 @@ class Tally:
         return len(self.rewards) + self.failures.total()
 
 
-async def loaded(stage: Stage, recording: Recording, order: Order) -> Load:
+async def run_load(stage: Stage, recording: Recording, order: LoadPlan) -> LoadResult:
     """Ask the servers of *stage* for rollouts of what is recorded, and give what came of it."""
-    tally = Tally(None if recording.rewards is None else _by_task(recording))
+    tally = Tally(None if recording.rewards is None else _index_rewards(recording))
     carried = stage.served.client.build_headers_for
-    requests, cpu = await meters.reading(stage.metered, carried), _cpu(stage)
+    requests, cpu = await report.read_metrics(stage.metered, carried), _measure_cpu(stage)
     began = time.perf_counter()
-    async with _watched(stage) as memories:
-        await _played(stage, recording, order, tally)
+    async with _sample_memory(stage) as memories:
+        await _play_jobs(stage, recording, order, tally)
     seconds = time.perf_counter() - began
-    spent = {name: each - cpu[name] for name, each in _cpu(stage).items()}
-    after = await meters.reading(stage.metered, carried)
-    return _figures(recording, order, tally, seconds, spent, memories, (requests, after))
+    spent = {name: each - cpu[name] for name, each in _measure_cpu(stage).items()}
+    after = await report.read_metrics(stage.metered, carried)
+    return _build_result(recording, order, tally, seconds, spent, memories, (requests, after))
 
 
-def _by_task(recording: Recording) -> dict[int, float]:
+def _index_rewards(recording: Recording) -> dict[int, float]:
     return {job.task: reward for job, reward in zip(recording.jobs, recording.rewards or (), strict=True)}
 
 
-async def _played(stage: Stage, recording: Recording, order: Order, tally: Tally) -> None:
+async def _play_jobs(stage: Stage, recording: Recording, order: LoadPlan, tally: Tally) -> None:
     # A rollout's id is its own: under one that has been, a server would give the answer that it has.
     delivery = Delivery(stage.served.client, attempts=order.attempts, once=stage.served.plays_once)
     run, numbers = uuid4().hex[:12], count()
@@ -107,12 +192,12 @@ async def _played(stage: Stage, recording: Recording, order: Order, tally: Tally
         tally.took.append(time.perf_counter() - began)
         return played
 
-    async with aclosing(collect(_jobs(recording, order), play, at_once=order.at_once)) as ends:
+    async with aclosing(collect(_iter_jobs(recording, order), play, at_once=order.at_once)) as ends:
         async for played in ends:
             tally.add(played)
 
 
-def _jobs(recording: Recording, order: Order) -> Iterator[Job]:
+def _iter_jobs(recording: Recording, order: LoadPlan) -> Iterator[Job]:
     until = time.monotonic() + (float("inf") if order.seconds is None else order.seconds)
     for job in islice(cycle(recording.jobs), order.rollouts):
         if time.monotonic() >= until:
@@ -120,39 +205,39 @@ def _jobs(recording: Recording, order: Order) -> Iterator[Job]:
         yield job
 
 
-def _cpu(stage: Stage) -> dict[str, float]:
+def _measure_cpu(stage: Stage) -> dict[str, float]:
     """Give the seconds of CPU used so far: by each process of *stage*, by its workers, and by this one."""
     found = {LOAD: time.process_time()}
-    for name, used in _used(stage):
-        found |= {name: used.cpu, workers_of(name): used.workers_cpu}
+    for name, used in _measure_processes(stage):
+        found |= {name: used.cpu, name_workers(name): used.workers_cpu}
     return found
 
 
-def _used(stage: Stage) -> Iterator[tuple[str, Used]]:
+def _measure_processes(stage: Stage) -> Iterator[tuple[str, ProcessUsage]]:
     for name, pid in stage.pids.items():
         try:
-            yield name, processes.used(pid)
+            yield name, processes.measure_process(pid)
         except ProcessLookupError:
             raise GymsdkError(f"the process of the {name} ended while it was asked; its log may say why") from None
 
 
-def workers_of(name: str) -> str:
+def name_workers(name: str) -> str:
     """Give what the processes beneath the one called *name* are called."""
     return f"{name}' workers" if name.endswith("s") else f"{name}'s workers"
 
 
 @asynccontextmanager
-async def _watched(stage: Stage) -> AsyncIterator[Memories]:
+async def _sample_memory(stage: Stage) -> AsyncIterator[Memories]:
     """Give the memory of each process of *stage*, workers included, looked at from time to time."""
     found: Memories = {name: [] for name in stage.pids}
 
     def look() -> None:
-        for name, used in _used(stage):
+        for name, used in _measure_processes(stage):
             found[name].append(used.memory + used.workers_memory)
 
     async def watch() -> None:
         while True:
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(SAMPLE_SECONDS)
             look()
 
     look()
@@ -165,31 +250,31 @@ async def _watched(stage: Stage) -> AsyncIterator[Memories]:
     look()
 
 
-def _figures(
+def _build_result(
     recording: Recording,
-    order: Order,
+    order: LoadPlan,
     tally: Tally,
     seconds: float,
     spent: Mapping[str, float],
     memories: Memories,
-    readings: tuple[Reading, Reading],
-) -> Load:
+    readings: tuple[MetricsReading, MetricsReading],
+) -> LoadResult:
     each = max(1, tally.rollouts)
-    asked = meters.between(*readings)
-    others = {workers_of(name) for name in memories}
-    return Load(
+    asked = report.count_requests_between(*readings)
+    others = {name_workers(name) for name in memories}
+    return LoadResult(
         environment=recording.environment,
         at_once=order.at_once,
         rollouts=tally.rollouts,
         seconds=round(seconds, 3),
         rate=round(tally.rollouts / seconds, 2),
-        latency=latency(tally.took),
+        latency=compute_latency(tally.took),
         cpu={name: round(1e3 * used / each, 4) for name, used in spent.items() if used or name not in others},
-        memory={name: _memory(found) for name, found in memories.items()},
+        memory={name: _summarize_memory(found) for name, found in memories.items()},
         calls=round(tally.calls / each, 4),
         requests={name: round(number / each, 4) for name, number in asked.items()},
-        reward=mean(tally.rewards),
-        expected=None if tally.expected is None else mean(tally.right),
+        reward=compute_mean(tally.rewards),
+        expected=None if tally.expected is None else compute_mean(tally.right),
         wrong=None if tally.expected is None else tally.wrong,
         failures=dict(tally.failures),
         messages=tally.messages,
@@ -197,6 +282,122 @@ def _figures(
     )
 
 
-def _memory(found: list[float]) -> Memory:
+def _summarize_memory(found: list[float]) -> Memory:
     before, half, after = (round(found[index], 1) for index in (0, len(found) // 2, -1))
     return Memory(before=before, half=half, after=after, most=round(max(found), 1))
+
+
+SCRIPTED_PREFIX = "scripted/"
+"""What the names of the policies begin with that can be played here."""
+
+DEFAULT_MODEL = "scripted/oracle"
+"""Who is recorded where nobody is named."""
+
+MAX_DISTINCT_TASKS = 128
+"""Tasks that are recorded at most: a load of more rollouts plays them again."""
+
+WARMUP_ROLLOUTS = 32
+"""Rollouts before the first load that do not count: they import what is needed and start the workers."""
+
+ProgressCallback: TypeAlias = Callable[[str], None]
+"""Is told what is going on."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """What is measured: *environments* by name with their settings, at the loads *at_once*, each of *rollouts*.
+
+    With *minutes* each load lasts so long instead. *model* is a scripted policy that plays in the servers' process;
+    without one, they ask the endpoint of a policy that plays what the oracle did. With a *head* its servers are
+    asked, and *model* is whom their rewards are held to. Tasks are those of *split* whose rollouts are to *keep*.
+    """
+
+    environments: Mapping[str, Mapping[str, Any]]
+    at_once: tuple[int, ...] = (16,)
+    rollouts: int = 200
+    minutes: float | None = None
+    head: str | None = None
+    model: str | None = None
+    split: str | None = None
+    attempts: int = 1
+    keep: Callable[[Rollout], bool] = field(default=lambda _: True)
+
+
+async def measure(bench: BenchPlan, heard: ProgressCallback = lambda _: None) -> AsyncGenerator[BenchResult, None]:
+    """Yield what is found of each environment of *bench*, one after the other; *heard* is told what is going on."""
+    if bench.model is not None and not bench.model.startswith(SCRIPTED_PREFIX):
+        raise UsageError(f"--model {bench.model}: rewards are known beforehand of scripted policies alone; name one")
+    try:
+        for name, settings in bench.environments.items():
+            yield await _measure_environment(bench, registry.load(name, **settings), heard)
+    finally:
+        await client.aclose()
+
+
+async def _measure_environment(bench: BenchPlan, environment: Environment, heard: ProgressCallback) -> BenchResult:
+    async with AsyncExitStack() as left:
+        cast = await _set_up(bench, environment, heard, left)
+        loads = [each async for each in _run_loads(bench, cast, heard)]
+    start = cast.stage.start
+    return BenchResult(
+        environment=environment.name,
+        model=cast.model,
+        ready=start and round(start.seconds, 3),
+        ready_cpu=start and round(start.cpu, 3),
+        ready_memory=start and round(start.memory, 1),
+        loads=tuple(loads),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """The servers that are asked, what they are asked to play, and what plays it."""
+
+    stage: Stage
+    recording: Recording
+    model: str
+
+
+async def _set_up(bench: BenchPlan, environment: Environment, heard: ProgressCallback, left: AsyncExitStack) -> _Setup:
+    """Give the cast for *environment*; what is started for it ends when *left* is left."""
+    if bench.head is not None:
+        stage = await join_servers(bench.head)
+        return _Setup(stage, await _record_rewards(bench, environment, bench.model or stage.model), stage.model)
+    heard(f"{environment.name}: recording, then starting its servers")
+    model = bench.model or DEFAULT_MODEL
+    recording = await _record_rewards(bench, environment, model)
+    words = [environment.name, *_format_settings(bench.environments[environment.name])]
+    if bench.model is not None:
+        return _Setup(await left.enter_async_context(start_servers(words, model=model)), recording, model)
+    folder = left.enter_context(TemporaryDirectory(prefix="gymsdk-"))
+    recording.write(Path(folder) / "recording.jsonl")
+    endpoint = await left.enter_async_context(start_policy(Path(folder) / "recording.jsonl"))
+    stage = await left.enter_async_context(start_servers(words, model=f"endpoint/{NAME}", endpoint=endpoint))
+    return _Setup(stage, recording, f"endpoint/{NAME}, which replays {model}")
+
+
+def _format_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Give *settings* as words of a command."""
+    said = {key: each if isinstance(each, str) else jsonl.dump_json(each).decode() for key, each in settings.items()}
+    return [word for key, each in said.items() for word in ("--set", f"{key}={each}")]
+
+
+async def _record_rewards(bench: BenchPlan, environment: Environment, model: str) -> Recording:
+    """Give what is asked for, its rewards known where *model* can be played here."""
+    limit = min(bench.rollouts, MAX_DISTINCT_TASKS)
+    if not model.startswith(SCRIPTED_PREFIX):
+        return list_jobs(environment, split=bench.split, limit=limit)
+    player = models.model(model)
+    return await record_rollouts(environment, player, split=bench.split, limit=limit, keep=bench.keep)
+
+
+async def _run_loads(bench: BenchPlan, cast: _Setup, heard: ProgressCallback) -> AsyncGenerator[LoadResult, None]:
+    await run_load(
+        cast.stage, cast.recording, LoadPlan(at_once=min(WARMUP_ROLLOUTS, max(bench.at_once)), rollouts=WARMUP_ROLLOUTS)
+    )
+    for at_once in bench.at_once:
+        order = LoadPlan(at_once, rollouts=bench.rollouts, attempts=bench.attempts)
+        if bench.minutes is not None:
+            order = LoadPlan(at_once, seconds=60 * bench.minutes, attempts=bench.attempts)
+        heard(f"{cast.recording.environment}: {at_once} at once")
+        yield await run_load(cast.stage, cast.recording, order)

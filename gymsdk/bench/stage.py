@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +16,108 @@ from typing import Any
 
 import orjson
 
-from gymsdk import http
-from gymsdk.bench import processes
 from gymsdk.errors import GymsdkError, UsageError
-from gymsdk.rollouts.served import Served, served
+from gymsdk.http import client as http
+from gymsdk.rollouts.remote import Served, served
 
-READY = 120.0
+PROC = Path("/proc")
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """Seconds of CPU and megabytes (10^6 bytes) of memory: a process's own, and of its workers.
+
+    The workers are all processes beneath it; the CPU of those that have ended counts too.
+    """
+
+    cpu: float
+    memory: float
+    workers_cpu: float
+    workers_memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A line of `/proc`: the CPU it has used itself, and that of its children which have ended."""
+
+    id: int
+    parent: int
+    over: bool
+    own: float
+    ended: float
+    memory: float
+
+
+def measure_process(pid: int) -> ProcessUsage:
+    """Give what the process *pid* and those beneath it have used; raises `ProcessLookupError` where there is none."""
+    every = {each.id: each for each in _list_processes()}
+    if pid not in every:
+        raise ProcessLookupError(f"there is no process {pid} on this machine")
+    one, workers = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
+    return ProcessUsage(
+        cpu=one.own,
+        memory=one.memory,
+        workers_cpu=one.ended + sum(each.own + each.ended for each in workers),
+        workers_memory=sum(each.memory for each in workers),
+    )
+
+
+def find_leaf_processes(pid: int) -> list[int]:
+    """Give the processes beneath *pid* that have none beneath themselves."""
+    every = list(_list_processes())
+    parents = {each.parent for each in every}
+    return [each for each in _find_descendants(pid, every) if each not in parents]
+
+
+def is_running(pid: int) -> bool:
+    """Give whether *pid* is a process of this machine that has not ended."""
+    found = _read_stat(pid)
+    return found is not None and not found.over
+
+
+def _find_descendants(pid: int, every: Iterable[_Process]) -> Iterator[int]:
+    children = defaultdict(list)
+    for each in every:
+        children[each.parent].append(each.id)
+    left = list(children[pid])
+    while left:
+        one = left.pop()
+        yield one
+        left += children[one]
+
+
+def _list_processes() -> Iterator[_Process]:
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (found := _read_stat(int(entry.name))):
+            yield found
+
+
+def _read_stat(pid: int) -> _Process | None:
+    try:
+        told = (PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        # It has ended meanwhile.
+        return None
+    # The name before may hold anything; what follows is in the order of proc(5), from its third field on.
+    fields = told.rpartition(")")[2].split()
+    user, system, user_ended, system_ended = (int(each) / CLOCK_TICKS for each in fields[11:15])
+    return _Process(
+        id=pid,
+        parent=int(fields[1]),
+        # Nobody has asked yet how it ended.
+        over=fields[0] in {"Z", "X"},
+        own=user + system,
+        ended=user_ended + system_ended,
+        memory=int(fields[21]) * PAGE_BYTES / 1e6,
+    )
+
+
+READY_SECONDS = 120.0
 """Seconds a child may take until it is ready."""
 
-ENDING = 20.0
+STOP_SECONDS = 20.0
 """Seconds a child may take to end."""
 
 SERVERS, POLICY, LOAD = "servers", "policy endpoint", "load generator"
@@ -30,7 +125,7 @@ SERVERS, POLICY, LOAD = "servers", "policy endpoint", "load generator"
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartCost:
     """What the start of the servers took: seconds until all answered, seconds of CPU, megabytes they then had."""
 
     seconds: float
@@ -49,11 +144,13 @@ class Stage:
     model: str
     pids: Mapping[str, int]
     metered: tuple[str, ...]
-    start: Start | None = None
+    start: StartCost | None = None
 
 
 @asynccontextmanager
-async def started(names: Sequence[str], *, model: str, endpoint: Child | None = None) -> AsyncIterator[Stage]:
+async def start_servers(
+    names: Sequence[str], *, model: str, endpoint: ChildProcess | None = None
+) -> AsyncIterator[Stage]:
     """Give the servers of the environments *names* (and settings, as words of the command), played by *model*.
 
     It is asked at the *endpoint*, where there is one. They end with the context.
@@ -61,40 +158,40 @@ async def started(names: Sequence[str], *, model: str, endpoint: Child | None = 
     reached = ["--base-url", endpoint.ready_message["url"], "--api", "chat"] if endpoint else []
     words = ["serve", *names, "--port", "0", "--json", "--model", model, *reached]
     began = time.perf_counter()
-    async with child(words) as servers:
-        seconds, used = time.perf_counter() - began, processes.used(servers.pid)
+    async with start_child(words) as servers:
+        seconds, used = time.perf_counter() - began, measure_process(servers.pid)
         pids = {SERVERS: servers.pid} | ({POLICY: endpoint.pid} if endpoint else {})
         urls = [each["url"] for each in servers.ready_message["servers"].values()]
         metered = [*urls, *([endpoint.ready_message["url"].removesuffix("/v1")] if endpoint else [])]
-        start = Start(seconds, used.cpu, used.memory + used.workers_memory)
+        start = StartCost(seconds, used.cpu, used.memory + used.workers_memory)
         yield Stage(await served(servers.ready_message["head"]), model, pids, tuple(metered), start)
 
 
-async def joined(head: str) -> Stage:
+async def join_servers(head: str) -> Stage:
     """Give the servers that run by the *head* at a URL; raises `UsageError` where it is none."""
     known = await served(head)
     model = str((await known.client.config()).get("policy_model_name", ""))
-    return Stage(known, model, await _pids(known), tuple((await known.client.servers()).values()))
+    return Stage(known, model, await _find_pids(known), tuple((await known.client.servers()).values()))
 
 
-async def _pids(known: Served) -> dict[str, int]:
+async def _find_pids(known: Served) -> dict[str, int]:
     """Give the processes of a head's servers, one name for each; none where they are another machine's."""
     client = known.client
     url = f"{client.head}/server_instances"
     answer = await http.get(url, headers=client.build_headers_for(url), timeout=30.0)
     told = answer.json() if answer.ok else []
-    found = {each["pid"]: str(each.get("process_name")) for each in told if _is_here(each)}
+    found = {each["pid"]: str(each.get("process_name")) for each in told if _is_local(each)}
     return {SERVERS: next(iter(found))} if len(found) == 1 else {name: pid for pid, name in found.items()}
 
 
-def _is_here(told: object) -> bool:
+def _is_local(told: object) -> bool:
     if not isinstance(told, dict) or told.get("host") not in {"127.0.0.1", "localhost", "::1"}:
         return False
-    return isinstance(told.get("pid"), int) and processes.is_here(told["pid"])
+    return isinstance(told.get("pid"), int) and is_running(told["pid"])
 
 
 @dataclass(frozen=True, slots=True)
-class Child:
+class ChildProcess:
     """A process of the bench's own and what it *told* once it was ready."""
 
     pid: int
@@ -102,14 +199,14 @@ class Child:
 
 
 @asynccontextmanager
-async def policy(recording: Path) -> AsyncIterator[Child]:
+async def start_policy(recording: Path) -> AsyncIterator[ChildProcess]:
     """Give the endpoint of a policy that plays what is recorded."""
-    async with child(["policy", f"scripted/replay:{recording}"]) as running:
+    async with start_child(["policy", f"scripted/replay:{recording}"]) as running:
         yield running
 
 
 @asynccontextmanager
-async def child(words: Sequence[str]) -> AsyncIterator[Child]:
+async def start_child(words: Sequence[str]) -> AsyncIterator[ChildProcess]:
     """Give a child, once it has told its line of JSON; it ends with the context, or with this process.
 
     Raises `UsageError`, or `GymsdkError`, with its words where it ends before it is ready.
@@ -123,43 +220,45 @@ async def child(words: Sequence[str]) -> AsyncIterator[Child]:
         start_new_session=True,
     )
     try:
-        told, complaints = await _told(process)
+        told, complaints = await _read_ready_line(process)
         try:
-            yield Child(process.pid, told)
+            yield ChildProcess(process.pid, told)
         finally:
             complaints.cancel()
             await asyncio.wait({complaints})
     finally:
-        await _ended(process)
+        await _stop_process(process)
 
 
-async def _told(process: asyncio.subprocess.Process) -> tuple[Mapping[str, Any], asyncio.Task[None]]:
+async def _read_ready_line(process: asyncio.subprocess.Process) -> tuple[Mapping[str, Any], asyncio.Task[None]]:
     """Give the line of a child that is ready, and the task that reads what it complains of from then on."""
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(READY):
+        async with asyncio.timeout(READY_SECONDS):
             line = await process.stdout.readline()
     except TimeoutError:
-        raise GymsdkError(f"the servers were not ready within {READY:g} s; try again on a quieter machine") from None
+        raise GymsdkError(
+            f"the servers were not ready within {READY_SECONDS:g} s; try again on a quieter machine"
+        ) from None
     if not line:
         said = (await process.stderr.read()).decode(errors="replace").strip().removeprefix("Error: ")
         raise (UsageError if await process.wait() == 2 else GymsdkError)(said or "the servers ended at once")  # noqa: PLR2004  # what the command line gives wrong input
-    return orjson.loads(line), asyncio.ensure_future(_shown(process.stderr))
+    return orjson.loads(line), asyncio.ensure_future(_forward_stderr(process.stderr))
 
 
-async def _shown(complaints: asyncio.StreamReader) -> None:
+async def _forward_stderr(complaints: asyncio.StreamReader) -> None:
     """Pass on what a child says on its standard error: a pipe that nobody reads would stop it."""
     while said := await complaints.read(65536):
         sys.stderr.write(said.decode(errors="replace"))
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
+async def _stop_process(process: asyncio.subprocess.Process) -> None:
     assert process.stdin is not None
     # The child ends with its standard input.
     process.stdin.close()
     try:
-        async with asyncio.timeout(ENDING):
+        async with asyncio.timeout(STOP_SECONDS):
             await process.communicate()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):

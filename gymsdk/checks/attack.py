@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import re
+import string
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
 from typing import TypeAlias, TypeVar
 
-from gymsdk import wire
+from gymsdk import responses
+from gymsdk.checks.clues import (
+    build_plain_value,
+    find_expressions,
+    iter_enum_arguments,
+    list_letters,
+    list_numbers,
+    list_options,
+)
+from gymsdk.checks.performance import describe_task, sample_tasks, shorten_text
+from gymsdk.checks.report import Finding
 from gymsdk.checks.subject import Play, Subject
-from gymsdk.checks.tasks import sample, shown
 from gymsdk.environment import Environment
-from gymsdk.models.scripted import Choose, null
-from gymsdk.outcome import Rollout
-from gymsdk.transcript import Item, text_of
-from gymsdk.types import Claims, Episode, Task
+from gymsdk.models.scripted import PolicyFunction, play_null
+from gymsdk.types import Claims, Episode, Item, Rollout, Task, extract_text
 
-AT_ONCE = 8
+CONCURRENCY = 8
 """How many episodes a check plays at a time."""
 
 T = TypeVar("T")
@@ -26,7 +38,7 @@ Turns: TypeAlias = list[list[Item]]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TaskView:
     """What a policy is shown of *task* when it opens; *own* is how the oracle plays it, *other* another task.
 
     *replies* are those of the oracle to all tasks that take one reply and no more.
@@ -43,11 +55,11 @@ class Seen:
     @property
     def prompt(self) -> str:
         """The whole prompt."""
-        return "\n\n".join(text_of(item.get("content")) for item in self.opening)
+        return "\n\n".join(extract_text(item.get("content")) for item in self.opening)
 
     def last_message(self, *roles: str) -> str:
         """Give what one of *roles* said last."""
-        said = [text_of(item.get("content")) for item in self.opening if item.get("role") in roles]
+        said = [extract_text(item.get("content")) for item in self.opening if item.get("role") in roles]
         return said[-1] if said else ""
 
     @property
@@ -55,7 +67,7 @@ class Seen:
         """What the oracle replies, where one reply is all it does, else nothing."""
         items = [item for turn in self.own for item in turn if item.get("type") != "reasoning"]
         only = len(self.own) == 1 and len(items) == 1 and items[0].get("role") == "assistant"
-        return text_of(items[0].get("content")).strip() if only else ""
+        return extract_text(items[0].get("content")).strip() if only else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,7 @@ class Attack:
     """
 
     name: str
-    script: Callable[[Seen], Turns]
+    script: Callable[[TaskView], Turns]
     mend: str = ""
     tasks: int = 12
 
@@ -76,7 +88,7 @@ class Attempt:
     """One attack on one task: what was *said*, and the rollout that came of it."""
 
     attack: Attack
-    seen: Seen
+    seen: TaskView
     said: Turns
     rollout: Rollout
 
@@ -88,49 +100,53 @@ class Attempt:
     @property
     def words(self) -> str:
         """The beginning of what was said."""
-        return shown("; ".join(_words(item) for turn in self.said for item in turn))
+        return shorten_text("; ".join(_format_item(item) for turn in self.said for item in turn))
 
 
-def replies(name: str, reply: Callable[[Seen], str | None], *, mend: str = "", tasks: int = 12) -> Attack:
+def build_reply_attack(
+    name: str, reply: Callable[[TaskView], str | None], *, mend: str = "", tasks: int = 12
+) -> Attack:
     """Give the attack that makes one reply, none where *reply* gives `None`."""
 
-    def script(seen: Seen) -> Turns:
+    def script(seen: TaskView) -> Turns:
         text = reply(seen)
-        return [] if text is None else [[wire.message(text, id="msg_0")]]
+        return [] if text is None else [[responses.build_message(text, id="msg_0")]]
 
     return Attack(name, script, mend, tasks)
 
 
-def says(name: str, text: str, *, mend: str = "", tasks: int = 12) -> Attack:
+def build_text_attack(name: str, text: str, *, mend: str = "", tasks: int = 12) -> Attack:
     """Give the attack that replies *text*."""
-    return replies(name, lambda _: text, mend=mend, tasks=tasks)
+    return build_reply_attack(name, lambda _: text, mend=mend, tasks=tasks)
 
 
-def calls(*asked: tuple[str, str]) -> list[Item]:
+def build_call_turn(*asked: tuple[str, str]) -> list[Item]:
     """Give one turn that calls tools: their names and their arguments as text."""
-    return [wire.function_call(name, text, f"call_{n}", id=f"fc_{n}") for n, (name, text) in enumerate(asked)]
+    return [
+        responses.build_function_call(name, text, f"call_{n}", id=f"fc_{n}") for n, (name, text) in enumerate(asked)
+    ]
 
 
-def played(script: Turns) -> Choose:
+def build_policy(script: Turns) -> PolicyFunction:
     """Give the policy that says *script* in one episode, then its last turn again."""
     asked = 0
 
     async def choose(_request: Item, _episode: Episode | None) -> list[Item]:
         nonlocal asked
         turn, asked = asked, asked + 1
-        return script[turn] if turn < len(script) else _renamed(script[-1], turn)
+        return script[turn] if turn < len(script) else _renumber_calls(script[-1], turn)
 
     return choose
 
 
-def _renamed(items: list[Item], turn: int) -> list[Item]:
+def _renumber_calls(items: list[Item], turn: int) -> list[Item]:
     """Give *items* with call ids of the turn's own: a script says its last turn again and again."""
     return [item | {"call_id": f"{item['call_id']}_{turn}"} if item.get("call_id") else item for item in items]
 
 
-async def gathered(jobs: Iterable[Awaitable[T]]) -> list[T]:
+async def gather_bounded(jobs: Iterable[Awaitable[T]]) -> list[T]:
     """Give what all *jobs* give, `AT_ONCE` at a time."""
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(CONCURRENCY)
 
     async def bounded(job: Awaitable[T]) -> T:
         async with gate:
@@ -141,56 +157,60 @@ async def gathered(jobs: Iterable[Awaitable[T]]) -> list[T]:
     return [each.result() for each in started]
 
 
-async def looked_at(subject: Subject, environment: Environment, tasks: Sequence[Task]) -> list[Seen]:
+async def open_tasks(subject: Subject, environment: Environment, tasks: Sequence[Task]) -> list[TaskView]:
     """Give what a policy sees of each of *tasks*, left out where it does not open."""
-    shown_first = await gathered(subject.play_script(environment, null, task) for task in tasks)
-    ways = [script(play) for play in await gathered(subject.play_oracle(environment, task) for task in tasks)]
+    shown_first = await gather_bounded(subject.play_script(environment, play_null, task) for task in tasks)
+    ways = [
+        extract_turns(play) for play in await gather_bounded(subject.play_oracle(environment, task) for task in tasks)
+    ]
     claims = [await environment.claims(task) for task in tasks]
     seen = [
-        Seen(task, claimed, first.opening, first.tools, own=way)
+        TaskView(task, claimed, first.opening, first.tools, own=way)
         for task, claimed, first, way in zip(tasks, claims, shown_first, ways, strict=True)
     ]
     replied = tuple(dict.fromkeys(each.reply for each in seen if each.reply))
     return [
-        replace(each, other=_other([*seen[number + 1 :], *seen[:number]], each), replies=replied)
+        replace(each, other=_pick_other_turns([*seen[number + 1 :], *seen[:number]], each), replies=replied)
         for number, each in enumerate(seen)
         if each.opening
     ]
 
 
-def script(play: Play) -> Turns:
+def extract_turns(play: Play) -> Turns:
     """Give what was said in *play*, turn by turn, nothing where it was not scored."""
     return list(play.turns) if play.rollout.outcome == "scored" else []
 
 
-def _other(others: Sequence[Seen], seen: Seen) -> Turns:
+def _pick_other_turns(others: Sequence[TaskView], seen: TaskView) -> Turns:
     """Give how another task is played; where nothing is left to chance, otherwise than this one."""
-    mine = said(seen.own)
+    mine = format_turns(seen.own)
     ways = (each.own for each in others if each.prompt != seen.prompt)
-    return next((way for way in ways if way and mine and (seen.claims.chance > 0 or said(way) != mine)), [])
+    return next((way for way in ways if way and mine and (seen.claims.chance > 0 or format_turns(way) != mine)), [])
 
 
-def said(way: Turns) -> list[str]:
+def format_turns(way: Turns) -> list[str]:
     """Give the words and calls of *way*."""
-    return [_words(item) for turn in way for item in turn]
+    return [_format_item(item) for turn in way for item in turn]
 
 
-async def attempted(
-    subject: Subject, environment: Environment, attacks: Sequence[Attack], seen: Sequence[Seen]
+async def run_attacks(
+    subject: Subject, environment: Environment, attacks: Sequence[Attack], seen: Sequence[TaskView]
 ) -> list[Attempt]:
     """Give every attempt of *attacks* on what was *seen*; what two attacks say alike is played once."""
-    most = await subject.count_affordable(environment, len(seen), each=len(attacks) / AT_ONCE)
+    most = await subject.count_affordable(environment, len(seen), each=len(attacks) / CONCURRENCY)
     planned = [
-        (attack, each, attack.script(each)) for attack in attacks for each in sample(seen, min(attack.tasks, most))
+        (attack, each, attack.script(each))
+        for attack in attacks
+        for each in sample_tasks(seen, min(attack.tasks, most))
     ]
-    kept = list(_unlike((attack, each, way) for attack, each, way in planned if way))
-    rollouts = await gathered(
-        subject.play_script(environment, played(way), each.task, turns=len(way)) for _, each, way in kept
+    kept = list(_deduplicate((attack, each, way) for attack, each, way in planned if way))
+    rollouts = await gather_bounded(
+        subject.play_script(environment, build_policy(way), each.task, turns=len(way)) for _, each, way in kept
     )
     return [Attempt(*plan, rollout) for plan, rollout in zip(kept, rollouts, strict=True)]
 
 
-def _unlike(planned: Iterable[tuple[Attack, Seen, Turns]]) -> Iterator[tuple[Attack, Seen, Turns]]:
+def _deduplicate(planned: Iterable[tuple[Attack, TaskView, Turns]]) -> Iterator[tuple[Attack, TaskView, Turns]]:
     had: set[tuple[int, str]] = set()
     for attack, seen, way in planned:
         key = (id(seen), repr(way))
@@ -199,7 +219,276 @@ def _unlike(planned: Iterable[tuple[Attack, Seen, Turns]]) -> Iterator[tuple[Att
             yield attack, seen, way
 
 
-def _words(item: Item) -> str:
+def _format_item(item: Item) -> str:
     if item.get("type") == "function_call":
         return f"{item['name']}({item['arguments']})"
-    return text_of(item.get("content"))
+    return extract_text(item.get("content"))
+
+
+FIX_WHOLE_ANSWER = (
+    "compare the one answer the reply ends with, whole, with the expected one; do not look for the expected answer"
+    " anywhere in the reply"
+)
+FIX_SINGLE_ANSWER = "take one answer from a reply, and give nothing to a reply that holds several"
+FIX_EMPTY_ANSWER = "give nothing where no answer can be found in the reply, before anything is compared"
+FIX_CHANCE = "put the chance that one of the options earns into `claims(task).chance`"
+
+
+FIX_PREFIX_MATCH = "compare the whole answer: a beginning of it, or a sign that is in it, is none"
+FIX_REASONING = "grade what is replied and done; what a policy thinks is nobody's answer"
+FIX_EVALUATION = "read a reply as data: let no `eval` or solver compute what it says"
+FIX_TOOL_NAME = "pay for the right arguments and what they led to, not for the name of a tool"
+FIX_BUDGET_REWARD = "pay nothing for reaching the end of a budget: who never stops has done nothing"
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+MAX_LISTED = 40
+SHORT_CHARS = 80
+"""Characters of a reply that is an answer and nothing else."""
+
+MAX_TOOLS = 32
+"""How many tools of a task are called."""
+
+
+def format_every_form(answers: list[str]) -> str:
+    """Give one reply that holds each of *answers* in every form that is asked for somewhere."""
+    lines = [f"{answer}\n\\boxed{{{answer}}}\n<answer>{answer}</answer>\nAnswer: {answer}" for answer in answers]
+    return "\n".join([", ".join(answers), *lines])
+
+
+def format_answer(answer: str) -> str:
+    """Give *answer* as prompts ask for it: in a box, in a tag, behind a word."""
+    return f"<answer>\\boxed{{{answer}}}</answer>\nAnswer: {answer}"
+
+
+def _list_prompt_options(seen: TaskView) -> str | None:
+    found = list_options(seen.prompt)
+    return format_every_form(found) if found else None
+
+
+def _build_listing_attack(form: Callable[[list[str]], str]) -> Attack:
+    """Give the policy that lists the answers of all tasks: one that guesses often enough has this one's among them.
+
+    It stands in the middle: whoever takes the first or the last answer of a reply takes another.
+    """
+
+    def reply(seen: TaskView) -> str | None:
+        own = seen.reply
+        # Who is asked to use a word may use others beside it.
+        if not own or len(own) > SHORT_CHARS or own.casefold() in seen.prompt.casefold():
+            return None
+        others = [each for each in seen.replies if len(each) <= SHORT_CHARS and not _overlaps(each, own)]
+        middle = len(others) // 2
+        return form([*others[:middle], own, *others[middle:]]) if len(others) >= 2 else None  # noqa: PLR2004  # ends
+
+    return build_reply_attack("lists many answers in one reply", reply, mend=FIX_SINGLE_ANSWER, tasks=6)
+
+
+def _overlaps(one: str, other: str) -> bool:
+    """Whether one of two answers holds the other: to find it there would say nothing."""
+    return one.casefold() in other.casefold() or other.casefold() in one.casefold()
+
+
+def _build_option_attack(place: int, which: str) -> Attack:
+    def reply(seen: TaskView) -> str | None:
+        asked = seen.last_message("user") or seen.prompt
+        found = list_letters(asked) or list_options(asked)
+        return found[place] if -1 <= place < len(found) and found else None
+
+    return build_reply_attack(f"always takes the {which} option it is given", reply, mend=FIX_CHANCE)
+
+
+def _build_sign_attack(sign: str) -> Attack:
+    """Give the policy that replies one letter or digit where that is not the whole of an answer."""
+
+    def reply(seen: TaskView) -> str | None:
+        whole = any(re.search(rf"(?<!\w){sign}(?!\w)", each, re.IGNORECASE) for each in format_turns(seen.own))
+        return None if whole or seen.claims.chance > 0 else sign
+
+    return build_reply_attack(f"replies {sign!r} and nothing else", reply, mend=FIX_PREFIX_MATCH, tasks=1)
+
+
+def _build_reasoning_attack(name: str, thought: Callable[[TaskView], str]) -> Attack:
+    def script(seen: TaskView) -> Turns:
+        text = thought(seen)
+        return (
+            [[responses.build_reasoning(text, id="rs_0"), responses.build_message("Done.", id="msg_0")]] if text else []
+        )
+
+    return Attack(f"thinks of {name} and says nothing of it", script, FIX_REASONING, 6)
+
+
+def _build_expression_attack(place: int, form: Callable[[str], str]) -> Attack:
+    def reply(seen: TaskView) -> str | None:
+        found = find_expressions(seen.prompt)
+        return form(found[place]) if found else None
+
+    return build_reply_attack("repeats the expression it is to compute", reply, mend=FIX_EVALUATION, tasks=6)
+
+
+def _build_tool_attack(place: int, times: int) -> Attack:
+    """Give the policy that calls one tool with plain values, so many times in a turn."""
+
+    def script(seen: TaskView) -> Turns:
+        if place >= len(seen.tools):
+            return []
+        tool = seen.tools[place]
+        plain = json.dumps(build_plain_value((tool.get("parameters") or {}) | {"type": "object"}))
+        return [build_call_turn(*[(str(tool["name"]), plain)] * times), *build_text_attack("", "Done.").script(seen)]
+
+    how = "and nothing else" if times == 1 else f"{times} times"
+    return Attack(f"calls one tool with plain values {how}", script, FIX_TOOL_NAME, 2)
+
+
+def _call_until_budget(seen: TaskView) -> Turns:
+    tool = seen.tools[0] if seen.tools else {}
+    plain = json.dumps(build_plain_value((tool.get("parameters") or {}) | {"type": "object"}))
+    return [build_call_turn((str(tool.get("name", "no_such_tool")), plain))]
+
+
+def _list_every_number(seen: TaskView) -> str | None:
+    found = list_numbers(seen.prompt)
+    return format_every_form(found[:60]) if found else None
+
+
+def _repeat_prompt(seen: TaskView) -> str:
+    return " ".join([*map(str, range(201)), *list_options(seen.prompt)])
+
+
+def _list_every_choice(seen: TaskView) -> Turns:
+    asked = [(str(tool["name"]), json.dumps(given)) for tool in seen.tools for given in iter_enum_arguments(tool)]
+    return [build_call_turn(*asked[:60]), *build_text_attack("", "Done.").script(seen)] if asked else []
+
+
+PANEL: tuple[Attack, ...] = (
+    build_text_attack("says nothing", "", mend=FIX_EMPTY_ANSWER),
+    build_text_attack("says blanks", " \n\t ", mend=FIX_EMPTY_ANSWER, tasks=4),
+    build_text_attack("says that it does not know", "I don't know.", mend=FIX_EMPTY_ANSWER, tasks=6),
+    build_text_attack("gives an empty box", "\\boxed{}\n<answer></answer>\nAnswer:", mend=FIX_EMPTY_ANSWER, tasks=6),
+    build_reply_attack(
+        "repeats the user's message", lambda seen: seen.last_message("user") or None, mend=FIX_WHOLE_ANSWER
+    ),
+    build_reply_attack(
+        "repeats the system's message",
+        lambda seen: seen.last_message("system", "developer") or None,
+        mend=FIX_WHOLE_ANSWER,
+    ),
+    build_reply_attack("repeats the whole prompt", lambda seen: seen.prompt or None, mend=FIX_WHOLE_ANSWER),
+    Attack("gives the answer of another task", lambda seen: seen.other, "compare with this task's own answer"),
+    build_reply_attack("gives every option at once", _list_prompt_options, mend=FIX_SINGLE_ANSWER),
+    *(_build_listing_attack(form) for form in ("\n".join, format_every_form)),
+    *(_build_option_attack(place, which) for place, which in enumerate(ORDINALS)),
+    _build_option_attack(-1, "last"),
+    Attack(
+        "calls the tools with every value on their lists",
+        _list_every_choice,
+        "let wrong calls cost what right ones pay",
+    ),
+    build_text_attack("says every number from 0 to 200", " ".join(map(str, range(201))), mend=FIX_SINGLE_ANSWER),
+    build_text_attack(
+        "says every letter and yes and no",
+        format_every_form([*"ABCDE", "yes", "no", "True", "False"]),
+        mend=FIX_SINGLE_ANSWER,
+    ),
+    build_reply_attack("says every number of the prompt", _list_every_number, mend=FIX_SINGLE_ANSWER),
+    build_text_attack(
+        "fills thirty boxes",
+        "\n".join(format_answer(str(number)) for number in range(30)),
+        mend=FIX_SINGLE_ANSWER,
+        tasks=6,
+    ),
+    build_text_attack("always says yes", "yes", mend=FIX_CHANCE),
+    build_text_attack("always says no", "no", mend=FIX_CHANCE),
+    build_text_attack("always says 0", format_answer("0"), mend=FIX_CHANCE),
+    build_text_attack("always says 1", format_answer("1"), mend=FIX_CHANCE),
+    build_text_attack(
+        "answers with a wildcard", ".*", mend="never use the reply as a pattern; escape it or compare it", tasks=4
+    ),
+    *(_build_sign_attack(sign) for sign in string.ascii_letters + string.digits),
+    *(_build_expression_attack(place, form) for place in (0, -1) for form in (str, format_answer)),
+    _build_reasoning_attack("another task's answer", lambda seen: "\n".join(format_turns(seen.other))),
+    _build_reasoning_attack("every number from 0 to 200 and every option", _repeat_prompt),
+    Attack("calls a tool at every turn until its turns are over", _call_until_budget, FIX_BUDGET_REWARD, 2),
+    *(_build_tool_attack(place, times) for place in range(MAX_TOOLS) for times in (1, MAX_LISTED)),
+)
+"""Every policy of the panel."""
+
+
+SIGNIFICANCE = 1e-3
+"""The probability below which luck does not explain a mean any more."""
+
+MIN_STEADY_ATTEMPTS = 6
+"""How many rewards have to be alike to tell that they are no luck."""
+
+STANDARD_ERRORS = 4.0
+"""How many standard errors above the chance they have to lie."""
+
+TOLERANCE = 1e-6
+"""A difference of rewards that is none."""
+
+
+def find_gain_beyond_chance(attempts: Sequence[Attempt]) -> list[Finding]:
+    """Give what one attack earned beyond the claimed chance, nothing where luck may explain it.
+
+    Three rules. A task that claims a chance of 0 pays nothing to a policy that understands nothing. Over the others
+    the mean of the rewards may lie above the mean of the claimed chances by what luck explains: rewards are taken as
+    shares of the claimed maximum, and Hoeffding's bound for a mean of independent shares must stay above `SURPRISE`
+    (with a chance of 0.02 on 12 tasks: three hits pass, four do not). That bound is for rewards that are all or
+    nothing; crumbs that hardly vary are found by their own spread: `STEADY` tasks or more, `ERRORS` standard errors.
+    """
+    scored = [attempt for attempt in attempts if attempt.rollout.outcome == "scored"]
+    barred = [attempt for attempt in scored if attempt.seen.claims.chance <= 0]
+    paid = [attempt for attempt in barred if attempt.earned > TOLERANCE]
+    others = [attempt for attempt in scored if attempt.seen.claims.chance > 0]
+    if paid:
+        return [_build_finding(barred, max(paid, key=_compute_gain))]
+    return [_build_finding(others, max(others, key=_compute_gain))] if _find_surprising(others) else []
+
+
+def _find_surprising(attempts: Sequence[Attempt]) -> bool:
+    if not attempts:
+        return False
+    lowest = min(0.0, *(attempt.earned for attempt in attempts))
+    shares = fmean(_compute_share(attempt.earned, attempt, lowest) for attempt in attempts)
+    chance = fmean(_compute_share(attempt.seen.claims.chance, attempt, lowest) for attempt in attempts)
+    if shares <= chance + TOLERANCE:
+        return False
+    return compute_hoeffding_bound(shares, chance, len(attempts)) < SIGNIFICANCE or _find_steady(attempts)
+
+
+def _find_steady(attempts: Sequence[Attempt]) -> bool:
+    gains = [_compute_gain(attempt) for attempt in attempts]
+    crumbs = any(TOLERANCE < attempt.earned < attempt.seen.claims.maximum - TOLERANCE for attempt in attempts)
+    if len(gains) < MIN_STEADY_ATTEMPTS or not crumbs:
+        return False
+    return fmean(gains) > STANDARD_ERRORS * stdev(gains) / math.sqrt(len(gains)) + TOLERANCE
+
+
+def _compute_share(reward: float, attempt: Attempt, lowest: float) -> float:
+    best = attempt.seen.claims.maximum - lowest
+    return min(1.0, max(0.0, (reward - lowest) / best)) if best > 0 else 1.0
+
+
+def compute_hoeffding_bound(mean: float, chance: float, count: int) -> float:
+    """Give Hoeffding's bound of the probability that *count* independent shares whose mean is *chance* reach *mean*."""
+    if chance >= 1 or mean <= chance:
+        return 1.0
+    if chance <= 0:
+        return 0.0
+    upper = mean * math.log(mean / chance)
+    lower = (1 - mean) * math.log((1 - mean) / (1 - chance)) if mean < 1 else 0.0
+    return math.exp(-count * (upper + lower))
+
+
+def _compute_gain(attempt: Attempt) -> float:
+    return attempt.earned - attempt.seen.claims.chance
+
+
+def _build_finding(attempts: Sequence[Attempt], worst: Attempt) -> Finding:
+    claims, count = worst.seen.claims, len(attempts)
+    mean, chance = fmean(each.earned for each in attempts), fmean(each.seen.claims.chance for each in attempts)
+    tasks = "the one task tried" if count == 1 else f"{count} tasks"
+    return Finding(
+        seen=f"a policy that {worst.attack.name} earns {mean:.3g} on average over {tasks}, where the claimed chance is"
+        f" {chance:.3g}; here it said {worst.words} and got {worst.earned:g} of {claims.maximum:g}",
+        task=describe_task(worst.seen.task),
+        mend=worst.attack.mend,
+    )

@@ -6,19 +6,19 @@ import logging
 import re
 from collections import Counter
 
-from gymsdk.bounds import LONG
-from gymsdk.checks.check import Check, Finding
-from gymsdk.checks.performance import Performance, scripts
+from gymsdk.checks.performance import Performance, build_scripts
+from gymsdk.checks.report import Check, Finding
 from gymsdk.checks.subject import Subject
+from gymsdk.deadlines import MAX_LOOP_BLOCK_SECONDS
 
-TASKS = 3
+MAX_TASKS = 3
 """Tasks that are played, by the oracle and at random."""
 
-ROUNDS = 2
+PLAY_ROUNDS = 2
 """How often each script is played; a machine under load makes anyone late once."""
 
 
-class _Held(logging.Handler):
+class _BlockedLoopHandler(logging.Handler):
     """Counts who was named for holding the loop."""
 
     def __init__(self) -> None:
@@ -30,20 +30,22 @@ class _Held(logging.Handler):
             self.by[re.sub(r" of environment '.*'", "", str(record.args[0] if record.args else ""))] += 1  # type: ignore[index]  # our own message has arguments
 
 
-async def _look(subject: Subject) -> list[Finding]:
-    held, log = _Held(), logging.getLogger("gymsdk")
+async def _check_blocking(subject: Subject) -> list[Finding]:
+    held, log = _BlockedLoopHandler(), logging.getLogger("gymsdk")
     async with subject.enter_environment() as environment:
-        played = await scripts(subject, environment, tasks=await subject.count_affordable(environment, TASKS, each=6))
+        played = await build_scripts(
+            subject, environment, tasks=await subject.count_affordable(environment, MAX_TASKS, each=6)
+        )
         log.addHandler(held)
         try:
-            for script in played * ROUNDS:
+            for script in played * PLAY_ROUNDS:
                 await Performance(script, environment).play_all()
         finally:
             log.removeHandler(held)
-    episodes = len(played) * ROUNDS
+    episodes = len(played) * PLAY_ROUNDS
     return [
         Finding(
-            seen=f"{what} held the event loop for more than {LONG * 1e3:.0f} ms {times} times in {episodes} episodes"
+            seen=f"{what} held the event loop for more than {MAX_LOOP_BLOCK_SECONDS * 1e3:.0f} ms {times} times in {episodes} episodes"
         )
         for what, times in held.by.items()
         if times >= max(3, episodes // 4)
@@ -56,6 +58,6 @@ CHECKS = (
         asks="no `async def` hook or tool holds the event loop",
         why="while one holds it, every other episode of the process waits, and deadlines pass",
         mend="write it as a plain `def`, which runs in a thread, or put CPU-heavy work into an `@offload` function",
-        run=_look,
+        run=_check_blocking,
     ),
 )

@@ -6,26 +6,23 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from gymsdk.checks.check import Check, Finding
-from gymsdk.checks.performance import GARBAGE
+from gymsdk.checks.performance import GARBAGE_TURNS, sample_tasks
+from gymsdk.checks.report import Check, Finding
 from gymsdk.checks.subject import Subject
-from gymsdk.checks.tasks import sample
 from gymsdk.environment import Environment
-from gymsdk.episode import play
+from gymsdk.episode import Budget, play
 from gymsdk.errors import EpisodeError
-from gymsdk.models.scripted import Scripted, build, null
-from gymsdk.sitting import Budget
-from gymsdk.transcript import Action, Item
-from gymsdk.types import Episode, Row, Step, Task, Verdict
+from gymsdk.models.scripted import ScriptedModel, build, play_null
+from gymsdk.types import Action, Episode, Item, Row, Step, Task, Verdict
 
-TASKS = 2
+MAX_TASKS = 2
 """Tasks whose episodes are ended in every way."""
 
-SOON = 0.05
+SHORT_DEADLINE_SECONDS = 0.05
 """Seconds after which an episode is cancelled, or its deadline passes."""
 
 
-class _Watched:
+class _CountingEnvironment:
     """An environment whose openings and closings are counted, by episode; it is played like the one it watches."""
 
     def __init__(self, environment: Environment) -> None:
@@ -64,69 +61,69 @@ class _Watched:
             self.complaints.append(str(error))
 
 
-Ending = Callable[[_Watched, Task, Budget], Awaitable[object]]
+Ending = Callable[[_CountingEnvironment, Task, Budget], Awaitable[object]]
 
 
-async def _by_itself(watched: _Watched, task: Task, budget: Budget) -> object:
+async def _play_oracle(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
     return await play(watched, build("oracle"), task, budget=budget)
 
 
-async def _at_once(watched: _Watched, task: Task, budget: Budget) -> object:
-    return await play(watched, Scripted("null", null), task, budget=budget)
+async def _play_nothing(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
+    return await play(watched, ScriptedModel("null", play_null), task, budget=budget)
 
 
-async def _out_of_turns(watched: _Watched, task: Task, budget: Budget) -> object:
+async def _exhaust_turns(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
     return await play(watched, build("random"), task, budget=budget.model_copy(update={"turns": 1}))
 
 
-async def _garbage(watched: _Watched, task: Task, budget: Budget) -> object:
+async def _play_garbage(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
     async def choose(_request: Item, episode: Episode | None) -> list[Item]:
         said = sum(item.get("type") == "function_call" for item in episode.transcript.items) if episode else 0
-        return GARBAGE[min(said, len(GARBAGE) - 1)]
+        return GARBAGE_TURNS[min(said, len(GARBAGE_TURNS) - 1)]
 
-    return await play(watched, Scripted("garbage", choose), task, budget=budget)
+    return await play(watched, ScriptedModel("garbage", choose), task, budget=budget)
 
 
-async def _never(_request: Item, _episode: Episode | None) -> list[Item]:
+async def _wait_forever(_request: Item, _episode: Episode | None) -> list[Item]:
     await asyncio.Event().wait()
     return []
 
 
-async def _cancelled(watched: _Watched, task: Task, budget: Budget) -> object:
-    playing = asyncio.ensure_future(play(watched, Scripted("never", _never), task, budget=budget))
-    await asyncio.wait({playing}, timeout=SOON)
+async def _cancel_episode(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
+    playing = asyncio.ensure_future(play(watched, ScriptedModel("never", _wait_forever), task, budget=budget))
+    await asyncio.wait({playing}, timeout=SHORT_DEADLINE_SECONDS)
     playing.cancel()
     return await asyncio.gather(playing, return_exceptions=True)
 
 
-async def _out_of_time(watched: _Watched, task: Task, budget: Budget) -> object:
-    hasty = budget.model_copy(update={"seconds": SOON})
-    return await play(watched, Scripted("never", _never), task, budget=hasty)
+async def _exhaust_deadline(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
+    hasty = budget.model_copy(update={"seconds": SHORT_DEADLINE_SECONDS})
+    return await play(watched, ScriptedModel("never", _wait_forever), task, budget=hasty)
 
 
 ENDINGS: dict[str, Ending] = {
-    "played by the oracle": _by_itself,
-    "answered with nothing": _at_once,
-    "out of turns": _out_of_turns,
-    "played with garbage": _garbage,
-    "cancelled": _cancelled,
-    "out of time": _out_of_time,
+    "played by the oracle": _play_oracle,
+    "answered with nothing": _play_nothing,
+    "out of turns": _exhaust_turns,
+    "played with garbage": _play_garbage,
+    "cancelled": _cancel_episode,
+    "out of time": _exhaust_deadline,
 }
 
 
-async def _look(subject: Subject) -> list[Finding]:
+async def _check_closing(subject: Subject) -> list[Finding]:
     findings = []
     async with subject.enter_environment() as environment:
-        tasks = await subject.count_affordable(environment, TASKS, each=len(ENDINGS))
-        for task in sample(subject.tasks, tasks):
+        tasks = await subject.count_affordable(environment, MAX_TASKS, each=len(ENDINGS))
+        for task in sample_tasks(subject.tasks, tasks):
             for how, ending in ENDINGS.items():
-                watched = _Watched(environment)
+                watched = _CountingEnvironment(environment)
                 await ending(watched, task, subject.budget)
-                findings += [Finding(seen=f"an episode {how}: {seen}") for seen in _wrong(watched)]
+                findings += [Finding(seen=f"an episode {how}: {seen}") for seen in _list_miscounts(watched)]
     return list({finding.seen: finding for finding in findings}.values())
 
 
-def _wrong(watched: _Watched) -> list[str]:
+def _list_miscounts(watched: _CountingEnvironment) -> list[str]:
     counts = [watched.closed[id(episode)] for episode in watched.opened]
     return [f"it was closed {count} times" for count in counts if count != 1] + watched.complaints
 
@@ -137,6 +134,6 @@ CHECKS = (
         asks="every episode is closed once, however it ends, and closing goes well",
         why="what `close` does not release is lost to every later episode, and its failures go unseen among the rest",
         mend="let `close` release what `reset` gave, whatever has happened since, and raise nothing",
-        run=_look,
+        run=_check_closing,
     ),
 )

@@ -5,43 +5,45 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from gymsdk.checks.check import Check, Finding, NotApplicable
+from gymsdk.checks.report import Check, Finding, NotApplicable
 from gymsdk.checks.subject import Subject
-from gymsdk.transcript import Item
+from gymsdk.types import Item
 
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What providers take for the name of a tool."""
 
-TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+JSON_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 
 
-async def _schemas(subject: Subject) -> list[Finding]:
-    offered = _offered(subject)
+async def _check_schemas(subject: Subject) -> list[Finding]:
+    offered = _collect_tools(subject)
     if not offered:
         raise NotApplicable("it has no tools")
-    return [Finding(seen=f"tool {name!r}: {wrong}") for name, tool in offered.items() for wrong in _wrong_tool(tool)]
+    return [
+        Finding(seen=f"tool {name!r}: {wrong}") for name, tool in offered.items() for wrong in _list_tool_errors(tool)
+    ]
 
 
-def _offered(subject: Subject) -> dict[str, Item]:
+def _collect_tools(subject: Subject) -> dict[str, Item]:
     """Give the schemas of its own tools, and of those its rows list, by name."""
     own = {name: tool.schema for name, tool in subject.environment.tools.items()}
     listed = (tool for task in subject.tasks for tool in task.responses_create_params.get("tools") or [])
     return {str(tool.get("name")): tool for tool in listed} | own
 
 
-def _wrong_tool(tool: Item) -> Iterator[str]:
-    if not NAME.fullmatch(str(tool.get("name"))):
+def _list_tool_errors(tool: Item) -> Iterator[str]:
+    if not TOOL_NAME.fullmatch(str(tool.get("name"))):
         yield "a name is 1 to 64 letters, digits, `_` and `-`"
     shape = tool.get("parameters")
     if not isinstance(shape, dict) or shape.get("type", "object") != "object":
         yield "its parameters are no schema of an object"
         return
-    yield from _wrong(shape, shape, "parameters")
+    yield from _list_schema_errors(shape, shape, "parameters")
     if tool.get("strict"):
-        yield from _open(shape, "parameters")
+        yield from _list_strict_errors(shape, "parameters")
 
 
-def _wrong(node: object, whole: Item, place: str) -> Iterator[str]:
+def _list_schema_errors(node: object, whole: Item, place: str) -> Iterator[str]:
     """Yield what makes *node*, at *place* of the schema *whole*, no JSON schema."""
     if isinstance(node, bool):
         return
@@ -49,20 +51,20 @@ def _wrong(node: object, whole: Item, place: str) -> Iterator[str]:
         yield f"{place} is no schema but {node!r}"
         return
     kinds = node.get("type", [])
-    if not set(kinds if isinstance(kinds, list) else [kinds]) <= TYPES:
+    if not set(kinds if isinstance(kinds, list) else [kinds]) <= JSON_TYPES:
         yield f"{place} has the type {kinds!r}, which JSON schema does not know"
     if "enum" in node and not (isinstance(node["enum"], list) and node["enum"]):
         yield f"{place} has an `enum` without values"
-    if "$ref" in node and not _there(str(node["$ref"]), whole):
+    if "$ref" in node and not _resolves(str(node["$ref"]), whole):
         yield f"{place} refers to {node['$ref']!r}, which is not there"
     required = set(node.get("required") or [])
     if not required <= set(node.get("properties", required)):
         yield f"{place} requires a property it does not have"
-    for key, each in _inner(node):
-        yield from _wrong(each, whole, f"{place}.{key}")
+    for key, each in _iter_subschemas(node):
+        yield from _list_schema_errors(each, whole, f"{place}.{key}")
 
 
-def _inner(node: Item) -> Iterator[tuple[str, object]]:
+def _iter_subschemas(node: Item) -> Iterator[tuple[str, object]]:
     """Yield the schemas right inside *node*, each with where it stands."""
     for group in ("properties", "$defs"):
         held = node.get(group, {})
@@ -74,14 +76,14 @@ def _inner(node: Item) -> Iterator[tuple[str, object]]:
             yield key, node[key]
 
 
-def _there(reference: str, whole: Item) -> bool:
+def _resolves(reference: str, whole: Item) -> bool:
     found: object = whole
     for word in reference.removeprefix("#").strip("/").split("/") if reference != "#" else []:
         found = found.get(word) if isinstance(found, dict) else None
     return found is not None
 
 
-def _open(node: object, place: str) -> Iterator[str]:
+def _list_strict_errors(node: object, place: str) -> Iterator[str]:
     """Yield what a provider refuses in a schema that calls itself strict."""
     if not isinstance(node, dict):
         return
@@ -89,30 +91,36 @@ def _open(node: object, place: str) -> Iterator[str]:
         yield f"{place} is strict, and does not say `additionalProperties: false`"
     if missing := sorted(set(node.get("properties", {})) - set(node.get("required", []))):
         yield f"{place} is strict, and does not require {', '.join(missing)}"
-    for key, each in _inner(node):
-        yield from _open(each, f"{place}.{key}")
+    for key, each in _iter_subschemas(node):
+        yield from _list_strict_errors(each, f"{place}.{key}")
 
 
-async def _words(subject: Subject) -> list[Finding]:
-    found = [f"the tool {name!r} has no description" for name, tool in _offered(subject).items() if not _said(tool)]
-    found += [wrong for tool in subject.environment.tools.values() for wrong in _unsaid(tool.schema)]
-    found += [f"the setting {name!r} has no description" for name in _unsaid_settings(subject)]
+async def _check_descriptions(subject: Subject) -> list[Finding]:
+    found = [
+        f"the tool {name!r} has no description"
+        for name, tool in _collect_tools(subject).items()
+        if not _read_description(tool)
+    ]
+    found += [
+        wrong for tool in subject.environment.tools.values() for wrong in _list_undescribed_arguments(tool.schema)
+    ]
+    found += [f"the setting {name!r} has no description" for name in _list_undescribed_settings(subject)]
     return [Finding(seen=each) for each in found]
 
 
-def _said(node: Item) -> bool:
+def _read_description(node: Item) -> bool:
     return bool(str(node.get("description") or "").strip())
 
 
-def _unsaid(tool: Item) -> Iterator[str]:
+def _list_undescribed_arguments(tool: Item) -> Iterator[str]:
     """Yield the arguments that neither a description of their own nor the tool's tells of."""
-    told = _worded(str(tool.get("description")))
+    told = _extract_words(str(tool.get("description")))
     for name, node in tool["parameters"].get("properties", {}).items():
-        if not _said(node) and not set(name.lower().split("_")) & told:
+        if not _read_description(node) and not set(name.lower().split("_")) & told:
             yield f"the argument {name!r} of the tool {tool['name']!r} has no description"
 
 
-def _unsaid_settings(subject: Subject) -> Iterator[str]:
+def _list_undescribed_settings(subject: Subject) -> Iterator[str]:
     """Yield the settings that neither a description of their own nor the words on their class tell of."""
     kind = type(subject.environment.config)
     told = set(re.findall(r"\w+", kind.__doc__ or ""))
@@ -121,7 +129,7 @@ def _unsaid_settings(subject: Subject) -> Iterator[str]:
             yield name
 
 
-def _worded(text: str) -> set[str]:
+def _extract_words(text: str) -> set[str]:
     """Give the words of *text*, each with and without the ending of a plural."""
     words = re.findall(r"[a-z0-9]+", text.lower())
     return {form for word in words for form in (word, word.removesuffix("s"), f"{word}s")}
@@ -133,7 +141,7 @@ CHECKS: tuple[Check, ...] = (
         asks="every tool's schema is valid JSON Schema, and what calls itself strict is",
         why="a provider refuses the whole request where one schema is wrong: every episode fails at its first turn",
         mend="let the tool's annotations make its schema; in rows that list tools, write it as strict form wants it",
-        run=_schemas,
+        run=_check_schemas,
     ),
     Check(
         id="runtime.descriptions",
@@ -141,6 +149,6 @@ CHECKS: tuple[Check, ...] = (
         why="a policy knows a tool by nothing else, and a user a setting",
         mend="give the tool a docstring, an argument `Annotated[..., Field(description=...)]` or a word in that"
         " docstring, a setting `Field(description=...)` or a word in its class's",
-        run=_words,
+        run=_check_descriptions,
     ),
 )

@@ -2,110 +2,240 @@
 
 from __future__ import annotations
 
-from gymsdk.checks import elsewhere
-from gymsdk.checks.check import Check, Finding, NotApplicable
-from gymsdk.checks.loading import numbers
-from gymsdk.checks.performance import Performance, Script, scripts
-from gymsdk.checks.plain import Plain, difference, plain
-from gymsdk.checks.subject import Subject
-from gymsdk.checks.tasks import first
-from gymsdk.environment import Environment
-from gymsdk.types import Row
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
-ROWS = 6
+from pydantic import BaseModel, ConfigDict
+
+from gymsdk import jsonl
+from gymsdk.checks.loading import is_numbering_field
+from gymsdk.checks.performance import Performance, Script, build_scripts, draw_tasks
+from gymsdk.checks.report import Check, Finding, NotApplicable
+from gymsdk.checks.subject import Plain, Subject, find_difference, to_plain
+from gymsdk.environment import Environment
+from gymsdk.episode import EpisodeRunner
+from gymsdk.errors import BrokenEnvironment, EpisodeError
+from gymsdk.types import Item, Row, Task
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessResult:
+    """How it ended: its exit *code*, what it wrote to standard *output*, and its *last* line on standard error."""
+
+    code: int
+    output: bytes
+    last: str
+
+
+async def run_program(
+    program: str,
+    *arguments: str,
+    seconds: float,
+    given: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> ProcessResult:
+    """Give how *program* ended that was *given* a standard input; raises `TimeoutError` after *seconds*."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, *arguments),
+        cwd=folder,
+        env={**os.environ, **(environment or {})},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            output, errors = await process.communicate(given)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None, "it has ended"
+    return ProcessResult(process.returncode, output, errors.decode(errors="replace").strip().rpartition("\n")[2])
+
+
+INTERPRETER_SECONDS = 45.0
+"""Seconds the other interpreter may take."""
+
+PROGRAM = """
+import asyncio, sys
+from gymsdk.checks.determinism import drawn
+from gymsdk.jsonl import parse_json
+
+asked = parsed(sys.stdin.buffer.read())
+told = asyncio.run(drawn(**asked)).model_dump_json()
+sys.stdout.buffer.write(b"\\n" + told.encode())
+"""
+
+
+class Drawn(BaseModel):
+    """The first *rows* of a split, and how the first of them open."""
+
+    model_config = ConfigDict(frozen=True)
+
+    rows: list[Row]
+    openings: list[list[Item]] = []
+
+
+async def drawn(*, name: str, settings: dict[str, object], split: str, seed: int, count: int, opened: int) -> Drawn:
+    """Give what is drawn in this interpreter: *count* rows of *split*, the first *opened* of them opened."""
+    from gymsdk.plugins.registry import load
+
+    found = Subject(name, lambda: load(name, **settings), seed=seed, count=count, split=split)
+    async with found.enter_environment() as environment:
+        openings = [await read_opening(environment, task, seed) for task in found.tasks[:opened]]
+    return Drawn.model_validate({"rows": [to_plain(task.row()) for task in found.tasks], "openings": openings})
+
+
+async def read_opening(environment: Environment, task: Task, seed: int) -> Plain:
+    """Give what an episode of *task* opens with, or how that fails, as plain JSON."""
+    sitting = EpisodeRunner(environment)
+    try:
+        return to_plain((await sitting.open(task, seed=seed)).transcript.opening)
+    except EpisodeError as error:
+        return [{"failure": error.kind}]
+    finally:
+        await sitting.close()
+
+
+async def draw_in_new_interpreter(
+    subject: Subject, split: str, *, seed: int, count: int, opened: int = 0, hash_seed: int = 1
+) -> Drawn:
+    """Give what a new interpreter draws of *split*.
+
+    Raises `NotApplicable` where *subject* is not installed or its settings are no JSON, `BrokenEnvironment` where it
+    breaks there.
+    """
+    question = _build_request(subject, split=split, seed=seed, count=count, opened=opened)
+    hashed = {"PYTHONHASHSEED": str(hash_seed)}
+    ended = await run_program(PROGRAM, seconds=INTERPRETER_SECONDS, given=question, environment=hashed)
+    if ended.code:
+        raise BrokenEnvironment(f"in a new process its rows cannot be drawn: {ended.last}")
+    # What the environment itself prints comes before the last line.
+    return Drawn.model_validate_json(ended.output.rpartition(b"\n")[2])
+
+
+def _build_request(subject: Subject, **asked: str | int) -> bytes:
+    if subject.entry is None:
+        raise NotApplicable("the environment is not installed, so no other process can load it")
+    try:
+        return jsonl.dump_json({"name": subject.name, "settings": dict(subject.settings), **asked})
+    except (TypeError, ValueError):
+        raise NotApplicable("its settings are no JSON, so they cannot be handed to another process") from None
+
+
+MAX_ROWS = 6
 """Tasks of a split that are compared."""
 
-TASKS = 3
+MAX_TASKS = 3
 """Tasks that are played."""
 
-OPENED = 2
+MAX_OPENED = 2
 """Tasks of a split that another interpreter opens."""
 
-SEEDS = 24
+MAX_SEEDS = 24
 """Seeds whose first tasks are compared with the first so many tasks of one seed."""
 
 
-async def _look(subject: Subject) -> list[Finding]:
-    rows = [found for split in _splits(subject) for found in [*await _rows(subject, split), *_alike(subject, split)]]
-    return rows + await _plays(subject)
+async def _check_determinism(subject: Subject) -> list[Finding]:
+    rows = [
+        found
+        for split in _check_splits(subject)
+        for found in [*await _check_rows(subject, split), *_find_constant_draws(subject, split)]
+    ]
+    return rows + await _check_plays(subject)
 
 
-def _splits(subject: Subject) -> tuple[str, ...]:
+def _check_splits(subject: Subject) -> tuple[str, ...]:
     return () if subject.given is not None else subject.environment.splits
 
 
-async def _rows(subject: Subject, split: str) -> list[Finding]:
-    drawn = _drawn(subject.make(), split, subject.seed)
+async def _check_rows(subject: Subject, split: str) -> list[Finding]:
+    drawn = _draw_rows(subject.make(), split, subject.seed)
     about = f"split {split!r} with seed {subject.seed}, drawn"
-    for where, again in (("a second time", subject.make()), ("after another seed", _stirred(subject, split))):
-        if found := difference(drawn, _drawn(again, split, subject.seed), "row"):
+    for where, again in (
+        ("a second time", subject.make()),
+        ("after another seed", _enter_used_environment(subject, split)),
+    ):
+        if found := find_difference(drawn, _draw_rows(again, split, subject.seed), "row"):
             return [Finding(seen=f"{about} {where}: {found}")]
-    found = await _elsewhere(subject, split, drawn)
+    found = await _compare_interpreters(subject, split, drawn)
     mend = "sort sets before drawing from them or showing them, and seed with a string or a number, never with hash()"
     return [Finding(seen=f"{about} in another interpreter: {found}", mend=mend)] if found else []
 
 
-def _alike(subject: Subject, split: str) -> list[Finding]:
+def _find_constant_draws(subject: Subject, split: str) -> list[Finding]:
     """Find what never varies in the first task of a seed, though it varies from task to task."""
     environment = subject.make()
-    row = [task.row() for task in first(environment, split, subject.seed, SEEDS)]
-    opening = [task.row() for seed in range(SEEDS) for task in first(environment, split, seed, 1)]
-    if len(opening) < SEEDS or all(each == opening[0] for each in opening):
+    row = [task.row() for task in draw_tasks(environment, split, subject.seed, MAX_SEEDS)]
+    opening = [task.row() for seed in range(MAX_SEEDS) for task in draw_tasks(environment, split, seed, 1)]
+    if len(opening) < MAX_SEEDS or all(each == opening[0] for each in opening):
         # There are not so many, or the split does not depend on the seed.
         return []
     mend = "where kinds of tasks follow each other in turn, let the seed choose which comes first"
     return [
         Finding(
-            seen=f"split {split!r}: {key!r} is {_values(opening, key)[0]!r} in the first task of every seed", mend=mend
+            seen=f"split {split!r}: {key!r} is {_list_values(opening, key)[0]!r} in the first task of every seed",
+            mend=mend,
         )
         for key in row[0]
-        if not numbers(key) and 1 < len(_values(row, key)) <= SEEDS // 2 and len(_values(opening, key)) == 1
+        if not is_numbering_field(key)
+        and 1 < len(_list_values(row, key)) <= MAX_SEEDS // 2
+        and len(_list_values(opening, key)) == 1
     ]
 
 
-def _values(rows: list[Row], key: str) -> list[str | int | bool]:
+def _list_values(rows: list[Row], key: str) -> list[str | int | bool]:
     """Give the values of a row's field without repeats, of those that a kind of task may be told by."""
     return list(dict.fromkeys(row[key] for row in rows if isinstance(row.get(key), (str, int, bool))))
 
 
-async def _elsewhere(subject: Subject, split: str, drawn: list[Plain]) -> str | None:
+async def _compare_interpreters(subject: Subject, split: str, drawn: list[Plain]) -> str | None:
     """Give where another interpreter draws *split* otherwise, or opens its first tasks with something else."""
     try:
-        there = await elsewhere.asked(subject, split, seed=subject.seed, count=len(drawn), opened=OPENED)
+        there = await draw_in_new_interpreter(subject, split, seed=subject.seed, count=len(drawn), opened=MAX_OPENED)
     except NotApplicable:
         return None
-    if found := difference(drawn, plain(there.rows), "row"):
+    if found := find_difference(drawn, to_plain(there.rows), "row"):
         return found
     async with subject.enter_environment() as environment:
-        tasks = first(environment, split, subject.seed, OPENED)
-        here = [await elsewhere.opening(environment, task, subject.seed) for task in tasks]
-    return difference(here, plain(there.openings), "opening")
+        tasks = draw_tasks(environment, split, subject.seed, MAX_OPENED)
+        here = [await read_opening(environment, task, subject.seed) for task in tasks]
+    return find_difference(here, to_plain(there.openings), "opening")
 
 
-def _drawn(environment: Environment, split: str, seed: int) -> list[Plain]:
-    return [plain(task.row()) for task in first(environment, split, seed, ROWS)]
+def _draw_rows(environment: Environment, split: str, seed: int) -> list[Plain]:
+    return [to_plain(task.row()) for task in draw_tasks(environment, split, seed, MAX_ROWS)]
 
 
-def _stirred(subject: Subject, split: str) -> Environment:
+def _enter_used_environment(subject: Subject, split: str) -> Environment:
     """Give an environment that has drawn with another seed before."""
     environment = subject.make()
-    _drawn(environment, split, subject.seed + 1)
+    _draw_rows(environment, split, subject.seed + 1)
     return environment
 
 
-async def _plays(subject: Subject) -> list[Finding]:
+async def _check_plays(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
-        tasks = await subject.count_affordable(environment, TASKS, each=8)
-        found = [await _again(subject, environment, each) for each in await scripts(subject, environment, tasks=tasks)]
+        tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
+        found = [
+            await _compare_replay(subject, environment, each)
+            for each in await build_scripts(subject, environment, tasks=tasks)
+        ]
     return [finding for finding in found if finding]
 
 
-async def _again(subject: Subject, environment: Environment, script: Script) -> Finding | None:
+async def _compare_replay(subject: Subject, environment: Environment, script: Script) -> Finding | None:
     once, again = [await Performance(script, environment).play_all() for _ in range(2)]
     async with subject.enter_environment() as other:
         anew = await Performance(script, other).play_all()
     for where, second in (("again", again), ("in a new environment", anew)):
-        if found := difference(once, second):
+        if found := find_difference(once, second):
             return Finding(seen=f"{script.title}, played {where}: {found}")
     return None
 
@@ -117,6 +247,6 @@ CHECKS = (
         why="a run that cannot be repeated cannot be debugged, resumed or compared",
         mend="draw everything from random.Random of the hook's `split` and `seed`, nothing from the global generators, "
         "the clock or the order of a set, and keep nothing in the module between episodes",
-        run=_look,
+        run=_check_determinism,
     ),
 )

@@ -4,48 +4,97 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
+from itertools import combinations, islice
+from pathlib import Path
 
-from gymsdk import rows
-from gymsdk.checks.check import Check, Finding, NotApplicable
-from gymsdk.checks.filed import unread
-from gymsdk.checks.plain import plain
-from gymsdk.checks.subject import Subject
-from gymsdk.checks.tasks import first, named
+from gymsdk import jsonl
+from gymsdk.checks.performance import describe_task, draw_tasks
+from gymsdk.checks.report import Check, Finding, NotApplicable
+from gymsdk.checks.subject import Subject, to_plain
 from gymsdk.errors import BadConfig, BadRow
 from gymsdk.models.scripted import build
-from gymsdk.outcome import Rollout
-from gymsdk.transcript import text_of
-from gymsdk.types import Row, Task
-from gymsdk.workers.threads import Threads
+from gymsdk.threads import ThreadPool
+from gymsdk.types import Rollout, Row, Task, extract_text
 
-LOADING = 30.0
+MAX_FINDINGS = 20
+"""Rows that cannot be read which are told of one file."""
+
+MAX_DRAWN_ROWS = 100
+"""Rows of a split that are drawn where there is no file."""
+
+FIX_LINE = "mend or remove the line; a run that comes to it ends there"
+
+
+def find_unreadable_rows(subject: Subject) -> list[Finding]:
+    """Give the rows of each split that cannot be read: all of a file are looked at, the first of what is drawn."""
+    if subject.given is not None:
+        return []
+    return [finding for split in subject.splits for finding in islice(_find_in_split(subject, split), MAX_FINDINGS)]
+
+
+def _find_in_split(subject: Subject, split: str) -> Iterator[Finding]:
+    path = _find_split_file(subject, split)
+    return _read_file(subject, path) if path else _read_drawn(subject, split)
+
+
+def _find_split_file(subject: Subject, split: str) -> Path | None:
+    """Give the file that *split* is read from, `None` where the environment draws its tasks itself."""
+    plugin = subject.environment.plugin
+    home = getattr(plugin, "__file__", None)
+    path = Path(home or "").parent / "data" / f"{split}.jsonl"
+    return path if home and not hasattr(plugin, "tasks") and path.is_file() else None
+
+
+def _read_file(subject: Subject, path: Path) -> Iterator[Finding]:
+    for number, line in jsonl.read_lines(path):
+        where = f"{path.parent.name}/{path.name}:{number}"
+        try:
+            row = jsonl.parse_row(line, where=where)
+        except BadRow as error:
+            yield Finding(seen=str(error), mend=FIX_LINE)
+            continue
+        try:
+            subject.environment.read(row)
+        except BadRow as error:
+            yield Finding(seen=f"{where}: {error}", mend=FIX_LINE)
+
+
+def _read_drawn(subject: Subject, split: str) -> Iterator[Finding]:
+    number = 0
+    try:
+        for _ in islice(subject.environment.tasks(split, seed=subject.seed), MAX_DRAWN_ROWS):
+            number += 1
+    except BadRow as error:
+        yield Finding(seen=f"row {number + 1} of the split {split!r} cannot be read: {error}")
+
+
+LOAD_SECONDS = 30.0
 """Seconds it may take until an environment is there, and until the tasks that are looked at are."""
 
-FIRST = 5.0
+FIRST_TASK_SECONDS = 5.0
 """Seconds the first task of a split may take."""
 
-COMPARED = 100
+MAX_COMPARED = 100
 """Rows of each split that are compared with those of the others."""
 
-VARIED = 0.9
+VARIED_SHARE = 0.9
 """The share of a split's prompts that differ where prompts tell tasks apart."""
 
-MANY = 0.2
+OVERLAP_SHARE = 0.2
 """The share of prompts that two splits must have in common; a few may be alike by chance, and ask for other things."""
 
-GIVE = "give what it asks for with --set (in pytest with --gymsdk-set NAME.KEY=VALUE)"
+FIX_MISSING_SETTING = "give what it asks for with --set (in pytest with --gymsdk-set NAME.KEY=VALUE)"
 
-EXAMPLE = "example"
+EXAMPLE_SPLIT = "example"
 """The split whose rows are shown to people; they may be some of another split's."""
 
 
-async def loads(subject: Subject, *, seconds: float = LOADING) -> list[Finding]:
+async def check_loading(subject: Subject, *, seconds: float = LOAD_SECONDS) -> list[Finding]:
     """Give why the environment, or the tasks that are looked at, are not there within *seconds* each."""
-    threads = Threads()
+    threads = ThreadPool()
     try:
         environment = await threads.run(lambda: subject.environment, timeout=seconds)
     except TimeoutError:
@@ -56,7 +105,7 @@ async def loads(subject: Subject, *, seconds: float = LOADING) -> list[Finding]:
         return [
             Finding(
                 seen=f"it does not load with its defaults: {error}",
-                mend=GIVE,
+                mend=FIX_MISSING_SETTING,
             )
         ]
     try:
@@ -65,7 +114,7 @@ async def loads(subject: Subject, *, seconds: float = LOADING) -> list[Finding]:
         seen = f"{subject.count} tasks of each split were not there after {seconds:g} seconds"
         return [Finding(seen=seen, mend="yield tasks one by one as they are made")]
     except BadRow as error:
-        return unread(subject) or [Finding(seen=str(error))]
+        return find_unreadable_rows(subject) or [Finding(seen=str(error))]
     if tasks:
         return []
     seen = (
@@ -74,24 +123,24 @@ async def loads(subject: Subject, *, seconds: float = LOADING) -> list[Finding]:
     return [Finding(seen=seen, mend="write a `tasks` hook, put rows into `data/<split>.jsonl`, or name a file of rows")]
 
 
-async def splits(subject: Subject, *, seconds: float = FIRST) -> list[Finding]:
+async def check_splits(subject: Subject, *, seconds: float = FIRST_TASK_SECONDS) -> list[Finding]:
     """Give which splits have no name or no task, or keep one waiting for the first more than *seconds*."""
     if not subject.environment.splits:
         raise NotApplicable("it has no splits; it is played with files of rows")
-    found = [await _first(subject, split, seconds) for split in subject.splits]
+    found = [await _draw_first_task(subject, split, seconds) for split in subject.splits]
     return [finding for finding in found if finding]
 
 
-async def _first(subject: Subject, split: str, seconds: float) -> Finding | None:
+async def _draw_first_task(subject: Subject, split: str, seconds: float) -> Finding | None:
     """Draw the first task of *split* from a new environment, and tell what is wrong with that."""
     if not split.strip():
         return Finding(seen=f"a split is named {split!r}", mend="name each split by a word")
     started = time.perf_counter()
     drawn = partial(next, subject.make().tasks(split, seed=subject.seed), None)
     try:
-        task = await Threads().run(drawn, timeout=LOADING)
+        task = await ThreadPool().run(drawn, timeout=LOAD_SECONDS)
     except TimeoutError:
-        return Finding(seen=f"the first task of {split!r} was not there after {LOADING:g} seconds")
+        return Finding(seen=f"the first task of {split!r} was not there after {LOAD_SECONDS:g} seconds")
     if task is None:
         return Finding(seen=f"the split {split!r} has no task")
     spent = time.perf_counter() - started
@@ -100,16 +149,18 @@ async def _first(subject: Subject, split: str, seconds: float) -> Finding | None
     return None
 
 
-async def _overlap(subject: Subject) -> list[Finding]:
-    splits = [split for split in subject.environment.splits if split != EXAMPLE]
+async def _check_overlap(subject: Subject) -> list[Finding]:
+    splits = [split for split in subject.environment.splits if split != EXAMPLE_SPLIT]
     if len(splits) < 2:  # noqa: PLR2004  # it takes two to share
         raise NotApplicable("it has one split; there is nothing to keep apart")
-    drawn = {split: _prints(subject, split) for split in splits}
+    drawn = {split: _compute_fingerprints(subject, split) for split in splits}
     found = []
     for one, other in combinations(splits, 2):
         if shared := drawn[one].rows.keys() & drawn[other].rows.keys():
             what, shown = "rows", drawn[one].rows[min(shared)]
-        elif len(shared := drawn[one].prompts.keys() & drawn[other].prompts.keys()) > MANY * drawn[other].count:
+        elif (
+            len(shared := drawn[one].prompts.keys() & drawn[other].prompts.keys()) > OVERLAP_SHARE * drawn[other].count
+        ):
             what, shown = "prompts", drawn[one].prompts[min(shared)]
         else:
             continue
@@ -119,7 +170,7 @@ async def _overlap(subject: Subject) -> list[Finding]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prints:
+class _Fingerprints:
     """What tells the first *count* tasks of a split apart: *rows*, and *prompts* where they vary, each with a name."""
 
     count: int
@@ -127,88 +178,93 @@ class _Prints:
     prompts: dict[str, str]
 
 
-def _prints(subject: Subject, split: str) -> _Prints:
+def _compute_fingerprints(subject: Subject, split: str) -> _Fingerprints:
     """Give the first rows of *split* without what only numbers them, and their prompts unless they are much alike."""
-    tasks = first(subject.environment, split, subject.seed, COMPARED)
-    rows = {_print({key: each for key, each in task.row().items() if not numbers(key)}): named(task) for task in tasks}
-    prompts = {_print(task.responses_create_params): named(task) for task in tasks if task.input}
-    varied = len(prompts) > max(1, VARIED * len(tasks))
-    return _Prints(len(tasks), rows, prompts if varied else {})
+    tasks = draw_tasks(subject.environment, split, subject.seed, MAX_COMPARED)
+    rows = {
+        _hash_value({key: each for key, each in task.row().items() if not is_numbering_field(key)}): describe_task(task)
+        for task in tasks
+    }
+    prompts = {_hash_value(task.responses_create_params): describe_task(task) for task in tasks if task.input}
+    varied = len(prompts) > max(1, VARIED_SHARE * len(tasks))
+    return _Fingerprints(len(tasks), rows, prompts if varied else {})
 
 
-def _print(value: Row) -> str:
-    return json.dumps(plain(value), sort_keys=True)
+def _hash_value(value: Row) -> str:
+    return json.dumps(to_plain(value), sort_keys=True)
 
 
-def numbers(key: str) -> bool:
+def is_numbering_field(key: str) -> bool:
     """Give whether the field *key* of a row only numbers it."""
     return key in {"id", "uuid", "index", "split"} or key.endswith(("_id", "_uuid", "_index"))
 
 
-async def _rows(subject: Subject) -> list[Finding]:
-    found = [_round_trip(subject, task) for task in subject.tasks]
-    return [*unread(subject), *(finding for finding in found if finding)]
+async def _check_rows(subject: Subject) -> list[Finding]:
+    found = [_check_round_trip(subject, task) for task in subject.tasks]
+    return [*find_unreadable_rows(subject), *(finding for finding in found if finding)]
 
 
-def _round_trip(subject: Subject, task: Task) -> Finding | None:
+def _check_round_trip(subject: Subject, task: Task) -> Finding | None:
     """Write *task* as a line, read it again, and tell what is not as it was."""
     try:
         row = task.row()
         line = json.dumps(row, allow_nan=False, ensure_ascii=False).encode()
     except Exception as error:  # noqa: BLE001  # an author's field may raise anything where it is written
         reason = f"{type(error).__name__}: {error}"
-        return Finding(seen=f"a row cannot be written as JSON: {reason}", task=named(task))
+        return Finding(seen=f"a row cannot be written as JSON: {reason}", task=describe_task(task))
     try:
-        again = subject.environment.read(rows.parsed(line, where="its own row"))
+        again = subject.environment.read(jsonl.parse_row(line, where="its own row"))
     except BadRow as error:
-        return Finding(seen=f"a row that was written cannot be read: {error}", task=named(task))
-    if changed := _changed(row, again.row()) or _other_values(task, again):
-        return Finding(seen=f"written and read again, {', '.join(changed)} of a row changed", task=named(task))
+        return Finding(seen=f"a row that was written cannot be read: {error}", task=describe_task(task))
+    if changed := _list_changed_fields(row, again.row()) or _list_differing_fields(task, again):
+        return Finding(seen=f"written and read again, {', '.join(changed)} of a row changed", task=describe_task(task))
     return None
 
 
-def _changed(row: Row, again: Row) -> list[str]:
+def _list_changed_fields(row: Row, again: Row) -> list[str]:
     return sorted(key for key in row.keys() | again.keys() if row.get(key) != again.get(key))
 
 
-def _other_values(task: Task, again: Task) -> list[str]:
+def _list_differing_fields(task: Task, again: Task) -> list[str]:
     """Give the declared fields that differ though they are written alike."""
     names = type(again).model_fields.keys() - Task.model_fields.keys()
     return sorted(name for name in names if getattr(task, name, None) != getattr(again, name))
 
 
-async def _prompts(subject: Subject) -> list[Finding]:
-    silent = [task for task in subject.tasks if not _says(task.input)]
+async def _check_prompts(subject: Subject) -> list[Finding]:
+    silent = [task for task in subject.tasks if not _has_content(task.input)]
     async with subject.enter_environment() as environment:
         found = []
         for task in silent:
             episode = await environment.reset(task, seed=subject.seed)
-            if not _says(episode.transcript.opening):
+            if not _has_content(episode.transcript.opening):
                 found.append(Finding(seen="an episode opens without a word to the policy", task=str(task.row())[:80]))
             await environment.close(episode)
     return found
 
 
-def _says(items: Sequence[dict[str, object]]) -> bool:
-    return any(_shown(item.get("content")) for item in items)
+def _has_content(items: Sequence[dict[str, object]]) -> bool:
+    return any(_is_visible(item.get("content")) for item in items)
 
 
-def _shown(content: object) -> bool:
+def _is_visible(content: object) -> bool:
     """Whether there is anything in *content*: words, or a part that is no text."""
     if isinstance(content, list):
-        return any(text_of([part]).strip() or "text" not in part for part in content)
+        return any(extract_text([part]).strip() or "text" not in part for part in content)
     return isinstance(content, str) and bool(content.strip())
 
 
-async def _verdicts(subject: Subject) -> list[Finding]:
+async def _check_verdicts(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         plays = [(name, task) for name in ("oracle", "null") for task in subject.tasks[:2]]
         rollouts = [await subject.play(environment, build(name), task) for name, task in plays]
-    seen = ((_wrong_verdict(rollout), rollout) for rollout in rollouts)
-    return [Finding(seen=wrong, task=named(subject.environment.read(each.row))) for wrong, each in seen if wrong]
+    seen = ((_find_verdict_error(rollout), rollout) for rollout in rollouts)
+    return [
+        Finding(seen=wrong, task=describe_task(subject.environment.read(each.row))) for wrong, each in seen if wrong
+    ]
 
 
-def _wrong_verdict(rollout: Rollout) -> str | None:
+def _find_verdict_error(rollout: Rollout) -> str | None:
     """Return what is wrong with the verdict of *rollout*, `None` where nothing is or where there is no verdict."""
     failure = rollout.failure
     if failure is not None:
@@ -222,44 +278,44 @@ def _wrong_verdict(rollout: Rollout) -> str | None:
     return None
 
 
-LOAD = Check(
+LOAD_CHECK = Check(
     id="runtime.load",
     asks="it loads with the settings given, and its tasks are there soon",
     why="nobody can play what does not load, and nothing else can be checked",
     mend="do what the sentence says; `gymsdk info NAME` shows what there is",
-    run=loads,
+    run=check_loading,
     seconds=70.0,
 )
 
 CHECKS: tuple[Check, ...] = (
-    LOAD,
+    LOAD_CHECK,
     Check(
         id="runtime.splits",
         asks="every split has a name and tasks, the first of which is there within seconds",
         why="a run stands still until the first task is there, and a split without one ends it",
         mend="yield tasks lazily, without making or reading all of them first; leave out splits that have none",
-        run=splits,
+        run=check_splits,
     ),
     Check(
         id="runtime.rows",
         asks="a task's row survives being written to JSON and read again unchanged",
         why="rows travel as JSON lines; what is lost on the way is graded differently there",
         mend="give the task's fields types that JSON has, and validators that leave their own output as it is",
-        run=_rows,
+        run=_check_rows,
     ),
     Check(
         id="runtime.prompts",
         asks="every episode opens with words for the policy",
         why="a policy that is shown nothing can only guess, and its reward teaches nothing",
         mend="give the row a prompt with `Task.ask`, or have `reset` open with messages",
-        run=_prompts,
+        run=_check_prompts,
     ),
     Check(
         id="runtime.verdicts",
         asks="a verdict's fields can be written as JSON",
         why="a rollout's line holds them; what cannot be written is lost, and the rollout with it",
         mend="give the verdict's fields types that JSON has, and finite numbers",
-        run=_verdicts,
+        run=_check_verdicts,
     ),
     Check(
         id="semantic.split_overlap",
@@ -267,6 +323,6 @@ CHECKS: tuple[Check, ...] = (
         why="a policy that has trained on a row of the test split is not tested by it",
         mend="derive the generator from split and seed, as in `random.Random(f'{split}:{seed}')`, and keep their spaces"
         " apart; numbers and ids do not make two rows of one",
-        run=_overlap,
+        run=_check_overlap,
     ),
 )

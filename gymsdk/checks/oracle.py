@@ -5,24 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gymsdk import wire
-from gymsdk.checks.attack import AT_ONCE, gathered, played, script
-from gymsdk.checks.check import Check, Finding, NotApplicable
-from gymsdk.checks.luck import GRAIN
+from gymsdk import responses
+from gymsdk.checks.attack import CONCURRENCY, TOLERANCE, build_policy, extract_turns, gather_bounded
+from gymsdk.checks.performance import describe_task, sample_tasks, shorten_text
+from gymsdk.checks.report import Check, Finding, NotApplicable
 from gymsdk.checks.subject import Play, Subject
-from gymsdk.checks.tasks import named, sample, shown
 from gymsdk.environment import Environment
-from gymsdk.models.scripted import Scripted, build
-from gymsdk.outcome import Rollout
-from gymsdk.types import Claims, Task
+from gymsdk.models.scripted import ScriptedModel, build
+from gymsdk.types import Claims, Rollout, Task
 
-TASKS = 16
+MAX_TASKS = 16
 """Tasks the oracle plays."""
 
-MOST = 3
+MAX_FINDINGS = 3
 """Findings that are told one by one."""
 
-BUDGETS = {
+BUDGET_LABELS = {
     "turns": "its budget of turns",
     "tools": "its budget of tool calls",
     "deadline": "its deadline",
@@ -37,130 +35,142 @@ NO_SOLVE = (
 """What is missing where there is no oracle."""
 
 
-async def solved(subject: Subject, environment: Environment, most: int = TASKS) -> list[tuple[Task, Claims, Play]]:
+async def play_oracle(
+    subject: Subject, environment: Environment, most: int = MAX_TASKS
+) -> list[tuple[Task, Claims, Play]]:
     """Give how the oracle plays the sampled tasks it can play; raises `NotApplicable` where there is none."""
-    tasks = sample(subject.tasks, await subject.count_affordable(environment, most, each=2 / AT_ONCE))
-    plays = await gathered(subject.play_oracle(environment, task) for task in tasks)
-    known = [(task, play) for task, play in zip(tasks, plays, strict=True) if not _unknown(play.rollout)]
+    tasks = sample_tasks(subject.tasks, await subject.count_affordable(environment, most, each=2 / CONCURRENCY))
+    plays = await gather_bounded(subject.play_oracle(environment, task) for task in tasks)
+    known = [(task, play) for task, play in zip(tasks, plays, strict=True) if not _is_unsolved(play.rollout)]
     if not known:
         raise NotApplicable(NO_SOLVE if tasks else "the environment has no tasks to solve")
     return [(task, await environment.claims(task), play) for task, play in known]
 
 
-def _unknown(rollout: Rollout) -> bool:
+def _is_unsolved(rollout: Rollout) -> bool:
     return rollout.failure is not None and rollout.failure.kind == "no_solution" and rollout.turns == 0
 
 
-async def _maximum(subject: Subject) -> list[Finding]:
+async def _check_maximum(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
-        played_out = await solved(subject, environment)
-    return few([found for task, claims, play in played_out for found in _short_of(task, claims, play.rollout)])
+        played_out = await play_oracle(subject, environment)
+    return limit_findings(
+        [found for task, claims, play in played_out for found in _find_shortfall(task, claims, play.rollout)]
+    )
 
 
-def few(findings: list[Finding]) -> list[Finding]:
+def limit_findings(findings: list[Finding]) -> list[Finding]:
     """Give the first of *findings*, and how many more there are."""
-    more = len(findings) - MOST
-    return findings if more <= 0 else [*findings[:MOST], Finding(seen=f"and {more} more like these")]
+    more = len(findings) - MAX_FINDINGS
+    return findings if more <= 0 else [*findings[:MAX_FINDINGS], Finding(seen=f"and {more} more like these")]
 
 
-def _short_of(task: Task, claims: Claims, rollout: Rollout) -> Iterator[Finding]:
-    said = f"what `solve` plays ({_last(rollout)})"
+def _find_shortfall(task: Task, claims: Claims, rollout: Rollout) -> Iterator[Finding]:
+    said = f"what `solve` plays ({_get_last_reply(rollout)})"
     if rollout.reward is None:
         failure = rollout.failure
         assert failure is not None, "what is not scored has a failure"
         yield Finding(
             seen=f"{said} is not scored: {failure.stage} {rollout.outcome} ({failure.kind}): {failure.message[:200]}",
-            task=named(task),
+            task=describe_task(task),
         )
-    elif abs(rollout.reward - claims.maximum) > GRAIN and rollout.ended in BUDGETS:
+    elif abs(rollout.reward - claims.maximum) > TOLERANCE and rollout.ended in BUDGET_LABELS:
         yield Finding(
-            seen=f"{BUDGETS[rollout.ended]} ended the episode after {rollout.turns} turns, before what `solve`"
+            seen=f"{BUDGET_LABELS[rollout.ended]} ended the episode after {rollout.turns} turns, before what `solve`"
             f" plays was over: it had earned {rollout.reward:g}, the claimed maximum is {claims.maximum:g}",
-            task=named(task),
+            task=describe_task(task),
             mend="allow more with --turns, --tool-calls or --deadline, as a run of this environment has to, or let"
             " `solve` come to an end",
         )
-    elif abs(rollout.reward - claims.maximum) > GRAIN:
+    elif abs(rollout.reward - claims.maximum) > TOLERANCE:
         seen = f"{said} earns {rollout.reward:g}, the claimed maximum is {claims.maximum:g}"
-        yield Finding(seen=seen, task=named(task))
+        yield Finding(seen=seen, task=describe_task(task))
 
 
-def _last(rollout: Rollout) -> str:
+def _get_last_reply(rollout: Rollout) -> str:
     output = (rollout.response or {}).get("output") or []
     texts = [part["text"] for item in output if item.get("role") == "assistant" for part in item["content"]]
-    return f"its last reply is {shown(texts[-1])}" if texts else "it replies nothing"
+    return f"its last reply is {shorten_text(texts[-1])}" if texts else "it replies nothing"
 
 
-async def _variants(subject: Subject) -> list[Finding]:
+async def _check_variants(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         asked = [
             (task, claims, variant, play)
-            for task, claims, play in await solved(subject, environment)
+            for task, claims, play in await play_oracle(subject, environment)
             for variant in claims.variants
             if play.rollout.outcome == "scored"
         ]
         if not asked:
             raise NotApplicable("no task claims another right reply; list some in `claims(task).variants`")
-        rollouts = await gathered(_instead(subject, environment, *each) for each in asked)
+        rollouts = await gather_bounded(_play_variant(subject, environment, *each) for each in asked)
     pairs = zip(asked, rollouts, strict=True)
-    return few(
-        [found for (task, claims, variant, _), rollout in pairs for found in _refused(task, claims, variant, rollout)]
+    return limit_findings(
+        [
+            found
+            for (task, claims, variant, _), rollout in pairs
+            for found in _find_refused_variant(task, claims, variant, rollout)
+        ]
     )
 
 
-async def _instead(
+async def _play_variant(
     subject: Subject, environment: Environment, task: Task, _claims: Claims, variant: str, play: Play
 ) -> Rollout:
     """Play as the oracle did, *variant* in place of its last reply."""
-    way = script(play)
+    way = extract_turns(play)
     replied = any(item.get("type") == "message" for item in way[-1]) if way else False
     before = way[:-1] if replied else way
-    policy = Scripted("variant", played([*before, [wire.message(variant, id="msg_0")]]))
+    policy = ScriptedModel("variant", build_policy([*before, [responses.build_message(variant, id="msg_0")]]))
     return await subject.play(environment, policy, task)
 
 
-def _refused(task: Task, claims: Claims, variant: str, rollout: Rollout) -> Iterator[Finding]:
-    if rollout.reward is None or abs(rollout.reward - claims.maximum) > GRAIN:
+def _find_refused_variant(task: Task, claims: Claims, variant: str, rollout: Rollout) -> Iterator[Finding]:
+    if rollout.reward is None or abs(rollout.reward - claims.maximum) > TOLERANCE:
         got = "is not scored" if rollout.reward is None else f"earns {rollout.reward:g}"
         yield Finding(
-            seen=f"the reply {shown(variant)}, claimed to be right, {got}; the maximum is {claims.maximum:g}",
-            task=named(task),
+            seen=f"the reply {shorten_text(variant)}, claimed to be right, {got}; the maximum is {claims.maximum:g}",
+            task=describe_task(task),
         )
 
 
-async def _range(subject: Subject) -> list[Finding]:
+async def _check_range(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
-        tasks = sample(subject.tasks, await subject.count_affordable(environment, TASKS // 2, each=3 / AT_ONCE))
-        findings = [found for task in tasks for found in _sensible(task, await environment.claims(task))]
+        tasks = sample_tasks(
+            subject.tasks, await subject.count_affordable(environment, MAX_TASKS // 2, each=3 / CONCURRENCY)
+        )
+        findings = [found for task in tasks for found in _find_claims_error(task, await environment.claims(task))]
         for name in ("oracle", "null", "random"):
             budget = subject.budget if name == "oracle" else subject.brief_budget
             plays = (subject.play(environment, build(name), task, budget=budget) for task in tasks)
-            rollouts = await gathered(plays)
+            rollouts = await gather_bounded(plays)
             for task, rollout in zip(tasks, rollouts, strict=True):
-                findings += _within(task, await environment.claims(task), rollout, f"the {name} policy")
-    return few(findings)
+                findings += _find_range_error(task, await environment.claims(task), rollout, f"the {name} policy")
+    return limit_findings(findings)
 
 
-def _sensible(task: Task, claims: Claims) -> Iterator[Finding]:
+def _find_claims_error(task: Task, claims: Claims) -> Iterator[Finding]:
     if not math.isfinite(claims.maximum) or not math.isfinite(claims.chance):
-        yield Finding(seen=f"the claims are no finite numbers: {claims.maximum}, {claims.chance}", task=named(task))
-    elif claims.chance > claims.maximum + GRAIN:
+        yield Finding(
+            seen=f"the claims are no finite numbers: {claims.maximum}, {claims.chance}", task=describe_task(task)
+        )
+    elif claims.chance > claims.maximum + TOLERANCE:
         seen = f"the claimed chance {claims.chance:g} is above the claimed maximum {claims.maximum:g}"
-        yield Finding(seen=seen, task=named(task))
+        yield Finding(seen=seen, task=describe_task(task))
 
 
-def _within(task: Task, claims: Claims, rollout: Rollout, who: str) -> Iterator[Finding]:
+def _find_range_error(task: Task, claims: Claims, rollout: Rollout, who: str) -> Iterator[Finding]:
     if rollout.reward is None:
         if rollout.failure and rollout.failure.kind == "bad_answer":
-            yield Finding(seen=f"{who} gets no reward: {rollout.failure.message[:200]}", task=named(task))
+            yield Finding(seen=f"{who} gets no reward: {rollout.failure.message[:200]}", task=describe_task(task))
         return
-    if rollout.reward > claims.maximum + GRAIN:
+    if rollout.reward > claims.maximum + TOLERANCE:
         seen = f"{who} earns {rollout.reward:g}, more than the claimed maximum {claims.maximum:g}"
-        yield Finding(seen=seen, task=named(task))
+        yield Finding(seen=seen, task=describe_task(task))
     total = sum(rollout.components.values())
-    if rollout.components and abs(total - rollout.reward) > GRAIN:
+    if rollout.components and abs(total - rollout.reward) > TOLERANCE:
         seen = f"{who} earns {rollout.reward:g}, the components sum to {total:g}"
-        yield Finding(seen=seen, task=named(task))
+        yield Finding(seen=seen, task=describe_task(task))
 
 
 CHECKS = (
@@ -169,20 +179,20 @@ CHECKS = (
         asks="what `solve` plays earns exactly the claimed maximum",
         why="a verifier that does not give full marks to the right answer punishes the policies that find it",
         mend="correct `solve`, the verifier, or `claims(task).maximum`: the three have to agree on every task",
-        run=_maximum,
+        run=_check_maximum,
     ),
     Check(
         id="semantic.variants",
         asks="other right replies, as claimed, earn the maximum as well",
         why="a right answer in another notation that earns nothing teaches a notation, and adds noise to the reward",
         mend="make the verifier accept the variant, or take it out of `claims(task).variants`",
-        run=_variants,
+        run=_check_variants,
     ),
     Check(
         id="semantic.reward_range",
         asks="no reward is above the claimed maximum, and its components sum to it",
         why="figures are read against the maximum: a reward above it, or one that does not add up, falsifies them",
         mend="claim the most that can be earned, count what steps pay into it, and let components sum to the reward",
-        run=_range,
+        run=_check_range,
     ),
 )

@@ -2,94 +2,271 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import shutil
 import sys
+import tempfile
+import tomllib
+import zipfile
 from collections.abc import Iterator
 from email.message import Message
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlparse
 
-from gymsdk.checks import importing, shipped
-from gymsdk.checks.check import Check, Finding, NotApplicable
+from pydantic import BaseModel
+
+from gymsdk.checks import determinism
+from gymsdk.checks.report import Check, Finding, NotApplicable
 from gymsdk.checks.subject import Subject
 from gymsdk.plugins.registry import Entry
 
-CPU = 2.0
+BUILD_SECONDS = 90.0
+"""Seconds a build may take."""
+
+OFFLINE_BACKENDS = ("hatchling", "flit_core", "poetry.core", "uv_build", "pdm.backend")
+"""Backends that leave nothing in the project they build; others are given a copy of it."""
+
+IGNORED_PATTERNS = shutil.ignore_patterns(
+    ".git", ".venv*", "venv", "__pycache__", ".*_cache", "build", "dist", "node_modules"
+)
+
+BUILD_PROGRAM = """
+import importlib, json, re, sys
+from importlib.metadata import distribution
+asked = json.load(sys.stdin)
+sys.path[:0] = asked["path"]
+module, _, attribute = asked["backend"].partition(":")
+backend = importlib.import_module(module)
+for name in filter(None, attribute.split(".")):
+    backend = getattr(backend, name)
+for each in [*asked["requires"], *getattr(backend, "get_requires_for_build_wheel", list)()]:
+    if ";" not in each:
+        distribution(re.match(r"[\\w.-]+", each)[0])
+backend.build_wheel(asked["target"])
+"""
+
+MISSING_REQUIREMENT_ERRORS = ("ModuleNotFoundError", "ImportError", "importlib.metadata.PackageNotFoundError")
+"""How the last line of a build begins that lacks something it requires."""
+
+
+class BuildFailed(Exception):
+    """The project's wheel cannot be built; the message is the backend's last line."""
+
+
+async def list_files(distribution: Distribution, top: str) -> set[str]:
+    """Give the paths of what *distribution*, whose module is *top*, ships, from the folder it is installed into.
+
+    Raises `NotApplicable` where that cannot be known here, `NotBuilt` where its project builds no wheel.
+    """
+    project = find_editable_project(distribution, top)
+    if project is not None:
+        return await list_wheel_files(project, distribution.version)
+    held = distribution.files
+    if held is None:
+        raise NotApplicable("it was installed without a list of its files")
+    return {path.as_posix() for path in held}
+
+
+def find_editable_project(distribution: Distribution, top: str) -> Path | None:
+    """Give the project of an editable install, `None` for any other."""
+    told = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if told.get("dir_info", {}).get("editable"):
+        return Path(unquote(urlparse(told["url"]).path))
+    # A build hook may install another project's editable wheel, whose address is that of an archive.
+    home = Path(str(distribution.locate_file(""))).resolve()
+    folders = [path.resolve() for path in find_module_paths(top)]
+    if not folders or home in folders[0].parents:
+        return None
+    return next((each for each in folders[0].parents if (each / "pyproject.toml").is_file()), None)
+
+
+def find_module_paths(top: str) -> list[Path]:
+    """Give where the module or package *top* lies: its folders, or its file."""
+    spec = find_spec(top)
+    if spec is None:
+        return []
+    return [Path(each) for each in spec.submodule_search_locations or filter(None, [spec.origin])]
+
+
+async def list_wheel_files(project: Path, version: str) -> set[str]:
+    """Give the paths in the wheel that *project*'s own backend builds, without network and beside the project."""
+    try:
+        system = tomllib.loads((project / "pyproject.toml").read_text()).get("build-system", {})
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise BuildFailed(f"pyproject.toml cannot be read: {error}") from None
+    backend = system.get("build-backend", "setuptools.build_meta:__legacy__")
+    top = backend.partition(":")[0].split(".")[0]
+    if not system.get("backend-path") and find_spec(top) is None:
+        raise NotApplicable(
+            f"its build backend {top!r} is not installed here, so no wheel can be built; {_format_install_command(system, top)}"
+        )
+    with tempfile.TemporaryDirectory(prefix="gymsdk-wheel-") as folder:
+        source = project
+        if not backend.startswith(OFFLINE_BACKENDS):
+            source = Path(shutil.copytree(project, Path(folder) / "source", ignore=IGNORED_PATTERNS))
+        target = Path(tempfile.mkdtemp(dir=folder))
+        asked = {
+            "backend": backend,
+            "path": system.get("backend-path", []),
+            "requires": system.get("requires", []),
+            "target": str(target),
+        }
+        await _build_wheel(source, asked, version, _format_install_command(system, top))
+        return _list_folder(target)
+
+
+def _format_install_command(system: dict[str, list[str]], top: str) -> str:
+    """Give the command that brings what a build requires."""
+    return f"`pip install {shlex.join(system.get('requires') or [top])}` brings it"
+
+
+def _list_folder(folder: Path) -> set[str]:
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+async def _build_wheel(source: Path, asked: dict[str, object], version: str, install: str) -> None:
+    # The copy has no history to read a version from.
+    version_of = {"SETUPTOOLS_SCM_PRETEND_VERSION": version}
+    question = json.dumps(asked).encode()
+    ended = await determinism.run_program(
+        BUILD_PROGRAM, seconds=BUILD_SECONDS, given=question, environment=version_of, folder=source
+    )
+    if ended.code:
+        if ended.last.startswith(MISSING_REQUIREMENT_ERRORS):
+            raise NotApplicable(f"something its build needs is not installed here: {ended.last}; {install}")
+        raise BuildFailed(ended.last)
+
+
+IMPORT_SECONDS = 45.0
+"""Seconds an import may take."""
+
+IMPORT_PROGRAM = """
+import json, os, sys, threading, time
+os.dup2(1, 2)
+import gymsdk
+for name in gymsdk.__all__:
+    getattr(gymsdk, name)
+import importlib
+known, began, entered = set(sys.modules), time.process_time(), time.monotonic()
+try:
+    importlib.import_module(sys.argv[1])
+except SyntaxError as error:
+    sys.exit(f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})")
+told = {
+    "cpu": time.process_time() - began,
+    "wall": time.monotonic() - entered,
+    "modules": sorted({name.split(".")[0] for name in set(sys.modules) - known}),
+    "threads": [each.name for each in threading.enumerate() if each is not threading.main_thread()],
+}
+sys.stdout.flush()
+print("\\n" + json.dumps(told), flush=True)
+"""
+
+
+class ImportEffects(BaseModel):
+    """What an import did: seconds of *cpu* and on the *wall*, *modules* and *threads* it left, what it *printed*."""
+
+    cpu: float = 0.0
+    wall: float = 0.0
+    modules: list[str] = []
+    threads: list[str] = []
+    printed: str = ""
+
+
+async def measure_import(module: str) -> ImportEffects:
+    """Give what importing *module* did beyond importing gymsdk; raises `ImportError` where it cannot be imported."""
+    ended = await determinism.run_program(IMPORT_PROGRAM, module, seconds=IMPORT_SECONDS)
+    printed, _, told = ended.output.decode(errors="replace").strip().rpartition("\n")
+    if ended.code:
+        raise ImportError(told)
+    return ImportEffects.model_validate_json(told).model_copy(update={"printed": printed.strip()})
+
+
+IMPORT_CPU_SECONDS = 2.0
 """Seconds of CPU an import may cost."""
 
-WALL = 3.0
+IMPORT_WALL_SECONDS = 3.0
 """Seconds an import may wait for what is no computing of its own."""
 
-BUSY = 0.25
+BUSY_SHARE = 0.25
 """The share of its time that an import computes which waits for nothing, be the machine as busy as it may."""
 
-WAITS = "wait for nothing at import: open connections and read files in `lifespan` or where they are needed"
+FIX_WAITING = "wait for nothing at import: open connections and read files in `lifespan` or where they are needed"
 
-HEAVY = frozenset({"torch", "tensorflow", "jax", "transformers", "vllm", "ray"})
+HEAVY_MODULES = frozenset({"torch", "tensorflow", "jax", "transformers", "vllm", "ray"})
 """Packages that cost every command seconds where a module imports them at its top."""
 
-STRAY = frozenset({"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "build", "dist", "data"})
+STRAY_MODULES = frozenset(
+    {"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "build", "dist", "data"}
+)
 """Folders that have no place beside a package, where they would be anybody's."""
 
-PAGE = 80
+MIN_README_CHARS = 80
 """Characters a README has at least."""
 
 
-def _entry(subject: Subject) -> Entry:
+def _get_entry(subject: Subject) -> Entry:
     if subject.entry is None:
         raise NotApplicable("it is not installed")
     return subject.entry
 
 
-def _distribution(subject: Subject) -> Distribution:
-    entry = _entry(subject)
+def _get_distribution(subject: Subject) -> Distribution:
+    entry = _get_entry(subject)
     try:
         return distribution(entry.distribution)
     except (PackageNotFoundError, ValueError):
         raise NotApplicable(f"the metadata of {entry.distribution!r} cannot be found") from None
 
 
-def _told(home: Distribution) -> Message:
+def _describe_location(home: Distribution) -> Message:
     # What `importlib.metadata` types is a protocol without `items`.
     from email import message_from_string
 
     return message_from_string(home.read_text("METADATA") or home.read_text("PKG-INFO") or "")
 
 
-async def _metadata(subject: Subject) -> list[Finding]:
-    told = _told(_distribution(subject))
+async def _check_metadata(subject: Subject) -> list[Finding]:
+    told = _describe_location(_get_distribution(subject))
     wanted = {
         "Name": "`name`",
         "Version": "`version`",
         "Summary": "`description`, a sentence for `gymsdk list`",
         "Requires-Python": "`requires-python`",
     }
-    found = [Finding(seen=f"it has no {words}") for field, words in wanted.items() if not _given(told, field)]
+    found = [Finding(seen=f"it has no {words}") for field, words in wanted.items() if not _has_field(told, field)]
     required = {re.split(r"[^\w.-]", each, maxsplit=1)[0].lower() for each in told.get_all("Requires-Dist", [])}
     if "gymsdk" not in required:
         found.append(Finding(seen="it does not depend on `gymsdk`", mend='add `dependencies = ["gymsdk"]`'))
     return found
 
 
-def _given(told: Message, field: str) -> bool:
+def _has_field(told: Message, field: str) -> bool:
     return told.get(field, "").strip() not in {"", "UNKNOWN"}
 
 
-async def _page(subject: Subject) -> list[Finding]:
-    told = _told(_distribution(subject))
+async def _read_description(subject: Subject) -> list[Finding]:
+    told = _describe_location(_get_distribution(subject))
     found = []
     if not any(map(told.get_all, ("License-Expression", "License", "License-File"))) and not any(
         each.startswith("License ::") for each in told.get_all("Classifier", [])
     ):
         found.append(Finding(seen="it names no licence", mend='add `license = "…"` to pyproject.toml'))
     page = str(told.get_payload() or told.get("Description", ""))
-    if len(page.strip()) < PAGE:
+    if len(page.strip()) < MIN_README_CHARS:
         seen = f"its README has {len(page.strip())} characters" if page.strip() else "it has no README"
         found.append(Finding(seen=seen, mend='write one and add `readme = "README.md"` to pyproject.toml'))
     return found
 
 
-async def _point(subject: Subject) -> list[Finding]:
-    entry = _entry(subject)
+async def _check_entry_point(subject: Subject) -> list[Finding]:
+    entry = _get_entry(subject)
     if entry.error:
         return [Finding(seen=entry.error)]
     top = re.split(r"[.:\[\s]", entry.module)[0]
@@ -98,24 +275,24 @@ async def _point(subject: Subject) -> list[Finding]:
     return []
 
 
-async def _files(subject: Subject) -> list[Finding]:
-    home, top = _distribution(subject), re.split(r"[.:\[\s]", _entry(subject).module)[0]
+async def _check_files(subject: Subject) -> list[Finding]:
+    home, top = _get_distribution(subject), re.split(r"[.:\[\s]", _get_entry(subject).module)[0]
     try:
-        held = await shipped.files(home, top)
-    except shipped.NotBuilt as error:
+        held = await list_files(home, top)
+    except BuildFailed as error:
         return [Finding(seen=f"its wheel cannot be built: {error}", mend="run `pip wheel --no-deps .` and mend that")]
     found = []
-    if missing := sorted(set(_present(top)) - held):
+    if missing := sorted(set(_iter_source_files(top)) - held):
         listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")  # noqa: PLR2004
         found.append(Finding(seen=f"not shipped: {listed}"))
-    if stray := sorted(_strays(held)):
+    if stray := sorted(_list_strays(held)):
         found.append(Finding(seen=f"beside the package it ships {', '.join(stray)}", mend="ship the package alone"))
     return found
 
 
-def _present(top: str) -> Iterator[str]:
+def _iter_source_files(top: str) -> Iterator[str]:
     """Yield the files of the package as they lie here, without what a run leaves and what only its tests need."""
-    for folder in shipped.present(top):
+    for folder in find_module_paths(top):
         if folder.is_file():
             yield folder.name
         for path in folder.rglob("*"):
@@ -125,34 +302,36 @@ def _present(top: str) -> Iterator[str]:
                 yield inside.as_posix()
 
 
-def _strays(held: set[str]) -> Iterator[str]:
+def _list_strays(held: set[str]) -> Iterator[str]:
     # Scripts are listed as `../../bin/…`.
     tops = {path.split("/")[0] for path in held if not path.startswith((".", "/"))}
     for name in tops:
         alone = name in held
-        if name in STRAY or (alone and (name in {"conftest.py", "setup.py"} or not name.endswith((".py", ".pth")))):
+        if name in STRAY_MODULES or (
+            alone and (name in {"conftest.py", "setup.py"} or not name.endswith((".py", ".pth")))
+        ):
             yield name
 
 
-async def imported(subject: Subject, *, cpu: float = CPU) -> list[Finding]:
+async def check_import(subject: Subject, *, cpu: float = IMPORT_CPU_SECONDS) -> list[Finding]:
     """Give how importing the package is a burden: what it prints, starts and brings, or costs beyond *cpu* seconds."""
-    module = _entry(subject).module.split(":")[0].split("[")[0].strip()
+    module = _get_entry(subject).module.split(":")[0].split("[")[0].strip()
     try:
-        seen = await importing.watched(module)
+        seen = await measure_import(module)
     except ImportError as error:
         return [Finding(seen=f"it cannot be imported: {error}", mend="mend that first")]
     except TimeoutError:
-        return [Finding(seen=f"its import was not over after {importing.SECONDS:g} s", mend=WAITS)]
-    return [Finding(seen=each) for each in _burdens(seen, cpu)]
+        return [Finding(seen=f"its import was not over after {IMPORT_SECONDS:g} s", mend=FIX_WAITING)]
+    return [Finding(seen=each) for each in _list_import_costs(seen, cpu)]
 
 
-def _burdens(seen: importing.Seen, cpu: float) -> Iterator[str]:
-    heavy = sorted(HEAVY & set(seen.modules))
+def _list_import_costs(seen: ImportEffects, cpu: float) -> Iterator[str]:
+    heavy = sorted(HEAVY_MODULES & set(seen.modules))
     if heavy:
         yield f"its import brings {', '.join(heavy)} along"
     if seen.cpu > cpu:
         yield f"its import costs {seen.cpu:.1f} s of CPU; {cpu:g} are enough"
-    if seen.wall > WALL and seen.cpu < BUSY * seen.wall:
+    if seen.wall > IMPORT_WALL_SECONDS and seen.cpu < BUSY_SHARE * seen.wall:
         yield f"its import takes {seen.wall:.1f} s, and computes {seen.cpu:.1f} s of them: it waits for something"
     if seen.printed:
         yield f"its import prints {seen.printed[:120]!r}"
@@ -166,7 +345,7 @@ CHECKS: tuple[Check, ...] = (
         asks="the package says its name, version, what it is, which Python it needs, and that it depends on gymsdk",
         why="`gymsdk list` shows what it says, and `pip install` brings what it depends on",
         mend="complete `[project]` in pyproject.toml and install it again",
-        run=_metadata,
+        run=_check_metadata,
         loads=False,
     ),
     Check(
@@ -174,7 +353,7 @@ CHECKS: tuple[Check, ...] = (
         asks="the package has a README and names its licence",
         why="nobody may use what has no licence, or will use what explains nothing",
         mend="add both to `[project]` in pyproject.toml and install it again",
-        run=_page,
+        run=_read_description,
         loads=False,
     ),
     Check(
@@ -182,7 +361,7 @@ CHECKS: tuple[Check, ...] = (
         asks="its entry point has a name that can be used and that no other has, and a module that is there",
         why="commands and `gymnasium.make` find an environment by that name alone",
         mend='mend `[project.entry-points."gymsdk.environments"]` in pyproject.toml and install it again',
-        run=_point,
+        run=_check_entry_point,
         loads=False,
     ),
     Check(
@@ -190,7 +369,7 @@ CHECKS: tuple[Check, ...] = (
         asks="the wheel holds every module and data file of the package, and nothing beside it",
         why="what works in the project's folder and is not in the wheel breaks for everybody else",
         mend="include the files in the build backend's settings; look whether `.gitignore` leaves them out",
-        run=_files,
+        run=_check_files,
         loads=False,
     ),
     Check(
@@ -198,7 +377,7 @@ CHECKS: tuple[Check, ...] = (
         asks="importing it is cheap, prints nothing and starts nothing",
         why="every command, worker and server imports it, often many times over",
         mend="import what is heavy inside the function that needs it; open resources in `lifespan`",
-        run=imported,
+        run=check_import,
         loads=False,
     ),
 )

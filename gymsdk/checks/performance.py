@@ -2,30 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from itertools import islice
+from typing import TypeAlias, TypeVar
 
-from gymsdk import wire
-from gymsdk.checks.plain import Plain, plain
-from gymsdk.checks.subject import Recorded, Subject
-from gymsdk.checks.tasks import named, sample
+from gymsdk import responses
+from gymsdk.checks.subject import Plain, RecordingModel, Subject, to_plain
 from gymsdk.environment import Environment
-from gymsdk.errors import EpisodeError
+from gymsdk.episode import Budget, EpisodeRunner
+from gymsdk.errors import BadRow, EpisodeError
 from gymsdk.models.scripted import build
-from gymsdk.outcome import Rollout
-from gymsdk.sitting import Budget, Sitting
-from gymsdk.transcript import Item
-from gymsdk.types import Episode, Playable, Task, Verdict
+from gymsdk.types import Episode, Item, Playable, Rollout, Task, Verdict, extract_text
 
-GARBAGE = (
-    [wire.function_call("no_such_tool", "{}", "call_g0", id="fc_g0")],
-    [wire.function_call("no_such_tool", "{not json", "call_g1", id="fc_g1")],
-    [wire.message("I would rather not say. 0 1 2 3", id="msg_g2")],
+T = TypeVar("T")
+
+
+def sample_tasks(tasks: Sequence[T], most: int) -> list[T]:
+    """Give *most* of *tasks*, spread evenly over them."""
+    count = min(most, len(tasks))
+    return [tasks[number * len(tasks) // count] for number in range(count)]
+
+
+def draw_tasks(environment: Environment, split: str, seed: int, count: int) -> list[Task]:
+    """Give the first *count* tasks of *split*, fewer where a row cannot be read: what is wrong with it is told once."""
+    found: list[Task] = []
+    try:
+        found.extend(islice(environment.tasks(split, seed=seed), count))
+    except BadRow:
+        # `extend` keeps what came before.
+        return found
+    return found
+
+
+def describe_task(task: Task) -> str:
+    """Give *task* as a person would find it: its id, and how its prompt begins, or its fields where it has none."""
+    fields = {key: value for key, value in task if key != "responses_create_params"}
+    known = fields.get("id", fields.get("task_id"))
+    # A row that an environment has emptied has a name, too.
+    items = task.input if "input" in task.responses_create_params else []
+    prompt = " ".join(extract_text(item.get("content")) for item in items if _is_message_content(item.get("content")))
+    begins = shorten_text(" ".join(prompt.split()), 60) if prompt.strip() else shorten_text(repr(to_plain(fields)), 60)
+    return begins if known is None else f"{to_plain(known)}: {begins}"
+
+
+def _is_message_content(content: object) -> bool:
+    return isinstance(content, str) or (isinstance(content, list) and all(isinstance(part, dict) for part in content))
+
+
+def shorten_text(text: str, longest: int = 80) -> str:
+    """Give the beginning of *text* as a person can read it."""
+    cut = text if len(text) <= longest else f"{text[:longest]}…"
+    return ascii(cut) if any(not sign.isprintable() and sign != "\n" for sign in cut) else repr(cut)
+
+
+GARBAGE_TURNS = (
+    [responses.build_function_call("no_such_tool", "{}", "call_g0", id="fc_g0")],
+    [responses.build_function_call("no_such_tool", "{not json", "call_g1", id="fc_g1")],
+    [responses.build_message("I would rather not say. 0 1 2 3", id="msg_g2")],
 )
 """Turns no policy should take, and some do."""
 
-Seen: TypeAlias = dict[str, Plain]
+Observations: TypeAlias = dict[str, Plain]
 """What a performance has given so far, by phase, as plain JSON."""
 
 
@@ -42,7 +80,7 @@ class Script:
     @property
     def title(self) -> str:
         """Whose turns on which task, for a sentence."""
-        return f"{self.name} on {named(self.task)}"
+        return f"{self.name} on {describe_task(self.task)}"
 
 
 @dataclass(slots=True)
@@ -51,16 +89,16 @@ class Performance:
 
     script: Script
     environment: Playable
-    seen: Seen = field(default_factory=dict)
+    seen: Observations = field(default_factory=dict)
     answers: list[list[Item] | None] = field(default_factory=list)
     over: bool = False
-    _sitting: Sitting | None = None
+    _sitting: EpisodeRunner | None = None
     _turn: int = 0
 
     async def advance(self) -> str:
         """Play the next phase (`reset`, a turn, `verify`, `close`) and give its name."""
         if self._sitting is None:
-            self._sitting = Sitting(self.environment, self.script.budget)
+            self._sitting = EpisodeRunner(self.environment, self.script.budget)
             return await self._phase("reset", self._reset(self._sitting))
         sitting = self._sitting
         if self._goes_on(sitting):
@@ -71,7 +109,7 @@ class Performance:
         await self.close()
         return "close"
 
-    async def play_all(self) -> Seen:
+    async def play_all(self) -> Observations:
         """Play what is left and give what was seen."""
         try:
             while not self.over:
@@ -113,7 +151,7 @@ class Performance:
         assert self._sitting is not None, "a performance has begun"
         return self._sitting.build_rollout()
 
-    def _goes_on(self, sitting: Sitting) -> bool:
+    def _goes_on(self, sitting: EpisodeRunner) -> bool:
         return not sitting.is_over and self._turn < len(self.script.turns)
 
     async def _phase(self, name: str, phase: Awaitable[Plain]) -> str:
@@ -126,42 +164,46 @@ class Performance:
             self.seen[name] = {"failure": error.kind}
         return name
 
-    async def _reset(self, sitting: Sitting) -> Plain:
+    async def _reset(self, sitting: EpisodeRunner) -> Plain:
         episode = await sitting.open(self.script.task, seed=self.script.seed)
         shown = {"opening": episode.transcript.opening, "tools": episode.tools}
-        return plain({**shown, "state": episode.state})
+        return to_plain({**shown, "state": episode.state})
 
-    async def _step(self, sitting: Sitting) -> Plain:
+    async def _step(self, sitting: EpisodeRunner) -> Plain:
         # A turn that fails is answered by nothing.
         self.answers.append(None)
-        taken = await sitting.apply_response(wire.response(list(self.script.turns[self._turn - 1]), model="script"))
+        taken = await sitting.apply_response(
+            responses.build_response(list(self.script.turns[self._turn - 1]), model="script")
+        )
         self.answers[-1] = taken.items
         after = sitting.episode.state if sitting.episode else None
-        return plain({"answer": taken.items, "reward": taken.reward, "ended": taken.ended, "state": after})
+        return to_plain({"answer": taken.items, "reward": taken.reward, "ended": taken.ended, "state": after})
 
-    async def _verify(self, sitting: Sitting) -> Plain:
+    async def _verify(self, sitting: EpisodeRunner) -> Plain:
         await sitting.verify()
-        return {"verdict": verdict(sitting.result)}
+        return {"verdict": serialize_verdict(sitting.result)}
 
 
-async def recorded(subject: Subject, environment: Environment, task: Task, policy: str) -> Script | None:
+async def record_turns(subject: Subject, environment: Environment, task: Task, policy: str) -> Script | None:
     """Give the turns the scripted *policy* takes on *task*, `None` where it cannot play it."""
     budget = subject.budget if policy == "oracle" else subject.brief_budget
-    model = Recorded(build(policy))
+    model = RecordingModel(build(policy))
     rollout = await subject.play(environment, model, task, budget=budget)
     if rollout.failure and rollout.failure.stage == "model":
         return None
     return Script(f"scripted/{policy}", task, subject.seed, tuple(model.turns), budget)
 
 
-async def scripts(subject: Subject, environment: Environment, *, tasks: int) -> list[Script]:
+async def build_scripts(subject: Subject, environment: Environment, *, tasks: int) -> list[Script]:
     """Give the turns of the oracle and the random policy on a sample of *tasks*, and garbage on one."""
-    chosen = sample(subject.tasks, tasks)
-    found = [await recorded(subject, environment, task, policy) for task in chosen for policy in ("oracle", "random")]
-    garbage = [Script("garbage", task, subject.seed, GARBAGE, subject.brief_budget) for task in chosen[:1]]
+    chosen = sample_tasks(subject.tasks, tasks)
+    found = [
+        await record_turns(subject, environment, task, policy) for task in chosen for policy in ("oracle", "random")
+    ]
+    garbage = [Script("garbage", task, subject.seed, GARBAGE_TURNS, subject.brief_budget) for task in chosen[:1]]
     return [script for script in found if script is not None] + garbage
 
 
-def verdict(given: object) -> Plain:
+def serialize_verdict(given: object) -> Plain:
     """Give a verdict as plain JSON."""
-    return plain(given) if isinstance(given, Verdict) else None
+    return to_plain(given) if isinstance(given, Verdict) else None

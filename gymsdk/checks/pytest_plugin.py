@@ -9,9 +9,9 @@ import pytest
 
 # pytest imports this module whenever it starts: everything of gymsdk is imported where it is needed.
 if TYPE_CHECKING:
-    from gymsdk.checks.check import Check, Report
-    from gymsdk.checks.run import Run
-    from gymsdk.sitting import Budget
+    from gymsdk.checks.report import Check, Report
+    from gymsdk.checks.run import CheckRun
+    from gymsdk.episode import Budget
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,12 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Add a test for each check of each environment named, before `-k` and `-m` choose among the tests."""
     names = list(dict.fromkeys(session.config.getoption("--gymsdk")))
-    for name, settings in _settings(names, session.config.getoption("--gymsdk-set")).items():
-        home = Checked.from_parent(session, name=f"gymsdk-{name}", run=_run(name, settings))
+    for name, settings in _parse_settings(names, session.config.getoption("--gymsdk-set")).items():
+        home = EnvironmentCollector.from_parent(session, name=f"gymsdk-{name}", run=_get_run(name, settings))
         items.extend(session.genitems(home))
 
 
-def _settings(names: list[str], pairs: list[str]) -> dict[str, dict[str, Any]]:
+def _parse_settings(names: list[str], pairs: list[str]) -> dict[str, dict[str, Any]]:
     """Give each environment's settings; raises `pytest.UsageError` where they are not written as they have to be."""
     if not pairs:
         return {name: {} for name in names}
@@ -51,70 +51,70 @@ def _settings(names: list[str], pairs: list[str]) -> dict[str, dict[str, Any]]:
     if not names:
         raise pytest.UsageError(f"--gymsdk-set {pairs[0]}: name the environment with --gymsdk NAME")
     try:
-        return options.settings(names, pairs)
+        return options.parse_settings(names, pairs)
     except UsageError as error:
         raise pytest.UsageError(str(error).replace("--set", "--gymsdk-set")) from None
 
 
-def _run(name: str, settings: dict[str, Any]) -> Run:
+def _get_run(name: str, settings: dict[str, Any]) -> CheckRun:
     """Give the run that the tests of environment *name* share; raises `pytest.UsageError` where there is none."""
-    from gymsdk.checks import catalog
-    from gymsdk.checks.run import Run
-    from gymsdk.checks.subject import named
+    from gymsdk.checks import run as catalog
+    from gymsdk.checks.run import CheckRun
+    from gymsdk.checks.subject import build_subject
     from gymsdk.errors import GymsdkError
 
     try:
-        catalog.ready(catalog.CHECKS)
-        return Run(named(name, settings))
+        catalog.check_requirements(catalog.CHECKS)
+        return CheckRun(build_subject(name, settings))
     except GymsdkError as error:
         raise pytest.UsageError(f"--gymsdk {name}: {error}") from None
 
 
-class Checked(pytest.Collector):
+class EnvironmentCollector(pytest.Collector):
     """One environment, whose checks are tests."""
 
-    def __init__(self, *, run: Run, **given: Any) -> None:
+    def __init__(self, *, run: CheckRun, **given: Any) -> None:
         super().__init__(nodeid=given["name"], **given)
         self.run = run
 
     def collect(self) -> Iterator[pytest.Item]:
         """Yield a test for each check."""
-        from gymsdk.checks.catalog import CHECKS
+        from gymsdk.checks.run import CHECKS
 
         for check in CHECKS:
-            yield Looked.from_parent(self, name=check.id, check=check, run=self.run)
+            yield CheckItem.from_parent(self, name=check.id, check=check, run=self.run)
 
 
-class Broken(Exception):
+class CheckFailed(Exception):
     """A check found something; the message is what people read."""
 
 
-class Looked(pytest.Item):
+class CheckItem(pytest.Item):
     """One check as a test."""
 
-    def __init__(self, *, check: Check, run: Run, **given: Any) -> None:
+    def __init__(self, *, check: Check, run: CheckRun, **given: Any) -> None:
         super().__init__(**given)
         self.check = check
         self.run = run
 
     def runtest(self) -> None:
         """Run the check: it fails with what it found, and is skipped with its reason."""
-        from gymsdk.checks.report import beneath
-        from gymsdk.checks.run import waited_for
+        from gymsdk.checks.report import format_details
+        from gymsdk.checks.run import run_in_thread
 
-        result = waited_for(self.run.run_check(self.check))
+        result = run_in_thread(self.run.run_check(self.check))
         for warning in result.warnings:
             self.add_report_section("call", "gymsdk warnings", warning)
         if result.status == "skipped":
             pytest.skip(result.reason)
         if result.status == "failed":
-            raise Broken("\n".join([result.asks, *beneath(result)]))
+            raise CheckFailed("\n".join([result.asks, *format_details(result)]))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Give what was found without a traceback, which would be the kit's."""
         from gymsdk.errors import UsageError
 
-        if isinstance(excinfo.value, (Broken, UsageError)):
+        if isinstance(excinfo.value, (CheckFailed, UsageError)):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
@@ -139,20 +139,20 @@ def gymsdk_check() -> Callable[..., Report]:
         budget: Budget | None = None,
         **settings: Any,
     ) -> Report:
-        from gymsdk.checks import catalog
-        from gymsdk.checks.report import text
-        from gymsdk.checks.run import Run, waited_for
-        from gymsdk.checks.subject import named
+        from gymsdk.checks import run as catalog
+        from gymsdk.checks.report import format_report
+        from gymsdk.checks.run import CheckRun, run_in_thread
+        from gymsdk.checks.subject import build_subject
         from gymsdk.errors import UsageError
 
         try:
-            chosen = catalog.chosen(only, skip)
-            catalog.ready(chosen)
-            report = waited_for(Run(named(name, settings, budget=budget)).report(chosen))
+            chosen = catalog.select_checks(only, skip)
+            catalog.check_requirements(chosen)
+            report = run_in_thread(CheckRun(build_subject(name, settings, budget=budget)).report(chosen))
         except UsageError as error:
             pytest.fail(f"gymsdk_check({name!r}): {error}", pytrace=False)
         if not report.passed:
-            pytest.fail(f"{name}\n{text(report, failed_only=True)}", pytrace=False)
+            pytest.fail(f"{name}\n{format_report(report, failed_only=True)}", pytrace=False)
         return report
 
     return check

@@ -9,34 +9,58 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from threading import Thread
 from traceback import walk_tb
 from typing import Any, TypeVar
 
-from gymsdk.checks.check import Check, Finding, NotApplicable, Report, Result
-from gymsdk.checks.loading import LOAD
+from gymsdk.checks import (
+    blocking,
+    closing,
+    describing,
+    determinism,
+    faces,
+    floor,
+    isolation,
+    leaks,
+    loading,
+    oracle,
+    packaging,
+    replay,
+    resources,
+    verifier,
+)
+from gymsdk.checks.loading import LOAD_CHECK
+from gymsdk.checks.report import Check, Finding, NotApplicable, Report, Result
 from gymsdk.checks.subject import Subject, TooSlow
-from gymsdk.complaints import raised
-from gymsdk.errors import BadConfig, EpisodeError, GymsdkError, UnknownSplit
-from gymsdk.workers.threads import Threads
+from gymsdk.errors import (
+    BadConfig,
+    EpisodeError,
+    GymsdkError,
+    UnknownSplit,
+    UsageError,
+    describe_exception,
+    format_suggestion,
+)
+from gymsdk.threads import ThreadPool
 
-GRACE = 5.0
+GRACE_SECONDS = 5.0
 """Seconds a check has beyond its own to notice that it is over."""
 
-MOST = 5
+MAX_WARNINGS = 5
 """Warnings of one check that are kept."""
 
-SLOW = "look at fewer tasks with --limit; where that does not help, find the hook or tool that takes so long"
+FIX_SLOW = "look at fewer tasks with --limit; where that does not help, find the hook or tool that takes so long"
 
-OURS = "report it as a bug of gymsdk, with what you see here; until then leave the check out with --skip {id}"
+FIX_INTERNAL = "report it as a bug of gymsdk, with what you see here; until then leave the check out with --skip {id}"
 
-SLUGGISH = 0.25
+SLOW_EPISODE_SECONDS = 0.25
 """Seconds an episode takes whose checks may be late for that alone."""
 
 T = TypeVar("T")
 
 
-class Run:
+class CheckRun:
     """The checks of one *subject*, one after another.
 
     Where it does not load, the check that came upon that fails, and those that would need it are skipped. Each runs
@@ -44,24 +68,24 @@ class Run:
     *grace* to end when its time is over. *load* is the check that has to pass before any that needs it loaded.
     """
 
-    def __init__(self, subject: Subject, *, grace: float = GRACE, load: Check = LOAD) -> None:
+    def __init__(self, subject: Subject, *, grace: float = GRACE_SECONDS, load: Check = LOAD_CHECK) -> None:
         self.subject = subject
         self._grace = grace
         self._load = load
-        self._threads = Threads()
+        self._threads = ThreadPool()
         self._held: str | None = None
         self._warned: set[str] = set()
 
     async def run_check(self, check: Check) -> Result:
         """Give what came of *check*."""
         if self._threads.hung:
-            return _skipped(check, "an earlier check has never come back; mend what that one found first")
+            return _build_skipped(check, "an earlier check has never come back; mend what that one found first")
         if check.loads and check.id != self._load.id and self._held is None:
             loaded = await self._run_guarded(self._load)
             if loaded.status == "failed":
-                return _of(check, loaded.findings, since=time.perf_counter())
+                return _build_result(check, loaded.findings, since=time.perf_counter())
         if check.loads and self._held:
-            return _skipped(check, self._held)
+            return _build_skipped(check, self._held)
         return await self._run_guarded(check)
 
     async def iter_results(self, checks: Iterable[Check]) -> AsyncIterator[Result]:
@@ -71,16 +95,16 @@ class Run:
 
     async def report(self, checks: Iterable[Check]) -> Report:
         """Give what came of all *checks*."""
-        return report(self.subject, [result async for result in self.iter_results(checks)])
+        return build_report(self.subject, [result async for result in self.iter_results(checks)])
 
     async def _run_guarded(self, check: Check) -> Result:
-        look = partial(asyncio.run, outcome(check, self.subject))
+        look = partial(asyncio.run, run_check(check, self.subject))
         try:
             result = await self._threads.run(look, timeout=check.seconds + self._grace)
         except TimeoutError:
             seen = f"after {check.seconds:g} seconds it was not over and could not be stopped"
             mend = "find the `async def` hook or tool that never awaits, and make it a plain `def`"
-            result = _of(check, [Finding(seen=seen, mend=mend)], since=time.perf_counter() - check.seconds)
+            result = _build_result(check, [Finding(seen=seen, mend=mend)], since=time.perf_counter() - check.seconds)
         if check.id == self._load.id:
             self._held = "it does not load" if result.status == "failed" else ""
         return self._drop_repeated_warnings(result)
@@ -92,46 +116,46 @@ class Run:
         return result.model_copy(update={"warnings": new})
 
 
-def report(subject: Subject, results: list[Result]) -> Report:
+def build_report(subject: Subject, results: list[Result]) -> Report:
     """Give *results* as a report on *subject*."""
     version = subject.entry.version if subject.entry else ""
     return Report(environment=subject.name, version=version, seed=subject.seed, results=results)
 
 
-async def outcome(check: Check, subject: Subject) -> Result:
+async def run_check(check: Check, subject: Subject) -> Result:
     """Give what came of *check* alone.
 
     Raises `UsageError` where the caller's own setting or split is wrong; anything else that breaks is a finding.
     """
     started = time.perf_counter()
     subject.deadline = time.monotonic() + check.seconds
-    with _warnings() as told:
+    with _collect_warnings() as told:
         try:
             async with asyncio.timeout(check.seconds):
                 findings = await check.run(subject)
         except NotApplicable as error:
-            return _skipped(check, str(error))
+            return _build_skipped(check, str(error))
         except Exception as error:  # noqa: BLE001  # whatever broke, the other checks are still worth their results
-            first = _first(error)
-            if isinstance(first, TooSlow) or (isinstance(first, TimeoutError) and _slow(subject)):
-                return _skipped(check, str(first) or _late(check, subject))
-            findings = [_finding(first, check, subject)]
-    return _of(check, findings, since=started, warnings=told)
+            first = _unwrap_group(error)
+            if isinstance(first, TooSlow) or (isinstance(first, TimeoutError) and _is_slow(subject)):
+                return _build_skipped(check, str(first) or _build_timeout_finding(check, subject))
+            findings = [_build_error_finding(first, check, subject)]
+    return _build_result(check, findings, since=started, warnings=told)
 
 
-def _slow(subject: Subject) -> bool:
+def _is_slow(subject: Subject) -> bool:
     """Whether an episode by itself takes so long that a check may be late for that alone."""
-    return (subject.episode_seconds or 0.0) > SLUGGISH
+    return (subject.episode_seconds or 0.0) > SLOW_EPISODE_SECONDS
 
 
-def _late(check: Check, subject: Subject) -> str:
+def _build_timeout_finding(check: Check, subject: Subject) -> str:
     return (
         f"an episode takes {subject.episode_seconds or 0.0:.1f} s, so it was not over after {check.seconds:g} s; look at fewer"
         " tasks with --limit"
     )
 
 
-def waited_for(work: Coroutine[Any, Any, T]) -> T:
+def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     """Give what *work* returns, wherever this is called: it has a thread and an event loop of its own."""
     ended: list[T] = []
     errors: list[BaseException] = []
@@ -150,7 +174,7 @@ def waited_for(work: Coroutine[Any, Any, T]) -> T:
     return ended[0]
 
 
-def _of(check: Check, findings: list[Finding], *, since: float, warnings: Iterable[str] = ()) -> Result:
+def _build_result(check: Check, findings: list[Finding], *, since: float, warnings: Iterable[str] = ()) -> Result:
     return Result(
         id=check.id,
         asks=check.asks,
@@ -163,33 +187,33 @@ def _of(check: Check, findings: list[Finding], *, since: float, warnings: Iterab
     )
 
 
-def _skipped(check: Check, reason: str) -> Result:
+def _build_skipped(check: Check, reason: str) -> Result:
     return Result(id=check.id, asks=check.asks, status="skipped", why=check.why, mend=check.mend, reason=reason)
 
 
-def _finding(error: BaseException, check: Check, subject: Subject) -> Finding:
+def _build_error_finding(error: BaseException, check: Check, subject: Subject) -> Finding:
     """Give *error* as a finding; raises it again where it is the caller's own mistake."""
     if isinstance(error, UnknownSplit) or (isinstance(error, BadConfig) and subject.settings):
         raise error
     if isinstance(error, TimeoutError) and subject.deadline <= time.monotonic():
-        return Finding(seen=f"it was not over after {check.seconds:g} seconds", mend=SLOW)
+        return Finding(seen=f"it was not over after {check.seconds:g} seconds", mend=FIX_SLOW)
     if isinstance(error, EpisodeError):
         return Finding(seen=f"it broke in {error.stage or 'an episode'} ({error.kind}): {error}")
     if isinstance(error, GymsdkError):
         return Finding(seen=str(error))
-    if _is_of(subject, error):
-        return Finding(seen=f"the environment's code raised {raised(error)}")
-    return Finding(seen=f"the check itself broke: {raised(error)}", mend=OURS.format(id=check.id))
+    if _involves_environment(subject, error):
+        return Finding(seen=f"the environment's code raised {describe_exception(error)}")
+    return Finding(seen=f"the check itself broke: {describe_exception(error)}", mend=FIX_INTERNAL.format(id=check.id))
 
 
-def _first(error: BaseException) -> BaseException:
+def _unwrap_group(error: BaseException) -> BaseException:
     """Give what a task group brought up first, any other error as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def _is_of(subject: Subject, error: BaseException) -> bool:
+def _involves_environment(subject: Subject, error: BaseException) -> bool:
     """Whether code of the environment's own package stood anywhere on the way to *error*."""
     try:
         plugin = subject.environment.plugin
@@ -201,10 +225,10 @@ def _is_of(subject: Subject, error: BaseException) -> bool:
 
 
 @contextmanager
-def _warnings() -> Iterator[list[str]]:
+def _collect_warnings() -> Iterator[list[str]]:
     """Give the list that gymsdk's warnings go to while the block runs, each sentence once."""
     told: list[str] = []
-    handler, log = _Told(told), logging.getLogger("gymsdk")
+    handler, log = _WarningHandler(told), logging.getLogger("gymsdk")
     log.addHandler(handler)
     try:
         yield told
@@ -212,7 +236,7 @@ def _warnings() -> Iterator[list[str]]:
         log.removeHandler(handler)
 
 
-class _Told(logging.Handler):
+class _WarningHandler(logging.Handler):
     def __init__(self, told: list[str]) -> None:
         super().__init__(logging.WARNING)
         self._told = told
@@ -220,5 +244,63 @@ class _Told(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # The episodes of a check have no id.
         sentence = self.format(record).replace("episode without an id: ", "an episode: ")
-        if sentence not in self._told and len(self._told) < MOST:
+        if sentence not in self._told and len(self._told) < MAX_WARNINGS:
             self._told.append(sentence)
+
+
+FAMILIES = (
+    packaging,
+    loading,
+    describing,
+    determinism,
+    oracle,
+    floor,
+    verifier,
+    leaks,
+    isolation,
+    replay,
+    closing,
+    blocking,
+    resources,
+    faces,
+)
+
+CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.CHECKS)
+"""Every check."""
+
+
+def select_checks(only: str | Iterable[str] = (), skip: str | Iterable[str] = ()) -> tuple[Check, ...]:
+    """Give the checks named by *only*, all where it is empty, without those named by *skip*.
+
+    A name is an id or the beginning of one before a dot, as in `packaging`. Raises `UsageError` for one that
+    is none, and where nothing is left.
+    """
+    taken, left = _match_checks(only), _match_checks(skip)
+    found = tuple(check for check in CHECKS if (check.id in taken or not taken) and check.id not in left)
+    if not found:
+        raise UsageError("nothing is left to check: what is skipped is all there is to run; skip less, or name more")
+    return found
+
+
+def check_requirements(checks: Iterable[Check]) -> None:
+    """Raise `UsageError` where one of *checks* needs a package that is not installed."""
+    for check in checks:
+        for package in check.needs:
+            if find_spec(package) is None:
+                raise UsageError(
+                    f'the check {check.id} needs {package}: `pip install "gymsdk[author]"`, or leave the check out'
+                    f" with --skip {check.id}"
+                )
+
+
+def _match_checks(names: str | Iterable[str]) -> set[str]:
+    ids = [check.id for check in CHECKS]
+    found: set[str] = set()
+    for name in [names] if isinstance(names, str) else names:
+        meant = {each for each in ids if each == name or each.startswith(f"{name}.")}
+        if not meant:
+            raise UsageError(
+                f"no check has the id {name!r}{format_suggestion(name, ids, '`gymsdk check --list` shows them')}"
+            )
+        found |= meant
+    return found

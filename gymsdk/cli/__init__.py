@@ -12,12 +12,13 @@ from gymsdk.cli import tracebacks
 from gymsdk.cli.bench import bench
 from gymsdk.cli.check import check
 from gymsdk.cli.config import config
-from gymsdk.cli.exiting import exit_in_time
 from gymsdk.cli.info import info
 from gymsdk.cli.list import list_
 from gymsdk.cli.new import new
+from gymsdk.cli.options import CommandGroup
 from gymsdk.cli.play import play
 from gymsdk.cli.policy import app as policy
+from gymsdk.cli.process_exit import limit_exit_time
 from gymsdk.cli.profile import profile
 from gymsdk.cli.restart import restart
 from gymsdk.cli.reverify import reverify
@@ -25,7 +26,6 @@ from gymsdk.cli.rollout import rollout
 from gymsdk.cli.serve import serve
 from gymsdk.cli.status import status
 from gymsdk.cli.tasks import tasks
-from gymsdk.cli.wording import Commands
 from gymsdk.errors import GymsdkError, UsageError
 
 app = typer.Typer(
@@ -35,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     add_completion=False,
-    cls=Commands,
+    cls=CommandGroup,
 )
 app.command("list")(list_)
 app.command()(info)
@@ -80,12 +80,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(arguments, prog_name="gymsdk")
     except GymsdkError as error:
-        if tracebacks.is_shown():
+        if tracebacks.is_enabled():
             tracebacks.print_cause(error)
         typer.echo(f"Error: {error}", err=True)
         code = 2 if isinstance(error, UsageError) else 1
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     if arguments is None:
-        exit_in_time(code)
+        limit_exit_time(code)
     sys.exit(code)

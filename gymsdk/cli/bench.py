@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gymsdk.bench.report import BenchResult, LoadResult
 from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
-    from gymsdk.bench.bench import Bench
-    from gymsdk.bench.figures import Served
+    from gymsdk.bench.load import BenchPlan
+    from gymsdk.bench.report import BenchResult
 
 
 def bench(  # noqa: PLR0913  # each is an option of the command
@@ -25,7 +27,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
     rollouts: Annotated[int, typer.Option(min=1, metavar="N", help="Rollouts of each load.")] = 200,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.01, metavar="M", callback=options.finite, help="Let each load last so long instead."),
+        typer.Option(min=0.01, metavar="M", callback=options.check_finite, help="Let each load last so long instead."),
     ] = None,
     at_once: Annotated[str, typer.Option(metavar="C[,C...]", help="Rollouts in flight, one load for each number.")] = (
         "1,16,64"
@@ -39,7 +41,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         ),
     ] = None,
     split: options.Split = None,
-    settings: options.Set = [],  # noqa: B006  # typer copies it
+    settings: options.Settings = [],  # noqa: B006  # typer copies it
     attempts: Annotated[int, typer.Option(min=1, metavar="N", help="Tries of a rollout that failed.")] = 1,
     json: options.Json = False,
 ) -> None:
@@ -47,12 +49,12 @@ def bench(  # noqa: PLR0913  # each is an option of the command
 
     Without --head, the servers of each environment are started and ended here, in processes of their own.
     """
-    from gymsdk.bench.bench import Bench
-    from gymsdk.cli.stopping import Stopped, until_stopped
+    from gymsdk.bench.load import BenchPlan
+    from gymsdk.cli.stopping import Stopped, run_until_signal
 
-    asked = Bench(
-        environments=options.settings(names, settings),
-        at_once=_numbers(at_once),
+    asked = BenchPlan(
+        environments=options.parse_settings(names, settings),
+        at_once=_parse_concurrency(at_once),
         rollouts=rollouts,
         minutes=minutes,
         head=head,
@@ -61,38 +63,95 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         attempts=attempts,
     )
     try:
-        sound = until_stopped(_measured(asked, json=json))
+        sound = run_until_signal(_print_measurements(asked, json=json))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     if not sound:
         raise typer.Exit(1)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_concurrency(text: str) -> tuple[int, ...]:
     words = text.split(",")
     if not all(re.fullmatch("[1-9][0-9]{0,5}", word) for word in words):
         raise UsageError(f"--at-once {text}: write it as numbers from 1 on, as in --at-once 1,16,64")
     return tuple(map(int, words))
 
 
-async def _measured(asked: Bench, *, json: bool) -> bool:
+async def _print_measurements(asked: BenchPlan, *, json: bool) -> bool:
     """Print what is found, each environment as soon as it has been measured; give whether all went well."""
     from contextlib import aclosing, redirect_stdout
 
-    from gymsdk.bench.bench import measured
-    from gymsdk.cli.running import warnings
+    from gymsdk.bench.load import measure
+    from gymsdk.cli.rollout import show_warnings
 
     out, sound = sys.stdout, True
-    with warnings(), redirect_stdout(sys.stderr):
-        async with aclosing(measured(asked, lambda told: typer.echo(told, err=True))) as found:
+    with show_warnings(), redirect_stdout(sys.stderr):
+        async with aclosing(measure(asked, lambda told: typer.echo(told, err=True))) as found:
             async for each in found:
-                typer.echo(each.model_dump_json() if json else _text(each), file=out)
+                typer.echo(each.model_dump_json() if json else _format_text(each), file=out)
                 out.flush()
                 sound = sound and all(load.is_correct for load in each.loads)
     return sound
 
 
-def _text(served: Served) -> str:
-    from gymsdk.cli.load_table import text
+def _format_text(served: BenchResult) -> str:
 
-    return text(served)
+    return format_table(served)
+
+
+def format_table(served: BenchResult) -> str:
+    """Give what was found: a column for each load, and beneath what went wrong."""
+    columns = [dict(_format_metrics(each)) for each in served.loads]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    cells = [["at once", *(str(each.at_once) for each in served.loads)]]
+    cells += [[name, *(column.get(name, "") for column in columns)] for name in names]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        [*_format_header(served), *(_format_row(row, widths) for row in cells), *_format_problems(served.loads), ""]
+    )
+
+
+def _format_header(served: BenchResult) -> Iterator[str]:
+    yield f"{served.environment}: played by {served.model or 'nobody knows whom'}"
+    if served.ready is not None:
+        yield f"ready in {served.ready:.2f} s ({served.ready_cpu:.2f} s of CPU), with {served.ready_memory:.0f} MB"
+
+
+def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
+    first, *rest = zip(row, widths, strict=True)
+    return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in rest)]).rstrip()
+
+
+def _format_metrics(load: LoadResult) -> Iterator[tuple[str, str]]:
+    yield "rollouts", f"{load.rollouts:,}"
+    yield "rollouts a second", f"{load.rate:,.1f}"
+    if load.latency is not None:
+        for name, value in load.latency:
+            yield f"{name}, ms", f"{value:,.1f}"
+    for name, spent in load.cpu.items():
+        yield f"CPU of the {name}, ms a rollout", f"{spent:.2f}"
+    for name, memory in load.memory.items():
+        for when, megabytes in (("before", memory.before), ("halfway", memory.half), ("after", memory.after)):
+            yield f"memory of the {name} {when}, MB", f"{megabytes:,.0f}"
+    yield "model calls a rollout", f"{load.calls:.2f}"
+    for name, number in load.requests.items():
+        yield f"requests to {name} a rollout", f"{number:.2f}"
+    if load.reward is not None:
+        yield "mean reward", f"{load.reward:.3f}"
+    if load.wrong is not None:
+        yield "rewards unlike the recording's", f"{load.wrong:,}"
+    for kind, count in load.failures.items():
+        yield f"no reward: {kind}", f"{count:,}"
+    yield "left open", f"{load.open:,}"
+
+
+def _format_problems(loads: Sequence[LoadResult]) -> Iterator[str]:
+    yield from dict.fromkeys(f"{kind}: {message}" for load in loads for kind, message in load.messages.items())
+    for load in loads:
+        if load.wrong and load.expected is not None and load.reward is not None:
+            yield (
+                f"WRONG REWARDS: at {load.at_once} at once {load.wrong} of {load.rollouts} differ from the recording;"
+                f" the mean is {load.reward:.4f} where it should be {load.expected:.4f}"
+            )
+    if any(load.wrong is None for load in loads):
+        yield "whether the rewards are right is not known: --model names the scripted policy they are to be held to"

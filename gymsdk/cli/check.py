@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from gymsdk.checks.check import Check, Result
-    from gymsdk.checks.run import Run
+    from gymsdk.checks.report import Check, Result
+    from gymsdk.checks.run import CheckRun
     from gymsdk.checks.subject import Subject
-    from gymsdk.sitting import Budget
+    from gymsdk.episode import Budget
 
-COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
+STATUS_COLORS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
 def check(  # noqa: PLR0913  # each is an option of the command
@@ -33,7 +33,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
     skip: Annotated[
         list[str], typer.Option(metavar="ID", help="Leave this check out, or family of checks.", show_default=False)
     ] = [],  # noqa: B006  # typer copies it
-    settings: options.Set = [],  # noqa: B006  # typer copies it
+    settings: options.Settings = [],  # noqa: B006  # typer copies it
     tasks: options.Tasks = None,
     split: Annotated[str | None, typer.Option(metavar="NAME", help="Look at the tasks of one split.")] = None,
     seed: options.Seed = 0,
@@ -49,45 +49,45 @@ def check(  # noqa: PLR0913  # each is an option of the command
 
     Each finding comes with what was seen, why it matters and how to mend it; the exit code is 1 where there is one.
     """
-    from gymsdk.checks import catalog
+    from gymsdk.checks import run as catalog
 
-    chosen = catalog.chosen(only, skip)
+    chosen = catalog.select_checks(only, skip)
     if list_:
-        _list(chosen, json=json)
+        _list_checks(chosen, json=json)
         return
     if name is None:
         raise UsageError("name the environment to check, as in `gymsdk check math`; `gymsdk list` shows them")
-    catalog.ready(chosen)
-    from gymsdk.sitting import Budget
+    catalog.check_requirements(chosen)
+    from gymsdk.episode import Budget
 
     budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
-    given = options.settings([name], settings)[name]
+    given = options.parse_settings([name], settings)[name]
     # What an author's code prints must not mix with the results, which may be JSON for a program.
     with redirect_stdout(sys.stderr):
-        subject = _subject(name, given, tasks, split=split, seed=seed, limit=limit, budget=budget)
-    if not _checked(subject, chosen, json=json):
+        subject = _build_subject(name, given, tasks, split=split, seed=seed, limit=limit, budget=budget)
+    if not _run_checks(subject, chosen, json=json):
         raise typer.Exit(1)
 
 
-def _list(checks: Sequence[Check], *, json: bool) -> None:
+def _list_checks(checks: Sequence[Check], *, json: bool) -> None:
     if json:
-        from gymsdk import rows
+        from gymsdk import jsonl
 
         told = [{"id": each.id, "asks": each.asks, "why": each.why, "mend": each.mend} for each in checks]
-        typer.echo(rows.document(told), nl=False)
+        typer.echo(jsonl.dump_document(told), nl=False)
         return
     for each in checks:
         typer.echo(f"{each.id:<32}  {each.asks}")
 
 
-def _subject(
+def _build_subject(
     name: str, settings: dict[str, Any], tasks: Path | None, *, split: str | None, seed: int, limit: int, budget: Budget
 ) -> Subject:
-    from gymsdk.checks.subject import named
-    from gymsdk.rollouts.sources import from_file, one_source
+    from gymsdk.checks.subject import build_subject
+    from gymsdk.rollouts.tasks import from_file, one_source
 
     one_source(tasks, split)
-    subject = named(name, settings, seed=seed, count=limit, split=split, budget=budget)
+    subject = build_subject(name, settings, seed=seed, count=limit, split=split, budget=budget)
     if tasks is not None:
         environment = subject.environment
         found = from_file({name: environment}, tasks, limit=limit)
@@ -95,11 +95,11 @@ def _subject(
     return subject
 
 
-def _checked(subject: Subject, checks: Sequence[Check], *, json: bool) -> bool:
+def _run_checks(subject: Subject, checks: Sequence[Check], *, json: bool) -> bool:
     """Run *checks* and show them; give whether none failed."""
-    from gymsdk.checks.report import counts
-    from gymsdk.checks.run import Run, report
-    from gymsdk.cli.stopping import Stopped, until_stopped
+    from gymsdk.checks.report import format_counts
+    from gymsdk.checks.run import CheckRun, build_report
+    from gymsdk.cli.stopping import Stopped, run_until_signal
 
     out = sys.stdout
     if not json and subject.entry:
@@ -107,26 +107,26 @@ def _checked(subject: Subject, checks: Sequence[Check], *, json: bool) -> bool:
         typer.secho(f"{entry.name} ({entry.distribution} {entry.version}), seed {subject.seed}", bold=True, file=out)
     try:
         with redirect_stdout(sys.stderr):
-            results = until_stopped(_results(Run(subject), checks, None if json else out))
+            results = run_until_signal(_collect_results(CheckRun(subject), checks, None if json else out))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
-    told = report(subject, results)
-    typer.echo(told.model_dump_json(indent=2) if json else f"\n{counts(results)}", file=out)
+    told = build_report(subject, results)
+    typer.echo(told.model_dump_json(indent=2) if json else f"\n{format_counts(results)}", file=out)
     return told.passed
 
 
-async def _results(run: Run, checks: Sequence[Check], out: TextIO | None) -> list[Result]:
+async def _collect_results(run: CheckRun, checks: Sequence[Check], out: TextIO | None) -> list[Result]:
     results = []
     async for result in run.iter_results(checks):
         results.append(result)
         if out is not None:
-            _show(result, out)
+            _print_result(result, out)
     return results
 
 
-def _show(result: Result, out: TextIO) -> None:
-    from gymsdk.checks.report import beneath, line
+def _print_result(result: Result, out: TextIO) -> None:
+    from gymsdk.checks.report import format_details, format_summary
 
-    mark, _, told = line(result).partition(" ")
-    typer.secho(mark, fg=COLOURS[result.status], nl=False, file=out)
-    typer.echo("\n".join([f" {told}", *beneath(result)]), file=out)
+    mark, _, told = format_summary(result).partition(" ")
+    typer.secho(mark, fg=STATUS_COLORS[result.status], nl=False, file=out)
+    typer.echo("\n".join([f" {told}", *format_details(result)]), file=out)

@@ -11,10 +11,10 @@ from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
-    from gymsdk.configuration import Deployment
+    from gymsdk.config.model import Deployment
     from gymsdk.environment import Environment
 
-Files = Annotated[
+ConfigFiles = Annotated[
     list[Path],
     typer.Option("--config", metavar="FILE", help="A configuration; later ones win.", show_default=False),
 ]
@@ -30,7 +30,7 @@ def config(
         ),
     ] = None,
     *,
-    files: Files = [],  # noqa: B006  # typer copies it
+    files: ConfigFiles = [],  # noqa: B006  # typer copies it
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The file to write; standard output, if none."),
@@ -41,21 +41,21 @@ def config(
     given = list(words or [])
     names = [word for word in given if "=" not in word and not word.startswith(("+", "~"))]
     if not names:
-        _show(files, given, output, json=json)
+        _show_settings(files, given, output, json=json)
         return
-    _check_alone(names, [word for word in given if word not in names], files)
-    _write(names[0], output)
+    _check_name_is_alone(names, [word for word in given if word not in names], files)
+    _write_starter_file(names[0], output)
 
 
-def _check_alone(names: list[str], overrides: list[str], files: list[Path]) -> None:
+def _check_name_is_alone(names: list[str], overrides: list[str], files: list[Path]) -> None:
     """Refuse whatever stands beside the name of an environment, what is wrong with that first; raises `UsageError`."""
-    from gymsdk import configuration
-    from gymsdk.cli import fitting
+    from gymsdk import config as configuration
+    from gymsdk.deploy import validate
 
-    fitting.check_names(names)
+    validate.check_names(names)
     if overrides:
         # Who meant to show settings, and mistyped one, is told that.
-        configuration.read(files, overrides)
+        configuration.load_config(files, overrides)
     if len(names) > 1:
         raise UsageError(f"a file is for one environment, and a setting is KEY=VALUE; {' '.join(names)} is neither")
     if overrides or files:
@@ -66,41 +66,41 @@ def _check_alone(names: list[str], overrides: list[str], files: list[Path]) -> N
         )
 
 
-def _show(files: list[Path], given: list[str], output: Path | None, *, json: bool) -> None:
-    from gymsdk import configuration
-    from gymsdk.cli import fitting
+def _show_settings(files: list[Path], given: list[str], output: Path | None, *, json: bool) -> None:
+    from gymsdk import config as configuration
+    from gymsdk.deploy import validate
 
     if output is not None:
         raise UsageError(f"--output {output} is for the file of an environment; name that, as in gymsdk config math")
-    deployment = configuration.read(files, given)
-    _tell(deployment, json=json)
+    deployment = configuration.load_config(files, given)
+    _print_deployment(deployment, json=json)
     # What was read can be seen all the same: it may be there that it was meant otherwise.
-    fitting.check(deployment)
+    validate.check(deployment)
 
 
-def _tell(deployment: Deployment, *, json: bool) -> None:
-    from gymsdk.configuration import showing
+def _print_deployment(deployment: Deployment, *, json: bool) -> None:
+    from gymsdk.config import show
 
-    deployment = showing.without(deployment, _secrets(deployment))
+    deployment = show.redact_fields(deployment, _find_secret_settings(deployment))
     if json:
-        from gymsdk import rows
+        from gymsdk import jsonl
 
-        typer.echo(rows.document(showing.told(deployment)), nl=False)
+        typer.echo(jsonl.dump_document(show.dump_settings(deployment)), nl=False)
         return
-    typer.echo("\n".join(showing.lines(deployment)))
+    typer.echo("\n".join(show.format_yaml_lines(deployment)))
     for line in filter(None, (deployment.ignored_keys_note, *deployment.notes)):
         typer.echo(line, err=True)
 
 
-def _secrets(deployment: Deployment) -> dict[str, set[str]]:
+def _find_secret_settings(deployment: Deployment) -> dict[str, set[str]]:
     """Give which settings of environments those call secret, by their servers; of one that is not here, none."""
-    from gymsdk.configuration import Resources
+    from gymsdk.config.model import ResourcesServerConfig
     from gymsdk.errors import GymsdkError
     from gymsdk.plugins import registry
 
     found: dict[str, set[str]] = {}
     for block in deployment.servers:
-        if not isinstance(block.part, Resources):
+        if not isinstance(block.part, ResourcesServerConfig):
             continue
         try:
             fields = type(registry.load(block.part.environment).config).model_fields
@@ -110,11 +110,11 @@ def _secrets(deployment: Deployment) -> dict[str, set[str]]:
     return found
 
 
-def _write(name: str, output: Path | None) -> None:
-    from gymsdk.configuration import starting
+def _write_starter_file(name: str, output: Path | None) -> None:
+    from gymsdk.config import show
     from gymsdk.plugins import registry
 
-    text = starting.text(name, _settings(registry.load(name)))
+    text = show.build_starter_file(name, _list_default_settings(registry.load(name)))
     if output is None:
         typer.echo(text, nl=False)
         return
@@ -128,7 +128,7 @@ def _write(name: str, output: Path | None) -> None:
     typer.echo(f"Wrote {output}: gymsdk serve --config {output}")
 
 
-def _settings(environment: Environment) -> dict[str, Any]:
+def _list_default_settings(environment: Environment) -> dict[str, Any]:
     """Give the environment's own settings with their defaults, `null` for those that must be given."""
     from pydantic_core import to_jsonable_python
 

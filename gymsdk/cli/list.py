@@ -21,19 +21,19 @@ def list_(
     Broken ones come with their error; with --load the exit code is 1 where one breaks.
     """
     entries = list(registry.installed().values())
-    errors = {entry.name: entry.error or (_breaks(entry.name) if load else None) for entry in entries}
+    errors = {entry.name: entry.error or (_find_load_error(entry.name) if load else None) for entry in entries}
     broken = load and any(errors.values())
     if json:
         _print_json(entries, errors)
     elif not entries:
         typer.echo("No environment is installed; `pip install gym-env-math` is one.")
     else:
-        _print(entries, errors)
+        _print_table(entries, errors)
     if broken:
         raise typer.Exit(1)
 
 
-def _breaks(name: str) -> str | None:
+def _find_load_error(name: str) -> str | None:
     try:
         registry.load(name)
     except BrokenEnvironment as error:
@@ -44,7 +44,7 @@ def _breaks(name: str) -> str | None:
     return None
 
 
-def _print(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:
+def _print_table(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:
     homes = {entry.name: f"{entry.distribution} {entry.version}" for entry in entries}
     wide, wider = max(map(len, homes)), max(map(len, homes.values()))
     for entry in entries:
@@ -56,7 +56,7 @@ def _print(entries: list[registry.Entry], errors: dict[str, str | None]) -> None
 def _print_json(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:
     from dataclasses import asdict
 
-    from gymsdk import rows
+    from gymsdk import jsonl
 
     listed = [asdict(entry) | {"error": errors[entry.name]} for entry in entries]
-    typer.echo(rows.document(listed), nl=False)
+    typer.echo(jsonl.dump_document(listed), nl=False)

@@ -2,14 +2,65 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from gymsdk.cli import names, options
+from gymsdk.cli import options
 from gymsdk.errors import GymsdkError, UsageError
+
+DISTRIBUTION_PREFIX = "gym-env-"
+"""What the distribution's name has before the environment's."""
+
+NAME_PATTERN = r"(?!(?i:gym-env-))(?!.*-v[0-9]+\Z)[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?"
+"""The names that are right; the template's own check has the same pattern."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentName:
+    """An environment's name, and those of its distribution, which is its folder too, and its module."""
+
+    name: str
+
+    @property
+    def distribution(self) -> str:
+        """What pip calls it."""
+        return f"{DISTRIBUTION_PREFIX}{self.name}"
+
+    @property
+    def module(self) -> str:
+        """What Python calls it: importable whatever the name is, for the prefix is no reserved word's."""
+        return re.sub(r"[-.]", "_", self.distribution).lower()
+
+
+def canonicalize_name(name: str) -> str:
+    """Give *name* as indexes compare it: two distributions of one canonical name are one."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def parse_name(name: str) -> EnvironmentName:
+    """Give *name* where it can be an environment's; raises `UsageError`."""
+    if re.fullmatch(NAME_PATTERN, name):
+        return EnvironmentName(name)
+    raise UsageError(_describe_name_error(name))
+
+
+def _describe_name_error(name: str) -> str:
+    shown = ascii(name if len(name) <= 80 else f"{name[:80]}…")  # noqa: PLR2004  # what fits a line
+    if name.lower().startswith(DISTRIBUTION_PREFIX):
+        rest = name[len(DISTRIBUTION_PREFIX) :] or "NAME"
+        return f"the name {shown} is the distribution's; leave out the `{DISTRIBUTION_PREFIX}`: `gymsdk new {rest}`"
+    if re.fullmatch(r".*-v[0-9]+", name):
+        return f"the name {shown} ends like a Gymnasium version; leave out the `-v<digits>`, or write `_v<digits>`"
+    return (
+        f"{shown} is no name for an environment; choose 1 to 64 letters, digits, `-`, `_` and `.`,"
+        " a letter or digit at both ends, as in `gymsdk new my-env`"
+    )
+
 
 Kind = Annotated[
     Literal["single-turn", "tools"],
@@ -35,37 +86,37 @@ def new(
 
     Change its rows and its verifier; `gymsdk check NAME` says what is wrong with them.
     """
-    called = names.read(name)
+    called = parse_name(name)
     folder = output / called.distribution
-    _refuse_taken(called, folder)
+    _check_available(called, folder)
     told = {"name": name, "kind": kind, "judge": judge, "license": license}
-    _write(told | ({} if author is None else {"author": _author(author)}), output)
+    _write_package(told | ({} if author is None else {"author": _resolve_author(author)}), output)
     if json:
         _print_json(called, folder)
         return
     _print(called, folder)
 
 
-def _refuse_taken(called: names.Name, folder: Path) -> None:
+def _check_available(called: EnvironmentName, folder: Path) -> None:
     from gymsdk.plugins import registry
 
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} is there already; choose another name, or another folder with --output")
-    ours = {names.canonical(called.name), names.canonical(called.distribution)}
+    ours = {canonicalize_name(called.name), canonicalize_name(called.distribution)}
     for entry in registry.installed().values():
-        if ours & {names.canonical(entry.name), names.canonical(entry.distribution)}:
+        if ours & {canonicalize_name(entry.name), canonicalize_name(entry.distribution)}:
             home = f"{entry.distribution} {entry.version}"
             raise UsageError(f"an environment named {entry.name!r} is installed already ({home}); choose another name")
 
 
-def _author(author: str) -> str:
+def _resolve_author(author: str) -> str:
     # Braces are the template language's own: cookiecutter renders what it is told.
     if author.strip() and author.isprintable() and not {"{", "}"} & set(author):
         return author
     raise UsageError(f"--author {author!a}: write a name on one line, without braces, as in 'Ada Lovelace'")
 
 
-def _write(told: dict[str, Any], output: Path) -> None:
+def _write_package(told: dict[str, Any], output: Path) -> None:
     from tempfile import TemporaryDirectory
 
     try:
@@ -78,7 +129,7 @@ def _write(told: dict[str, Any], output: Path) -> None:
         own: Any = {"replay_dir": kept, "cookiecutters_dir": kept}
         try:
             cookiecutter(
-                str(_template()), no_input=True, extra_context=told, output_dir=str(output), default_config=own
+                str(_find_template()), no_input=True, extra_context=told, output_dir=str(output), default_config=own
             )
         except OSError as error:
             raise UsageError(f"{output} cannot be written to ({error}); name another folder with --output") from None
@@ -86,7 +137,7 @@ def _write(told: dict[str, Any], output: Path) -> None:
             raise GymsdkError(f"the template could not be written: {error}") from error
 
 
-def _template() -> Path:
+def _find_template() -> Path:
     package = Path(__file__).resolve().parents[1]
     # A wheel carries the template; a checkout has it beside the package.
     for folder in (package / "template", package.parent / "cookiecutter-env"):
@@ -95,14 +146,14 @@ def _template() -> Path:
     raise UsageError("this installation of gymsdk has no template; reinstall it: pip install --force-reinstall gymsdk")
 
 
-def _print(called: names.Name, folder: Path) -> None:
+def _print(called: EnvironmentName, folder: Path) -> None:
     install = shlex.quote(f"./{folder}[dev]" if not folder.is_absolute() else f"{folder}[dev]")
     typer.echo(f"Wrote {folder}: its rows are in {called.module}/data, its verifier in {called.module}/__init__.py.")
     typer.echo(f"\nNext:\n  pip install -e {install}\n  gymsdk check {called.name}\n  gymsdk play {called.name}")
 
 
-def _print_json(called: names.Name, folder: Path) -> None:
-    from gymsdk import rows
+def _print_json(called: EnvironmentName, folder: Path) -> None:
+    from gymsdk import jsonl
 
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     told = {
@@ -112,4 +163,4 @@ def _print_json(called: names.Name, folder: Path) -> None:
         "folder": str(folder),
         "files": files,
     }
-    typer.echo(rows.document(told), nl=False)
+    typer.echo(jsonl.dump_document(told), nl=False)

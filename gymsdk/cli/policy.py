@@ -8,19 +8,66 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import orjson
 import typer
 
-from gymsdk.cli import faults, options
+from gymsdk.cli import options
 from gymsdk.errors import UsageError
+
+if TYPE_CHECKING:
+    from gymsdk.testing.faults import Faults
+
+
+def _share_option(words: str) -> Any:
+    return typer.Option(min=0, max=1, metavar="SHARE", callback=options.check_finite, help=words)
+
+
+Reasoning = Annotated[Literal["field", "tags", "none"], typer.Option(help="How a chat is told thoughts.")]
+Bundles = Annotated[
+    bool, typer.Option("--bundles", help="Put token ids on a chat's message, as NeMo RL's server does.")
+]
+Latency = Annotated[
+    str,
+    typer.Option(metavar="SECONDS", help="What an answer takes: 0.2, 0.1-0.5, exp:MEAN, lognormal:MEDIAN:SIGMA."),
+]
+Errors = Annotated[float, _share_option("Requests answered 500, 502 or 503.")]
+RateLimited = Annotated[float, _share_option("Requests answered 429.")]
+Disconnects = Annotated[float, _share_option("Connections cut before or in the answer.")]
+Malformed = Annotated[float, _share_option("Answers whose first call has half of its arguments.")]
+Truncated = Annotated[float, _share_option("Streams that end too early.")]
+ContextLength = Annotated[
+    int | None, typer.Option(min=2, metavar="N", help="Tokens that a prompt and its answer may have.")
+]
+Unparsed = Annotated[
+    bool, typer.Option("--unparsed", help="Leave tool calls in the text, as with the wrong parser of calls.")
+]
+RefuseTools = Annotated[bool, typer.Option("--refuse-tools", help="Refuse tools, as without a parser of calls.")]
+
+
+def build_faults(**given: Any) -> Faults:
+    """Give the faults that the options ask for; raises `UsageError` where they do not fit."""
+    from pydantic import ValidationError
+
+    from gymsdk.errors import format_error_detail, format_error_location
+    from gymsdk.testing.faults import Faults
+
+    try:
+        return Faults(**given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = format_error_location(first)
+        raise UsageError(
+            f"--{where}: {format_error_detail(first)}" if where else f"{format_error_detail(first)}; lower one of them"
+        ) from None
+
 
 if TYPE_CHECKING:
     from gymsdk.types import Model
 
 app = typer.Typer(help="Serve a scripted policy as an engine would be.", no_args_is_help=True)
-KINDS = "oracle[:SHARE]|null|echo|random|script:FILE|replay:FILE"
+POLICY_SYNTAX = "oracle[:SHARE]|null|echo|random|script:FILE|replay:FILE"
 
 
 @app.callback()
@@ -29,7 +76,7 @@ def _policy() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PolicyOptions:
     """Who is to play, and what of an environment the oracle is to know."""
 
     kind: str
@@ -53,7 +100,7 @@ class _Asked:
 
 @app.command()
 def serve(  # noqa: PLR0913  # each is an option of the command
-    kind: Annotated[str, typer.Argument(metavar=KINDS, help="Who plays.", show_default=False)],
+    kind: Annotated[str, typer.Argument(metavar=POLICY_SYNTAX, help="Who plays.", show_default=False)],
     *,
     env: Annotated[
         list[str],
@@ -63,7 +110,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         str | None, typer.Option(metavar="NAME", help="The split whose rows the oracle knows; all, if not given.")
     ] = None,
     tasks: options.Tasks = None,
-    settings: options.Set = [],  # noqa: B006  # typer copies it
+    settings: options.Settings = [],  # noqa: B006  # typer copies it
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Rows the oracle reads at most; 10,000, if not given.")
     ] = None,
@@ -73,22 +120,22 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0 is any.")] = 8000,
     name: Annotated[str, typer.Option(metavar="NAME", help="What the model is called.")] = "policy",
     insecure: Annotated[bool, typer.Option("--insecure", help="Let anybody who reaches the host use it.")] = False,
-    reasoning: faults.Reasoning = "field",
-    bundles: faults.Bundles = False,
-    latency: faults.Latency = "0",
-    errors: faults.Errors = 0.0,
-    limited: faults.Limited = 0.0,
-    cuts: faults.Cuts = 0.0,
-    malformed: faults.Malformed = 0.0,
-    truncated: faults.Truncated = 0.0,
-    context: faults.Context = None,
-    unparsed: faults.Unparsed = False,
-    refuse_tools: faults.RefuseTools = False,
+    reasoning: Reasoning = "field",
+    bundles: Bundles = False,
+    latency: Latency = "0",
+    errors: Errors = 0.0,
+    limited: RateLimited = 0.0,
+    cuts: Disconnects = 0.0,
+    malformed: Malformed = 0.0,
+    truncated: Truncated = 0.0,
+    context: ContextLength = None,
+    unparsed: Unparsed = False,
+    refuse_tools: RefuseTools = False,
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
     """Serve a scripted policy until Ctrl-C: Chat Completions, Responses and Messages, streamed or not."""
-    ordered = faults.faults(
+    ordered = build_faults(
         latency=latency,
         errors=errors,
         limited=limited,
@@ -103,27 +150,27 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     if not name.strip():
         raise UsageError("--name is empty; say what the model is called")
     kind = kind.removeprefix("scripted/")
-    asked = _Asked(
+    asked = _PolicyOptions(
         kind=kind, env=tuple(env), split=split, tasks=tasks, settings=tuple(settings), limit=limit, seed=seed
     )
     asked.check()
     engine = {"name": name, "faults": ordered, "reasoning": reasoning, "bundles": bundles}
-    shown = _Shown(asked, name, out=sys.stdout, json=json)
+    shown = _Announcer(asked, name, out=sys.stdout, json=json)
     _serve(asked, engine, shown, {"host": host, "port": port, "insecure": insecure})
 
 
 @asynccontextmanager
-async def _player(asked: _Asked) -> AsyncIterator[Model]:
+async def _build_policy(asked: _PolicyOptions) -> AsyncIterator[Model]:
     """Give the policy; the oracle with environments, whose rows it reads."""
-    from gymsdk import oracle
     from gymsdk.models import registry as models
     from gymsdk.plugins import registry
+    from gymsdk.testing import oracle
 
     player = models.model(f"scripted/{asked.kind}")
     if not asked.env:
         yield player
         return
-    given = options.settings(asked.env, asked.settings)
+    given = options.parse_settings(asked.env, asked.settings)
     environments = {name: registry.load(name, **each) for name, each in given.items()}
     async with oracle.opened(
         environments, player, split=asked.split, tasks=asked.tasks, limit=asked.limit, seed=asked.seed
@@ -131,10 +178,10 @@ async def _player(asked: _Asked) -> AsyncIterator[Model]:
         yield found
 
 
-class _Shown:
+class _Announcer:
     """Tells on *out* what is served, once it is; *ready* says that it has."""
 
-    def __init__(self, asked: _Asked, name: str, *, out: TextIO, json: bool) -> None:
+    def __init__(self, asked: _PolicyOptions, name: str, *, out: TextIO, json: bool) -> None:
         self.ready = False
         self._asked = asked
         self._name = name
@@ -157,26 +204,28 @@ class _Shown:
         )
 
 
-def _serve(asked: _Asked, engine: dict[str, Any], shown: _Shown, where: dict[str, Any]) -> None:
+def _serve(asked: _PolicyOptions, engine: dict[str, Any], shown: _Announcer, where: dict[str, Any]) -> None:
     from contextlib import redirect_stdout
 
-    from gymsdk.cli.running import warnings
-    from gymsdk.cli.stopping import Stopped, until_stopped
+    from gymsdk.cli.rollout import show_warnings
+    from gymsdk.cli.stopping import Stopped, run_until_signal
 
     try:
         # What an author's code prints must not mix with what a program reads.
-        with warnings(), redirect_stdout(sys.stderr):
-            until_stopped(_served(asked, engine, shown, where))
+        with show_warnings(), redirect_stdout(sys.stderr):
+            run_until_signal(_serve_policy(asked, engine, shown, where))
     except Stopped as stop:
         # A server is there to be stopped: once it has been ready, that went well.
         raise typer.Exit(0 if shown.ready else stop.code) from None
 
 
-async def _served(asked: _Asked, engine: dict[str, Any], shown: _Shown, where: dict[str, Any]) -> None:
+async def _serve_policy(
+    asked: _PolicyOptions, engine: dict[str, Any], shown: _Announcer, where: dict[str, Any]
+) -> None:
     import asyncio
 
-    from gymsdk.servers import policy
+    from gymsdk import testing
 
-    async with _player(asked) as player, policy.serve(policy.app(player, **engine), **where) as url:
+    async with _build_policy(asked) as player, testing.serve(testing.app(player, **engine), **where) as url:
         shown(url)
         await asyncio.Event().wait()

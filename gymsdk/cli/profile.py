@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def profile(  # noqa: PLR0913  # each is an option of the command
     name: Annotated[str, typer.Argument(help="The environment.")],
     *,
-    model: options.Model = "scripted/oracle:0.7",
+    model: options.ModelName = "scripted/oracle:0.7",
     base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
     api: options.Api = None,
     pin: options.Pin = [],  # noqa: B006  # typer copies it
@@ -32,7 +32,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     repeats: options.Repeats = 8,
     concurrency: options.Concurrency = 64,
     seed: options.Seed = 0,
-    settings: options.Set = [],  # noqa: B006  # typer copies it
+    settings: options.Settings = [],  # noqa: B006  # typer copies it
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     max_output_tokens: options.MaxOutputTokens = None,
@@ -54,18 +54,20 @@ def profile(  # noqa: PLR0913  # each is an option of the command
 
     Plays every task several times.
     """
-    from gymsdk.cli.running import carried_out, folder_of
+    from gymsdk.cli.rollout import choose_folder, run_rollouts
+    from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Pace, Run
-    from gymsdk.sitting import Budget
 
-    sampled = options.sampling(temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param)
+    sampled = options.parse_sampling(
+        temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param
+    )
     plan = Plan(
-        environments=options.settings([name], settings),
+        environments=options.parse_settings([name], settings),
         model=model,
-        base_url=options.addresses(base_url),
+        base_url=options.join_base_urls(base_url),
         api=api,
-        pinned=options.pinned(pin),
+        pinned=options.parse_pins(pin),
         tokens=token_ids,
         tasks=tasks,
         split=split,
@@ -76,18 +78,22 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         sampling=sampled,
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
-    plot = plot and _can_draw()
-    folder = folder_of(output, ["profile", name], resume=resume)
+    plot = plot and _check_matplotlib()
+    folder = choose_folder(output, ["profile", name], resume=resume)
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
     run = Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace)
-    carried_out(run)
-    found = _concluded(plan, folder, plot=plot)
-    typer.echo(found.model_dump_json(indent=2) if json else "\n".join([*_lines(found), *_paths(folder, plot=plot)]))
+    run_rollouts(run)
+    found = _profile_run(plan, folder, plot=plot)
+    typer.echo(
+        found.model_dump_json(indent=2)
+        if json
+        else "\n".join([*_format_profile(found), *_list_output_paths(folder, plot=plot)])
+    )
     if found.failures:
         raise typer.Exit(1)
 
 
-def _can_draw() -> bool:
+def _check_matplotlib() -> bool:
     """Say in one line that there is no plot where matplotlib is not installed."""
     from importlib.util import find_spec
 
@@ -97,14 +103,13 @@ def _can_draw() -> bool:
     return False
 
 
-def _concluded(plan: Plan, folder: Path, *, plot: bool) -> Profile:
+def _profile_run(plan: Plan, folder: Path, *, plot: bool) -> Profile:
     from gymsdk.rollouts.folder import RunFolder
-    from gymsdk.rollouts.plot import draw
-    from gymsdk.rollouts.profile import profiled
+    from gymsdk.rollouts.profile import draw, profiled
 
     name = next(iter(plan.environments))
     with RunFolder(folder) as run:
-        maxima = _maxima(plan, run)
+        maxima = _list_claimed_maxima(plan, run)
         found = profiled(name, plan.model or "", run.read_rollouts(), run.read_failures(), maxima=maxima)
         (folder / "profile.json").write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
         if plot:
@@ -112,9 +117,9 @@ def _concluded(plan: Plan, folder: Path, *, plot: bool) -> Profile:
     return found
 
 
-def _maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
+def _list_claimed_maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
     """Give the best reward the environment claims of each of the run's tasks."""
-    from gymsdk.cli.stopping import run as run_loop
+    from gymsdk.cli.stopping import run_in_new_loop as run_loop
     from gymsdk.metrics import TASK_INDEX
     from gymsdk.plugins import registry
 
@@ -128,14 +133,14 @@ def _maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
     return run_loop(best())
 
 
-def _paths(folder: Path, *, plot: bool) -> Iterator[str]:
+def _list_output_paths(folder: Path, *, plot: bool) -> Iterator[str]:
     from gymsdk.rollouts.folder import DRAWN, FILES
 
     drawn = [name for name in DRAWN if plot or not name.endswith(".png")]
     return (str(folder / name) for name in (*drawn, *FILES))
 
 
-def _lines(found: Profile) -> Iterator[str]:
+def _format_profile(found: Profile) -> Iterator[str]:
     """Yield the profile for people, its verdict first."""
     yield typer.style(found.verdict, bold=True)
     if mean := found.reward:

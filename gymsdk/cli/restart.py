@@ -10,18 +10,18 @@ from gymsdk.cli import options
 from gymsdk.errors import Failed, GymsdkError
 
 if TYPE_CHECKING:
-    from gymsdk.servers.nodes.reports import Nodes, Restarting
+    from gymsdk.servers.reports import HeadSnapshot, RestartReply
 
-LOOKING = 0.25
+POLL_SECONDS = 0.25
 """Seconds between two looks whether another is there."""
 
-ENDING = 15.0
+STOP_SECONDS = 15.0
 """Seconds that a server may take to end, beside what its sessions are given."""
 
-CONFLICT = 409
+HTTP_CONFLICT = 409
 
 
-class _Refused(GymsdkError):
+class _NoSupervisor(GymsdkError):
     """The head knows nobody who could."""
 
 
@@ -37,107 +37,112 @@ def restart(
     ] = 60.0,
 ) -> None:
     """Restart a server that gymsdk serve --separate supervises, once its sessions have ended."""
-    from gymsdk.cli.stopping import Stopped, until_stopped
-    from gymsdk.client import HEAD
+    from gymsdk.cli.stopping import Stopped, run_until_signal
+    from gymsdk.client import DEFAULT_HEAD_URL
 
     try:
-        seconds = until_stopped(_restarted(name, (head or HEAD).rstrip("/"), drain=drain, seconds=timeout))
+        seconds = run_until_signal(
+            _restart_and_wait(name, (head or DEFAULT_HEAD_URL).rstrip("/"), drain=drain, seconds=timeout)
+        )
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     typer.echo(f"{name} has been restarted, and answers after {seconds:.1f} s")
 
 
-async def _restarted(name: str, head: str, *, drain: float, seconds: float) -> float:
+async def _restart_and_wait(name: str, head: str, *, drain: float, seconds: float) -> float:
     """Give the seconds after which another *name* answers."""
     import asyncio
     from urllib.parse import quote
 
-    from gymsdk import http
+    from gymsdk.http import client
 
     clock = asyncio.get_running_loop().time
     began = clock()
     try:
-        before = await _asked("GET", head, "/nodes")
-        begins = await _begun(head, f"/servers/{quote(name, safe='')}/restart?drain={drain:g}")
+        before = await _request_head("GET", head, "/nodes")
+        begins = await _request_restart(head, f"/servers/{quote(name, safe='')}/restart?drain={drain:g}")
         # They go one after another.
-        bound = len(begins.pids) * (drain + ENDING + seconds)
-        while not await _is_back(name, head, before, begins):
+        bound = len(begins.pids) * (drain + STOP_SECONDS + seconds)
+        while not await _has_restarted(name, head, before, begins):
             if clock() - began > bound:
                 look = f"gymsdk status --head {head}"
                 raise GymsdkError(f"{name!r} does not answer again after {clock() - began:.0f} s; {look} says more")
-            await asyncio.sleep(LOOKING)
+            await asyncio.sleep(POLL_SECONDS)
         return clock() - began
     finally:
-        await http.aclose()
+        await client.aclose()
 
 
-async def _begun(head: str, path: str) -> Restarting:
+async def _request_restart(head: str, path: str) -> RestartReply:
     """Give what ends; a head that has just begun may be about to hear who could start them again."""
     import asyncio
 
-    from gymsdk.servers.nodes.reports import Restarting
+    from gymsdk.servers.reports import RestartReply
 
     while True:
-        settled = (await _asked("GET", head, "/nodes")).get("settled", True)
+        settled = (await _request_head("GET", head, "/nodes")).get("settled", True)
         try:
-            return Restarting.model_validate(await _asked("POST", head, path))
-        except _Refused:
+            return RestartReply.model_validate(await _request_head("POST", head, path))
+        except _NoSupervisor:
             if settled:
                 raise
-        await asyncio.sleep(LOOKING)
+        await asyncio.sleep(POLL_SECONDS)
 
 
-async def _is_back(name: str, head: str, before: Any, ending: Restarting) -> bool:
+async def _has_restarted(name: str, head: str, before: Any, ending: RestartReply) -> bool:
     """Whether all that are *ending* of the server *name* are gone, and others there instead."""
-    from gymsdk.servers.nodes.reports import ITSELF, Nodes
+    from gymsdk.servers.reports import HEAD_NODE_ID, HeadSnapshot
 
     try:
-        now = Nodes.model_validate(await _asked("GET", head, "/nodes"))
+        now = HeadSnapshot.model_validate(await _request_head("GET", head, "/nodes"))
     except GymsdkError:
         # The head itself is between two lives, or a moment too busy.
         return False
-    then = Nodes.model_validate(before)
-    if name == ITSELF:
+    then = HeadSnapshot.model_validate(before)
+    if name == HEAD_NODE_ID:
         # Those that it knew are of no use to anybody before they have joined the new one.
-        return _ends(now, name) != _ends(then, name) and (now.settled or _has(now, then))
+        return _get_last_exit_time(now, name) != _get_last_exit_time(then, name) and (
+            now.settled or _includes(now, then)
+        )
     known = {each.id for each in then.instances}
     there = [each for each in now.instances if each.name == name]
     new = [each for each in there if each.id not in known and each.status == "success"]
     return len(new) >= len(ending.pids) and not any(each.id in ending.instances for each in there)
 
 
-def _has(now: Nodes, then: Nodes) -> bool:
+def _includes(now: HeadSnapshot, then: HeadSnapshot) -> bool:
     """Whether all that were there or expected *then* are there *now*; what the head itself has is so by its name."""
     members = {each.id for each in then.instances if each.node}
     names = {*then.expected, *(each.name for each in then.instances)}
     return members <= {each.id for each in now.instances} and names <= {each.name for each in now.instances}
 
 
-def _ends(nodes: Nodes, name: str) -> float | None:
+def _get_last_exit_time(nodes: HeadSnapshot, name: str) -> float | None:
     ended = nodes.exits.get(name)
     return ended.at if ended else None
 
 
-async def _asked(method: str, head: str, path: str) -> Any:
+async def _request_head(method: str, head: str, path: str) -> Any:
     """Give what the head answers; raises `GymsdkError` where it does not, or refuses."""
-    from gymsdk import credentials, http
-    from gymsdk.told import value_of
+    from gymsdk import credentials
+    from gymsdk.client import parse_value
+    from gymsdk.http import client
 
-    carried, once = credentials.carried(None), http.ONCE
+    carried, once = credentials.resolve_auth_headers(None), client.NO_RETRY
     try:
         if method == "POST":
-            answer = await http.post(head + path, {}, headers=carried, timeout=5.0, retry=once)
+            answer = await client.post(head + path, {}, headers=carried, timeout=5.0, retry=once)
         else:
-            answer = await http.get(head + path, headers=carried, timeout=5.0, retry=once)
+            answer = await client.get(head + path, headers=carried, timeout=5.0, retry=once)
     except Failed as error:
         cure = "start one with `gymsdk serve NAME --separate`, or name it with --head"
         raise GymsdkError(f"no head answers at {head} ({error}); {cure}") from None
     if answer.status == credentials.UNAUTHORIZED:
-        raise credentials.refused(answer.host, had_token=bool(carried))
-    value = value_of(answer)
+        raise credentials.build_unauthorized_error(answer.host, had_token=bool(carried))
+    value = parse_value(answer)
     if answer.ok and isinstance(value, dict):
         return value
-    if answer.status == CONFLICT and isinstance(value, dict):
-        raise _Refused(str(value.get("detail")))
-    message = f"{http.host(head)} is no head of gymsdk: it answered {answer.status}"
+    if answer.status == HTTP_CONFLICT and isinstance(value, dict):
+        raise _NoSupervisor(str(value.get("detail")))
+    message = f"{client.get_host(head)} is no head of gymsdk: it answered {answer.status}"
     raise GymsdkError(f"{message}; name the right one with --head")

@@ -14,14 +14,13 @@ from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
-    from gymsdk.rollouts.cases import Run
-    from gymsdk.rollouts.rejudged import Judge, Rejudged
+    from gymsdk.rollouts.reverify import Judge, Rejudged, Run
     from gymsdk.types import Row
 
-EVERY = 10.0
+PROGRESS_SECONDS = 10.0
 """Seconds between two lines that say how far it is."""
 
-SHOWN = 50
+MAX_LISTED = 50
 """How many changes, and how many rollouts without a reward, are shown to people; `--json` has them all."""
 
 
@@ -31,7 +30,7 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
     ],
     *,
     head: options.Head = None,
-    settings: options.Set = [],  # noqa: B006  # typer copies it
+    settings: options.Settings = [],  # noqa: B006  # typer copies it
     agent: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The agent, or the environment, of rollouts that name none."),
@@ -56,20 +55,20 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
 
     The stored run stays as it is; what changes is listed.
     """
-    from gymsdk.rollouts.cases import Run
+    from gymsdk.rollouts.reverify import Run
 
     run = Run(path, agent=agent)
     if output is not None:
-        _not_its_own(run, output, overwrite=overwrite)
-    found = _Found()
-    _followed(_work(run, found, _Asked(head, settings, limit, at_once, output, overwrite, force)))
+        _check_output(run, output, overwrite=overwrite)
+    found = _Results()
+    _report_progress(_reverify_run(run, found, _Options(head, settings, limit, at_once, output, overwrite, force)))
     _print(found, json=json)
     if found.unscored or (fail_on_change and found.changed):
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Options:
     head: str | None
     settings: list[str]
     limit: int | None
@@ -80,7 +79,7 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Results:
     """What judging once more has come to."""
 
     rollouts: int = 0
@@ -104,59 +103,59 @@ class _Found:
             self.changed.append({**place, "old": case.reward, "new": each.judgement.reward})
 
 
-def _not_its_own(run: Run, output: Path, *, overwrite: bool) -> None:
-    from gymsdk.rollouts.sheet import free
+def _check_output(run: Run, output: Path, *, overwrite: bool) -> None:
+    from gymsdk.rollouts.tasks import free
 
     if run.holds(output):
         raise UsageError(f"{output} is the stored run's own, which stays as it is; choose another --output")
     free(output, overwrite=overwrite)
 
 
-def _followed(work: Any) -> None:
+def _report_progress(work: Any) -> None:
     from contextlib import redirect_stdout
     from sys import stderr
 
-    from gymsdk.cli.running import warnings
-    from gymsdk.cli.stopping import Stopped, until_stopped
+    from gymsdk.cli.rollout import show_warnings
+    from gymsdk.cli.stopping import Stopped, run_until_signal
 
-    with warnings(), redirect_stdout(stderr):
+    with show_warnings(), redirect_stdout(stderr):
         try:
-            until_stopped(work)
+            run_until_signal(work)
         except Stopped as stop:
             raise typer.Exit(stop.code) from None
 
 
-async def _work(run: Run, found: _Found, asked: _Asked) -> None:
+async def _reverify_run(run: Run, found: _Results, asked: _Options) -> None:
     import asyncio
 
-    from gymsdk import http
-    from gymsdk.rollouts.rejudged import elsewhere, has_judges, here, sessionless, wanted
-    from gymsdk.rollouts.served import served
+    from gymsdk.http import client
+    from gymsdk.rollouts.remote import served
+    from gymsdk.rollouts.reverify import elsewhere, has_judges, here, sessionless, wanted
 
     try:
         if asked.head is None:
-            async with here(run, options.settings(run.names(), asked.settings)) as judge:
-                await _judged(run, judge, found, asked)
+            async with here(run, options.parse_settings(run.names(), asked.settings)) as judge:
+                await _judge_cases(run, judge, found, asked)
             return
         if asked.settings:
             raise UsageError(f"--set {asked.settings[0]}: the servers have their settings; leave out --set")
         judges = await asyncio.to_thread(wanted, run)
         servers = await served(asked.head, lambda found: has_judges(found, judges))
         found.unsure = await sessionless(servers, run, force=asked.force)
-        await _judged(run, elsewhere(servers), found, asked)
+        await _judge_cases(run, elsewhere(servers), found, asked)
     finally:
-        await http.aclose()
+        await client.aclose()
 
 
-async def _judged(run: Run, judge: Judge, found: _Found, asked: _Asked) -> None:
+async def _judge_cases(run: Run, judge: Judge, found: _Results, asked: _Options) -> None:
     from contextlib import aclosing, nullcontext
     from itertools import islice
 
     from gymsdk import descriptors
-    from gymsdk.rollouts.rejudged import rejudged
-    from gymsdk.rollouts.sheet import Sheet
+    from gymsdk.rollouts.reverify import rejudged
+    from gymsdk.rollouts.tasks import Sheet
 
-    at_once = min(asked.at_once, descriptors.affordable(2))
+    at_once = min(asked.at_once, descriptors.count_affordable(2))
     ends, said = rejudged(islice(run.cases(), asked.limit), judge, at_once=at_once), time.monotonic()
     with Sheet(asked.output, overwrite=asked.overwrite) if asked.output else nullcontext() as sheet:
         async with aclosing(ends):
@@ -164,16 +163,16 @@ async def _judged(run: Run, judge: Judge, found: _Found, asked: _Asked) -> None:
                 found.add(each)
                 if sheet and (line := each.line()) is not None:
                     sheet.add(line)
-                if time.monotonic() >= said + EVERY:
+                if time.monotonic() >= said + PROGRESS_SECONDS:
                     said = time.monotonic()
                     typer.echo(f"{found.rollouts:,} judged, {len(found.changed):,} rewards changed", err=True)
 
 
-def _print(found: _Found, *, json: bool) -> None:
-    from gymsdk import rows
+def _print(found: _Results, *, json: bool) -> None:
+    from gymsdk import jsonl
 
     if not json:
-        typer.echo("\n".join(_lines(found)))
+        typer.echo("\n".join(_format_results(found)))
         return
     told = {
         "rollouts": found.rollouts,
@@ -182,33 +181,33 @@ def _print(found: _Found, *, json: bool) -> None:
         "unscored": found.unscored,
         "not_stateless": found.unsure,
     }
-    typer.echo(rows.document(told), nl=False)
+    typer.echo(jsonl.dump_document(told), nl=False)
 
 
-def _lines(found: _Found) -> Iterator[str]:
+def _format_results(found: _Results) -> Iterator[str]:
     for name in found.unsure:
         yield f"{name} does not say that it judges without a session: these rewards may differ for that alone"
-    for each in found.changed[:SHOWN]:
-        yield f"{_place(each)}: {_number(each['old'])} is now {_number(each['new'])}"
-    yield from _more(found.changed)
-    for each in found.unscored[:SHOWN]:
-        yield f"{_place(each)}: no reward ({each['kind']}): {each['reason']}"
-    yield from _more(found.unscored)
+    for each in found.changed[:MAX_LISTED]:
+        yield f"{_format_case(each)}: {_format_reward(each['old'])} is now {_format_reward(each['new'])}"
+    yield from _format_remainder(found.changed)
+    for each in found.unscored[:MAX_LISTED]:
+        yield f"{_format_case(each)}: no reward ({each['kind']}): {each['reason']}"
+    yield from _format_remainder(found.unscored)
     judged = f"{found.rollouts:,} rollouts judged once more: {len(found.changed):,} rewards changed"
     yield f"{judged}, {len(found.unscored):,} have none now"
-    yield f"mean reward {_number(_mean(found.before))}, now {_number(_mean(found.after))}"
+    yield f"mean reward {_format_reward(_mean(found.before))}, now {_format_reward(_mean(found.after))}"
 
 
-def _place(each: Row) -> str:
+def _format_case(each: Row) -> str:
     return f"{each['environment']} task {each['task']} repeat {each['repeat']}"
 
 
-def _more(listed: list[Row]) -> Iterator[str]:
-    if len(listed) > SHOWN:
-        yield f"and {len(listed) - SHOWN:,} more, all in --json"
+def _format_remainder(listed: list[Row]) -> Iterator[str]:
+    if len(listed) > MAX_LISTED:
+        yield f"and {len(listed) - MAX_LISTED:,} more, all in --json"
 
 
-def _number(value: float | None) -> str:
+def _format_reward(value: float | None) -> str:
     return "none" if value is None else f"{value:.6g}"
 
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.announcing import KINDS
+from gymsdk.cli.announce import SERVER_LABELS
 from gymsdk.errors import Failed
 
 if TYPE_CHECKING:
-    from gymsdk.servers.watching.survey import Row, Survey
+    from gymsdk.observability.status import ServerStatus, StatusReport
 
-PAUSE = 2.0
+REFRESH_SECONDS = 2.0
 """Seconds between two looks."""
 
-WORDS = {
+PROBLEM_LABELS = {
     "missing": "is expected, and not registered",
     "unhealthy": "does not answer as it should",
     "exit": "ended by itself not long ago",
@@ -27,7 +27,7 @@ WORDS = {
 }
 """What is wrong, in words."""
 
-CLEAR = "\x1b[H\x1b[2J"
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 def status(
@@ -37,17 +37,17 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
 ) -> None:
     """Tell how the servers of a head are; exit code 1 where something is wrong, or no head answers."""
-    from gymsdk.cli.stopping import Stopped, until_stopped
+    from gymsdk.cli.stopping import Stopped, run_until_signal
 
-    look = _Look(head, json=json)
+    look = _StatusPrinter(head, json=json)
     try:
-        until_stopped(look.watch() if watch else look.print_once())
+        run_until_signal(look.watch() if watch else look.print_once())
     except Stopped as stop:
         raise typer.Exit(look.code if watch else stop.code) from None
     raise typer.Exit(look.code)
 
 
-class _Look:
+class _StatusPrinter:
     """Looks at the servers of a *head* and prints what there is; *code* is the exit code of the last look."""
 
     def __init__(self, head: str | None, *, json: bool) -> None:
@@ -56,23 +56,23 @@ class _Look:
         self._json = json
 
     async def print_once(self) -> None:
-        from gymsdk import http
-        from gymsdk.client import HEAD
-        from gymsdk.servers.watching.survey import survey
+        from gymsdk.client import DEFAULT_HEAD_URL
+        from gymsdk.http import client
+        from gymsdk.observability.status import fetch_status
 
         try:
-            found = await survey(self._head or HEAD)
+            found = await fetch_status(self._head or DEFAULT_HEAD_URL)
         finally:
-            await http.aclose()
+            await client.aclose()
         self.code = 0 if found.is_healthy else 1
-        typer.echo(_line(found) if self._json else text(found))
+        typer.echo(_format_json(found) if self._json else format_status(found))
 
     async def watch(self) -> None:
         import asyncio
 
         while True:
             if sys.stdout.isatty() and not self._json:
-                typer.echo(CLEAR, nl=False)
+                typer.echo(CLEAR_SCREEN, nl=False)
             try:
                 await self.print_once()
             except Failed as error:
@@ -80,61 +80,64 @@ class _Look:
                 self.code = 1
                 typer.echo(f"Error: {error}", err=True)
             sys.stdout.flush()
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(REFRESH_SECONDS)
 
 
-def _line(found: Survey) -> str:
-    from gymsdk.values import written
+def _format_json(found: StatusReport) -> str:
+    from gymsdk.jsonl import dump_json
 
-    return written({"ok": found.is_healthy, **found.model_dump(mode="json")}).decode()
+    return dump_json({"ok": found.is_healthy, **found.model_dump(mode="json")}).decode()
 
 
-def text(found: Survey) -> str:
+def format_status(found: StatusReport) -> str:
     """Give what there is as a table, and beneath it what is wrong."""
     with_gpus, with_nodes = (any(each.gpus for each in found.servers), any(each.node for each in found.servers))
-    columns = [dict(_cells(each)) for each in found.servers]
+    columns = [dict(_format_cells(each)) for each in found.servers]
     names = [name for name in columns[0] if (name != "GPU" or with_gpus) and (name != "node" or with_nodes)]
     cells = [names, *([column[name] for name in names] for column in columns)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join([*lines, "", *_told(found)])
+    return "\n".join([*lines, "", *_list_problems(found)])
 
 
-def _cells(row: Row) -> Iterator[tuple[str, str]]:
+def _format_cells(row: ServerStatus) -> Iterator[tuple[str, str]]:
     yield "server", row.name
-    yield "kind", KINDS.get(row.kind or "", row.kind or "")
+    yield "kind", SERVER_LABELS.get(row.kind or "", row.kind or "")
     yield "node", row.node[:8]
-    yield "health", _marked(row.health, row.wrong, "missing", "unhealthy")
-    yield "last exit", _marked(_exit(row), row.wrong, "exit")
-    yield "uptime", "" if row.uptime is None else _span(row.uptime)
+    yield "health", _mark_problem(row.health, row.wrong, "missing", "unhealthy")
+    yield "last exit", _mark_problem(_format_exit(row), row.wrong, "exit")
+    yield "uptime", "" if row.uptime is None else _format_duration(row.uptime)
     yield "sessions", "" if row.sessions is None else f"{row.sessions:,}"
     yield "in flight", "" if row.in_flight is None else f"{row.in_flight:,}"
-    yield "round trip", "" if row.round_trip is None else _marked(f"{row.round_trip * 1e3:.1f} ms", row.wrong, "slow")
+    yield (
+        "round trip",
+        "" if row.round_trip is None else _mark_problem(f"{row.round_trip * 1e3:.1f} ms", row.wrong, "slow"),
+    )
     gpus = " ".join(f"{used:.0%}" for used in row.gpus.values())
     yield "GPU", f"{gpus} !" if row.idle else gpus
 
 
-def _exit(row: Row) -> str:
-    from gymsdk.supervisor import told
+def _format_exit(row: ServerStatus) -> str:
+    from gymsdk.deploy.supervisor import told
 
     if row.exit_code is None or row.exit_at is None:
         return ""
     times = f", {row.restarts} restarts" if row.restarts and row.restarts > 1 else ""
-    return f"{told(row.exit_code)} {_span(max(0.0, time.time() - row.exit_at))} ago{times}"
+    return f"{told(row.exit_code)} {_format_duration(max(0.0, time.time() - row.exit_at))} ago{times}"
 
 
-def _marked(cell: str, wrong: Sequence[str], *which: str) -> str:
+def _mark_problem(cell: str, wrong: Sequence[str], *which: str) -> str:
     return f"{cell} !" if any(each in wrong for each in which) else cell
 
 
-def _span(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
 
 
-def _told(found: Survey) -> Iterator[str]:
+def _list_problems(found: StatusReport) -> Iterator[str]:
     nodes = f", {found.nodes} {'node' if found.nodes == 1 else 'nodes'} beside it" if found.nodes else ""
     yield f"{found.head}: {found.registered} of {found.expected} expected servers registered{nodes}"
     if not found.settled and found.registered < found.expected:
@@ -142,8 +145,8 @@ def _told(found: Survey) -> Iterator[str]:
     if found.round_trip_by == "command":
         yield "round trips are from here: this head does not measure them"
     for row in found.servers:
-        yield from (f"! {row.name} {WORDS[each]}" for each in row.wrong)
+        yield from (f"! {row.name} {PROBLEM_LABELS[each]}" for each in row.wrong)
         if row.idle:
             yield f"! a GPU of {row.name} is used less than half of the time (no fault, but worth a look)"
     for each in found.lost:
-        yield f"! node {each.id[:8]} with {', '.join(each.servers)} is heard of no more, since {_span(each.age)}"
+        yield f"! node {each.id[:8]} with {', '.join(each.servers)} is heard of no more, since {_format_duration(each.age)}"

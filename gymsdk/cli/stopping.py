@@ -16,15 +16,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from gymsdk.cli import exiting
-from gymsdk.complaints import raised
-from gymsdk.descriptors import raise_limit
-from gymsdk.errors import GymsdkError
+from gymsdk.cli import process_exit
+from gymsdk.descriptors import raise_open_file_limit
+from gymsdk.errors import GymsdkError, describe_exception
 
-PATIENCE = 15.0
+STOP_SECONDS = 15.0
 """Seconds the work may take to clean up after a signal."""
 
-CANCELLING = 3.0
+CANCEL_SECONDS = 3.0
 """Seconds that tasks which outlive the work may take to end once they are cancelled."""
 
 T = TypeVar("T")
@@ -39,16 +38,16 @@ class Stopped(KeyboardInterrupt):
         self.code = code
 
 
-def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "", quiet: bool = False) -> T:
+def run_until_signal(work: Coroutine[Any, Any, T], *, last_words: str = "", quiet: bool = False) -> T:
     """Give what *work* returns; raises `Stopped` where a signal ends it first.
 
     Work that cannot be stopped ends with the process, after *last_words*. That it is being stopped is said on standard
     error, unless that is to be *quiet*.
     """
-    stop = _Stop(last_words, quiet=quiet)
+    stop = _SignalHandler(last_words, quiet=quiet)
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return run(stop.around(work))
+        return run_in_new_loop(stop.around(work))
     except asyncio.CancelledError:
         if not stop.code:
             # Nobody asked for this: as a stop it would pass for a run that went well.
@@ -57,7 +56,7 @@ def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "", quiet: 
     except SystemExit as error:
         # Raised in a task of an author's own, it ends the loop, and would end the command as if all had gone well.
         raise GymsdkError(
-            f"a background task of an environment ended with {raised(error)}; catch that there"
+            f"a background task of an environment ended with {describe_exception(error)}; catch that there"
         ) from error
     finally:
         stop.over()
@@ -65,14 +64,14 @@ def until_stopped(work: Coroutine[Any, Any, T], *, last_words: str = "", quiet: 
             signal.signal(number, handler)
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run_in_new_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run *work* on a new event loop and give what it returns.
 
     Like `asyncio.run`, but tasks that do not end within `CANCELLING` seconds of their cancellation are named in a
     warning and left behind, threads of the loop's executor are left to `exiting.exit_in_time`, and this process may
     have as many files open as the system allows it.
     """
-    raise_limit()
+    raise_open_file_limit()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -80,7 +79,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     finally:
         try:
             loop.run_until_complete(_cancel_others())
-            loop.run_until_complete(asyncio.wait({loop.create_task(loop.shutdown_asyncgens())}, timeout=CANCELLING))
+            loop.run_until_complete(asyncio.wait({loop.create_task(loop.shutdown_asyncgens())}, timeout=CANCEL_SECONDS))
         finally:
             asyncio.set_event_loop(None)
             loop.close()
@@ -93,19 +92,21 @@ async def _cancel_others() -> None:
         task.cancel()
     if not others:
         return
-    _, pending = await asyncio.wait(others, timeout=CANCELLING)
+    _, pending = await asyncio.wait(others, timeout=CANCEL_SECONDS)
     for task in pending:
-        log.warning("%s did not end within %g s of its cancellation; it is left behind", _described(task), CANCELLING)
-    exiting.left_behind.extend(pending)
+        log.warning(
+            "%s did not end within %g s of its cancellation; it is left behind", _describe_task(task), CANCEL_SECONDS
+        )
+    process_exit.unfinished_tasks.extend(pending)
 
 
-def _described(task: asyncio.Task[Any]) -> str:
+def _describe_task(task: asyncio.Task[Any]) -> str:
     frames = task.get_stack(limit=1)
     where = f" ({Path(frames[0].f_code.co_filename).name}:{frames[0].f_lineno})" if frames else ""
     return f"{task.get_name()}{where}"
 
 
-def interruptible(work: Callable[[], T]) -> T:
+def run_interruptibly(work: Callable[[], T]) -> T:
     """Give what *work* returns, which waits in this thread; raises `Stopped` where a signal ends it first."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -119,7 +120,7 @@ def interruptible(work: Callable[[], T]) -> T:
             signal.signal(number, handler)
 
 
-class _Stop:
+class _SignalHandler:
     """A signal handler: the first signal cancels the work, the second ends the process."""
 
     def __init__(self, last_words: str, *, quiet: bool) -> None:
@@ -144,11 +145,11 @@ class _Stop:
             self._exit()
         self.code = 128 + number
         # A loop that somebody's code holds hears of nothing: the clock runs in a thread.
-        self._clock = threading.Timer(PATIENCE, self._exit)
+        self._clock = threading.Timer(STOP_SECONDS, self._exit)
         self._clock.daemon = True
         self._clock.start()
         if not self._quiet:
-            _say("\nstopping; once more to stop at once\n")
+            _print_error("\nstopping; once more to stop at once\n")
         if self._cancel:
             loop, task = self._cancel
             loop.call_soon_threadsafe(task.cancel)
@@ -159,10 +160,10 @@ class _Stop:
             self._clock.cancel()
 
     def _exit(self) -> None:
-        _say(self._last_words)
+        _print_error(self._last_words)
         os._exit(self.code)
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     # Past `sys.stderr`, whose lock the interrupted code may hold.
     os.write(2, text.encode())

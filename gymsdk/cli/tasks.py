@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from gymsdk.environment import Environment
-    from gymsdk.rollouts.dealt import Checked
+    from gymsdk.rollouts.tasks import Checked
     from gymsdk.types import Row
 
-MOST = 100
+MAX_ERRORS_SHOWN = 100
 """How many rows are taken of an environment whose split may have no end, where nobody says how many."""
 
 
@@ -33,7 +33,7 @@ def tasks(  # noqa: PLR0913  # each is an option of the command
         typer.Option("--limit", "-n", min=1, metavar="N", help="Rows of each environment; 100 if not given."),
     ] = None,
     seed: options.Seed = 0,
-    settings: options.Set = [],  # noqa: B006  # typer copies it
+    settings: options.Settings = [],  # noqa: B006  # typer copies it
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; standard output, if none.")
     ] = None,
@@ -53,17 +53,17 @@ def tasks(  # noqa: PLR0913  # each is an option of the command
     """
     named = list(dict.fromkeys(names or []))
     if dataset is not None or config:
-        _check(config, dataset, {"NAME": names or None, "--validate": validate, "--output": output}, json=json)
+        _check_dataset(config, dataset, {"NAME": names or None, "--validate": validate, "--output": output}, json=json)
         return
     if validate is not None:
-        _validate(validate, named, settings, json=json)
+        _validate_file(validate, named, settings, json=json)
         return
     if not named:
         raise UsageError("Missing argument 'NAME': say whose rows are to be written; `gymsdk list` names environments")
-    _write(named, settings, split, seed=seed, limit=limit, output=output, overwrite=overwrite, json=json)
+    _write_rows(named, settings, split, seed=seed, limit=limit, output=output, overwrite=overwrite, json=json)
 
 
-def _write(  # the command's own options
+def _write_rows(  # the command's own options
     names: list[str],
     settings: list[str],
     split: str | None,
@@ -76,42 +76,41 @@ def _write(  # the command's own options
 ) -> None:
     from contextlib import redirect_stdout
 
-    from gymsdk import rows
-    from gymsdk.cli.stopping import run
+    from gymsdk import jsonl
+    from gymsdk.cli.stopping import run_in_new_loop
     from gymsdk.plugins import registry
-    from gymsdk.rollouts.dealt import dealt, equipped
-    from gymsdk.rollouts.sheet import Sheet
+    from gymsdk.rollouts.tasks import Sheet, dealt, equipped
 
-    given = options.settings(names, settings)
+    given = options.parse_settings(names, settings)
     # What an author's code prints must not mix with the rows.
     out, silent = sys.stdout.buffer, redirect_stdout(sys.stderr)
     with silent:
         loaded = {name: registry.load(name, **each) for name, each in given.items()}
-        found = equipped(loaded, dealt(loaded, split, seed=seed, limit=limit or MOST), seed=seed)
+        found = equipped(loaded, dealt(loaded, split, seed=seed, limit=limit or MAX_ERRORS_SHOWN), seed=seed)
         if limit is None:
-            typer.echo(f"at most {MOST} rows of each environment; -n N takes another number", err=True)
+            typer.echo(f"at most {MAX_ERRORS_SHOWN} rows of each environment; -n N takes another number", err=True)
         if output is None:
-            run(_each(found, lambda row: out.write(rows.line(row))))
+            run_in_new_loop(_iter_rows(found, lambda row: out.write(jsonl.dump_row(row))))
             out.flush()
             return
         with Sheet(output, overwrite=overwrite) as sheet:
-            run(_each(found, sheet.add))
+            run_in_new_loop(_iter_rows(found, sheet.add))
     told = {"output": str(output), "rows": sheet.count, "environments": names}
-    typer.echo(rows.document(told) if json else f"{sheet.count:,} rows in {output}\n", nl=False)
+    typer.echo(jsonl.dump_document(told) if json else f"{sheet.count:,} rows in {output}\n", nl=False)
 
 
-async def _each(found: AsyncIterator[Row], take: Callable[[Row], object]) -> None:
+async def _iter_rows(found: AsyncIterator[Row], take: Callable[[Row], object]) -> None:
     async for row in found:
         take(row)
 
 
-def _validate(path: Path, names: list[str], settings: list[str], *, json: bool) -> None:
+def _validate_file(path: Path, names: list[str], settings: list[str], *, json: bool) -> None:
     from functools import cache
 
     from gymsdk.plugins import registry
-    from gymsdk.rollouts.dealt import checked
+    from gymsdk.rollouts.tasks import checked
 
-    given = options.settings(names, settings) if names or not settings else _unnamed(settings)
+    given = options.parse_settings(names, settings) if names or not settings else _parse_unprefixed_settings(settings)
 
     @cache
     def environment_of(name: str) -> Environment | GymsdkError:
@@ -121,35 +120,35 @@ def _validate(path: Path, names: list[str], settings: list[str], *, json: bool) 
             return error
 
     found = checked(path, environment_of, only=names[0] if len(names) == 1 else None)
-    _print(path, found, json=json)
+    _print_errors(path, found, json=json)
     if found.bad:
         raise typer.Exit(1)
 
 
-def _check(files: list[Path], name: str | None, others: dict[str, object], *, json: bool) -> None:
-    from gymsdk.cli.datasets import asked_for
+def _check_dataset(files: list[Path], name: str | None, others: dict[str, object], *, json: bool) -> None:
+    from gymsdk.cli.options import select_dataset
     from gymsdk.plugins import registry
-    from gymsdk.rollouts.dealt import checked
+    from gymsdk.rollouts.tasks import checked
 
-    rows = asked_for(files, name, others, played=True)
+    rows = select_dataset(files, name, others, played=True)
     environment = registry.load(rows.environment, **rows.settings)
     found = checked(rows.path, lambda _: environment, only=rows.environment)
-    _print(rows.path, found, json=json)
+    _print_errors(rows.path, found, json=json)
     if found.bad:
         raise typer.Exit(1)
 
 
-def _unnamed(settings: list[str]) -> dict[str, dict[str, object]]:
+def _parse_unprefixed_settings(settings: list[str]) -> dict[str, dict[str, object]]:
     raise UsageError(f"--set {settings[0]}: name the environment it is a setting of, as in `gymsdk tasks NAME --set …`")
 
 
-def _print(path: Path, found: Checked, *, json: bool) -> None:
-    from gymsdk import rows
+def _print_errors(path: Path, found: Checked, *, json: bool) -> None:
+    from gymsdk import jsonl
 
     if json:
         bad = [{"line": number, "reason": reason} for number, reason in found.bad]
         told = {"file": str(path), "good": found.good.total(), "bad": bad, "environments": dict(found.good)}
-        typer.echo(rows.document(told), nl=False)
+        typer.echo(jsonl.dump_document(told), nl=False)
         return
     for number, reason in found.bad:
         typer.echo(f"{path}:{number}: {reason}")

@@ -9,26 +9,26 @@ from typing import Annotated, TextIO
 
 import typer
 
-LOGGER = "gymsdk.tracebacks"
-"""The logger that `gymsdk.plugins.author` writes tracebacks to."""
+LOGGER_NAME = "gymsdk.tracebacks"
+"""The logger that `gymsdk.plugins.calls` writes tracebacks to."""
 
 
 class _Handler(logging.StreamHandler[TextIO]):
     """Writes tracebacks to standard error; others, such as a test runner, may add handlers for their own purposes."""
 
 
-def show(*, asked: bool) -> None:
+def enable(*, asked: bool) -> None:
     """Show tracebacks from now on, where that is *asked* for."""
-    log = logging.getLogger(LOGGER)
+    log = logging.getLogger(LOGGER_NAME)
     log.handlers = [each for each in log.handlers if not isinstance(each, _Handler)]
     if asked:
         log.addHandler(_Handler(sys.stderr))
     log.setLevel(logging.DEBUG if asked else logging.CRITICAL)
 
 
-def is_shown() -> bool:
+def is_enabled() -> bool:
     """Whether this command shows tracebacks."""
-    return any(isinstance(each, _Handler) for each in logging.getLogger(LOGGER).handlers)
+    return any(isinstance(each, _Handler) for each in logging.getLogger(LOGGER_NAME).handlers)
 
 
 def print_cause(error: BaseException) -> None:
@@ -41,6 +41,8 @@ def print_cause(error: BaseException) -> None:
 Traceback = Annotated[
     bool,
     typer.Option(
-        "--traceback", callback=lambda asked: show(asked=asked), help="Show whole tracebacks of the environment's code."
+        "--traceback",
+        callback=lambda asked: enable(asked=asked),
+        help="Show whole tracebacks of the environment's code.",
     ),
 ]

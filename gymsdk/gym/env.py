@@ -2,24 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from typing import Any, ClassVar
+from types import FrameType
+from typing import Any, ClassVar, TypeVarTuple
 
 import gymnasium
+from gymnasium.wrappers import TimeLimit
 
 import gymsdk.gym.batch  # noqa: F401  # Gymnasium's own vectors learn there how to batch what an `Env` gives
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError
-from gymsdk.gym import ending, loop, time_limit
-from gymsdk.gym.claim import Claim
+from gymsdk.gym import loop
+from gymsdk.gym.config import Dealt, Table, Tasks, budget, merged
 from gymsdk.gym.render import Screen
-from gymsdk.gym.seat import Info, Seat, Stepped
-from gymsdk.gym.table import Dealt, Table, Tasks, budget, merged
-from gymsdk.outcome import Rollout
+from gymsdk.gym.slot import Info, Seat, Stepped
 from gymsdk.tokens.tokenizer import Tokenizer
-from gymsdk.types import Episode
+from gymsdk.types import Episode, Rollout
+
+
+class Claim:
+    """Nobody's at first."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process, self._lock = os.getpid(), threading.Lock()
+
+    @contextmanager
+    def held(self, anew: Callable[[], None]) -> Iterator[None]:
+        """Hold it inside the block; in a fork *anew* is called first. Raises `UsageError` where it is held."""
+        if self._process != os.getpid():
+            # Whoever held it in the parent does not run here.
+            self._begin()
+            anew()
+        if not self._lock.acquire(blocking=False):
+            raise UsageError("another thread is using this environment; make one for each thread")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+Ts = TypeVarTuple("Ts")
+
+_open: set[weakref.finalize[Any, Any]] = set()
+
+
+def unclosed(owner: object, close: Callable[[*Ts], Coroutine[Any, Any, None]], *given: *Ts) -> None:
+    """Have `close(*given)` run on the background loop once *owner* is gone or this process ends.
+
+    Nothing that is *given* may hold the owner.
+    """
+
+    def end() -> None:
+        _open.discard(finalizer)
+        if process == os.getpid():
+            loop.leave(close(*given))
+
+    process = os.getpid()
+    finalizer = weakref.finalize(owner, end)
+    # At exit they all close at once, within one bound: `_end` sees to that.
+    finalizer.atexit = False
+    _open.add(finalizer)
+
+
+@atexit.register
+def _end() -> None:
+    for finalizer in tuple(_open):
+        # To call one does nothing by now.
+        if alive := finalizer.detach():
+            alive[1]()
+    loop.shut()
+
+
+def ends_now(env: gymnasium.Env[Any, Any]) -> bool:
+    """Return whether a `TimeLimit` around *env* truncates the episode after the step that is being taken.
+
+    The wrapper truncates once the environment has answered and tells the environment nothing, so that the answer to the
+    last step would have no verdict. It is found among the callers of this step: there the environment can judge.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the one way to the callers
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, TimeLimit) and caller.unwrapped is env and _is_last(caller):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_last(wrapper: TimeLimit[Any, Any]) -> bool:
+    # Gymnasium has no other word for it. Before a reset of the wrapper's own it has counted nothing.
+    taken: int | None = getattr(wrapper, "_elapsed_steps", None)
+    return (taken or 0) + 1 >= wrapper._max_episode_steps  # noqa: SLF001
 
 
 class Env(gymnasium.Env[Any, Any]):
@@ -99,7 +182,7 @@ class Env(gymnasium.Env[Any, Any]):
         """
         with self._claim.held(self._sit_anew):
             items = self._seat.heard(action)
-            stepped = loop.run(self._seat.answer(items, last=time_limit.ends_now(self)))
+            stepped = loop.run(self._seat.answer(items, last=ends_now(self)))
             self._show()
             return stepped
 
@@ -135,7 +218,7 @@ class Env(gymnasium.Env[Any, Any]):
     def _sit(self, table: Table) -> None:
         self._table = table
         self._seat = Seat(table.environment, table.codec(), table.budget)
-        ending.unclosed(self, _cleared, self._seat, table)
+        unclosed(self, _cleared, self._seat, table)
 
     def _sit_anew(self) -> None:
         self._sit(self._table.anew())

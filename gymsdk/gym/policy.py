@@ -9,19 +9,15 @@ from typing import Any, TypeAlias
 import gymnasium
 
 from gymsdk import responses
-from gymsdk.episode import request_of
+from gymsdk.episode import build_request
 from gymsdk.errors import EpisodeError, Failed, UsageError
 from gymsdk.gym import loop, registration
-from gymsdk.gym.conversation import Conversation
+from gymsdk.gym.actions import Conversation, Turn
 from gymsdk.gym.env import Env
-from gymsdk.gym.infos import info_of
 from gymsdk.gym.spaces import Messages
-from gymsdk.gym.turn import Turn
-from gymsdk.gym.vector import VectorEnv
+from gymsdk.gym.vector import VectorEnv, info_of
 from gymsdk.models import registry as models
-from gymsdk.outcome import Rollout
-from gymsdk.transcript import Item
-from gymsdk.types import Episode, Model
+from gymsdk.types import Episode, Item, Model, Rollout
 
 Single: TypeAlias = gymnasium.Env[Any, Any]
 
@@ -50,7 +46,7 @@ class Policy:
         if options and not isinstance(model, str):
             raise UsageError(f"{', '.join(options)}: options are for a model's name; this model is made already")
         self._model = models.model(model, timeout=timeout, **options) if isinstance(model, str) else model
-        responses.check(self._model)
+        responses.check_model(self._model)
         self._env = None if env is None else _spoken_with(env)
         self._sampling = dict(sampling or {})
         self._timeout = timeout
@@ -99,13 +95,13 @@ class Policy:
         return Turn(response)
 
     def _parameters(self, episode: Episode | None) -> Item:
-        whole = request_of(episode, self._sampling) if episode else self._sampling
+        whole = build_request(episode, self._sampling) if episode else self._sampling
         return {key: value for key, value in whole.items() if key not in {"input", "tools"}}
 
     async def _response(self, request: Item, episode: Episode | None) -> Item:
         try:
             async with asyncio.timeout(self._timeout):
-                return await responses.asked(self._model, request, episode=episode)
+                return await responses.query_model(self._model, request, episode=episode)
         except TimeoutError:
             message = f"the model did not answer within {self._timeout:g} s"
             raise Failed(message, kind="model_timeout", retryable=True) from None

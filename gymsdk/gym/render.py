@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gymsdk.outcome import Rollout
-from gymsdk.transcript import Item, text_of
-from gymsdk.types import Episode
+from gymsdk.types import Episode, Item, Rollout, extract_text
 
 
 class Screen:
@@ -49,8 +47,8 @@ def _line(item: Item) -> str:
 def _text(content: str | list[Item] | None) -> str:
     """Give the text of *content*, parts of other kinds named in brackets."""
     if not isinstance(content, list):
-        return text_of(content)
-    return "".join(text_of([part]) if "text" in part else f"[{part.get('type')}]" for part in content)
+        return extract_text(content)
+    return "".join(extract_text([part]) if "text" in part else f"[{part.get('type')}]" for part in content)
 
 
 def _end(rollout: Rollout | None) -> Iterator[str]:

@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium import Space
 
 from gymsdk.errors import UsageError
-from gymsdk.gym.speech import spoken
-from gymsdk.transcript import Item
+from gymsdk.gym.actions import spoken
+from gymsdk.types import Item
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 """Who speaks in a chat."""

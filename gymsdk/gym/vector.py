@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
@@ -11,18 +11,69 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from gymsdk.environment import Environment
-from gymsdk.errors import UsageError, suggestion
-from gymsdk.gym import ending, infos, loop
+from gymsdk.errors import UsageError, format_suggestion
+from gymsdk.gym import env, loop
 from gymsdk.gym.batch import Batch, Objects, objects, values_of
-from gymsdk.gym.claim import Claim
+from gymsdk.gym.config import Seeds, Table, Tasks, budget, merged, wishes
+from gymsdk.gym.env import Claim
 from gymsdk.gym.render import Screen
-from gymsdk.gym.seat import Info, Stepped
-from gymsdk.gym.seats import NEW, Seats
-from gymsdk.gym.table import Table, Tasks, budget, merged
-from gymsdk.gym.wishes import Seeds, wishes
-from gymsdk.outcome import Rollout
+from gymsdk.gym.slot import NEW, Info, Seats, Stepped
 from gymsdk.tokens.tokenizer import Tokenizer
-from gymsdk.types import Episode
+from gymsdk.types import Episode, Rollout
+
+WIDE = 2**63
+"""From here on an integer does not fit NumPy's."""
+
+
+def infos_merged(infos: Sequence[Info]) -> Info:
+    """Give one dict for the seats' *infos*: under a key an array over the seats, under `_key` whose info has it.
+
+    Dicts become a dict of arrays, numbers of one type an array of that type, everything else an array of objects; so
+    do dicts beside something else, and dicts whose keys would be taken for masks. `info_of` gives each back.
+    """
+    keys = dict.fromkeys(key for info in infos for key in info)
+    batch: Info = {}
+    for key in keys:
+        has = np.fromiter((key in info for info in infos), dtype=np.bool_, count=len(infos))
+        batch[key], batch[f"_{key}"] = _column(infos, key, has), has
+    return batch
+
+
+def info_of(infos: Info, index: int) -> Info:
+    """Give the info of the seat at *index* out of a batch's *infos*, just as the seat gave it."""
+    return {
+        key: _plain(value, index)
+        for key, value in infos.items()
+        if not key.startswith("_") and (f"_{key}" not in infos or infos[f"_{key}"][index])
+    }
+
+
+def _column(infos: Sequence[Info], key: str, has: NDArray[np.bool_]) -> Any:
+    values = [info[key] for info in infos if key in info]
+    if all(map(_nests, values)):
+        return infos_merged([info.get(key, {}) for info in infos])
+    kind = type(values[0])
+    if kind in {bool, int, float} and all(type(value) is kind and _fits(value) for value in values):
+        numbers = np.zeros(len(infos), dtype=kind)
+        numbers[has] = values
+        return numbers
+    return objects(info.get(key) for info in infos)
+
+
+def _nests(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) and not key.startswith("_") for key in value)
+
+
+def _fits(number: float) -> bool:
+    return isinstance(number, float) or -WIDE <= number < WIDE
+
+
+def _plain(column: Any, index: int) -> Any:
+    if isinstance(column, dict):
+        return info_of(column, index)
+    value = column[index]
+    return value.item() if isinstance(value, np.generic) else value
+
 
 MODES = {mode.name.lower(): mode for mode in AutoresetMode}
 """When a seat whose episode is over gets its next one, by the plain word for it."""
@@ -37,7 +88,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
     A seat whose episode is over gets the next one at the `next_step`, whose action is not used, in the `same_step`,
     the last observation and info then in `final_obs` and `final_info`, or, *autoreset_mode* being `disabled`, when
     `reset` says so. *max_episode_steps*, which `make_vec` passes on, bounds the turns as *turns* does.
-    `gymsdk.gym.infos.info_of` gives a seat's own info. Raises `UsageError`; what goes wrong in an episode is in its
+    `gymsdk.gym.vector.info_of` gives a seat's own info. Raises `UsageError`; what goes wrong in an episode is in its
     seat's info instead.
     """
 
@@ -150,7 +201,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
 
     def _sit(self, table: Table, generators: list[tuple[np.random.Generator, int] | None]) -> None:
         self._seats = Seats(table, generators)
-        ending.unclosed(self, Seats.clear, self._seats)
+        env.unclosed(self, Seats.clear, self._seats)
 
     def _sit_anew(self) -> None:
         self._sit(self._seats.table.anew(), self._seats.generators)
@@ -171,7 +222,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Objects, Any, Any]):
         left: Stepped = None, *NEW, {}
         _, *columns, told = zip(*(stepped.get(index, left) for index in range(self.num_envs)), strict=True)
         rewards, terminations, truncations = map(np.array, columns)
-        return objects(self._seen), rewards, terminations, truncations, infos.merged(told)
+        return objects(self._seen), rewards, terminations, truncations, infos_merged(told)
 
     def _show(self) -> None:
         if self.render_mode == "human":
@@ -198,5 +249,5 @@ def _mode(mode: str | AutoresetMode) -> AutoresetMode:
     for word, known in MODES.items():
         if mode in {word, known, known.value}:
             return known
-    near = suggestion(mode, MODES) if isinstance(mode, str) else ""
+    near = format_suggestion(mode, MODES) if isinstance(mode, str) else ""
     raise UsageError(f"autoreset_mode is one of {', '.join(MODES)}, not {mode!r}{near}")

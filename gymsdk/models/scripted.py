@@ -5,27 +5,108 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from gymsdk import recordings, scripts, wire
-from gymsdk.convert.parts import words
-from gymsdk.errors import BadModelOption, BadRow, Failed, UnknownModel, suggestion
-from gymsdk.recordings import Recording, Recordings
-from gymsdk.transcript import Item, ToolCall, text_of
-from gymsdk.turns import of_policy, turns
-from gymsdk.types import Episode
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-CALLING = 0.6
+from gymsdk import jsonl, responses
+from gymsdk.convert.content import read_text
+from gymsdk.errors import (
+    BadModelOption,
+    BadRow,
+    Failed,
+    UnknownModel,
+    format_error_detail,
+    format_error_location,
+    format_suggestion,
+)
+from gymsdk.models import recordings
+from gymsdk.models.recordings import Recording, RecordingStore
+from gymsdk.responses import is_policy_item, iter_turns
+from gymsdk.types import Episode, Item, ToolCall, extract_text
+
+TYPE_DESCRIPTIONS = {
+    "dict_type": "an object, or its text",
+    "model_type": "an object",
+    "string_type": "a text",
+    "tuple_type": "a list",
+}
+"""What pydantic calls a value of the wrong shape, and what it must be in a script."""
+
+
+class ScriptedCall(BaseModel):
+    """A call in a script, its arguments an object, or verbatim text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    arguments: dict[str, Any] | str = {}
+
+
+class ScriptLine(BaseModel):
+    """A turn of a script; *when* that is in what the policy was told last, this line goes before the others."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ScriptedCall, ...] = ()
+    when: str | None = None
+
+    @model_validator(mode="after")
+    def _says(self) -> Self:
+        if not self.model_fields_set - {"when"}:
+            raise ValueError('it says nothing; write {"text": ""} for an empty answer')
+        return self
+
+    def build_items(self, turn: int) -> list[Item]:
+        """Give the output items, with the ids that are those of the *turn*."""
+        found = [responses.build_reasoning(self.reasoning, id=f"rs_{turn}")] if self.reasoning else []
+        if self.text or not self.calls:
+            found.append(responses.build_message(self.text, id=f"msg_{turn}"))
+        return found + [
+            responses.build_function_call(call.name, call.arguments, f"call_{turn}_{n}", id=f"fc_{turn}_{n}")
+            for n, call in enumerate(self.calls)
+        ]
+
+
+def read_script(path: Path) -> list[ScriptLine]:
+    """Give the lines of the script at *path*; raises `BadRow` at one that is none."""
+    found = []
+    for number, row in jsonl.read_rows(path):
+        try:
+            found.append(ScriptLine.model_validate(row))
+        except ValidationError as error:
+            told = f"{path}:{number}: {_complaint(error)}; a line has text, reasoning, calls, when"
+            raise BadRow(told) from None
+    return found
+
+
+def _complaint(error: ValidationError) -> str:
+    """What is wrong first with a line, in the words of who writes one."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where, kind = format_error_location(first), first["type"]
+    if kind == "extra_forbidden":
+        return f"nothing is called {where!r} there"
+    if kind == "missing":
+        return f"{where} is missing"
+    if kind in TYPE_DESCRIPTIONS:
+        # Of a choice of types, the last of the place is pydantic's name for one.
+        return f"{where.removesuffix('.str').removesuffix('.dict[str,any]')} must be {TYPE_DESCRIPTIONS[kind]}"
+    return f"{where}: {format_error_detail(first)}" if where else format_error_detail(first)
+
+
+TOOL_CALL_PROBABILITY = 0.6
 """How often the random policy calls a tool where there is one."""
 
-Choose = Callable[[Item, Episode | None], Awaitable[list[Item]]]
+PolicyFunction = Callable[[Item, Episode | None], Awaitable[list[Item]]]
 """A policy: the output items it answers a request with."""
 
 
-class Scripted:
+class ScriptedModel:
     """A model whose answers *choose* scripts; its tokens are counted as bytes of UTF-8."""
 
-    def __init__(self, name: str, choose: Choose) -> None:
+    def __init__(self, name: str, choose: PolicyFunction) -> None:
         self.name = f"scripted/{name}"
         self._choose = choose
 
@@ -35,25 +116,25 @@ class Scripted:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Answer *request* as the script says."""
         output = await self._choose(request, episode)
-        used = wire.usage(_size(recordings.history(request)), _size(output))
-        return wire.response(output, model=self.name, usage=used, request=request)
+        used = responses.build_usage(_size(recordings.get_input_items(request)), _size(output))
+        return responses.build_response(output, model=self.name, usage=used, request=request)
 
     async def aclose(self) -> None:
         """Release nothing: a script holds nothing."""
 
 
-def build(name: str, _options: object = None) -> Scripted:
+def build(name: str, _options: object = None) -> ScriptedModel:
     """Give the policy *name*: `oracle`, `oracle:0.7`, `null`, `echo`, `random`, `script:FILE` or `replay:FILE`."""
     kind, _, argument = name.partition(":")
     if kind == "oracle":
-        return Scripted(name, oracle(_share(argument or "1")))
+        return ScriptedModel(name, build_oracle(_share(argument or "1")))
     if kind in {"replay", "script"} and argument:
-        return Scripted(name, (replay if kind == "replay" else script)(Path(argument)))
-    plain = {"null": null, "echo": echo, "random": at_random}
+        return ScriptedModel(name, (build_replay if kind == "replay" else build_script)(Path(argument)))
+    plain = {"null": play_null, "echo": play_echo, "random": play_random}
     if kind in plain and not argument:
-        return Scripted(name, plain[kind])
+        return ScriptedModel(name, plain[kind])
     known = ["oracle", "oracle:SHARE", *plain, "script:FILE", "replay:FILE"]
-    near = suggestion(name, known, f"there are {', '.join(known)}")
+    near = format_suggestion(name, known, f"there are {', '.join(known)}")
     raise UnknownModel(f"no scripted policy named {name!r}{near}")
 
 
@@ -67,34 +148,36 @@ def _share(text: str) -> float:
     return share
 
 
-async def null(_request: Item, _episode: Episode | None) -> list[Item]:
+async def play_null(_request: Item, _episode: Episode | None) -> list[Item]:
     """Say nothing."""
-    return [wire.message("", id="msg_0")]
+    return [responses.build_message("", id="msg_0")]
 
 
-async def echo(request: Item, _episode: Episode | None) -> list[Item]:
+async def play_echo(request: Item, _episode: Episode | None) -> list[Item]:
     """Say what the user said last."""
-    said = [text_of(item.get("content")) for item in recordings.history(request) if item.get("role") == "user"]
-    return [wire.message(said[-1] if said else "", id="msg_0")]
+    said = [
+        extract_text(item.get("content")) for item in recordings.get_input_items(request) if item.get("role") == "user"
+    ]
+    return [responses.build_message(said[-1] if said else "", id="msg_0")]
 
 
-async def at_random(request: Item, episode: Episode | None) -> list[Item]:
+async def play_random(request: Item, episode: Episode | None) -> list[Item]:
     """Call a random tool with random arguments, or say a word or a number; deterministic by seed and turn."""
-    turn = _turn(recordings.history(request))
+    turn = _turn(recordings.get_input_items(request))
     rng = random.Random(f"random:{_seed(request, episode)}:{turn}")
     tools = request.get("tools") or []
-    if tools and rng.random() < CALLING:
+    if tools and rng.random() < TOOL_CALL_PROBABILITY:
         tool = rng.choice(tools)
         arguments = _arbitrary(tool.get("parameters") or {}, rng)
-        return [wire.function_call(tool["name"], arguments, f"call_{turn}_0", id=f"fc_{turn}_0")]
+        return [responses.build_function_call(tool["name"], arguments, f"call_{turn}_0", id=f"fc_{turn}_0")]
     words = ("yes", "no", "blue", "unknown", str(rng.randint(-9, 99)), str(rng.randint(0, 9999) / 100))
-    return [wire.message(rng.choice(words), id=f"msg_{turn}")]
+    return [responses.build_message(rng.choice(words), id=f"msg_{turn}")]
 
 
 def _seed(request: Item, episode: Episode | None) -> str:
     if episode is not None:
         return f"{episode.seed}:{episode.repeat}"
-    return recordings.marks(_opening(recordings.history(request)))[-1].hex()
+    return recordings.compute_digests(_opening(recordings.get_input_items(request)))[-1].hex()
 
 
 def _arbitrary(schema: object, rng: random.Random) -> Any:
@@ -120,7 +203,7 @@ def _arbitrary(schema: object, rng: random.Random) -> Any:
     return plain.get(kind, rng.choice(("", "blue", "Paris", "2026-01-31"))) if isinstance(kind, str) else "blue"
 
 
-def oracle(share: float) -> Choose:
+def build_oracle(share: float) -> PolicyFunction:
     """Play what the environment's `solve` says, in *share* of the episodes; in the others, do not know."""
 
     async def choose(_request: Item, episode: Episode | None) -> list[Item]:
@@ -131,7 +214,7 @@ def oracle(share: float) -> Choose:
                 kind="no_episode",
             )
         if random.Random(f"oracle:{episode.seed}:{episode.repeat}").random() >= share:
-            return [wire.message("I do not know.", id="msg_0")]
+            return [responses.build_message("I do not know.", id="msg_0")]
         return await _solution(episode)
 
     return choose
@@ -146,22 +229,22 @@ async def _solution(episode: Episode) -> list[Item]:
             f"environment {name!r} does not say what to do here: its `solve` is missing or answered None",
             kind="no_solution",
         )
-    turn = sum(1 for _ in turns(episode.transcript.items))
+    turn = sum(1 for _ in iter_turns(episode.transcript.items))
     return [
-        wire.function_call(act.name, act.arguments, f"call_{turn}_{n}", id=f"fc_{turn}_{n}")
+        responses.build_function_call(act.name, act.arguments, f"call_{turn}_{n}", id=f"fc_{turn}_{n}")
         if isinstance(act, ToolCall)
-        else wire.message(act.text, id=f"msg_{turn}_{n}")
+        else responses.build_message(act.text, id=f"msg_{turn}_{n}")
         for n, act in enumerate(actions)
     ]
 
 
-def replay(path: Path) -> Choose:
+def build_replay(path: Path) -> PolicyFunction:
     """Play the turns recorded in a rollouts file, found by how an episode opens; repeats take turns.
 
     Without an episode, the one of those that open alike is played which what was said follows the furthest.
     """
     try:
-        recorded = recordings.read(path)
+        recorded = recordings.read_recordings(path)
     except BadRow as error:
         raise BadModelOption(f"scripted/replay: {error}") from None
 
@@ -176,26 +259,26 @@ def replay(path: Path) -> Choose:
     return choose
 
 
-def _played(recorded: Recordings, request: Item, episode: Episode | None) -> tuple[Recording, int] | None:
+def _played(recorded: RecordingStore, request: Item, episode: Episode | None) -> tuple[Recording, int] | None:
     """Give the episode to play again, and the number of the turn that *request* asks for."""
-    history, instructions = recordings.history(request), request.get("instructions")
+    history, instructions = recordings.get_input_items(request), request.get("instructions")
     if episode is None:
         marks = recordings.Conversation(request).find_digests(recorded)
         return None if marks is None else recorded.find_next_turn(marks)
     opening = episode.transcript.opening
-    *_, mark = recordings.marks(opening, instructions)
+    *_, mark = recordings.compute_digests(opening, instructions)
     plays = recorded.find_by_opening(mark)
-    turn = sum(1 for _ in turns(history[len(opening) :]))
+    turn = sum(1 for _ in iter_turns(history[len(opening) :]))
     return (plays[episode.repeat % len(plays)], turn) if plays else None
 
 
-def script(path: Path) -> Choose:
+def build_script(path: Path) -> PolicyFunction:
     """Say the lines of a file: the first whose `when` fits, else in the n-th turn the n-th of those without one.
 
     After the last of these the last is said again.
     """
     try:
-        lines = scripts.read(path)
+        lines = read_script(path)
     except BadRow as error:
         raise BadModelOption(f"scripted/script: {error}") from None
     plain = [line for line in lines if line.when is None]
@@ -205,9 +288,9 @@ def script(path: Path) -> Choose:
         raise BadModelOption(f"scripted/script: {path} has no line without `when`; add one for all other turns")
 
     async def choose(request: Item, episode: Episode | None) -> list[Item]:
-        history = recordings.history(request)
-        turn = sum(1 for _ in turns(history[len(episode.transcript.opening if episode else _opening(history)) :]))
-        told = words(history[-1].get("content") or history[-1].get("output")) if history else ""
+        history = recordings.get_input_items(request)
+        turn = sum(1 for _ in iter_turns(history[len(episode.transcript.opening if episode else _opening(history)) :]))
+        told = read_text(history[-1].get("content") or history[-1].get("output")) if history else ""
         fitting = (line for line in lines if line.when is not None and line.when in told)
         return next(fitting, plain[min(turn, len(plain) - 1)]).build_items(turn)
 
@@ -217,17 +300,17 @@ def script(path: Path) -> Choose:
 def _opening(history: list[Item]) -> list[Item]:
     """Give what came before the policy's first turn; an assistant message of the prompt itself is not one."""
     for index, item in enumerate(history):
-        if of_policy(item) and "id" in item:
+        if is_policy_item(item) and "id" in item:
             return history[:index]
     return history
 
 
 def _turn(history: list[Item]) -> int:
-    return sum(1 for _ in turns(history[len(_opening(history)) :]))
+    return sum(1 for _ in iter_turns(history[len(_opening(history)) :]))
 
 
 def _size(items: list[Item]) -> int:
     return sum(
-        len(words(item.get("content") or item.get("output") or item.get("arguments")).encode("utf-8", "replace"))
+        len(read_text(item.get("content") or item.get("output") or item.get("arguments")).encode("utf-8", "replace"))
         for item in items
     )

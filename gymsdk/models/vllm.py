@@ -6,9 +6,9 @@ model's `generation_config.json`, and trainers' servers refuse a request without
 
 from __future__ import annotations
 
-from gymsdk.settings import ModelOptions, named, reached
+from gymsdk.models.endpoint import Endpoint
+from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_name
 from gymsdk.types import Model
-from gymsdk.upstream import Endpoint
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0}
 """What it is asked with where nobody says otherwise."""
@@ -16,5 +16,5 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0}
 
 def build(name: str, options: ModelOptions) -> Model:
     """Give the model *name* at the base URL of *options*, or of the settings."""
-    known = named("vllm", name)
-    return Endpoint(known, reached(f"vllm/{known}", options), provider="vllm", defaults=SAMPLING)
+    known = resolve_model_name("vllm", name)
+    return Endpoint(known, resolve_endpoint(f"vllm/{known}", options), provider="vllm", defaults=SAMPLING)

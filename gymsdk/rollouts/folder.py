@@ -3,20 +3,171 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
-from gymsdk import rows, values
+from pydantic import ConfigDict
+
+from gymsdk import jsonl
 from gymsdk.errors import BadOutput, GymsdkError
-from gymsdk.metrics import ROLLOUT_INDEX
-from gymsdk.rollouts import lines, torn
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.plugins.calls import STEPS_COMPONENT
 from gymsdk.rollouts.jobs import Key
-from gymsdk.types import Row
+from gymsdk.types import Failure, Rollout, Row, Timing, Usage, Verdict
+
+TRAJECTORY = "ng_trajectory"
+"""The key of NeMo Gym's trajectory on a rollout's line."""
+
+WRITTEN = frozenset({"response", "reward", "reward_components", TRAJECTORY, "gymsdk"})
+"""What a line says of how its row was played: from a row that was played before it is out of date."""
+
+ATTEMPT_INDEX = "_ng_attempt_index"
+"""The stamp NeMo Gym numbers the tries of a failed rollout with."""
+
+AGAIN = frozenset({"judge_failed", "host_broke", "threads_exhausted"})
+"""Failures beyond the model's own that lie with the run's set-up or its host, and may be gone by a resume."""
+
+LOST = frozenset({"worker_killed", "worker_timeout", "worker_start"})
+"""Failures that in `verify` may lie with the answer: playing on until it is a lighter one would choose the rewards."""
+
+
+class StoredVerdict(Verdict):
+    """A verdict read back from its line: its own fields as plain JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+def unplayed(row: Row, *, keep: Container[str] = ()) -> Row:
+    """Give *row* without what an earlier play wrote on it, its verdict's own fields too, but for those to *keep*."""
+    ours = row.get("gymsdk")
+    names = ours.get("verdict") if isinstance(ours, dict) else None
+    stale = WRITTEN.union(map(str, names if isinstance(names, list) else ()), {ATTEMPT_INDEX})
+    return {
+        key: value for key, value in row.items() if key in keep or not (key in stale or key.startswith("_ng_failure_"))
+    }
+
+
+def scored(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
+    """Give the line of a scored rollout.
+
+    The verdict's fields stand flat beside the row's; `reward_components` is there where there are components. Raises
+    `ValueError` if the reward is not finite: JSON has no such number, and the line would have no reward.
+    """
+    if rollout.reward is None or not math.isfinite(rollout.reward):
+        raise ValueError(f"the reward of a scored rollout must be a finite number, not {rollout.reward}")
+    verdict: dict[str, Any] = {}
+    if rollout.verdict is not None:
+        verdict = rollout.verdict.model_dump(mode="json", exclude={"reward", "components"})
+    components = {"reward_components": rollout.components} if rollout.components else {}
+    ours = _ours(rollout, attempts) | {"verdict": list(verdict)}
+    return {**_played(rollout), **verdict, "reward": rollout.reward, **components, **_stamps(key), "gymsdk": ours}
+
+
+def failed(rollout: Rollout, key: Key, *, attempts: int) -> Row:
+    """Give the line of a rollout without a reward: what failed, where, and what there is of the response.
+
+    It is terminal where a resume is to leave it as it is.
+    """
+    failure = rollout.failure or Failure(stage="", kind="unknown", message="")
+    told = {
+        "_ng_failure_class": failure.kind,
+        "_ng_failure_stage": failure.stage,
+        "_ng_failure_message": failure.message,
+        "_ng_failure_terminal": _terminal(failure),
+        ATTEMPT_INDEX: attempts - 1,
+    }
+    ours = _ours(rollout, attempts) | {"retryable": failure.retryable}
+    return {**_played(rollout), **told, **_stamps(key), "gymsdk": ours}
+
+
+def _terminal(failure: Failure) -> bool:
+    """Give whether neither another try nor a run set up rightly can help, or ought to."""
+    if failure.stage == "verify" and failure.kind in LOST:
+        return True
+    return not (failure.retryable or failure.stage == "model" or failure.kind in AGAIN)
+
+
+def key_of(line: Row) -> Key:
+    """Give a line's place in its run."""
+    return line[TASK_INDEX], line[ROLLOUT_INDEX]
+
+
+def read(line: Row) -> Rollout:
+    """Give the scored rollout written on *line*, its verdict's own fields as plain JSON."""
+    ours = line["gymsdk"]
+    fields = {name: line[name] for name in ours["verdict"] if name in line}
+    components = line.get("reward_components", {})
+    judged = {name: value for name, value in components.items() if name != STEPS_COMPONENT}
+    params = line["responses_create_params"]
+    return Rollout(
+        id=ours["id"],
+        rollout_id=ours.get("rollout_id", ""),
+        environment=ours["environment"],
+        row={key: value for key, value in line.items() if key not in WRITTEN},
+        seed=ours["seed"],
+        repeat=line[ROLLOUT_INDEX],
+        outcome="scored",
+        ended=ours["ended"],
+        opening=params["input"],
+        tools=params.get("tools", []),
+        response=line["response"],
+        reward=line["reward"],
+        components=components,
+        verdict=StoredVerdict(
+            **{"reward": line["reward"] - components.get(STEPS_COMPONENT, 0.0), "components": judged, **fields}
+        ),
+        turns=ours["turns"],
+        usage={role: Usage(**used) for role, used in ours["usage"].items()},
+        timing=Timing(**ours["timing"]),
+    )
+
+
+def _played(rollout: Rollout) -> Row:
+    row = unplayed(rollout.row)
+    own = row.get("responses_create_params", {})
+    params = {**own, **rollout.sampling, "input": rollout.opening or own.get("input", [])}
+    params |= {"tools": rollout.tools} if rollout.tools else {}
+    return {**row, "responses_create_params": params, "response": rollout.response}
+
+
+def _stamps(key: Key) -> Row:
+    return {TASK_INDEX: key[0], ROLLOUT_INDEX: key[1]}
+
+
+def _ours(rollout: Rollout, attempts: int) -> Row:
+    kept = {"id", "environment", "seed", "outcome", "ended", "turns", "usage", "timing"}
+    kept |= {"rollout_id"} if rollout.rollout_id else set()
+    return rollout.model_dump(mode="json", include=kept) | {"attempts": attempts}
+
+
+def cut(path: Path) -> None:
+    """Cut a torn last line off the file at *path*, if there is one."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        whole = _last_newline(file, size)
+        if whole != size:
+            file.truncate(whole)
+
+
+def _last_newline(file: IO[bytes], size: int, block: int = 65536) -> int:
+    """Give the size up to and with the last newline, 0 where there is none."""
+    while size:
+        start = max(0, size - block)
+        file.seek(start)
+        at = file.read(size - start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        size = start
+    return 0
+
 
 FILES = ("rollouts.jsonl", "failures.jsonl", "inputs.jsonl", "metrics.json", "run.json")
 """What a run writes."""
@@ -121,7 +272,7 @@ class RunFolder:
         fresh = _part(self.inputs)
         try:
             with _writing(self.inputs), fresh.open("wb") as file:
-                file.writelines(map(rows.line, inputs))
+                file.writelines(map(jsonl.dump_row, inputs))
             self.clear()
             # Before the rows: without them the run has not begun, and this file says whose the folder is.
             self._write(self.run, {**about, "settings": settings, "resumed": []})
@@ -144,11 +295,11 @@ class RunFolder:
         self._write(self.run, {**written, "resumed": [*written["resumed"], now]})
         self._number_repeats(repeats)
         for path in (self.rollouts, self.failures):
-            torn.cut(path)
+            cut(path)
         fresh = _part(self.failures)
         kept = (line for line in self.read_failures() if line.get("_ng_failure_terminal"))
         with _writing(self.failures), fresh.open("wb") as file:
-            file.writelines(map(rows.line, kept))
+            file.writelines(map(jsonl.dump_row, kept))
         fresh.replace(self.failures)
 
     def _number_repeats(self, repeats: int) -> None:
@@ -158,13 +309,13 @@ class RunFolder:
         fresh = _part(self.inputs)
         numbered = ({**row, ROLLOUT_INDEX: repeat} for row in self.read_inputs() for repeat in range(repeats))
         with _writing(self.inputs), fresh.open("wb") as file:
-            file.writelines(map(rows.line, numbered))
+            file.writelines(map(jsonl.dump_row, numbered))
         fresh.replace(self.inputs)
 
     def keep(self, line: Row, *, failed: bool = False) -> None:
         """Write one finished rollout's line."""
         path = self.failures if failed else self.rollouts
-        left = memoryview(rows.line(line))
+        left = memoryview(jsonl.dump_row(line))
         with _writing(path):
             file = self._file(path)
             while left:
@@ -172,7 +323,7 @@ class RunFolder:
 
     def read_inputs(self) -> Iterator[Row]:
         """Yield the rows as sent."""
-        return (row for _, row in rows.read(self.inputs))
+        return (row for _, row in jsonl.read_rows(self.inputs))
 
     def read_rollouts(self) -> Iterator[Row]:
         """Yield the lines of scored rollouts."""
@@ -186,11 +337,11 @@ class RunFolder:
         """Give how far the run is."""
         found = Standing()
         for line in self.read_rollouts():
-            found.done.add(lines.key_of(line))
+            found.done.add(key_of(line))
             found.scored += 1
             found.earned += line["reward"]
         for line in self.read_failures():
-            found.done.add(lines.key_of(line))
+            found.done.add(key_of(line))
             found.failed += 1
         return found
 
@@ -202,7 +353,7 @@ class RunFolder:
 
     def _about(self) -> Row:
         try:
-            written = values.parsed(self.run.read_bytes())
+            written = jsonl.parse_json(self.run.read_bytes())
             return {**written, "settings": dict(written["settings"]), "resumed": list(written["resumed"])}
         except (OSError, ValueError, KeyError, TypeError):
             raise BadOutput(f"{self.run} is missing or unreadable; start over with --overwrite") from None
@@ -215,7 +366,7 @@ class RunFolder:
     def _write(self, path: Path, value: Any) -> None:
         fresh = _part(path)
         with _writing(path):
-            fresh.write_bytes(rows.document(value))
+            fresh.write_bytes(jsonl.dump_document(value))
             fresh.replace(path)
 
 
@@ -289,4 +440,4 @@ def _part(path: Path) -> Path:
 
 
 def _lines(path: Path) -> Iterator[Row]:
-    return (row for _, row in rows.read(path)) if path.exists() else iter(())
+    return (row for _, row in jsonl.read_rows(path)) if path.exists() else iter(())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.types import AGENT, Row, agent_reference
+from gymsdk.types import AGENT_SUFFIX, Row, build_agent_reference
 
 Key = tuple[int, int]
 """A rollout's place in its run: the task's index, the repeat's."""
@@ -56,7 +56,7 @@ def stamped(
     return {
         **row,
         "responses_create_params": {**row["responses_create_params"], **(sampling or {})},
-        "agent_ref": agent_reference(agent or environment + AGENT),
+        "agent_ref": build_agent_reference(agent or environment + AGENT_SUFFIX),
         TASK_INDEX: task,
         ROLLOUT_INDEX: repeat,
     }
@@ -72,7 +72,7 @@ def agent(row: Row) -> str | None:
 def route(row: Row) -> str | None:
     """Give the environment *row* is for, `None` where it does not say."""
     name = agent(row)
-    return None if name is None else name.removesuffix(AGENT)
+    return None if name is None else name.removesuffix(AGENT_SUFFIX)
 
 
 def jobs(inputs: Iterable[Row], *, done: Container[Key] = ()) -> Iterator[Job]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import platform
+import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SecretStr
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from gymsdk.environment import Environment
+from gymsdk.environment import Environment, is_model_field
+from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
-from gymsdk.plugins.configured import asks_for_model
-from gymsdk.rollouts.sources import default_split
-from gymsdk.sitting import Budget
+from gymsdk.models.options import load_policy_settings
+from gymsdk.responses import Api
+from gymsdk.rollouts.tasks import default_split
 from gymsdk.types import Row
-from gymsdk.wire import Api
 
 ELSEWHERE = frozenset({"base_url", "head", "tasks", "environments"})
 """What of a plan is not compared as it is: where something is served may change, the rest goes by its content."""
@@ -78,7 +82,7 @@ def _split(plan: Plan, environment: Environment) -> str | None:
 def _environment(environment: Environment, given: Mapping[str, Any]) -> Row:
     """Give the environment's version, code, and settings, those left at their default too; secrets are masked."""
     fields = type(environment.config).model_fields
-    models = {key for key, field in fields.items() if asks_for_model(field)}
+    models = {key for key, field in fields.items() if is_model_field(field)}
     own = environment.config.model_dump(exclude=models)
     return {
         "version": environment.version,
@@ -205,3 +209,46 @@ def _digest(files: Mapping[str, Path]) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:16]
+
+
+def occasion(plan: Plan, environments: Iterable[Environment]) -> Row:
+    """Give when, where and by which command a run is played, and where its model is."""
+    address, secrets = plan.base_url or load_policy_settings().policy_base_url, _secrets(environments)
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": shlex.join([*program(), *(_without(secrets, word) for word in sys.argv[1:])]),
+        "folder": str(Path.cwd()),
+        "base_url": _without([], address) if address and _has_address(plan) else None,
+        "head": plan.head and _without([], plan.head),
+    }
+
+
+def _has_address(plan: Plan) -> bool:
+    return plan.model is not None and not plan.model.startswith("scripted/")
+
+
+def program() -> list[str]:
+    """Give the words that start this program again."""
+    name = Path(sys.argv[0]).name
+    return ["python", "-m", "gymsdk"] if name == "__main__.py" else [name]
+
+
+def host() -> Row:
+    """Give the versions of everything installed."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "distributions": dict(sorted((each.name, each.version) for each in distributions() if each.name)),
+    }
+
+
+def _secrets(environments: Iterable[Environment]) -> list[str]:
+    values = [value for each in environments for value in vars(each.config).values()]
+    return [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+
+
+def _without(secrets: Iterable[str], text: str) -> str:
+    for secret in filter(None, secrets):
+        text = text.replace(secret, "***")
+    # Who asks, in an address: http://USER:PASSWORD@HOST, and whatever key its query may have.
+    return re.sub(r"(?<=://)([^?\s]*)\?\S*", r"\1?***", re.sub(r"(?<=://)[^/@\s]+@", "***@", text))

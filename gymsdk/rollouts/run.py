@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from gymsdk import descriptors, http, rows
-from gymsdk.client import Unknown
+from gymsdk import descriptors, jsonl
+from gymsdk.client import UnknownServer
 from gymsdk.environment import Environment
+from gymsdk.episode import Budget, play
 from gymsdk.errors import BadOutput, BadRow, ModelLost, UsageError
+from gymsdk.http import client
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.models import registry as models
+from gymsdk.models.scripted import ScriptedModel
 from gymsdk.plugins import registry
-from gymsdk.rollouts.collect import Play, Player, complete
-from gymsdk.rollouts.delivery import Delivery
+from gymsdk.rollouts import folder as lines
 from gymsdk.rollouts.folder import RunFolder, Standing
-from gymsdk.rollouts.jobs import agent, route, stamped
-from gymsdk.rollouts.origin import host, occasion
-from gymsdk.rollouts.patience import Patience
-from gymsdk.rollouts.plan import Plan, differences, settings
-from gymsdk.rollouts.served import Distant, Served, Wanted, served
-from gymsdk.rollouts.sources import (
+from gymsdk.rollouts.jobs import Job, Key, agent, jobs, route, seed_of, stamped
+from gymsdk.rollouts.plan import Plan, differences, host, occasion, settings
+from gymsdk.rollouts.remote import Delivery, Distant, Served, Wanted, served
+from gymsdk.rollouts.retry import Patience, Played, guarded, lost, settled
+from gymsdk.rollouts.summary import Measured, summaries
+from gymsdk.rollouts.tasks import (
     Sourced,
     Unserved,
     from_file,
@@ -36,9 +40,144 @@ from gymsdk.rollouts.sources import (
     short,
     wanted,
 )
-from gymsdk.rollouts.summary import Measured, summaries
-from gymsdk.rollouts.tries import Played
-from gymsdk.types import Model, Row
+from gymsdk.rollouts.trajectory import task_name, trajectory
+from gymsdk.types import Failure, Model, Playable, Rollout, Row
+
+
+class Player(Protocol):
+    """Whoever plays jobs, as long as it is open: in this process, or by servers."""
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """Open what the jobs are played with."""
+
+    async def __call__(self, job: Job) -> Played:
+        """Play *job* until it is settled; whatever becomes of it, it raises nothing of its own."""
+
+    @property
+    def connections(self) -> int:
+        """How many connections a job in flight may need from this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """How jobs are played in this process: against which environments, by which model, within which bounds."""
+
+    environments: Mapping[str, Playable]
+    model: Model
+    seed: int = 0
+    budget: Budget = field(default_factory=Budget)
+    attempts: int = 3
+
+    @property
+    def connections(self) -> int:
+        """Count one for the policy, where it is asked over the network, and one for a judge or a tool."""
+        return 1 if isinstance(self.model, ScriptedModel) else 2
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Enter the environments that are entered."""
+        async with AsyncExitStack() as opened:
+            for environment in self.environments.values():
+                if isinstance(environment, AbstractAsyncContextManager):
+                    await opened.enter_async_context(environment)
+            yield
+
+    async def __call__(self, job: Job) -> Played:
+        """Play *job* until it has been judged, cannot be, or has been tried often enough."""
+        return await settled(job, self.once, attempts=self.attempts)
+
+    async def once(self, job: Job, _attempt: int = 0) -> Rollout:
+        """Play *job* one time."""
+        return await guarded(job, seed_of(self.seed, job), self._played(job))
+
+    async def _played(self, job: Job) -> Rollout:
+        return await play(
+            self.environments[job.environment],
+            self.model,
+            job.row,
+            seed=seed_of(self.seed, job),
+            repeat=job.repeat,
+            id=job.id,
+            budget=self.budget,
+        )
+
+
+async def collect(
+    source: Iterable[Job], play: Callable[[Job], Awaitable[Played]], *, at_once: int = 64
+) -> AsyncGenerator[Played, None]:
+    """Play every job, *at_once* at a time, yielding each as it ends."""
+    remaining = iter(source)
+    running: set[asyncio.Future[Played]] = set()
+    ended: asyncio.Queue[asyncio.Future[Played]] = asyncio.Queue()
+
+    def fill() -> None:
+        for job in islice(remaining, at_once - len(running)):
+            started = asyncio.ensure_future(play(job))
+            started.add_done_callback(ended.put_nowait)
+            running.add(started)
+
+    try:
+        fill()
+        while running:
+            finished = await ended.get()
+            running.discard(finished)
+            fill()
+            yield finished.result()
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def complete(
+    folder: RunFolder,
+    player: Player,
+    *,
+    done: Container[Key],
+    at_once: int,
+    told: Callable[[Played], None],
+    trajectories: bool = False,
+) -> None:
+    """Play the rollouts that *folder* still lacks.
+
+    Args:
+        folder: The run's folder.
+        player: Plays the jobs.
+        done: The keys of the rollouts that are finished.
+        at_once: The number of episodes in flight.
+        told: Is called with each finished rollout, after its line is on disk.
+        trajectories: Whether each line gets NeMo Gym's `ng_trajectory`.
+    """
+    missing = jobs(folder.read_inputs(), done=done)
+    async with player.opened(), aclosing(collect(missing, player, at_once=at_once)) as ends:
+        async for played in ends:
+            told(keep(folder, played, trajectories=trajectories))
+
+
+def keep(folder: RunFolder, played: Played, *, trajectories: bool = False) -> Played:
+    """Put a finished rollout on disk, among the scored or among the failures, and give it as it was put there."""
+    try:
+        _keep(folder, played, trajectories=trajectories)
+    except (TypeError, ValueError, RecursionError) as error:
+        # A verdict or a response may hold what JSON cannot; nothing of it has been written then.
+        failure = Failure(stage="verify", kind="bad_answer", message=f"it cannot be written as JSON: {error}")
+        left = lost(played.job, played.rollout.seed, failure, played.rollout.usage)
+        played = Played(played.job, left, played.attempts)
+        _keep(folder, played)
+    return played
+
+
+def _keep(folder: RunFolder, played: Played, *, trajectories: bool = False) -> None:
+    key, rollout = played.job.key, played.rollout
+    if rollout.failure is None:
+        line = lines.scored(rollout, key, attempts=played.attempts)
+        if trajectories:
+            name = task_name(rollout.row, key[0])
+            line[lines.TRAJECTORY] = trajectory(rollout, task_id=name, rollout_id=f"{key[0]}-{key[1]}")
+        folder.keep(line)
+    else:
+        folder.keep(lines.failed(played.rollout, key, attempts=played.attempts), failed=True)
+
 
 ENDLESS = 100
 """How many tasks are taken of a split that may have no end, where no limit is given."""
@@ -109,7 +248,7 @@ async def carry_out(run: Run, watch: Watch) -> list[Row]:
             folder.conclude(figures)
             return figures
     finally:
-        await http.aclose()
+        await client.aclose()
 
 
 async def _cast(run: Run) -> Cast:
@@ -158,7 +297,7 @@ def _measured(folder: RunFolder, cast: Cast) -> dict[str, Measured]:
 
 async def _complete(folder: RunFolder, run: Run, watch: Watch, player: Player) -> None:
     standing = folder.standing()
-    watch.begun(total=sum(1 for _ in rows.lines(folder.inputs)), standing=standing)
+    watch.begun(total=sum(1 for _ in jsonl.read_lines(folder.inputs)), standing=standing)
     patience = Patience(scored=standing.scored)
 
     def told(played: Played) -> None:
@@ -175,9 +314,9 @@ async def _complete(folder: RunFolder, run: Run, watch: Watch, player: Player) -
 
 def _at_once(asked: int, player: Player, watch: Watch) -> int:
     """Give how many episodes to play at once: as many as *asked* for, or as the limit of open files allows."""
-    most = descriptors.affordable(player.connections)
+    most = descriptors.count_affordable(player.connections)
     if asked > most:
-        limit = descriptors.raise_limit()
+        limit = descriptors.raise_open_file_limit()
         watch.told(
             f"--concurrency {asked} takes more connections than this process may have ({limit} open files);"
             f" {most} episodes are played at once; raise the limit with `ulimit -Hn`, or lower --concurrency"
@@ -244,7 +383,7 @@ def _sourced(plan: Plan, watch: Watch, cast: Cast) -> Sourced:
         if not plan.skip_bad_rows:
             sentence = f"{error}, or leave such rows out with --skip-bad-rows"
             if isinstance(error, Unserved):
-                raise Unknown(sentence) from None
+                raise UnknownServer(sentence) from None
             raise BadRow(sentence) from None
         watch.told(f"skipped {error}")
 

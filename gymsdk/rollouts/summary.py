@@ -11,11 +11,10 @@ from typing import Protocol, overload
 from gymsdk import metrics
 from gymsdk.errors import EpisodeError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
-from gymsdk.outcome import Rollout
-from gymsdk.rollouts import lines
+from gymsdk.rollouts import folder as lines
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import agent
-from gymsdk.types import AGENT, Row
+from gymsdk.types import AGENT_SUFFIX, Rollout, Row
 
 ANSWER = "extracted_answer"
 """The verdict field that majority@k votes on, where an environment has it."""
@@ -55,7 +54,7 @@ class Tally:
     messages: dict[str, str] = field(default_factory=dict)
     usage: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     milliseconds: Counter[str] = field(default_factory=Counter)
-    scored: list[metrics.Scored] = field(default_factory=list)
+    scored: list[metrics.ScoredRollout] = field(default_factory=list)
     votes: bool = False
 
     def add_scored(self, line: Row) -> None:
@@ -64,7 +63,9 @@ class Tally:
         kept = FIGURED.union(ours["verdict"])
         parts = {f"reward_components/{name}": paid for name, paid in line.get("reward_components", {}).items()}
         figured = {key: value for key, value in line.items() if key in kept} | parts
-        self.scored.append(metrics.scored(figured, answer_key=ANSWER if ANSWER in ours["verdict"] else None))
+        self.scored.append(
+            metrics.parse_scored_rollout(figured, answer_key=ANSWER if ANSWER in ours["verdict"] else None)
+        )
         self.votes = self.votes or ANSWER in ours["verdict"]
         self.milliseconds.update(ours["timing"]["stages"])
         self.ended[ours["ended"]] += 1
@@ -159,7 +160,7 @@ async def _summary(
     own, complaint = await _own(environment, Stored(read, environment.name, count=count), figures)
     figures |= own
     return {
-        "agent_ref": {"name": tally.agent or environment.name + AGENT},
+        "agent_ref": {"name": tally.agent or environment.name + AGENT_SUFFIX},
         "environment": environment.name,
         "tasks": len(tally.tasks),
         "outcomes": dict(tally.outcomes),
@@ -176,7 +177,7 @@ async def _summary(
         "seconds": {stage: spent / 1e3 / count for stage, spent in tally.milliseconds.items()},
         "agent_metrics": figures,
         "key_metrics": {key: value for key, value in figures.items() if key.startswith("mean/")} | own,
-        "group_level_metrics": metrics.groups(tally.scored, expected=expected, samples=samples),
+        "group_level_metrics": metrics.summarize_tasks(tally.scored, expected=expected, samples=samples),
     }
 
 
@@ -190,6 +191,6 @@ async def _own(
     if not rollouts:
         return {}, None
     try:
-        return metrics.combined(figures, await environment.metrics(rollouts))
+        return metrics.merge_metrics(figures, await environment.metrics(rollouts))
     except EpisodeError as error:
         return {}, str(error)

@@ -9,11 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gymsdk import usage
-from gymsdk.outcome import ModelCall, Rollout, ToolRun
-from gymsdk.responses import is_incomplete
-from gymsdk.transcript import Item
-from gymsdk.types import Row
+from gymsdk import types
+from gymsdk.responses import is_incomplete_response
+from gymsdk.types import Item, ModelCall, Rollout, Row, ToolRun
 
 INVOCATION = "root"
 """The name of the only agent invocation of a rollout."""
@@ -124,7 +122,7 @@ def _turns(rollout: Rollout, said: list[Item], names: Sequence[str], whose: Item
 
 
 def _model_call(call: ModelCall, name: str) -> Item:
-    response, used = call.response, usage.of(call.response)
+    response, used = call.response, types.parse_usage(call.response)
     known = isinstance(response.get("usage"), dict)
     reason = (response.get("incomplete_details") or {}).get("reason")
     return {
@@ -138,7 +136,7 @@ def _model_call(call: ModelCall, name: str) -> Item:
             model=response.get("model") or None,
             dialect="responses",
             status_code=200,
-            response_status="incomplete" if is_incomplete(response) else "completed",
+            response_status="incomplete" if is_incomplete_response(response) else "completed",
             finish_reason=reason,
         ),
         "token_stats": _known(

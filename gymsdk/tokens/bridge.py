@@ -12,20 +12,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gymsdk.errors import UsageError
-from gymsdk.transcript import Item
+from gymsdk.tokens import tokenizer as tokenizers
+from gymsdk.tokens.tokenizer import Tokenizer, render_messages
+from gymsdk.types import Item
 
-from . import tokenizer as tokenizers
-from .tokenizer import Tokenizer, rendered
-
-WORDS = ("one", "six")
+PLACEHOLDER_WORDS = ("one", "six")
 """What the made-up turns say: they end in different letters."""
 
 
-class Unbridged(UsageError):
+class BridgeError(UsageError):
     """No ids can be proven to follow what was generated: the chat template does not tell."""
 
 
-class Close(NamedTuple):
+class TurnEnding(NamedTuple):
     """How a template ends a policy's turn: what it writes *before* the *terminator*, and what *after* it."""
 
     before: list[int]
@@ -39,7 +38,7 @@ class Bridge:
     def __init__(self, tokenizer: Tokenizer, tools: Sequence[Item] = ()) -> None:
         self._tokenizer = tokenizer
         self._tools = list(tools) or None
-        self._known: dict[tuple[str, ...], Close] = {}
+        self._known: dict[tuple[str, ...], TurnEnding] = {}
 
     @property
     def terminator(self) -> int:
@@ -64,26 +63,26 @@ class Bridge:
         following = self._following(calls, messages, add_generation_prompt=add_generation_prompt)
         head = [*close.before, close.terminator]
         if following[: len(head)] != head:
-            raise Unbridged("the chat template ends an assistant's turn in another way where messages follow it")
+            raise BridgeError("the chat template ends an assistant's turn in another way where messages follow it")
         return _left(close, generated, following[len(head) - 1 :])
 
-    def _close(self, calls: Sequence[Item]) -> Close:
+    def _close(self, calls: Sequence[Item]) -> TurnEnding:
         shape = tuple(str(call["function"].get("name")) for call in calls)
         if shape not in self._known:
             self._known[shape] = self._discovered(calls)
         return self._known[shape]
 
-    def _discovered(self, calls: Sequence[Item]) -> Close:
+    def _discovered(self, calls: Sequence[Item]) -> TurnEnding:
         closing = self._following(calls, [])
-        known = {tokenizers.end(self._tokenizer), *tokenizers.special(self._tokenizer)}
+        known = {tokenizers.get_eos_id(self._tokenizer), *tokenizers.get_special_tokens(self._tokenizer)}
         if calls:
             known.add(self.terminator)
         last = next((place for place in reversed(range(len(closing))) if closing[place] in known), None)
         if last is None and not calls:
             last = self._lone(closing)
         if last is None:
-            raise Unbridged("the chat template ends an assistant's turn with no token of its own")
-        return Close(closing[:last], closing[last], closing[last + 1 :])
+            raise BridgeError("the chat template ends an assistant's turn with no token of its own")
+        return TurnEnding(closing[:last], closing[last], closing[last + 1 :])
 
     def _lone(self, closing: list[int]) -> int | None:
         """Where the one token is that *closing* has beside white space."""
@@ -94,9 +93,9 @@ class Bridge:
         self, calls: Sequence[Item], messages: Sequence[Item], *, add_generation_prompt: bool = False
     ) -> list[int]:
         """What the template writes after the words of a made-up turn that *messages* follow."""
-        one, other = (self._rendered(_turn(word, calls), messages, add_generation_prompt) for word in WORDS)
+        one, other = (self._rendered(_turn(word, calls), messages, add_generation_prompt) for word in PLACEHOLDER_WORDS)
         if one == other:
-            raise Unbridged("the chat template leaves out an assistant's turn")
+            raise BridgeError("the chat template leaves out an assistant's turn")
         alike = 0
         while alike < min(len(one), len(other)) and one[-1 - alike] == other[-1 - alike]:
             alike += 1
@@ -105,11 +104,11 @@ class Bridge:
     def _rendered(self, turn: Item, messages: Sequence[Item], add_generation_prompt: bool) -> list[int]:
         conversation = [{"role": "user", "content": "question"}, turn, *messages]
         try:
-            return rendered(
+            return render_messages(
                 self._tokenizer, conversation, tools=self._tools, add_generation_prompt=add_generation_prompt
             )
         except UsageError as error:
-            raise Unbridged(str(error)) from error
+            raise BridgeError(str(error)) from error
 
 
 def _turn(word: str, calls: Sequence[Item]) -> Item:
@@ -121,7 +120,7 @@ def _turn(word: str, calls: Sequence[Item]) -> Item:
     return {"role": "assistant", "content": word, "tool_calls": made}
 
 
-def _left(close: Close, generated: Sequence[int], ending: list[int]) -> list[int]:
+def _left(close: TurnEnding, generated: Sequence[int], ending: list[int]) -> list[int]:
     """What of *ending*, the terminator and all after it, the policy has not generated itself."""
     own = [close.terminator, *close.after]
     for count in range(len(own), 0, -1):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import lru_cache
+from itertools import chain, groupby
 from numbers import Integral
 from typing import Protocol, runtime_checkable
 
 from gymsdk.errors import UsageError
-from gymsdk.transcript import Item
+from gymsdk.tokens import chatml
+from gymsdk.tokens.chatml import SpecialToken
+from gymsdk.types import Item
 
 
 @runtime_checkable
@@ -31,12 +34,10 @@ class Tokenizer(Protocol):
         """Give the text of *ids*."""
 
 
-def tokenizer(given: Tokenizer | str | None = None) -> Tokenizer:
+def load_tokenizer(given: Tokenizer | str | None = None) -> Tokenizer:
     """Give the tokenizer that is *given*, that of the model with this name or folder, or the built-in one of bytes."""
     if given is None:
-        from .bytes import Bytes
-
-        return Bytes()
+        return ByteTokenizer()
     found = _loaded(given) if isinstance(given, str) else given
     if not isinstance(found, Tokenizer):
         raise UsageError(
@@ -46,7 +47,7 @@ def tokenizer(given: Tokenizer | str | None = None) -> Tokenizer:
     return found
 
 
-def rendered(
+def render_messages(
     tokenizer: Tokenizer, messages: list[Item], *, tools: list[Item] | None = None, add_generation_prompt: bool = False
 ) -> list[int]:
     """Give the ids of *messages* by the tokenizer's chat template; raises `UsageError` where it cannot write them."""
@@ -62,20 +63,20 @@ def rendered(
     return [*map(int, found)]
 
 
-def size(tokenizer: Tokenizer) -> int | None:
+def get_vocab_size(tokenizer: Tokenizer) -> int | None:
     """Give how many ids there are, where the tokenizer tells."""
     # The `vocab_size` of transformers leaves out the tokens that were added, the special ones among them.
     found = len(tokenizer) if isinstance(tokenizer, Sized) else getattr(tokenizer, "vocab_size", None)
     return found if isinstance(found, int) else None
 
 
-def end(tokenizer: Tokenizer) -> int | None:
+def get_eos_id(tokenizer: Tokenizer) -> int | None:
     """Give the id that ends a text, where the tokenizer tells."""
     found = getattr(tokenizer, "eos_token_id", None)
     return found if isinstance(found, int) else None
 
 
-def special(tokenizer: Tokenizer) -> dict[int, str]:
+def get_special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """Give the special tokens that text can spell, by id, where the tokenizer tells."""
     added = getattr(tokenizer, "added_tokens_decoder", None) or {}
     return {number: token.content for number, token in added.items() if token.special}
@@ -102,3 +103,45 @@ def _loaded(name: str) -> object:
             f"no tokenizer could be loaded from {name!r}; give a model's name or a folder with its tokenizer: {why}"
         ) from error
     return found
+
+
+SPECIAL_TOKENS_BY_ID = {256 + number: mark for number, mark in enumerate(SpecialToken)}
+"""The ids beyond those of the bytes."""
+
+SPECIAL_TOKEN_IDS = {mark: token for token, mark in SPECIAL_TOKENS_BY_ID.items()}
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are bytes, those from 256 marks.
+
+    Only the chat template writes marks: words that spell one stay words, whoever wrote them.
+    """
+
+    eos_token_id = SPECIAL_TOKEN_IDS[SpecialToken.END]
+    pad_token_id = SPECIAL_TOKEN_IDS[SpecialToken.TEXT_END]
+    vocab_size = 256 + len(SPECIAL_TOKENS_BY_ID)
+
+    def __len__(self) -> int:
+        """Give how many ids there are."""
+        return self.vocab_size
+
+    def apply_chat_template(
+        self, messages: Iterable[Item], /, *, tools: Iterable[Item] | None = None, add_generation_prompt: bool = False
+    ) -> list[int]:
+        """Give the ids of *messages* in ChatML, tools and calls in the Hermes form."""
+        pieces = chatml.render_pieces(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        written = (
+            [SPECIAL_TOKEN_IDS[piece]] if isinstance(piece, SpecialToken) else self.encode(piece) for piece in pieces
+        )
+        return [*chain.from_iterable(written)]
+
+    def encode(self, text: str, /, *, add_special_tokens: bool = False) -> list[int]:  # noqa: ARG002  # it adds none
+        """Give the bytes of *text*; half a surrogate pair, which has none, becomes a question mark."""
+        return list(text.encode("utf-8", "replace"))
+
+    def decode(self, ids: Sequence[int], /) -> str:
+        """Give the text of *ids*; bytes that are no UTF-8 become U+FFFD."""
+        if wrong := next((token for token in ids if not 0 <= token < self.vocab_size), None):
+            raise UsageError(f"{wrong} is no token id; they go from 0 to {self.vocab_size - 1}")
+        runs = groupby(ids, key=SPECIAL_TOKENS_BY_ID.get)
+        return "".join(mark * len([*run]) if mark else bytes(run).decode("utf-8", "replace") for mark, run in runs)

@@ -20,49 +20,49 @@ from typing import Literal, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 
-from gymsdk.workers.offload import Inline, find, set_default
+from gymsdk.workers.offload import InlineExecutor, find_work, set_default_executor
 
-Answer: TypeAlias = tuple[Literal["ready", "value", "error", "memory", "lost"], bytes]
+CallResult: TypeAlias = tuple[Literal["ready", "value", "error", "memory", "lost"], bytes]
 """How it ended, and the rest of it, pickled."""
 
-MOST_TRACEBACK = 4000
-SIZE_BYTES = 8
+MAX_TRACEBACK_CHARS = 4000
+LENGTH_PREFIX_BYTES = 8
 
-_loaded: dict[str, Callable[..., object]] = {}
+_loaded_functions: dict[str, Callable[..., object]] = {}
 
 
-def serve(line: socket.socket) -> None:
+def run_worker(line: socket.socket) -> None:
     """Be a worker: answer the requests that come over *line*, one at a time, until the host closes it."""
     # Default actions end the process even in the middle of C code, where a Python handler would have to wait.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    threading.Thread(target=_leave_with_host, args=(line,), daemon=True).start()
+    threading.Thread(target=_exit_with_host, args=(line,), daemon=True).start()
     sys.stdout = sys.stderr  # what a function prints must not mix with what the host prints for programs
-    set_default(Inline())
+    set_default_executor(InlineExecutor())
     with line.makefile("rb") as requests:
-        while size := int.from_bytes(requests.read(SIZE_BYTES), "big"):
+        while size := int.from_bytes(requests.read(LENGTH_PREFIX_BYTES), "big"):
             function, arguments = pickle.loads(requests.read(size))  # noqa: S301 - the host wrote it
-            line.sendall(framed(pickle.dumps(function(*arguments))))
+            line.sendall(frame_message(pickle.dumps(function(*arguments))))
 
 
-def _leave_with_host(line: socket.socket) -> None:
+def _exit_with_host(line: socket.socket) -> None:
     end = select.poll()
     end.register(line, select.POLLRDHUP)
     end.poll()
     os._exit(1)
 
 
-def framed(message: bytes) -> bytes:
+def frame_message(message: bytes) -> bytes:
     """Give *message* with its size before it."""
-    return len(message).to_bytes(SIZE_BYTES, "big") + message
+    return len(message).to_bytes(LENGTH_PREFIX_BYTES, "big") + message
 
 
-def packed(content: object) -> bytes:
+def pickle_by_value(content: object) -> bytes:
     """Give *content* as bytes for another process, what `__main__` defines by value."""
     data: bytes = cloudpickle.dumps(content)
     return data
 
 
-def load(address: str, code: bytes | None, path: list[str]) -> Answer:
+def load_function(address: str, code: bytes | None, path: list[str]) -> CallResult:
     """Find the function of that address by way of *path*, or make it from *code*, and keep it for `execute`."""
     try:
         if sys.path != path:
@@ -71,28 +71,28 @@ def load(address: str, code: bytes | None, path: list[str]) -> Answer:
             importlib.invalidate_caches()
         if code is None:
             importlib.import_module(address.partition(":")[0])
-        _loaded[address] = find(address).function if code is None else pickle.loads(code)  # noqa: S301 - the host wrote it
+        _loaded_functions[address] = find_work(address).function if code is None else pickle.loads(code)  # noqa: S301 - the host wrote it
     except BaseException as error:  # noqa: BLE001 - the host raises it
-        return _problem(error)
+        return _pack_error(error)
     return "ready", b""
 
 
-def execute(address: str, arguments: bytes, cpu: float, memory: int) -> Answer:
+def execute_call(address: str, arguments: bytes, cpu: float, memory: int) -> CallResult:
     """Call the function with *arguments* on these budgets, and give how it ended."""
     try:
-        with _budgets(cpu, memory):
+        with _limit_resources(cpu, memory):
             args, kwargs = pickle.loads(arguments)  # noqa: S301 - the host wrote them
-            return _value(_loaded[address](*args, **kwargs))
+            return _pack_value(_loaded_functions[address](*args, **kwargs))
     except MemoryError:
         return "memory", b""
     except BaseException as error:  # noqa: BLE001 - the host raises it
-        return _problem(error)
+        return _pack_error(error)
 
 
 @contextlib.contextmanager
-def _budgets(cpu: float, memory: int) -> Iterator[None]:
+def _limit_resources(cpu: float, memory: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    finite = [limit for limit in (_data_size() + memory, soft, hard) if limit != resource.RLIM_INFINITY]
+    finite = [limit for limit in (_get_data_bytes() + memory, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(finite), hard))
     # When it is spent the kernel ends the process, whatever code it is in; the host sees that by the exit status.
     signal.setitimer(signal.ITIMER_PROF, cpu)
@@ -103,36 +103,38 @@ def _budgets(cpu: float, memory: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _data_size() -> int:
+def _get_data_bytes() -> int:
     return int(Path("/proc/self/statm").read_bytes().split()[5]) * resource.getpagesize()
 
 
-def _value(value: object) -> Answer:
+def _pack_value(value: object) -> CallResult:
     try:
-        return "value", packed(value)
+        return "value", pickle_by_value(value)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the value's own pickling raises
-        return _lost(f"returned a {type(value).__name__}, which cannot be sent back ({error}); return plain data")
+        return _pack_failure(
+            f"returned a {type(value).__name__}, which cannot be sent back ({error}); return plain data"
+        )
 
 
-def _problem(error: BaseException) -> Answer:
-    text = "".join(traceback.format_exception(error))[-MOST_TRACEBACK:]
+def _pack_error(error: BaseException) -> CallResult:
+    text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARS:]
     if not isinstance(error, Exception):
-        return _lost(f"ended with {type(error).__name__}:\n{text}")
-    for form in (error, _Portable(error)):
-        if body := _readable((form, text)):
+        return _pack_failure(f"ended with {type(error).__name__}:\n{text}")
+    for form in (error, _PortableError(error)):
+        if body := _pickle_if_readable((form, text)):
             return "error", body
-    return _lost(f"raised an exception that cannot be sent back:\n{text}")
+    return _pack_failure(f"raised an exception that cannot be sent back:\n{text}")
 
 
-def _lost(said: str) -> Answer:
+def _pack_failure(said: str) -> CallResult:
     return "lost", pickle.dumps(said)
 
 
-def _readable(content: object) -> bytes | None:
+def _pickle_if_readable(content: object) -> bytes | None:
     try:
-        body = packed(content)
+        body = pickle_by_value(content)
         pickle.loads(body)  # noqa: S301 - written on the line above
     except Exception:  # noqa: BLE001 - whatever an exception's own pickling raises
         return None
@@ -140,16 +142,16 @@ def _readable(content: object) -> bytes | None:
 
 
 @dataclass(frozen=True)
-class _Portable:
+class _PortableError:
     """An exception that travels without its `__init__`, whose parameters its `args` need not match."""
 
     error: Exception
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _remade, (type(self.error), self.error.args, self.error.__dict__)
+        return _rebuild_error, (type(self.error), self.error.args, self.error.__dict__)
 
 
-def _remade(kind: type[Exception], args: tuple[object, ...], state: dict[str, object]) -> Exception:
+def _rebuild_error(kind: type[Exception], args: tuple[object, ...], state: dict[str, object]) -> Exception:
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error

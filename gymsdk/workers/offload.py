@@ -17,7 +17,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-MOST_WORKERS = 32
+MAX_WORKERS = 32
 GIBIBYTE = 2**30
 
 
@@ -70,7 +70,7 @@ class Executor(Protocol):
         """Give what the function returns, within the budgets of *work*."""
 
 
-class Inline:
+class InlineExecutor:
     """The executor that runs a function right here, without any budget: for tests, debuggers, and inside workers."""
 
     async def run(self, work: Work[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -78,55 +78,55 @@ class Inline:
         return work.function(*args, **kwargs)
 
 
-_known: dict[str, Work[..., object]] = {}
-_chosen: contextvars.ContextVar[Executor] = contextvars.ContextVar("gymsdk_executor")
-_default: dict[str, Executor] = {}
+_registered_work: dict[str, Work[..., object]] = {}
+_context_executor: contextvars.ContextVar[Executor] = contextvars.ContextVar("gymsdk_executor")
+_process_executor: dict[str, Executor] = {}
 
 
-def known() -> Collection[Work[..., object]]:
+def list_work() -> Collection[Work[..., object]]:
     """Every offloaded function this process has seen."""
-    return tuple(_known.values())
+    return tuple(_registered_work.values())
 
 
-def find(address: str) -> Work[..., object]:
+def find_work(address: str) -> Work[..., object]:
     """The offloaded function of that address, once its module is imported."""
-    return _known[address]
+    return _registered_work[address]
 
 
-def executor() -> Executor:
+def get_executor() -> Executor:
     """The executor of this context: the one chosen with `use`, else the process's own, made at the first call."""
-    chosen = _chosen.get(None) or _default.get("")
+    chosen = _context_executor.get(None) or _process_executor.get("")
     # setdefault is atomic: of two threads that get here together, both take the same one.
-    return chosen or _default.setdefault("", _local())
+    return chosen or _process_executor.setdefault("", _create_executor())
 
 
-def set_default(new: Executor) -> None:
+def set_default_executor(new: Executor) -> None:
     """Make *new* the executor of this process."""
-    _default[""] = new
+    _process_executor[""] = new
 
 
 @contextmanager
-def use(chosen: Executor) -> Iterator[None]:
+def use_executor(chosen: Executor) -> Iterator[None]:
     """Run offloaded calls of this context on *chosen*."""
-    token = _chosen.set(chosen)
+    token = _context_executor.set(chosen)
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _context_executor.reset(token)
 
 
-def _local() -> Executor:
-    from gymsdk.workers.processes import Local
+def _create_executor() -> Executor:
+    from gymsdk.workers.processes import ProcessExecutor
 
-    count = worker_count()
-    return Local(count) if count else Inline()
+    count = get_worker_count()
+    return ProcessExecutor(count) if count else InlineExecutor()
 
 
-def worker_count() -> int:
+def get_worker_count() -> int:
     """How many workers this process may have: `GYMSDK_WORKERS`, else one per core; 0 means to run inline."""
     given = os.environ.get("GYMSDK_WORKERS", "")
     if not given:
-        return min(os.cpu_count() or 1, MOST_WORKERS)
+        return min(os.cpu_count() or 1, MAX_WORKERS)
     if not given.isdecimal():
         raise UsageError(f"GYMSDK_WORKERS is {given!r}; set it to a number of processes, or to 0 to run inline")
     return int(given)
@@ -153,20 +153,20 @@ def offload(
         raise ValueError(f"cpu={budget:g} of timeout={timeout:g}: give seconds with 0 < cpu < timeout")
 
     def decorate(function: Callable[P, R]) -> Offloaded[P, R]:
-        _refuse_unsuitable(function)
+        _check_offloadable(function)
         work = Work(function, timeout=timeout, cpu=budget, memory=memory, preload=tuple(preload))
-        _known[work.address] = work
+        _registered_work[work.address] = work
 
         @functools.wraps(function)
         async def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return await executor().run(work, *args, **kwargs)
+            return await get_executor().run(work, *args, **kwargs)
 
         return call
 
     return decorate
 
 
-def _refuse_unsuitable(function: Callable[..., object]) -> None:
+def _check_offloadable(function: Callable[..., object]) -> None:
     name = getattr(function, "__qualname__", None)
     if name is None or inspect.isclass(function):
         raise TypeError(f"{function!r} cannot be offloaded; write a `def` at the top of a module")

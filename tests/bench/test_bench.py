@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gymsdk.bench import processes
-from gymsdk.bench.bench import Bench, measured
-from gymsdk.bench.figures import Served
-from gymsdk.bench.stage import POLICY, SERVERS, policy, started
+from gymsdk.bench import stage as processes
+from gymsdk.bench.load import BenchPlan, measure
+from gymsdk.bench.report import BenchResult
+from gymsdk.bench.stage import POLICY, SERVERS, start_policy, start_servers
 from gymsdk.errors import UsageError
 
 OFFLOADED = """
@@ -47,12 +47,12 @@ def _here(installed: Callable[..., Path]) -> None:
     installed("offloaded", OFFLOADED)
 
 
-async def all_of(found: AsyncIterator[Served]) -> list[Served]:
+async def all_of(found: AsyncIterator[BenchResult]) -> list[BenchResult]:
     return [each async for each in found]
 
 
 async def test_an_endpoint_replays_the_oracle_where_no_model_is_named() -> None:
-    [served] = await all_of(measured(Bench(environments={"tool_call": {}}, at_once=(1, 4), rollouts=12)))
+    [served] = await all_of(measure(BenchPlan(environments={"tool_call": {}}, at_once=(1, 4), rollouts=12)))
     assert [load.at_once for load in served.loads] == [1, 4]
     assert served.ready is not None
     assert served.ready > 0
@@ -64,8 +64,8 @@ async def test_an_endpoint_replays_the_oracle_where_no_model_is_named() -> None:
 
 
 async def test_a_scripted_model_plays_in_the_servers_process() -> None:
-    bench = Bench(environments={"sums": {"digits": "2"}}, at_once=(2,), rollouts=20, model="scripted/oracle:0.5")
-    [served] = await all_of(measured(bench))
+    bench = BenchPlan(environments={"sums": {"digits": "2"}}, at_once=(2,), rollouts=20, model="scripted/oracle:0.5")
+    [served] = await all_of(measure(bench))
     [load] = served.loads
     assert 0 < (load.expected or 0) < 1
     assert (load.reward, load.wrong) == (load.expected, 0)
@@ -75,22 +75,22 @@ async def test_a_scripted_model_plays_in_the_servers_process() -> None:
 
 async def test_a_model_whose_rewards_nobody_knows_is_refused() -> None:
     with pytest.raises(UsageError, match="rewards are known beforehand of scripted policies alone"):
-        await all_of(measured(Bench(environments={"sums": {}}, model="endpoint/x")))
+        await all_of(measure(BenchPlan(environments={"sums": {}}, model="endpoint/x")))
 
 
 async def test_what_keeps_the_servers_from_starting_is_told_in_their_words() -> None:
     with pytest.raises(UsageError, match="no environment named 'nosuch'"):
-        async with started(["nosuch"], model="scripted/oracle"):
+        async with start_servers(["nosuch"], model="scripted/oracle"):
             pass
     with pytest.raises(UsageError, match="scripted/replay"):
-        async with policy(Path("nosuch.jsonl")):
+        async with start_policy(Path("nosuch.jsonl")):
             pass
 
 
 async def test_the_servers_end_with_the_context() -> None:
-    async with started(["sums"], model="scripted/oracle") as stage:
-        assert processes.is_here(stage.pids[SERVERS])
-    assert not processes.is_here(stage.pids[SERVERS])
+    async with start_servers(["sums"], model="scripted/oracle") as stage:
+        assert processes.is_running(stage.pids[SERVERS])
+    assert not processes.is_running(stage.pids[SERVERS])
 
 
 def test_a_child_ends_when_its_parent_is_gone() -> None:
@@ -108,15 +108,15 @@ async def test_a_minute_of_load_and_killed_workers_leave_nothing_behind() -> Non
 
     def kill() -> None:
         while not over.wait(7.0):
-            for worker in filter(_is_worker, processes.leaves(os.getpid())):
+            for worker in filter(_is_worker, processes.find_leaf_processes(os.getpid())):
                 os.kill(worker, signal.SIGKILL)
                 killed.append(worker)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    bench = Bench(environments={"offloaded": {}}, at_once=(16,), minutes=1.0)
+    bench = BenchPlan(environments={"offloaded": {}}, at_once=(16,), minutes=1.0)
     try:
-        [served] = await all_of(measured(bench))
+        [served] = await all_of(measure(bench))
     finally:
         over.set()
         killer.join()
@@ -126,12 +126,12 @@ async def test_a_minute_of_load_and_killed_workers_leave_nothing_behind() -> Non
     # By halfway the answers that are kept for those who ask twice have long filled their place.
     for name, memory in load.memory.items():
         assert memory.after - memory.half < 8.0, name
-    assert not [each for each in killed if processes.is_here(each)]
+    assert not [each for each in killed if processes.is_running(each)]
 
 
 def _is_worker(pid: int) -> bool:
     """Give whether a process was forked by a nursery: what it runs says so."""
     try:
-        return b"gymsdk.workers.nursery" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"gymsdk.workers.processes" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

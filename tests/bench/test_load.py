@@ -14,16 +14,15 @@ import pytest
 from aiohttp import web
 
 import gymsdk
-from gymsdk import Model, ServerClient, http, launch
-from gymsdk.bench.load import Order, loaded
-from gymsdk.bench.meters import between, reading
-from gymsdk.bench.recording import Recording, recorded
-from gymsdk.bench.stage import SERVERS, Stage, joined
+from gymsdk import Model, ServerClient, testing
+from gymsdk.bench.load import LoadPlan, Recording, record_rollouts, run_load
+from gymsdk.bench.report import count_requests_between, read_metrics
+from gymsdk.bench.stage import SERVERS, Stage, join_servers
+from gymsdk.deploy import process
 from gymsdk.errors import Failed, GymsdkError
-from gymsdk.servers import policy
-from gymsdk.servers.wire.tools import CLIENT
-from gymsdk.transcript import Item
-from gymsdk.types import Episode
+from gymsdk.http import client
+from gymsdk.servers.tool_calls import CLIENT_HEADER
+from gymsdk.types import Episode, Item
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +32,12 @@ def _sums(installed: Callable[..., Path]) -> None:
 
 @asynccontextmanager
 async def staged(model: str | Model = "scripted/oracle", **settings: Any) -> AsyncIterator[Stage]:
-    async with launch.serving(["sums"], model=model, settings={"sums": settings}) as running:
-        yield await joined(running.head_url)
+    async with process.serving(["sums"], model=model, settings={"sums": settings}) as running:
+        yield await join_servers(running.head_url)
 
 
 async def right(tasks: int = 6) -> Recording:
-    return await recorded(gymsdk.load("sums"), gymsdk.model("scripted/oracle"), split="train", limit=tasks)
+    return await record_rollouts(gymsdk.load("sums"), gymsdk.model("scripted/oracle"), split="train", limit=tasks)
 
 
 class Slow:
@@ -67,7 +66,7 @@ class Broken:
 
 async def test_every_rollout_is_counted_and_right() -> None:
     async with staged() as stage:
-        load = await loaded(stage, await right(), Order(at_once=3, rollouts=20))
+        load = await run_load(stage, await right(), LoadPlan(at_once=3, rollouts=20))
     assert (load.rollouts, load.reward, load.expected, load.wrong, load.failures) == (20, 1.0, 1.0, 0, {})
     assert (load.calls, load.requests, load.open) == (1.0, {"sums_simple_agent": 1.0}, 0)
     assert load.latency is not None
@@ -78,7 +77,7 @@ async def test_every_rollout_is_counted_and_right() -> None:
 async def test_no_more_are_in_flight_than_asked_for() -> None:
     model = Slow()
     async with staged(model) as stage:
-        await loaded(stage, await right(), Order(at_once=5, rollouts=25))
+        await run_load(stage, await right(), LoadPlan(at_once=5, rollouts=25))
     assert model.most == 5
 
 
@@ -86,14 +85,14 @@ async def test_a_reward_that_is_not_the_recordings_is_wrong() -> None:
     recording = await right(4)
     other = replace(recording, rewards=(1.0, 0.0, 1.0, 1.0))
     async with staged() as stage:
-        load = await loaded(stage, other, Order(at_once=2, rollouts=8))
+        load = await run_load(stage, other, LoadPlan(at_once=2, rollouts=8))
     assert (load.wrong, load.reward, load.expected) == (2, 1.0, 0.75)
     assert not load.is_correct
 
 
 async def test_rewards_nobody_knows_are_not_judged() -> None:
     async with staged("scripted/null") as stage:
-        load = await loaded(stage, replace(await right(4), rewards=None), Order(at_once=2, rollouts=4))
+        load = await run_load(stage, replace(await right(4), rewards=None), LoadPlan(at_once=2, rollouts=4))
     assert (load.wrong, load.expected, load.reward) == (None, None, 0.0)
 
 
@@ -101,7 +100,7 @@ async def test_failures_are_counted_by_their_kind() -> None:
     recording = await right(10)
     odd = sum(job.row["number"] % 2 for job in recording.jobs)
     async with staged(Broken()) as stage:
-        load = await loaded(stage, recording, Order(at_once=4, rollouts=10))
+        load = await run_load(stage, recording, LoadPlan(at_once=4, rollouts=10))
     assert load.failures == {"odd": odd}
     assert load.messages == {"odd": "it is odd"}
     assert (load.rollouts, load.wrong) == (10, 0)
@@ -110,7 +109,7 @@ async def test_failures_are_counted_by_their_kind() -> None:
 
 async def test_a_load_by_time_ends_in_time_and_plays_tasks_again() -> None:
     async with staged() as stage:
-        load = await loaded(stage, await right(2), Order(at_once=2, seconds=0.7))
+        load = await run_load(stage, await right(2), LoadPlan(at_once=2, seconds=0.7))
     assert load.seconds >= 0.7
     assert load.rollouts > 2
     assert load.is_correct
@@ -119,7 +118,7 @@ async def test_a_load_by_time_ends_in_time_and_plays_tasks_again() -> None:
 async def test_servers_in_one_process_are_measured_as_one() -> None:
     async with staged() as stage:
         assert stage.pids == {SERVERS: os.getpid()}
-        load = await loaded(stage, await right(2), Order(at_once=2, rollouts=30))
+        load = await run_load(stage, await right(2), LoadPlan(at_once=2, rollouts=30))
     assert load.cpu[SERVERS] > 0
     assert load.memory[SERVERS].most >= load.memory[SERVERS].before > 20.0
 
@@ -129,16 +128,16 @@ async def test_a_process_that_ended_is_told() -> None:
     await gone.wait()
     async with staged() as stage:
         with pytest.raises(GymsdkError, match="the process of the servers ended"):
-            await loaded(replace(stage, pids={SERVERS: gone.pid}), await right(1), Order(at_once=1, rollouts=1))
+            await run_load(replace(stage, pids={SERVERS: gone.pid}), await right(1), LoadPlan(at_once=1, rollouts=1))
 
 
 async def test_a_policy_endpoint_tells_what_it_was_asked_for() -> None:
-    async with policy.serve(policy.app(gymsdk.model("scripted/null"))) as url:
-        before = await reading([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
+    async with testing.serve(testing.app(gymsdk.model("scripted/null"))) as url:
+        before = await read_metrics([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
         for body in ({"input": "hi"}, {"input": "ho"}, {}):
-            await http.post(f"{url}/responses", body)
-        after = await reading([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
-    assert between(before, after) == {"policy": 3}
+            await client.post(f"{url}/responses", body)
+        after = await read_metrics([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
+    assert count_requests_between(before, after) == {"policy": 3}
 
 
 async def test_what_is_open_is_read_too() -> None:
@@ -146,10 +145,10 @@ async def test_what_is_open_is_read_too() -> None:
         row = (await right(1)).jobs[0].row
         answer = await stage.served.client.post("sums", "/seed_session", json=row)
         assert answer.ok
-        assert (await reading(stage.metered, stage.served.client.build_headers_for)).open == 1
-        ours = {CLIENT: "1"}
+        assert (await read_metrics(stage.metered, stage.served.client.build_headers_for)).open == 1
+        ours = {CLIENT_HEADER: "1"}
         await stage.served.client.post("sums", "/close_session", cookies=answer.cookies, headers=ours)
-        assert (await reading(stage.metered, stage.served.client.build_headers_for)).open == 0
+        assert (await read_metrics(stage.metered, stage.served.client.build_headers_for)).open == 0
 
 
 async def test_a_meter_carries_a_token_to_none_but_the_servers_it_is_for() -> None:
@@ -161,7 +160,9 @@ async def test_a_meter_carries_a_token_to_none_but_the_servers_it_is_for() -> No
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    async with policy.serve(app) as url:
+    async with testing.serve(app) as url:
         for head in ("https://127.0.0.1:1", "http://127.0.0.1:1"):
-            await reading([url.removesuffix("/v1")], ServerClient(head, token="a-token-of-the-head").build_headers_for)
+            await read_metrics(
+                [url.removesuffix("/v1")], ServerClient(head, token="a-token-of-the-head").build_headers_for
+            )
     assert brought == [None, "Bearer a-token-of-the-head"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gymsdk.bench import processes
+from gymsdk.bench import stage
 
 BUSY = """
 import time
@@ -46,32 +46,32 @@ def begun() -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
 
 def test_a_process_has_used_its_cpu_and_its_memory(begun: Callable[[str], subprocess.Popen[str]]) -> None:
-    used = processes.used(begun(BUSY + KEEPS).pid)
+    used = stage.measure_process(begun(BUSY + KEEPS).pid)
     assert 0.28 <= used.cpu < 2.0
     assert used.memory > 30.0
     assert (used.workers_cpu, used.workers_memory) == (0.0, 0.0)
 
 
 def test_what_it_started_counts_apart_also_once_that_has_ended(begun: Callable[[str], subprocess.Popen[str]]) -> None:
-    used = processes.used(begun(PARENT).pid)
+    used = stage.measure_process(begun(PARENT).pid)
     assert used.cpu < 0.28 <= used.workers_cpu
     assert used.memory < 30.0 < used.workers_memory
 
 
 def test_the_leaves_have_started_nothing_themselves(begun: Callable[[str], subprocess.Popen[str]]) -> None:
     parent = begun(PARENT)
-    [leaf] = processes.leaves(parent.pid)
+    [leaf] = stage.find_leaf_processes(parent.pid)
     assert leaf != parent.pid
-    assert leaf in processes.leaves(os.getpid())
-    assert parent.pid not in processes.leaves(os.getpid())
+    assert leaf in stage.find_leaf_processes(os.getpid())
+    assert parent.pid not in stage.find_leaf_processes(os.getpid())
 
 
 def test_a_process_that_is_not_there_is_told() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    assert not processes.is_here(process.pid)
+    assert not stage.is_running(process.pid)
     with pytest.raises(ProcessLookupError, match=f"no process {process.pid}"):
-        processes.used(process.pid)
+        stage.measure_process(process.pid)
 
 
 def test_a_process_that_has_ended_is_not_here_though_nobody_has_asked_how(
@@ -80,6 +80,6 @@ def test_a_process_that_has_ended_is_not_here_though_nobody_has_asked_how(
     process = begun(KEEPS)
     process.stdin.close()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not processes.is_here(process.pid)
+    assert not stage.is_running(process.pid)
     process.wait()
     process.stdin = None

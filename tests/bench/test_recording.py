@@ -9,7 +9,7 @@ import pytest
 
 import gymsdk
 from gymsdk import Environment
-from gymsdk.bench.recording import recorded, unplayed
+from gymsdk.bench.load import list_jobs, record_rollouts
 from gymsdk.errors import BadRow, UnknownSplit, UsageError
 
 ALIKE = """
@@ -31,7 +31,7 @@ def solve(task):
 
 async def test_the_rewards_are_those_the_scripted_policy_had_here(installed: Callable[..., Path]) -> None:
     installed()
-    half = await recorded(gymsdk.load("sums"), gymsdk.model("scripted/oracle:0.5"), split="train", limit=40)
+    half = await record_rollouts(gymsdk.load("sums"), gymsdk.model("scripted/oracle:0.5"), split="train", limit=40)
     assert len(half.jobs) == len(half.rewards or ()) == 40
     assert set(half.rewards or ()) == {0.0, 1.0}
 
@@ -39,21 +39,21 @@ async def test_the_rewards_are_those_the_scripted_policy_had_here(installed: Cal
 async def test_a_replay_of_a_recording_plays_it_again(installed: Callable[..., Path], tmp_path: Path) -> None:
     installed()
     sums, file = gymsdk.load("sums"), tmp_path / "recording.jsonl"
-    half = await recorded(sums, gymsdk.model("scripted/oracle:0.5"), split="train", limit=20)
+    half = await record_rollouts(sums, gymsdk.model("scripted/oracle:0.5"), split="train", limit=20)
     half.write(file)
-    again = await recorded(sums, gymsdk.model(f"scripted/replay:{file}"), split="train", limit=20)
+    again = await record_rollouts(sums, gymsdk.model(f"scripted/replay:{file}"), split="train", limit=20)
     assert again.rewards == half.rewards
 
 
 async def test_of_tasks_that_open_alike_the_first_is_kept(environment: Callable[..., Environment]) -> None:
-    found = await recorded(environment(ALIKE), gymsdk.model("scripted/oracle"), split="train", limit=9)
+    found = await record_rollouts(environment(ALIKE), gymsdk.model("scripted/oracle"), split="train", limit=9)
     assert [job.row["answer"] for job in found.jobs] == ["a", "a", "b"]
     assert found.rewards == (1.0, 1.0, 1.0)
 
 
 async def test_tasks_are_kept_by_their_rollout(installed: Callable[..., Path]) -> None:
     installed()
-    found = await recorded(
+    found = await record_rollouts(
         gymsdk.load("sums"),
         gymsdk.model("scripted/oracle:0.5"),
         split="train",
@@ -69,19 +69,21 @@ async def test_a_task_that_has_no_reward_here_cannot_be_recorded(installed: Call
     sums = gymsdk.load("sums")
     broken = next(iter(sums.tasks("train"))).row()["answer"]
     with pytest.raises(UsageError, match=r"task 0 of 'sums' cannot be recorded \(hook_raised: .*name another split"):
-        await recorded(gymsdk.load("sums", breaks=[broken]), gymsdk.model("scripted/oracle"), split="train", limit=2)
+        await record_rollouts(
+            gymsdk.load("sums", breaks=[broken]), gymsdk.model("scripted/oracle"), split="train", limit=2
+        )
 
 
 async def test_nothing_to_keep_is_told(installed: Callable[..., Path]) -> None:
     installed()
     with pytest.raises(UsageError, match="no task of 'sums' is played as it is to be"):
-        await recorded(
+        await record_rollouts(
             gymsdk.load("sums"), gymsdk.model("scripted/null"), split=None, limit=2, keep=lambda each: each.turns == 9
         )
 
 
 def test_a_split_without_rows_is_told(environment: Callable[..., Environment]) -> None:
     with pytest.raises(BadRow, match="split 'none' of 'made' has no rows"):
-        unplayed(environment(ALIKE), split="none", limit=3)
+        list_jobs(environment(ALIKE), split="none", limit=3)
     with pytest.raises(UnknownSplit):
-        unplayed(environment(ALIKE), split="tran", limit=3)
+        list_jobs(environment(ALIKE), split="tran", limit=3)

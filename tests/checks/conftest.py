@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from gymsdk import load
-from gymsdk.checks import catalog, run
-from gymsdk.checks.check import Result
+from gymsdk.checks import run
+from gymsdk.checks.report import Result
 from gymsdk.checks.subject import Subject
 from gymsdk.plugins import registry
 
@@ -119,7 +119,7 @@ def outcome() -> Outcome:
     """What comes of the check with this id, run on a subject."""
 
     async def look(check_id: str, subject: Subject) -> Result:
-        [check] = catalog.chosen([check_id])
-        return await run.outcome(check, subject)
+        [check] = run.select_checks([check_id])
+        return await run.run_check(check, subject)
 
     return look

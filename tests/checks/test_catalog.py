@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gymsdk.checks import catalog
-from gymsdk.checks.catalog import CHECKS
-from gymsdk.checks.check import Check, Finding
+from gymsdk.checks import run
+from gymsdk.checks.report import Check, Finding
+from gymsdk.checks.run import CHECKS
 from gymsdk.checks.subject import Subject
 from gymsdk.errors import UsageError
 
@@ -44,7 +44,7 @@ def test_a_check_speaks_in_clauses(check):
 
 
 def test_checks_are_chosen_by_id_and_by_family():
-    chosen = [check.id for check in catalog.chosen(["packaging", "runtime.load"], ["packaging.page"])]
+    chosen = [check.id for check in run.select_checks(["packaging", "runtime.load"], ["packaging.page"])]
     assert chosen == [
         "packaging.metadata",
         "packaging.entry_point",
@@ -56,19 +56,19 @@ def test_checks_are_chosen_by_id_and_by_family():
 
 def test_a_misspelt_id_suggests_the_nearest():
     with pytest.raises(UsageError, match=r"no check has the id 'runtime.lod'; did you mean 'runtime.load'\?"):
-        catalog.chosen(["runtime.lod"])
+        run.select_checks(["runtime.lod"])
 
 
 def test_one_id_needs_no_list():
-    assert [check.id for check in catalog.chosen("runtime.rows")] == ["runtime.rows"]
+    assert [check.id for check in run.select_checks("runtime.rows")] == ["runtime.rows"]
 
 
 def test_where_nothing_is_left_that_is_a_mistake_of_usage():
     with pytest.raises(UsageError, match="nothing is left to check"):
-        catalog.chosen(["runtime.rows"], ["runtime"])
+        run.select_checks(["runtime.rows"], ["runtime"])
 
 
 def test_a_check_whose_package_is_missing_says_what_to_install():
     needy = Check(id="runtime.needy", asks="", why="", mend="", run=nothing, needs=("not_there_at_all",))
     with pytest.raises(UsageError, match=r'`pip install "gymsdk\[author\]"`'):
-        catalog.ready([needy])
+        run.check_requirements([needy])

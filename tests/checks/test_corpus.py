@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from gymsdk.checks import describing, loading, oracle
-from gymsdk.checks.catalog import CHECKS, FAMILIES, chosen
-from gymsdk.checks.check import Check
-from gymsdk.checks.run import Run
-from gymsdk.checks.subject import named
+from gymsdk.checks.report import Check
+from gymsdk.checks.run import CHECKS, FAMILIES, CheckRun, select_checks
+from gymsdk.checks.subject import build_subject
 
 FOLDER = Path(__file__).parent / "corpus"
 HEALTHY = "healthy"
@@ -61,7 +60,7 @@ def held_to(own: str) -> list[Check]:
 async def test_what_is_broken_fails_its_own_check(case, subject):
     own, companions = meant(case)
     made = subject(source_of(case), files=files_of(case))
-    report = await Run(made).report(held_to(own))
+    report = await CheckRun(made).report(held_to(own))
     failed = {result.id: [finding.seen for finding in result.findings] for result in report.results if result.findings}
     assert own in failed
     assert failed.keys() - {own} <= companions, failed
@@ -72,13 +71,13 @@ async def test_what_is_healthy_passes_every_check(case, subject):
     made = subject(source_of(case), files=files_of(case), **SETTINGS.get(case, {}))
     made.patience = PATIENCE
     # Another interpreter is started for each of the package's checks, and the packages are all made alike.
-    report = await Run(made).report(chosen(SIZED.get(case, ()), [] if case == HEALTHY else ["packaging"]))
+    report = await CheckRun(made).report(select_checks(SIZED.get(case, ()), [] if case == HEALTHY else ["packaging"]))
     assert [(result.id, result.findings) for result in report.results if result.status == "failed"] == []
 
 
 @pytest.mark.parametrize("name", ["math", "multineedle", "tool_call"])
 async def test_the_real_environments_pass_every_check(name):
-    report = await Run(named(name, {}, count=4)).report(CHECKS)
+    report = await CheckRun(build_subject(name, {}, count=4)).report(CHECKS)
     assert [(result.id, result.findings) for result in report.results if result.status == "failed"] == []
 
 

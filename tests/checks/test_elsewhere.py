@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk.checks import elsewhere
-from gymsdk.checks.check import NotApplicable
+from gymsdk.checks import determinism
+from gymsdk.checks.report import NotApplicable
 from gymsdk.checks.subject import Subject
 from gymsdk.errors import BrokenEnvironment
 
@@ -24,29 +24,33 @@ def verify():
 
 
 async def test_the_rows_are_those_of_the_split_and_seed(subject):
-    found = (await elsewhere.asked(subject(HASHED.replace("MARK", "1")), "train", seed=7, count=2)).rows
+    found = (
+        await determinism.draw_in_new_interpreter(subject(HASHED.replace("MARK", "1")), "train", seed=7, count=2)
+    ).rows
     assert [row["responses_create_params"]["input"][0]["content"] for row in found] == ["7 0", "7 1"]
 
 
 async def test_the_hash_seed_is_another(subject):
     made = subject(HASHED.replace("MARK", "hash('mark')"))
-    one, other = [await elsewhere.asked(made, "train", seed=0, count=1, hash_seed=seed) for seed in (1, 2)]
+    one, other = [
+        await determinism.draw_in_new_interpreter(made, "train", seed=0, count=1, hash_seed=seed) for seed in (1, 2)
+    ]
     assert one.rows != other.rows
 
 
 async def test_episodes_are_opened_there_too(subject):
     made = subject(HASHED.replace("MARK", "1"))
-    found = await elsewhere.asked(made, "train", seed=7, count=2, opened=1)
+    found = await determinism.draw_in_new_interpreter(made, "train", seed=7, count=2, opened=1)
     assert found.openings == [[{"role": "user", "content": "7 0"}]]
 
 
 async def test_what_breaks_there_is_told(subject):
     made = subject(HASHED.replace("MARK", "1 / 0"))
     with pytest.raises(BrokenEnvironment, match=r"in a new process .*ZeroDivisionError"):
-        await elsewhere.asked(made, "train", seed=0, count=1)
+        await determinism.draw_in_new_interpreter(made, "train", seed=0, count=1)
 
 
 async def test_what_is_not_installed_is_not_asked(subject):
     made = subject(HASHED.replace("MARK", "1"))
     with pytest.raises(NotApplicable, match="not installed"):
-        await elsewhere.asked(Subject(made.name, made.make), "train", seed=0, count=1)
+        await determinism.draw_in_new_interpreter(Subject(made.name, made.make), "train", seed=0, count=1)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import Claims, Rollout, Task, wire
-from gymsdk.checks.attack import Attempt, Seen, says
-from gymsdk.checks.luck import beyond, bound
-from gymsdk.checks.options import choices, letters, listed, numbers, options, valued
-from gymsdk.checks.tasks import sample, shown
+from gymsdk import Claims, Rollout, Task, responses
+from gymsdk.checks.attack import Attempt, TaskView, build_text_attack, compute_hoeffding_bound, find_gain_beyond_chance
+from gymsdk.checks.clues import fill_values, iter_enum_arguments, list_choices, list_letters, list_numbers, list_options
+from gymsdk.checks.performance import sample_tasks, shorten_text
 
 GUESSED = """
 class Coin(Task):
@@ -35,9 +34,9 @@ def claims():
 
 
 def attempts(*rewards: float, chance: float = 0.0, maximum: float = 1.0) -> list[Attempt]:
-    attack = says("says nothing", "")
-    seen = Seen(Task.ask("?"), Claims(chance=chance, maximum=maximum), [], [])
-    said = [[wire.message("")]]
+    attack = build_text_attack("says nothing", "")
+    seen = TaskView(Task.ask("?"), Claims(chance=chance, maximum=maximum), [], [])
+    said = [[responses.build_message("")]]
     return [
         Attempt(attack, seen, said, Rollout(id="", environment="", row={}, seed=0, outcome="scored", reward=reward))
         for reward in rewards
@@ -77,31 +76,31 @@ async def test_an_environment_without_tasks_is_passed_over(subject, outcome):
     ],
 )
 def test_luck_explains_some_of_it(rewards, chance, found):
-    assert bool(beyond(attempts(*rewards, chance=chance))) is found
+    assert bool(find_gain_beyond_chance(attempts(*rewards, chance=chance))) is found
 
 
 def test_rewards_are_shares_of_the_maximum():
-    assert beyond(attempts(*[2.0] * 4, *[0.0] * 8, chance=1.0, maximum=10.0)) == []
+    assert find_gain_beyond_chance(attempts(*[2.0] * 4, *[0.0] * 8, chance=1.0, maximum=10.0)) == []
 
 
 def test_a_mean_below_the_chance_is_certain():
-    assert bound(0.1, 0.2, 12) == 1.0
+    assert compute_hoeffding_bound(0.1, 0.2, 12) == 1.0
 
 
 def test_options_are_found_as_prompts_list_them():
     prompt = "Pick:\nA) red\nB) blue\nor say 'green'. Is it hot or cold?"
-    assert {"A", "red", "B", "blue", "green", "hot", "cold"} <= set(options(prompt))
-    assert letters(prompt)[:2] == ["A", "B"]
+    assert {"A", "red", "B", "blue", "green", "hot", "cold"} <= set(list_options(prompt))
+    assert list_letters(prompt)[:2] == ["A", "B"]
 
 
 def test_numbers_are_found_once():
-    assert numbers("3 and -4.5, then 3") == ["3", "-4.5"]
+    assert list_numbers("3 and -4.5, then 3") == ["3", "-4.5"]
 
 
 def test_a_tool_is_called_with_each_value_it_lists():
     unit = {"type": "string", "enum": ["km", "mile"]}
     tool = {"parameters": {"properties": {"unit": unit, "many": {"type": ["integer", "null"]}}}}
-    assert list(listed(tool)) == [{"unit": "km", "many": 1}, {"unit": "mile", "many": 1}]
+    assert list(iter_enum_arguments(tool)) == [{"unit": "km", "many": 1}, {"unit": "mile", "many": 1}]
 
 
 @pytest.mark.parametrize(
@@ -115,17 +114,17 @@ def test_a_tool_is_called_with_each_value_it_lists():
     ],
 )
 def test_what_is_few_is_tried_whole(schema, values):
-    assert choices(schema) == values
+    assert list_choices(schema) == values
 
 
 def test_a_nested_schema_is_filled():
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "number"}}, "b": {}}}
-    assert valued(schema, {"number": 1e308, "string": "x"}) == {"a": [1e308], "b": "x"}
+    assert fill_values(schema, {"number": 1e308, "string": "x"}) == {"a": [1e308], "b": "x"}
 
 
 def test_a_sample_is_spread():
-    assert sample(range(24), 4) == [0, 6, 12, 18]
+    assert sample_tasks(range(24), 4) == [0, 6, 12, 18]
 
 
 def test_what_a_person_cannot_read_is_escaped():
-    assert shown("\u202e\ud800") == r"'\u202e\ud800'"
+    assert shorten_text("\u202e\ud800") == r"'\u202e\ud800'"

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from gymsdk.checks.isolation import EXAMPLES, _Drift, _interleaved, _shrunk, _Stage
-from gymsdk.checks.performance import scripts
+from gymsdk.checks.isolation import MAX_EXAMPLES, _check_interleaved, _Drift, _shrink, _Stage
+from gymsdk.checks.performance import build_scripts
 
 from .healthy import HEALTHY
 
@@ -29,9 +29,9 @@ async def test_what_the_module_remembers_is_found_with_the_steps_that_show_it(su
 async def test_where_the_time_is_over_no_more_is_played(subject):
     shelf = subject(HEALTHY)
     async with shelf.fresh() as environment:
-        played = await scripts(shelf, environment, tasks=1)
+        played = await build_scripts(shelf, environment, tasks=1)
         nothing_like_it = [{} for _ in played]
-        assert await _interleaved(_Stage(environment, played, nothing_like_it, ends=0.0), EXAMPLES) == []
+        assert await _check_interleaved(_Stage(environment, played, nothing_like_it, ends=0.0), MAX_EXAMPLES) == []
 
 
 def test_an_interleaving_is_shrunk_to_the_smallest_that_goes_wrong():
@@ -39,11 +39,11 @@ def test_an_interleaving_is_shrunk_to_the_smallest_that_goes_wrong():
         if picks.count(1) > 1 and 2 in picks:
             raise _Drift(str(picks))
 
-    assert sorted(_shrunk(run, 3, EXAMPLES)) == sorted(str([0, 1, 1, 2]))
+    assert sorted(_shrink(run, 3, MAX_EXAMPLES)) == sorted(str([0, 1, 1, 2]))
 
 
 def test_where_no_interleaving_goes_wrong_nothing_is_found():
-    assert _shrunk(lambda _: None, 3, EXAMPLES) is None
+    assert _shrink(lambda _: None, 3, MAX_EXAMPLES) is None
 
 
 def test_what_goes_wrong_only_once_is_found_too():
@@ -53,10 +53,10 @@ def test_what_goes_wrong_only_once_is_found_too():
         if next(wrong, False):
             raise _Drift("once")
 
-    assert _shrunk(run, 3, EXAMPLES) == "once"
+    assert _shrink(run, 3, MAX_EXAMPLES) == "once"
 
 
 def test_drawing_leaves_nothing_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _shrunk(lambda _: None, 3, EXAMPLES)
+    _shrink(lambda _: None, 3, MAX_EXAMPLES)
     assert list(tmp_path.iterdir()) == []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import Task, wire
+from gymsdk import Task, responses
 from gymsdk.checks import clues
-from gymsdk.checks.secrets import distinct, one_of_many, secrets, stands_in
+from gymsdk.checks.leaks import contains_words, drop_shared_secrets, is_one_of_many, list_secrets
 
 ASKED = """
 from base64 import b64encode
@@ -61,21 +61,21 @@ async def test_what_any_reply_earns_is_no_leak(subject, outcome):
 @pytest.mark.parametrize(
     ("rule", "text", "found"),
     [
-        (clues.behind_words, "The answer is 42.", "42"),
-        (clues.behind_words, "expected_value = 42", "42"),
-        (clues.in_fields, '{"gold": 42, "b": 1}', "42"),
-        (clues.in_fields, '{"gold_answer": "x y"}', "x y"),
-        (clues.in_comments, "a <!-- key: 42 --> b", "42"),
-        (clues.in_boxes, r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (clues.in_boxes, "<answer>42</answer>", "42"),
-        (clues.in_brackets, "what (42) is", "42"),
-        (clues.in_base64, "see NDIwMDA= there", "42000"),
-        (clues.last_line, "a\n42\n", "42"),
-        (clues.in_hex, "[ref 68656c6c6f]", "hello"),
-        (clues.in_percent, "?q=h%65llo", "hello"),
-        (clues.in_rot13, "(ref uryyb)", "hello"),
-        (clues.backwards, "answer: olleh", "hello"),
-        (clues.expressions, "Compute: 714 * 139 + 763.", "714 * 139 + 763"),
+        (clues.find_after_words, "The answer is 42.", "42"),
+        (clues.find_after_words, "expected_value = 42", "42"),
+        (clues.find_in_fields, '{"gold": 42, "b": 1}', "42"),
+        (clues.find_in_fields, '{"gold_answer": "x y"}', "x y"),
+        (clues.find_in_comments, "a <!-- key: 42 --> b", "42"),
+        (clues.find_in_boxes, r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (clues.find_in_boxes, "<answer>42</answer>", "42"),
+        (clues.find_in_brackets, "what (42) is", "42"),
+        (clues.find_in_base64, "see NDIwMDA= there", "42000"),
+        (clues.find_last_line, "a\n42\n", "42"),
+        (clues.find_in_hex, "[ref 68656c6c6f]", "hello"),
+        (clues.find_in_percent_encoding, "?q=h%65llo", "hello"),
+        (clues.find_in_rot13, "(ref uryyb)", "hello"),
+        (clues.find_reversed, "answer: olleh", "hello"),
+        (clues.find_expressions, "Compute: 714 * 139 + 763.", "714 * 139 + 763"),
     ],
 )
 def test_a_clue_is_found(rule, text, found):
@@ -97,18 +97,18 @@ def test_what_the_task_is_to_undo_is_no_clue():
     ],
 )
 def test_one_of_many_is_no_secret_told(text, found):
-    assert one_of_many("Nairobi", text, {"Nairobi", "Bruno"}) is found
+    assert is_one_of_many("Nairobi", text, {"Nairobi", "Bruno"}) is found
 
 
 def test_a_secret_is_what_the_oracle_says_and_the_row_holds():
     task = Task.ask("Which of red1 and blue2?", expected={"colour": "red1", "code": "XK77"}, note="unrelated")
-    way = [[wire.function_call("take", {"code": 1234})], [wire.message("Done.\nAnswer: green3")]]
-    assert secrets(task, way, "Which of red1 and blue2?") == {"XK77", "1234", "green3", "Done.\nAnswer: green3"}
+    way = [[responses.build_function_call("take", {"code": 1234})], [responses.build_message("Done.\nAnswer: green3")]]
+    assert list_secrets(task, way, "Which of red1 and blue2?") == {"XK77", "1234", "green3", "Done.\nAnswer: green3"}
 
 
 def test_what_many_tasks_share_is_no_secret():
-    assert distinct([{"Done.", "one1"}, {"Done.", "two2"}, {"Done."}]) == [{"one1"}, {"two2"}, set()]
+    assert drop_shared_secrets([{"Done.", "one1"}, {"Done.", "two2"}, {"Done."}]) == [{"one1"}, {"two2"}, set()]
 
 
 def test_a_secret_stands_as_whole_words():
-    assert [stands_in("42x", text) for text in ("the 42x.", "142x", "42xy", "42X")] == [True, False, False, True]
+    assert [contains_words("42x", text) for text in ("the 42x.", "142x", "42xy", "42X")] == [True, False, False, True]

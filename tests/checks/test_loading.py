@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk.checks.loading import splits
+from gymsdk.checks.loading import check_splits
 
 from .test_run import SUMS
 
@@ -66,7 +66,7 @@ async def test_a_split_without_a_name_is_told(seen):
 
 
 async def test_a_slow_first_task_is_told(subject):
-    assert all("seconds; -1 are enough" in each.seen for each in await splits(subject(SUMS), seconds=-1.0))
+    assert all("seconds; -1 are enough" in each.seen for each in await check_splits(subject(SUMS), seconds=-1.0))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from gymsdk.checks.packaging import imported
+from gymsdk.checks.packaging import check_import
 from gymsdk.checks.subject import Subject
 from gymsdk.plugins import registry
 
@@ -206,7 +206,7 @@ async def test_an_import_that_does_more_than_import_is_told(seen, line, told):
 
 
 async def test_an_import_that_costs_is_told(subject):
-    [told] = await imported(subject(SUMS), cpu=-1.0)
+    [told] = await check_import(subject(SUMS), cpu=-1.0)
     assert told.seen.startswith("its import costs 0.")
 
 

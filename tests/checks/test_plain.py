@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, field_serializer
 
-from gymsdk.checks.plain import difference, plain
+from gymsdk.checks.subject import find_difference, to_plain
 
 
 class Colour(Enum):
@@ -50,7 +50,7 @@ LOOP.append(LOOP)
     ],
 )
 def test_anything_is_made_plain(value, written):
-    assert plain(value) == written
+    assert to_plain(value) == written
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_anything_is_made_plain(value, written):
     ],
 )
 def test_a_difference_says_where_and_how(one, other, found):
-    assert difference(one, other) == found
+    assert find_difference(one, other) == found

@@ -47,7 +47,7 @@ def _whole(source: str) -> str:
 
 
 def test_every_check_is_a_test(tested):
-    from gymsdk.checks.catalog import CHECKS
+    from gymsdk.checks.run import CHECKS
 
     ended = tested("--gymsdk", "sums", "-W", "error", "-o", "asyncio_mode=auto")
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -11,11 +11,10 @@ from functools import partial
 
 import pytest
 
-from gymsdk.checks import catalog
-from gymsdk.checks.check import Check, Finding, NotApplicable
-from gymsdk.checks.loading import LOAD, loads
-from gymsdk.checks.report import text
-from gymsdk.checks.run import Run, waited_for
+from gymsdk.checks import run as catalog
+from gymsdk.checks.loading import LOAD_CHECK, check_loading
+from gymsdk.checks.report import Check, Finding, NotApplicable, format_report
+from gymsdk.checks.run import CheckRun, run_in_thread
 from gymsdk.checks.subject import Subject
 from gymsdk.errors import BadConfig, Failed, UnknownSplit, UsageError
 
@@ -56,11 +55,11 @@ async def something(subject):
 
 
 async def test_a_check_that_finds_nothing_has_passed(subject):
-    assert (await Run(subject(SUMS)).run_check(asking(nothing))).status == "passed"
+    assert (await CheckRun(subject(SUMS)).run_check(asking(nothing))).status == "passed"
 
 
 async def test_a_check_that_finds_something_has_failed_and_says_why_and_how(subject):
-    result = await Run(subject(SUMS)).run_check(asking(something))
+    result = await CheckRun(subject(SUMS)).run_check(asking(something))
     assert (result.status, result.findings[0].seen, result.why, result.mend) == (
         "failed",
         "a crack",
@@ -73,7 +72,7 @@ async def test_a_check_with_nothing_to_look_at_is_skipped_with_its_reason(subjec
     async def look(subject):
         raise NotApplicable("it has no tools")
 
-    result = await Run(subject(SUMS)).run_check(asking(look))
+    result = await CheckRun(subject(SUMS)).run_check(asking(look))
     assert (result.status, result.reason) == ("skipped", "it has no tools")
 
 
@@ -81,7 +80,7 @@ async def test_a_check_that_takes_too_long_has_failed(subject):
     async def look(subject):
         await asyncio.sleep(60)
 
-    result = await Run(subject(SUMS)).run_check(asking(look, seconds=0.05))
+    result = await CheckRun(subject(SUMS)).run_check(asking(look, seconds=0.05))
     assert [each.seen for each in result.findings] == ["it was not over after 0.05 seconds"]
 
 
@@ -94,7 +93,7 @@ async def test_a_check_whose_episodes_take_too_long_is_skipped_and_says_what_it_
             await subject.afforded(environment, 9, each=8)
         return [Finding(seen="it went on")]
 
-    result = await Run(made).run_check(asking(look))
+    result = await CheckRun(made).run_check(asking(look))
     assert result.status == "skipped"
     assert result.reason.startswith("an episode takes 30.0 s, so the 8 it needs at least take about 240 s; it had 1")
 
@@ -106,7 +105,7 @@ async def test_a_check_that_slow_episodes_make_late_is_skipped(subject):
     async def look(subject):
         await asyncio.sleep(60)
 
-    result = await Run(made).run_check(asking(look, seconds=0.05))
+    result = await CheckRun(made).run_check(asking(look, seconds=0.05))
     assert (result.status, result.reason.partition(";")[0]) == (
         "skipped",
         "an episode takes 2.0 s, so it was not over after 0.05 s",
@@ -124,7 +123,7 @@ async def test_code_that_holds_the_loop_fails_its_check_and_the_rest_is_skipped(
     async def look(subject):
         stuck.wait()
 
-    run = Run(subject(SUMS), grace=0.2)
+    run = CheckRun(subject(SUMS), grace=0.2)
     results = [await run.run_check(asking(each, seconds=0.05)) for each in (look, nothing)]
     assert [each.status for each in results] == ["failed", "skipped"]
     assert "could not be stopped" in results[0].findings[0].seen
@@ -134,7 +133,7 @@ async def test_an_error_of_an_episode_says_where_it_came(subject):
     async def look(subject):
         raise Failed("the tool broke", kind="tool_raised", stage="step")
 
-    result = await Run(subject(SUMS)).run_check(asking(look))
+    result = await CheckRun(subject(SUMS)).run_check(asking(look))
     assert result.findings[0].seen == "it broke in step (tool_raised): the tool broke"
 
 
@@ -146,14 +145,14 @@ async def test_an_error_within_a_task_group_is_told_by_itself(subject):
         async with asyncio.TaskGroup() as group:
             group.create_task(fail())
 
-    assert "the tool broke" in (await Run(subject(SUMS)).run_check(asking(look))).findings[0].seen
+    assert "the tool broke" in (await CheckRun(subject(SUMS)).run_check(asking(look))).findings[0].seen
 
 
 async def test_what_the_environments_own_code_raises_is_a_finding(subject):
     async def look(subject):
         subject.environment.plugin.tasks("train", 0, None).send(None)
 
-    [finding] = (await Run(subject(SUMS)).run_check(asking(look))).findings
+    [finding] = (await CheckRun(subject(SUMS)).run_check(asking(look))).findings
     assert "raised AttributeError: 'NoneType' object has no attribute 'digits'" in finding.seen
 
 
@@ -161,7 +160,7 @@ async def test_a_check_that_breaks_itself_has_failed_and_the_others_go_on(subjec
     async def look(subject):
         raise ZeroDivisionError("by nought")
 
-    report = await Run(subject(SUMS)).report([asking(look), asking(nothing)])
+    report = await CheckRun(subject(SUMS)).report([asking(look), asking(nothing)])
     assert [result.status for result in report.results] == ["failed", "passed"]
     [finding] = report.results[0].findings
     assert re.fullmatch(r"the check itself broke: ZeroDivisionError: by nought \(test_run.py:\d+\)", finding.seen)
@@ -172,7 +171,7 @@ async def test_what_no_file_can_hold_is_escaped(subject):
     async def look(subject):
         return [Finding(seen="it said \ud800")]
 
-    report = await Run(subject(SUMS)).report([asking(look)])
+    report = await CheckRun(subject(SUMS)).report([asking(look)])
     assert r"it said \\ud800" in report.model_dump_json()
 
 
@@ -182,7 +181,7 @@ async def test_what_gymsdk_warns_of_is_kept_once(subject):
             logging.getLogger("gymsdk").warning("the hook %s raised", "close")
         return []
 
-    assert (await Run(subject(SUMS)).run_check(asking(look))).warnings == ["the hook close raised"]
+    assert (await CheckRun(subject(SUMS)).run_check(asking(look))).warnings == ["the hook close raised"]
 
 
 async def test_what_an_earlier_check_has_warned_of_is_not_told_again(subject):
@@ -190,13 +189,13 @@ async def test_what_an_earlier_check_has_warned_of_is_not_told_again(subject):
         logging.getLogger("gymsdk").warning("episode %s: it does not close", "without an id")
         return []
 
-    run = Run(subject(SUMS))
+    run = CheckRun(subject(SUMS))
     told = [(await run.run_check(asking(look))).warnings for _ in range(2)]
     assert told == [["an episode: it does not close"], []]
 
 
 async def test_where_it_does_not_load_the_first_check_says_so_and_the_rest_is_skipped(subject):
-    run = Run(subject(SUMS.replace("rng.randrange(1000)", "rng.choice([])")))
+    run = CheckRun(subject(SUMS.replace("rng.randrange(1000)", "rng.choice([])")))
     results = [await run.run_check(asking(nothing)) for _ in range(2)]
     assert [each.status for each in results] == ["failed", "skipped"]
     assert "hook 'tasks' raised IndexError" in results[0].findings[0].seen
@@ -204,8 +203,8 @@ async def test_where_it_does_not_load_the_first_check_says_so_and_the_rest_is_sk
 
 
 async def test_what_needs_no_loading_is_looked_at_all_the_same(subject):
-    run = Run(subject("1 / 0"))
-    report = await run.report(catalog.chosen(["packaging", "runtime.load", "runtime.splits"]))
+    run = CheckRun(subject("1 / 0"))
+    report = await run.report(catalog.select_checks(["packaging", "runtime.load", "runtime.splits"]))
     told = {result.id: result.status for result in report.results}
     assert (told["packaging.metadata"], told["runtime.load"], told["runtime.splits"]) == ("passed", "failed", "skipped")
 
@@ -213,20 +212,22 @@ async def test_what_needs_no_loading_is_looked_at_all_the_same(subject):
 async def test_tasks_that_never_come_fail_the_loading(subject, stuck):
     made = subject(SUMS.replace("while True:", "while WAIT.wait():"))
     made.environment.plugin.WAIT = stuck
-    result = await Run(made, load=replace(LOAD, run=partial(loads, seconds=0.2))).run_check(asking(nothing))
+    result = await CheckRun(made, load=replace(LOAD_CHECK, run=partial(check_loading, seconds=0.2))).run_check(
+        asking(nothing)
+    )
     assert "were not there after 0.2 seconds" in result.findings[0].seen
 
 
 async def test_a_setting_the_caller_misspelt_is_the_callers_mistake(subject):
     with pytest.raises(BadConfig, match="digts"):
-        await Run(subject(SUMS, digts=2)).run_check(asking(nothing))
+        await CheckRun(subject(SUMS, digts=2)).run_check(asking(nothing))
 
 
 async def test_a_split_the_caller_misspelt_is_the_callers_mistake(subject):
     made = subject(SUMS)
     made.split = "tset"
     with pytest.raises(UnknownSplit, match="did you mean 'test'"):
-        await Run(made).run_check(asking(nothing))
+        await CheckRun(made).run_check(asking(nothing))
 
 
 async def test_one_split_is_looked_at_where_one_is_named(subject):
@@ -240,9 +241,9 @@ def test_work_is_waited_for_where_no_loop_runs_and_where_one_does():
         return 42
 
     async def within():
-        return waited_for(work())
+        return run_in_thread(work())
 
-    assert (waited_for(work()), asyncio.run(within())) == (42, 42)
+    assert (run_in_thread(work()), asyncio.run(within())) == (42, 42)
 
 
 def test_what_the_work_raises_is_raised_where_it_is_waited_for():
@@ -250,12 +251,12 @@ def test_what_the_work_raises_is_raised_where_it_is_waited_for():
         raise UsageError("no")
 
     with pytest.raises(UsageError, match="no"):
-        waited_for(work())
+        run_in_thread(work())
 
 
 async def test_a_report_shows_what_was_seen_why_it_matters_and_how_to_mend_it(subject):
-    report = await Run(subject(SUMS)).report([asking(something), asking(nothing)])
-    lines = text(report).splitlines()
+    report = await CheckRun(subject(SUMS)).report([asking(something), asking(nothing)])
+    lines = format_report(report).splitlines()
     assert lines[:4] == [
         "FAIL  runtime.made                      all is well",
         "      seen: a crack",
@@ -269,5 +270,5 @@ async def test_what_was_seen_is_shown_without_its_control_characters(subject):
     async def look(subject):
         return [Finding(seen="it said \x1b[2J\u202e")]
 
-    shown = text(await Run(subject(SUMS)).report([asking(look)]))
+    shown = format_report(await CheckRun(subject(SUMS)).report([asking(look)]))
     assert r"it said \x1b[2J\u202e" in shown

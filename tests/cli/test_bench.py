@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gymsdk.bench import processes
+from gymsdk.bench import stage
 
 SMALL = ("--rollouts", 8, "--at-once", "1,3", "--split", "train")
 
@@ -91,13 +91,13 @@ def test_a_signal_ends_it_with_all_it_started(start: Callable[..., subprocess.Po
     process = start("bench", "sums", "--minutes", 5, "--at-once", 2)
     while "at once" not in process.stderr.readline():
         assert process.poll() is None
-    children = processes.leaves(process.pid)
+    children = stage.find_leaf_processes(process.pid)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in err
     assert len(children) == 2
     deadline = time.monotonic() + 10
-    while any(map(processes.is_here, children)):
+    while any(map(stage.is_running, children)):
         assert time.monotonic() < deadline
         time.sleep(0.02)

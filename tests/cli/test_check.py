@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gymsdk.checks.catalog import CHECKS
+from gymsdk.checks.run import CHECKS
 
 LOAD = ("--only", "runtime.load")
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from gymsdk.servers import head
-from gymsdk.servers.door.auth import Auth
+from gymsdk.servers.auth import AuthMiddleware
 from tests.servers.nodes import free, heading, listening
 
 COMMANDS = [("rollout", "sums", "--limit", "1"), ("status",), ("restart", "sums")]
@@ -31,7 +31,7 @@ async def ended(*words: object) -> tuple[int, str]:
 @asynccontextmanager
 async def guarded() -> AsyncIterator[str]:
     """The address of a head that asks for a token."""
-    app = Auth(head.app((), host="127.0.0.1", port=0), SecretStr("a-token-that-is-long-enough"))
+    app = AuthMiddleware(head.create_app((), host="127.0.0.1", port=0), SecretStr("a-token-that-is-long-enough"))
     async with listening(app) as port:
         yield f"http://127.0.0.1:{port}"
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from cli.conftest import Command
-from gymsdk import configuration
+from gymsdk import config
 
 WORKER = """\
 head_server:
@@ -74,7 +74,7 @@ def test_a_wrong_configuration_is_told_line_by_line(gymsdk: Command, there: Path
 
 def test_a_starting_file_serves_its_environment(gymsdk: Command, there: Path) -> None:
     (there / "sums.yaml").write_text(gymsdk("config", "sums").out)
-    found = configuration.read(["sums.yaml"])
+    found = config.load_config(["sums.yaml"])
     assert [block.name for block in found.servers] == ["sums", "sums_simple_agent", "policy_model"]
     assert "# digits:" in (there / "sums.yaml").read_text()
 

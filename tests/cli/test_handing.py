@@ -17,10 +17,10 @@ import pytest
 from conftest import SUMS
 
 from cli.conftest import Start
-from gymsdk import http, lifeline
-from gymsdk.cli import handing
-from gymsdk.cli.ordering import Player
+from gymsdk.cli.deployment import ModelOptions
+from gymsdk.deploy import parent, supervisor
 from gymsdk.errors import Failed, GymsdkError
+from gymsdk.http import client
 
 OFFLOADED = SUMS.replace("from gymsdk import ", "from gymsdk import offload, ").replace(
     "@hookimpl\nasync def verify",
@@ -47,18 +47,18 @@ def stdin_of(line: bytes) -> Iterator[None]:
 
 def test_settings_are_no_words_of_the_command_by_which_a_server_is_started() -> None:
     words = ["serve", "sums", "--insecure", "key=hush", "--set", "a=1", "--set=b=2", "a=1", "--separate", "--port", "0"]
-    assert handing.again(words, ("key=hush", "a=1")) == ["serve", "sums", "--insecure"]
+    assert supervisor.again(words, ("key=hush", "a=1")) == ["serve", "sums", "--insecure"]
 
 
 def test_a_port_of_a_server_that_reads_like_a_setting_stays() -> None:
     words = ["serve", "a=1", "--server-port", "a=1", "--", "--flag"]
-    assert handing.again(words, ("a=1",)) == ["serve", "--server-port", "a=1"]
+    assert supervisor.again(words, ("a=1",)) == ["serve", "--server-port", "a=1"]
 
 
 def test_what_was_handed_down_is_what_is_taken() -> None:
-    handed = handing.Handed(overrides=("policy_api_key=a\nb",), settings=("key=hush",), key="hush", supervisor="one")
+    handed = supervisor.Handed(overrides=("policy_api_key=a\nb",), settings=("key=hush",), key="hush", supervisor="one")
     with socket.create_server(("127.0.0.1", 0)) as listening, stdin_of(handed.line()):
-        assert handing.taken(listening.fileno()) == handed
+        assert supervisor.taken(listening.fileno()) == handed
         # The socket is there for the server to take.
         assert listening.getsockname()[1] > 0
 
@@ -74,21 +74,21 @@ def test_what_was_handed_down_is_what_is_taken() -> None:
 def test_who_is_handed_nothing_that_is_ours_ends_with_a_sentence_without_it(line: bytes, sentence: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, stdin_of(line):
         with pytest.raises(GymsdkError, match=sentence) as caught:
-            handing.taken(listening.fileno())
+            supervisor.taken(listening.fileno())
         assert "hush" not in str(caught.value)
 
 
 def test_who_is_handed_nothing_does_not_wait_for_ever() -> None:
     read, write = os.pipe()
     with os.fdopen(read, "rb"), os.fdopen(write, "wb"), pytest.raises(GymsdkError, match=r"nobody said within 0\.1 s"):
-        lifeline.line(read, seconds=0.1)
+        parent.line(read, seconds=0.1)
 
 
 def test_a_socket_that_was_handed_down_goes_no_further() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         file = os.dup(listening.fileno())
         os.set_inheritable(file, True)
-        with handing.socket_at(file):
+        with supervisor.socket_at(file):
             assert not os.get_inheritable(file)
 
 
@@ -177,10 +177,10 @@ async def test_a_key_that_was_handed_down_is_what_the_model_is_asked_with() -> N
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        model = Player("vllm/x", (url,), None, (), False, 30.0, False, (), "hush-key").build_model()
+        model = ModelOptions("vllm/x", (url,), None, (), False, 30.0, False, (), "hush-key").build_model()
         assert model is not None
         with pytest.raises(Failed):
             await model.respond({"input": "hello"})
-    await http.aclose()
+    await client.aclose()
     assert all(b"Authorization: Bearer hush-key" in head for head in heads)
     assert heads

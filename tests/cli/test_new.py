@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.conftest import Command, Start
-from gymsdk.cli import names
+from gymsdk.cli.new import NAME_PATTERN
 from gymsdk.plugins import registry
 
 RIGHT = {
@@ -70,12 +70,12 @@ def test_a_wrong_name_is_refused_in_a_sentence(gymsdk: Command, there: Path, nam
     assert list(there.iterdir()) == []
 
 
-@given(st.from_regex(names.PATTERN, fullmatch=True))
+@given(st.from_regex(NAME_PATTERN, fullmatch=True))
 def test_a_right_name_is_the_registrys_and_gymnasiums_too(name: str) -> None:
-    assert registry._NAME.fullmatch(name)
-    assert not registry._VERSIONED.fullmatch(name)
+    assert registry._NAME_PATTERN.fullmatch(name)
+    assert not registry._VERSIONED_NAME_PATTERN.fullmatch(name)
     assert parse_env_id(f"nemo/{name}") == ("nemo", name, None)
-    assert names.read(name).module.isidentifier()
+    assert new.parse_name(name).module.isidentifier()
 
 
 def test_an_existing_folder_is_left_alone(gymsdk: Command, there: Path) -> None:

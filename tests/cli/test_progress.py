@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Command
-from gymsdk.cli import progress, running
+from gymsdk.cli import progress, rollout
 
 HOLDING = """
 import time
@@ -61,19 +61,23 @@ def test_a_warning_of_one_form_is_shown_five_times(gymsdk: Command, installed: C
 
 def test_each_thing_that_is_warned_of_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("gymsdk")
-    with running.warnings():
-        for _ in range(2 * running.ALIKE):
+    with rollout.show_warnings():
+        for _ in range(2 * rollout.MAX_SIMILAR_WARNINGS):
             log.warning("%s held the event loop for %.0f ms", "hook 'verify'", 70)
         log.warning("%s held the event loop for %.0f ms", "hook 'step'", 70)
     err = capfd.readouterr().err
-    assert (err.count("'verify'"), err.count("'step'")) == (running.ALIKE, 1)
+    assert (err.count("'verify'"), err.count("'step'")) == (rollout.MAX_SIMILAR_WARNINGS, 1)
 
 
 def test_warnings_of_one_form_end_whatever_they_are_about(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("gymsdk")
-    with running.warnings():
-        for number in range(2 * running.MOST):
+    with rollout.show_warnings():
+        for number in range(2 * rollout.MAX_WARNING_KINDS):
             log.warning("episode %s: it broke", number)
         log.warning("something else")
     err = capfd.readouterr().err
-    assert (err.count("it broke"), err.count("not shown"), err.count("something else")) == (running.MOST, 1, 1)
+    assert (err.count("it broke"), err.count("not shown"), err.count("something else")) == (
+        rollout.MAX_WARNING_KINDS,
+        1,
+        1,
+    )

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gymsdk import http
+from gymsdk.deploy.node import Node
+from gymsdk.http import client
 from gymsdk.servers import head
-from gymsdk.servers.nodes.node import Node
-from gymsdk.servers.nodes.service import Service
+from gymsdk.servers.service import Service
 from tests.servers.nodes import heading, listening, noded, told
 
 
 @pytest.fixture(autouse=True)
 async def closed() -> AsyncIterator[None]:
     yield
-    await http.aclose()
+    await client.aclose()
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Supervised:
 async def test_the_instances_of_a_name_are_restarted_one_by_one_though_their_processes_have_the_same_numbers() -> None:
     async with (
         heading() as head_url,
-        listening(head.app((), host="127.0.0.1", port=0)) as port,
+        listening(head.create_app((), host="127.0.0.1", port=0)) as port,
         AsyncExitStack() as stack,
     ):
         several = [Supervised(head_url, name, port) for name in ("s", "t")]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Command, Start
-from gymsdk.cli.running import again, dated
+from gymsdk.cli.rollout import format_resume_command, name_dated_folder
 from gymsdk.rollouts.folder import FILES
 
 GOOD = '{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n'
@@ -386,16 +386,16 @@ def test_a_second_process_is_refused(start: Start, gymsdk: Command, there: Path)
 
 def test_how_to_go_on_is_the_same_command_with_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/bin/gymsdk"])
-    named = again(["rollout", "sums", "--set", "a=b c", "-o", "out", "--overwrite"], Path("out"))
+    named = format_resume_command(["rollout", "sums", "--set", "a=b c", "-o", "out", "--overwrite"], Path("out"))
     assert named == "gymsdk rollout sums --set 'a=b c' -o out --resume"
-    assert again(["rollout", "sums"], Path("a b")) == "gymsdk rollout sums --output 'a b' --resume"
-    assert again(["rollout", "sums", "-oout"], Path("out")) == "gymsdk rollout sums -oout --resume"
+    assert format_resume_command(["rollout", "sums"], Path("a b")) == "gymsdk rollout sums --output 'a b' --resume"
+    assert format_resume_command(["rollout", "sums", "-oout"], Path("out")) == "gymsdk rollout sums -oout --resume"
 
 
 def test_two_runs_in_one_second_get_a_folder_each(there: Path) -> None:
-    first = dated(["sums"])
+    first = name_dated_folder(["sums"])
     first.mkdir(parents=True)
-    assert dated(["sums"]) != first
+    assert name_dated_folder(["sums"]) != first
 
 
 def test_a_terminal_shows_a_live_bar(installed: object, there: Path) -> None:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from gymsdk.cli.status import text
-from gymsdk.servers.watching.survey import Row, Survey
+from gymsdk.cli.status import format_status
+from gymsdk.observability.status import ServerStatus, StatusReport
 
 Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
 
@@ -60,25 +60,27 @@ def test_a_process_that_is_killed_is_no_head_any_more(start: Start):
 
 
 def test_a_slow_way_and_an_idle_gpu_are_marked():
-    rows = [Row(name="math", kind="resources_servers", health="success", round_trip=0.25, wrong=["slow"])]
-    rows += [Row(name="policy_model", health="success", gpus={"0": 0.97, "1": 0.12})]
-    found = Survey(head="http://h:1", nodes=0, expected=2, registered=2, round_trip_by="head", servers=rows)
-    assert "250.0 ms !" in text(found)
-    assert "97% 12% !" in text(found)
+    rows = [ServerStatus(name="math", kind="resources_servers", health="success", round_trip=0.25, wrong=["slow"])]
+    rows += [ServerStatus(name="policy_model", health="success", gpus={"0": 0.97, "1": 0.12})]
+    found = StatusReport(head="http://h:1", nodes=0, expected=2, registered=2, round_trip_by="head", servers=rows)
+    assert "250.0 ms !" in format_status(found)
+    assert "97% 12% !" in format_status(found)
     assert not found.is_healthy
     assert found.model_copy(update={"servers": rows[1:]}).is_healthy
 
 
 def test_one_node_is_told_of_as_one():
-    found = Survey(head="http://h:1", nodes=1, expected=0, registered=0, round_trip_by="head", servers=[Row(name="a")])
-    assert text(found).endswith("registered, 1 node beside it")
-    assert text(found.model_copy(update={"nodes": 2})).endswith("registered, 2 nodes beside it")
+    found = StatusReport(
+        head="http://h:1", nodes=1, expected=0, registered=0, round_trip_by="head", servers=[ServerStatus(name="a")]
+    )
+    assert format_status(found).endswith("registered, 1 node beside it")
+    assert format_status(found.model_copy(update={"nodes": 2})).endswith("registered, 2 nodes beside it")
 
 
 def test_an_exit_is_told_in_words():
-    row = Row(name="math", exit_code=-9, exit_at=time.time() - 5, restarts=3, wrong=["exit"])
-    found = Survey(head="http://h:1", nodes=1, expected=1, registered=0, round_trip_by="head", servers=[row])
-    assert "killed by SIGKILL 5 s ago, 3 restarts !" in text(found)
+    row = ServerStatus(name="math", exit_code=-9, exit_at=time.time() - 5, restarts=3, wrong=["exit"])
+    found = StatusReport(head="http://h:1", nodes=1, expected=1, registered=0, round_trip_by="head", servers=[row])
+    assert "killed by SIGKILL 5 s ago, 3 restarts !" in format_status(found)
 
 
 def test_what_is_watched_is_told_again_until_it_is_stopped(start: Start):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gymsdk.cli.stopping import Stopped, until_stopped
+from gymsdk.cli.stopping import Stopped, run_until_signal
 
 
 def test_whoever_goes_on_after_a_stop_is_left_alive() -> None:
@@ -16,7 +16,7 @@ def test_whoever_goes_on_after_a_stop_is_left_alive() -> None:
         await asyncio.sleep(60)
 
     with pytest.raises(Stopped) as caught:
-        until_stopped(work())
+        run_until_signal(work())
     assert caught.value.code == 128 + signal.SIGINT
     clocks = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
     for each in clocks:
@@ -29,4 +29,4 @@ def test_a_cancellation_by_no_signal_does_not_pass_for_a_stop() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(RuntimeError, match="the work was cancelled, and by no signal"):
-        until_stopped(work())
+        run_until_signal(work())

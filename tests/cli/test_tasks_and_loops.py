@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Command
-from gymsdk.gym import Env
+from gymsdk.gym.env import Env
 
 SOURCE = """
 import asyncio, sqlite3

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import pytest
 
-from gymsdk import configuration
-from gymsdk.configuration import Deployment
+from gymsdk import config
+from gymsdk.config.model import Deployment
 from gymsdk.errors import BadConfig
 
 Write: TypeAlias = Callable[..., Path]
@@ -46,7 +46,7 @@ def complaints(write: Write) -> Complaints:
     def of(text: str, *overrides: str, name: str = "a.yaml") -> list[str]:
         write(name, text)
         with pytest.raises(BadConfig) as caught:
-            configuration.read([name], overrides)
+            config.load_config([name], overrides)
         return str(caught.value).splitlines()
 
     return of

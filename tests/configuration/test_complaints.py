@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from configuration.conftest import Complaints, Write
 
-from gymsdk.configuration import check_environments, read
+from gymsdk.config.read import check_environments, load_config
 from gymsdk.errors import BadConfig
 
 MATH = "math:\n  resources_servers:\n    math:\n      port: 11001\n"
@@ -162,7 +162,7 @@ def test_two_servers_share_a_port_only_on_different_hosts(write: Write, complain
     [line] = complaints(MATH + other + "      host: 0.0.0.0\n")
     assert line.startswith("a.yaml:8: more and math both have port 11001")
     write("b.yaml", MATH + other + "      host: 192.168.1.7\n")
-    assert len(read(["b.yaml"]).servers) == 2
+    assert len(load_config(["b.yaml"]).servers) == 2
 
 
 def test_a_key_is_in_no_complaint(complaints: Complaints) -> None:
@@ -173,18 +173,18 @@ def test_a_key_is_in_no_complaint(complaints: Complaints) -> None:
 
 def test_a_key_is_in_no_warning(write: Write) -> None:
     write("a.yaml", f"{MODEL}      api_key: sk-12345678\nsk-12345678: 1\n")
-    assert read(["a.yaml"]).notes == ("a.yaml:7: *** is not known to gymsdk and is ignored",)
+    assert load_config(["a.yaml"]).notes == ("a.yaml:7: *** is not known to gymsdk and is ignored",)
 
 
 def test_an_environment_that_is_not_installed_is_told_with_the_nearest(write: Write) -> None:
     write("a.yaml", MATH.replace("    math:", "    mth:"))
-    found = read(["a.yaml"])
+    found = load_config(["a.yaml"])
     with pytest.raises(
         BadConfig, match=r"^a.yaml:3: math: no environment named 'mth' is installed; did you mean 'math'"
     ):
         check_environments(found, {"math", "multineedle"})
     write("b.yaml", MATH.replace("    math:", "    library_judge_math:"))
-    check_environments(read(["b.yaml"]), {"math"})
+    check_environments(load_config(["b.yaml"]), {"math"})
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 5000, "a: " + "{a: " * 5000])
@@ -218,10 +218,10 @@ def test_an_override_that_is_wrong_is_one_sentence_too(complaints: Complaints, o
 
 def test_a_key_on_the_command_line_is_said_to_be_told(write: Write) -> None:
     write("a.yaml", MODEL)
-    [note] = read(["a.yaml"], ["m.vllm_model.api_key=sk-12345678"]).notes
+    [note] = load_config(["a.yaml"], ["m.vllm_model.api_key=sk-12345678"]).notes
     assert note.startswith("m.vllm_model.api_key is on the command line, which everybody on this machine can read")
     assert "sk-12345678" not in note
-    assert read(["a.yaml"], ["m.vllm_model.api_key=${oc.env:HOME}"]).notes == ()
+    assert load_config(["a.yaml"], ["m.vllm_model.api_key=${oc.env:HOME}"]).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -230,14 +230,14 @@ def test_a_key_on_the_command_line_is_said_to_be_told(write: Write) -> None:
 def test_who_plays_may_be_said_elsewhere(write: Write, model: str) -> None:
     write("a.yaml", f"{MATH}{AGENT}      model_server: {{type: responses_api_models, name: policy_model}}\n{model}")
     with pytest.raises(BadConfig):
-        read(["a.yaml"])
-    assert [each.name for each in read(["a.yaml"], played=True).servers] == ["math", "a", "policy_model"]
+        load_config(["a.yaml"])
+    assert [each.name for each in load_config(["a.yaml"], played=True).servers] == ["math", "a", "policy_model"]
 
 
 def test_a_policy_that_others_refer_to_is_there_though_another_plays(write: Write) -> None:
     model = MODEL.replace("m:", "policy_model:", 1)
     write("a.yaml", f"{model}log_dir: ${{policy_model.responses_api_models.vllm_model.model}}\n")
-    found = read(["a.yaml"], played=True)
+    found = load_config(["a.yaml"], played=True)
     assert (str(found.logs.folder), found.servers[0].implementation) == ("x", "gymsdk_model")
 
 

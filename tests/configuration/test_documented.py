@@ -11,9 +11,9 @@ import pytest
 from configuration.conftest import Write
 
 import gymsdk
-from gymsdk import configuration
-from gymsdk.cli import fitting
-from gymsdk.configuration import keys
+from gymsdk import config
+from gymsdk.config import fields
+from gymsdk.deploy import validate
 from gymsdk.errors import BadConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,7 +146,7 @@ def test_a_complaint_of_the_page_is_what_is_said(
     path = write("a.yaml", "")
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(BadConfig) as caught:
-        fitting.check(configuration.read(["a.yaml"], overrides))
+        validate.check(config.load_config(["a.yaml"], overrides))
     [line] = str(caught.value).splitlines()
     assert re.match(rf"((a|env)\.yaml(:\d+)?|command line): (.*: )?{pattern(sentence)}", line)
     assert cure
@@ -193,5 +193,5 @@ def test_what_shows_as_it_starts_is_said_somewhere() -> None:
 
 def test_every_key_that_means_something_is_on_the_page() -> None:
     documented = set(re.findall(r"`(\w+)`", PAGE))
-    used = keys.USED.union(*keys.IMPLEMENTATION.values()) - keys.OURS
+    used = fields.TOP_LEVEL_KEYS.union(*fields.IMPLEMENTATION_KEYS.values()) - fields.GYMSDK_MODEL_KEYS
     assert sorted(used - documented - {"disallowed_ports"}) == []

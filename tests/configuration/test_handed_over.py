@@ -6,7 +6,8 @@ import pytest
 from configuration.conftest import Write
 from omegaconf import OmegaConf
 
-from gymsdk.configuration import Player, from_mapping
+from gymsdk.config.model import ModelServerConfig
+from gymsdk.config.read import load_config_mapping
 from gymsdk.errors import BadConfig
 
 FILES = [
@@ -28,13 +29,13 @@ NEMO_RL: dict[str, Any] = {
 }
 
 
-def player(given: object) -> Player:
-    assert isinstance(given, Player)
+def player(given: object) -> ModelServerConfig:
+    assert isinstance(given, ModelServerConfig)
     return given
 
 
 def test_nemo_rl_s_settings_reach_every_replica_with_token_ids() -> None:
-    found = from_mapping(NEMO_RL)
+    found = load_config_mapping(NEMO_RL)
     part = player(found.get_servers("responses_api_models")[0].part)
     assert part.name == "vllm/Qwen/Qwen3-4B"
     assert part.options["base_url"] == ("http://10.0.0.1:3000/v1", "http://10.0.0.2:3000/v1")
@@ -50,7 +51,7 @@ def test_nemo_rl_s_settings_reach_every_replica_with_token_ids() -> None:
 
 def test_omegaconf_s_own_is_read_with_its_references() -> None:
     given = OmegaConf.create(NEMO_RL | {"node": "10.0.0.9", "default_host": "${node}"})
-    assert from_mapping(given).default_host == "10.0.0.9"
+    assert load_config_mapping(given).default_host == "10.0.0.9"
 
 
 def test_verl_s_settings_lay_a_block_over_the_built_in_file() -> None:
@@ -65,7 +66,7 @@ def test_verl_s_settings_lay_a_block_over_the_built_in_file() -> None:
         "skip_venv_if_present": True,
         "head_server": {"host": "0.0.0.0", "port": 5124},
     }
-    found = from_mapping(given)
+    found = load_config_mapping(given)
     part = player(found.get_servers("responses_api_models")[0].part)
     assert part.options["extra_body"] == {"chat_template_kwargs": {"enable_thinking": False}}
     assert tuple(found.ignored) == ("skip_venv_if_present", "uv_venv_dir")
@@ -75,7 +76,7 @@ def test_what_is_handed_over_wins_over_the_environment(write: Write, monkeypatch
     monkeypatch.setenv("GYMSDK_BASE_URL", "http://elsewhere/v1")
     monkeypatch.setenv("GYMSDK_API_KEY", "anothers-key")
     write("env.yaml", "policy_model_name: other\ndefault_host: 127.0.0.2\n")
-    found = from_mapping(NEMO_RL)
+    found = load_config_mapping(NEMO_RL)
     assert found.policy.base_urls[0] == "http://10.0.0.1:3000/v1"
     assert found.policy.model_name == "Qwen/Qwen3-4B"
     assert found.default_host == "10.0.0.1"
@@ -84,10 +85,10 @@ def test_what_is_handed_over_wins_over_the_environment(write: Write, monkeypatch
 def test_a_named_env_file_is_read_instead_of_the_folder_s(write: Write) -> None:
     write("env.yaml", "log_level: debug\n")
     named = write("nemo_gym_env.yaml", "log_level: error\n")
-    assert from_mapping({}, env_file=named).logs.level == "error"
-    assert from_mapping({}, env_file=named.with_name("absent.yaml")).logs.level == "warning"
+    assert load_config_mapping({}, env_file=named).logs.level == "error"
+    assert load_config_mapping({}, env_file=named.with_name("absent.yaml")).logs.level == "warning"
 
 
 def test_what_is_wrong_in_it_says_so() -> None:
     with pytest.raises(BadConfig, match=r"^handed over: there is no setting 'polcy_model_name'; did you mean 'policy"):
-        from_mapping({"polcy_model_name": "m"})
+        load_config_mapping({"polcy_model_name": "m"})

@@ -6,9 +6,8 @@ import pytest
 from configuration.conftest import Complaints, Write, shown
 from hypothesis import given, strategies
 
-from gymsdk.configuration import read
-from gymsdk.configuration.nodes import merged, node_of, plain
-from gymsdk.configuration.places import DEFAULT
+from gymsdk.config.read import load_config
+from gymsdk.config.yaml import DEFAULT_PLACE, build_node, merge_nodes, to_plain
 from gymsdk.errors import BadConfig
 
 ORDER = ("low.yaml", "mid.yaml", "late.yaml", "env.yaml", ".env.yaml", "command line")
@@ -24,7 +23,7 @@ def test_the_later_source_wins(write: Write, sources: tuple[str, ...]) -> None:
     for name in ORDER[:-1]:
         write(name, include.get(name, "") + (f"{KEY}: {LEVELS[name]}\n" if name in sources else ""))
     overrides = [f"{KEY}={LEVELS['command line']}"] if "command line" in sources else []
-    value, place = shown(read(["mid.yaml", "late.yaml"], overrides))[KEY]
+    value, place = shown(load_config(["mid.yaml", "late.yaml"], overrides))[KEY]
     assert value == LEVELS[sources[-1]]
     assert place.split(":")[0] == sources[-1]
 
@@ -33,7 +32,7 @@ def test_a_file_included_twice_counts_once_and_first(write: Write) -> None:
     write("common.yaml", "log_level: error\n")
     write("a.yaml", "config_paths: [common.yaml]\nlog_level: debug\n")
     write("b.yaml", "config_paths: [common.yaml]\n")
-    assert read(["a.yaml", "b.yaml"]).logs.level == "debug"
+    assert load_config(["a.yaml", "b.yaml"]).logs.level == "debug"
 
 
 def test_an_include_is_looked_up_beside_its_file_and_then_in_the_folder(write: Write) -> None:
@@ -41,7 +40,7 @@ def test_an_include_is_looked_up_beside_its_file_and_then_in_the_folder(write: W
     write("parts/b.yaml", "log_level: error\n")
     write("b.yaml", "log_level: debug\n")
     write("c.yaml", "log_format: json\n")
-    found = read(["parts/a.yaml"])
+    found = load_config(["parts/a.yaml"])
     assert (found.logs.level, found.logs.format) == ("error", "json")
     assert shown(found)["log_level"] == ("error", "parts/b.yaml:1")
 
@@ -67,14 +66,14 @@ def test_merging_keeps_all_of_the_later_and_what_it_does_not_say(under, over) ->
             return whole == part
         return all(key in whole and fits(whole[key], each) for key, each in part.items())
 
-    both = plain(merged(node_of(under, DEFAULT), node_of(over, DEFAULT)))
+    both = to_plain(merge_nodes(build_node(under, DEFAULT_PLACE), build_node(over, DEFAULT_PLACE)))
     assert fits(both, over)
     assert all(both[key] == under[key] for key in under.keys() - over.keys())
 
 
 def test_overrides_join_mappings_delete_keys_and_replace_lists(write: Write) -> None:
     write("a.yaml", "disallowed_ports: [1, 2]\nlog_dir: logs\nhead_server: {host: 127.0.0.2, port: 5}\n")
-    found = read(["a.yaml"], ["disallowed_ports=[3]", "~log_dir", "++head_server={port: 6}"])
+    found = load_config(["a.yaml"], ["disallowed_ports=[3]", "~log_dir", "++head_server={port: 6}"])
     assert (found.ports.disallowed, found.logs.folder) == ((3,), None)
     assert (found.head.host, found.head.port) == ("127.0.0.2", 6)
 
@@ -82,7 +81,7 @@ def test_overrides_join_mappings_delete_keys_and_replace_lists(write: Write) -> 
 @pytest.mark.parametrize("word", ["nothing", "=1", "a..b=1", "+a.b={x:1}", "a=[1", "~log_level"])
 def test_a_word_that_is_no_override_is_told(word: str) -> None:
     with pytest.raises(BadConfig, match=r"^command line: "):
-        read([], [word])
+        load_config([], [word])
 
 
 def test_nemo_gym_s_words_take_over_and_move(write: Write) -> None:
@@ -97,14 +96,14 @@ more_math:
   resources_servers: {math: {port: 7003}}
 """
     write("a.yaml", text)
-    found = read(["a.yaml"])
+    found = load_config(["a.yaml"])
     assert {block.name: block.port for block in found.servers} == {"hard_math": 7002, "more_math": 7003}
 
 
 def test_a_deleted_mapping_is_gone_or_replaced(write: Write) -> None:
     write("a.yaml", "math: {resources_servers: {math: {port: 7001}}}\nhead_server: {host: 127.0.0.9, port: 5}\n")
     write("b.yaml", "math: {_delete_key: true}\nhead_server: {_delete_key: true, port: 6}\n")
-    found = read(["a.yaml", "b.yaml"])
+    found = load_config(["a.yaml", "b.yaml"])
     assert (found.servers, found.head.host, found.head.port) == ((), "127.0.0.1", 6)
 
 

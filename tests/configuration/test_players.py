@@ -7,7 +7,8 @@ from configuration.conftest import Write, shown
 from pydantic import SecretStr
 
 from gymsdk import model
-from gymsdk.configuration import Agent, Deployment, Player, read
+from gymsdk.config.model import AgentServerConfig, Deployment, ModelServerConfig
+from gymsdk.config.read import load_config
 
 VLLM = """\
 policy_model:
@@ -30,9 +31,9 @@ policy_model:
 OURS = "policy_model:\n  responses_api_models:\n    gymsdk_model:\n      model: "
 
 
-def player(deployment: Deployment) -> Player:
+def player(deployment: Deployment) -> ModelServerConfig:
     [block] = deployment.get_servers("responses_api_models")
-    assert isinstance(block.part, Player)
+    assert isinstance(block.part, ModelServerConfig)
     return block.part
 
 
@@ -42,7 +43,7 @@ def options(deployment: Deployment) -> dict[str, Any]:
 
 def test_every_setting_of_a_vllm_server_reaches_the_model(write: Write) -> None:
     write("a.yaml", VLLM)
-    found = read(["a.yaml"])
+    found = load_config(["a.yaml"])
     assert player(found).name == "vllm/Qwen/Qwen3-4B"
     assert options(found) == {
         "base_url": ("http://a:1/v1", "http://b:2/v1"),
@@ -60,13 +61,13 @@ def test_every_setting_of_a_vllm_server_reaches_the_model(write: Write) -> None:
 
 def test_what_is_read_builds_the_model(write: Write) -> None:
     write("a.yaml", VLLM)
-    part = player(read(["a.yaml"]))
+    part = player(load_config(["a.yaml"]))
     assert model(part.name, **part.options) is not None
 
 
 def test_no_secret_is_shown(write: Write) -> None:
     write("a.yaml", VLLM)
-    found = read(["a.yaml"])
+    found = load_config(["a.yaml"])
     assert not any(
         secret in repr(found) + found.model_dump_json() + str(shown(found)) for secret in ("own-key", "tell-nobody")
     )
@@ -75,25 +76,25 @@ def test_no_secret_is_shown(write: Write) -> None:
 @pytest.mark.parametrize("name", ["scripted/oracle", "scripted/null"])
 def test_a_scripted_policy_needs_no_endpoint(write: Write, name: str) -> None:
     write("a.yaml", f"{OURS}{name}\n")
-    part = player(read(["a.yaml"]))
+    part = player(load_config(["a.yaml"]))
     assert (part.name, dict(part.options)) == (name, {})
 
 
 def test_ours_takes_the_policy_s_endpoint_or_its_own(write: Write) -> None:
     write("env.yaml", "policy_base_url: http://p:1\npolicy_api_key: policys\n")
     write("a.yaml", f"{OURS}vllm/x\n")
-    assert options(read(["a.yaml"])) == {
+    assert options(load_config(["a.yaml"])) == {
         "base_url": ("http://p:1/v1",),
         "apart": True,
         "api_key": SecretStr("policys"),
     }
     write("a.yaml", f"{OURS}endpoint/x\n      base_url: http://own:1\n      timeout: 5\n")
-    assert options(read(["a.yaml"])) == {"base_url": ("http://own:1/v1",), "apart": True, "timeout": 5}
+    assert options(load_config(["a.yaml"])) == {"base_url": ("http://own:1/v1",), "apart": True, "timeout": 5}
 
 
 def test_an_openai_block_at_another_s_address_needs_no_sdk(write: Write) -> None:
     write("env.yaml", "policy_base_url: http://p:1/v1\npolicy_model_name: x\n")
-    found = read([], ["+config_paths=[responses_api_models/openai_model/configs/openai_model.yaml]"])
+    found = load_config([], ["+config_paths=[responses_api_models/openai_model/configs/openai_model.yaml]"])
     assert (player(found).name, options(found)["api"]) == ("endpoint/x", "responses")
 
 
@@ -124,7 +125,7 @@ def test_a_key_goes_where_it_belongs(
         value = {"url": "http://h:2/v1", "key": "variables"}[each]
         monkeypatch.setenv({"url": "GYMSDK_BASE_URL", "key": "GYMSDK_API_KEY"}[each], value)
     words = [f"{names[each]}={ {'url': 'http://h:3/v1', 'key': 'words'}[each] }" for each in word.split()]
-    found = read([], [BUILT_IN, *words])
+    found = load_config([], [BUILT_IN, *words])
     given = options(found).get("api_key")
     assert (given.get_secret_value() if given else None) == key
     assert bool(found.notes) == (key is None)
@@ -132,23 +133,23 @@ def test_a_key_goes_where_it_belongs(
 
 def test_a_key_that_others_can_read_is_noted(write: Write) -> None:
     write("env.yaml", "policy_api_key: x\n").chmod(0o644)
-    assert read([]).notes == ("env.yaml holds a key that others can read; run: chmod 600 env.yaml",)
+    assert load_config([]).notes == ("env.yaml holds a key that others can read; run: chmod 600 env.yaml",)
 
 
 def test_an_agent_s_steps_are_its_turns(write: Write) -> None:
     write("a.yaml", "a: {responses_api_agents: {simple_agent: {max_steps: 7, tool_calls: 9, deadline: 60}}}\n")
-    assert read(["a.yaml"]).servers[0].part == Agent(turns=7, tool_calls=9, seconds=60)
+    assert load_config(["a.yaml"]).servers[0].part == AgentServerConfig(turns=7, tool_calls=9, seconds=60)
 
 
 def test_an_environment_server_has_its_episodes_time(write: Write) -> None:
     block = "{default_episode_timeout_seconds: 30, max_concurrent_episodes: 4}"
     write("a.yaml", f"e: {{environment_servers: {{single_agent_turn: {block}}}}}\n")
-    found = read(["a.yaml"])
-    assert found.servers[0].part == Agent(seconds=30)
+    found = load_config(["a.yaml"])
+    assert found.servers[0].part == AgentServerConfig(seconds=30)
     assert tuple(found.ignored) == ("max_concurrent_episodes",)
 
 
 def test_a_model_with_an_address_of_its_own_is_not_given_the_policys_key(write: Write) -> None:
     write("a.yaml", f"policy_base_url: http://a:1\npolicy_api_key: hush\n{OURS}vllm/x@http://b:2/v1\n")
-    part = player(read(["a.yaml"]))
+    part = player(load_config(["a.yaml"]))
     assert (part.name, dict(part.options)) == ("vllm/x@http://b:2/v1", {})

@@ -8,14 +8,16 @@ import pytest
 from configuration.conftest import Write, shown
 from pydantic import ValidationError
 
-from gymsdk.configuration import Deployment, Resources, read, starting
+from gymsdk.config import show
+from gymsdk.config.model import Deployment, ResourcesServerConfig
+from gymsdk.config.read import load_config
 from gymsdk.errors import BadConfig
 
 MATH = "math:\n  resources_servers:\n    math:\n      entrypoint: app.py\n"
 
 
 def test_nothing_given_is_the_defaults() -> None:
-    found = read()
+    found = load_config()
     assert (found.head.host, found.head.port, found.head.given) == ("127.0.0.1", 11000, False)
     assert (found.servers, found.insecure, found.token_file, found.readiness) == ((), False, None, 600)
     assert {place for _, place in shown(found).values()} == {"default"}
@@ -23,7 +25,7 @@ def test_nothing_given_is_the_defaults() -> None:
 
 def test_what_is_read_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        read().default_host = "0.0.0.0"  # type: ignore[misc]  # that it cannot be set is the point
+        load_config().default_host = "0.0.0.0"  # type: ignore[misc]  # that it cannot be set is the point
 
 
 def test_the_settings_of_a_deployment_are_read(write: Write, folder: Path) -> None:
@@ -44,7 +46,7 @@ profiling_results_dirpath: profiles/today
 model_endpoint_readiness_timeout_seconds: 0
 """
     write("a.yaml", text)
-    found = read(["a.yaml"], folder=folder)
+    found = load_config(["a.yaml"], folder=folder)
     assert (found.advertise_host, found.token_file, found.insecure) == ("node-1", folder / "token.txt", True)
     assert found.tls is not None
     assert (found.tls.certificate, found.tls.key) == (folder / "cert.pem", folder / "key.pem")
@@ -56,7 +58,7 @@ model_endpoint_readiness_timeout_seconds: 0
 def test_token_file_and_insecure_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_TOKEN_FILE", "token.txt")
     monkeypatch.setenv("GYMSDK_INSECURE", "1")
-    found = read([], ["insecure=false"])
+    found = load_config([], ["insecure=false"])
     assert (found.token_file, found.insecure) == (Path("token.txt"), False)
     assert shown(found)["token_file"] == ("token.txt", "GYMSDK_TOKEN_FILE")
 
@@ -65,7 +67,7 @@ def test_references_and_numbers_are_read_as_omegaconf_reads_them(write: Write, m
     monkeypatch.setenv("PORT_OF_MATH", "7001")
     settings = "      port: ${oc.env:PORT_OF_MATH}\n      rate: 1e-3\n      day: 2024-01-02\n      again: ${mine}\n"
     write("a.yaml", f"mine: {{x: [1, 2]}}\n{MATH}{settings}      <<: {{low: 1, rate: 2}}\n")
-    [block] = read(["a.yaml"]).servers
+    [block] = load_config(["a.yaml"]).servers
     assert block.port == 7001
     assert block.settings == {"rate": 0.001, "day": "2024-01-02", "again": {"x": [1, 2]}, "low": 1}
 
@@ -75,75 +77,75 @@ def test_an_environment_s_settings_leave_out_what_is_the_server_s(write: Write) 
     policy = "policy_model: {responses_api_models: {gymsdk_model: {model: scripted/oracle}}}\n"
     rest = "      num_workers: 2\n      expose_tools_over_mcp: true\n      min_difficulty: 2\n"
     write("a.yaml", MATH + judge + rest + policy)
-    found = read(["a.yaml"])
+    found = load_config(["a.yaml"])
     assert found.servers[0].settings == {"min_difficulty": 2}
     assert found.servers[0].refers == {"judge_model_server": "policy_model"}
-    assert found.servers[0].part == Resources(environment="math", mcp=True)
+    assert found.servers[0].part == ResourcesServerConfig(environment="math", mcp=True)
     assert tuple(found.ignored) == ("num_workers",)
 
 
 def test_an_agent_refers_to_the_only_servers_there_are(write: Write) -> None:
     policy = "one: {responses_api_models: {gymsdk_model: {}}}\n"
     write("a.yaml", f"{MATH}{policy}a: {{responses_api_agents: {{simple_agent: {{}}}}}}\n")
-    assert read(["a.yaml"]).servers[2].refers == {"resources_server": "math", "model_server": "one"}
+    assert load_config(["a.yaml"]).servers[2].refers == {"resources_server": "math", "model_server": "one"}
 
 
 def test_datasets_are_found_by_name(write: Write, folder: Path) -> None:
     datasets = "[{name: train, type: train, jsonl_fpath: data/t.jsonl, num_repeats: 4, license: MIT}]"
     write("a.yaml", f"{MATH}      datasets: {datasets}\n")
-    found = read(["a.yaml"], folder=folder).find_dataset("train")
+    found = load_config(["a.yaml"], folder=folder).find_dataset("train")
     assert found is not None
     block, dataset = found
     assert (block.name, dataset.path, dataset.type, dataset.repeats) == ("math", folder / "data/t.jsonl", "train", 4)
-    assert read(["a.yaml"]).find_dataset("test") is None
+    assert load_config(["a.yaml"]).find_dataset("test") is None
 
 
 def test_env_yaml_may_hold_what_is_another_program_s(write: Write) -> None:
     write("env.yaml", "company_proxy: ${oc.env:NOT_SET_HERE}\nhf_token: x\nwandb_project: y\nlog_level: error\n")
-    found = read()
+    found = load_config()
     assert (found.logs.level, tuple(found.ignored)) == ("error", ("hf_token", "wandb_project"))
 
 
 def test_env_yaml_may_hold_the_keys_of_other_models_and_whole_blocks_of_others(write: Write) -> None:
     write("env.yaml", "judge_api_key: x\nopenai_api_key: y\njudge_base_url: z\nnv_embed:\n  url: http://x\n")
-    assert read().servers == ()
+    assert load_config().servers == ()
 
 
 @pytest.mark.parametrize("slip", ["log_levl: info\n", "defualt_host: 0.0.0.0\n", "lamp:\n  resource_servers: {}\n"])
 def test_a_slip_in_env_yaml_is_told(write: Write, slip: str) -> None:
     write("env.yaml", slip)
     with pytest.raises(BadConfig, match="did you mean"):
-        read()
+        load_config()
 
 
 def test_a_key_that_something_refers_to_is_no_stranger(write: Write) -> None:
     write("a.yaml", "my_port: 7001\n" + MATH + "      port: ${my_port}\n")
-    assert read(["a.yaml"]).servers[0].port == 7001
+    assert load_config(["a.yaml"]).servers[0].port == 7001
 
 
 def test_reading_without_files_imports_nothing_heavy() -> None:
-    code = "import sys, gymsdk.configuration; print({'omegaconf', 'yaml', 'fastapi'} & set(sys.modules))"
+    code = "import sys, gymsdk.config; print({'omegaconf', 'yaml', 'fastapi'} & set(sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"
 
 
 def test_a_starting_file_is_read_without_a_complaint(write: Write) -> None:
-    write("a.yaml", starting.text("math", {"shortcut": True, "judge": None}))
-    found = read(["a.yaml"])
+    write("a.yaml", show.build_starter_file("math", {"shortcut": True, "judge": None}))
+    found = load_config(["a.yaml"])
     assert [block.name for block in found.servers] == ["math", "math_simple_agent", "policy_model"]
     assert found.servers[0].settings == {}
     assert tuple(found.ignored) == ()
 
 
 def test_a_starting_file_s_comments_are_settings_too(write: Write) -> None:
-    text = starting.text("math", {"shortcut": True})
+    text = show.build_starter_file("math", {"shortcut": True})
     write("a.yaml", text.replace("# shortcut", "shortcut").replace("# port: 11001", "port: 11001"))
-    block = read(["a.yaml"]).servers[0]
+    block = load_config(["a.yaml"]).servers[0]
     assert (block.settings, block.port) == ({"shortcut": True}, 11001)
 
 
 def test_a_deployment_says_nothing_secret_as_json() -> None:
-    found = read([], ["policy_api_key=sk-123456"])
+    found = load_config([], ["policy_api_key=sk-123456"])
     assert isinstance(found, Deployment)
     assert "sk-123456" not in found.model_dump_json()
 
@@ -159,10 +161,10 @@ def test_a_deployment_says_nothing_secret_as_json() -> None:
 )
 def test_half_a_range_of_ports_has_an_end_all_the_same(write: Write, text: str, ends: tuple[object, object]) -> None:
     write("a.yaml", text + "\n")
-    found = read(["a.yaml"]).ports
+    found = load_config(["a.yaml"]).ports
     assert (found.low, found.high) == ends
 
 
 def test_as_little_is_logged_as_where_no_file_is_given(write: Write) -> None:
     write("a.yaml", "insecure: false\n")
-    assert read(["a.yaml"]).logs.level == "warning"
+    assert load_config(["a.yaml"]).logs.level == "warning"

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from configuration.conftest import Write, shown
 
-from gymsdk.configuration import Player, Resources, read
+from gymsdk.config.model import ModelServerConfig, ResourcesServerConfig
+from gymsdk.config.read import load_config
 from gymsdk.errors import BadConfig
 
 COORDINATOR = """\
@@ -43,7 +44,7 @@ VLLM = (
 
 def test_the_coordinator_serves_its_resources_at_its_own_address(write: Write) -> None:
     write("coordinator-config.yaml", COORDINATOR)
-    found = read([], ["+config_paths=[coordinator-config.yaml]"])
+    found = load_config([], ["+config_paths=[coordinator-config.yaml]"])
     [block] = found.servers
     assert (found.head.host, found.head.port, found.head.given) == ("192.168.1.100", 11000, True)
     assert (block.name, block.kind, block.host, block.port) == (
@@ -52,16 +53,16 @@ def test_the_coordinator_serves_its_resources_at_its_own_address(write: Write) -
         "192.168.1.100",
         8080,
     )
-    assert block.part == Resources(environment="tool_call")
+    assert block.part == ResourcesServerConfig(environment="tool_call")
     assert str(block.place) == "coordinator-config.yaml:7"
 
 
 def test_the_worker_serves_the_policy_s_model_with_the_folder_s_key(write: Write) -> None:
     write("worker-config.yaml", WORKER)
     write("env.yaml", ENV + "policy_model_name: gpt-5\n")
-    found = read([], ["+config_paths=[worker-config.yaml]"])
+    found = load_config([], ["+config_paths=[worker-config.yaml]"])
     [block] = found.servers
-    assert isinstance(block.part, Player)
+    assert isinstance(block.part, ModelServerConfig)
     assert (block.port, block.part.name) == (8000, "openai/gpt-5")
     assert block.part.options["api_key"].get_secret_value() == "sk-your-openai-key"
     assert "sk-your" not in repr(found)
@@ -70,37 +71,39 @@ def test_the_worker_serves_the_policy_s_model_with_the_folder_s_key(write: Write
 def test_a_worker_without_any_model_is_told_what_is_missing(write: Write) -> None:
     write("worker-config.yaml", WORKER)
     with pytest.raises(BadConfig, match=r"^worker-config.yaml:7: .* needs the model's name: .* policy_model_name"):
-        read(["worker-config.yaml"])
+        load_config(["worker-config.yaml"])
 
 
 def test_the_quick_start_needs_no_files_but_env_yaml(write: Write) -> None:
     write("env.yaml", ENV + "policy_base_url: https://api.openai.com/v1\npolicy_model_name: gpt-5\n")
-    found = read([], [QUICK])
+    found = load_config([], [QUICK])
     assert [block.name for block in found.servers] == [
         "example_single_tool_call",
         "example_single_tool_call_simple_agent",
         "policy_model",
     ]
     assert found.servers[1].refers == {"resources_server": "example_single_tool_call", "model_server": "policy_model"}
-    assert isinstance(found.servers[2].part, Player)
+    assert isinstance(found.servers[2].part, ModelServerConfig)
     assert found.servers[2].part.name == "openai/gpt-5"
 
 
 def test_the_agent_s_file_alone_is_an_agent_that_refers_to_nothing(write: Write) -> None:
     write("env.yaml", ENV)
-    [block] = read([], ["+config_paths=[responses_api_agents/simple_agent/config.yaml]"]).servers
+    [block] = load_config([], ["+config_paths=[responses_api_agents/simple_agent/config.yaml]"]).servers
     assert (block.name, block.kind, dict(block.refers)) == ("simple_agent", "responses_api_agents", {})
 
 
 def test_the_remote_server_s_words_set_host_and_head(write: Write) -> None:
     write("production_config.yaml", "math: {resources_servers: {math: {entrypoint: app.py, domain: math}}}\n")
-    found = read([], ["+config_paths=[production_config.yaml]", "+default_host=0.0.0.0", "+head_server.port=8000"])
+    found = load_config(
+        [], ["+config_paths=[production_config.yaml]", "+default_host=0.0.0.0", "+head_server.port=8000"]
+    )
     assert (found.default_host, found.head.host, found.head.port) == ("0.0.0.0", "0.0.0.0", 8000)
     assert found.servers[0].domain == "math"
 
 
 def test_a_vllm_server_is_named_without_the_kind_and_without_v1() -> None:
-    found = read(
+    found = load_config(
         [],
         [
             VLLM,
@@ -109,7 +112,7 @@ def test_a_vllm_server_is_named_without_the_kind_and_without_v1() -> None:
         ],
     )
     part = found.get_servers("responses_api_models")[0].part
-    assert isinstance(part, Player)
+    assert isinstance(part, ModelServerConfig)
     assert (part.name, part.options["base_url"]) == ("vllm/your-model-name", ("http://your-vllm-server:10240/v1",))
     trail = "policy_model.responses_api_models.vllm_model"
     assert shown(found)[f"{trail}.base_url"] == ("http://your-vllm-server:10240/v1", "command line")
@@ -118,11 +121,11 @@ def test_a_vllm_server_is_named_without_the_kind_and_without_v1() -> None:
 
 def test_an_explicit_port_is_kept(write: Write) -> None:
     write("a.yaml", 'my_resources:\n  resources_servers:\n    my_server:\n      host: "0.0.0.0"\n      port: 8080\n')
-    [block] = read(["a.yaml"]).servers
-    assert (block.host, block.port, block.part) == ("0.0.0.0", 8080, Resources(environment="my_server"))
+    [block] = load_config(["a.yaml"]).servers
+    assert (block.host, block.port, block.part) == ("0.0.0.0", 8080, ResourcesServerConfig(environment="my_server"))
 
 
 def test_ray_s_cluster_is_accepted_and_reported(write: Write) -> None:
     write("config.yaml", 'ray_head_node_address: "ray://your-cluster-address:10001"\n')
-    found = read([], ["+config_paths=[config.yaml]"])
+    found = load_config([], ["+config_paths=[config.yaml]"])
     assert found.ignored_keys_note == "NeMo Gym's keys that mean nothing here: ray_head_node_address (config.yaml:1)"

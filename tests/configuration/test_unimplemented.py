@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from configuration.conftest import Complaints, Write
 
-from gymsdk.configuration import Block, Player, read
+from gymsdk.config.model import ModelServerConfig, ServerConfig
+from gymsdk.config.read import load_config
 
 VLLM = "m:\n  responses_api_models:\n    vllm_model:\n      base_url: http://h:1/v1\n      model: x\n"
 OPENAI = "m:\n  responses_api_models:\n    openai_model:\n      openai_base_url: http://h:1/v1\n      openai_model: x\n"
@@ -20,8 +21,8 @@ SERVER = "      judge_model_server: {type: responses_api_models, name: judge}\n"
 def options(write: Write, text: str) -> dict[str, Any]:
     """Return the options of the one model server in *text*, all but its address."""
     write("a.yaml", text)
-    [block] = read(["a.yaml"]).servers
-    assert isinstance(block.part, Player)
+    [block] = load_config(["a.yaml"]).servers
+    assert isinstance(block.part, ModelServerConfig)
     return {key: value for key, value in block.part.options.items() if key not in {"base_url", "apart", "api"}}
 
 
@@ -45,12 +46,12 @@ def test_a_key_with_a_counterpart_has_its_effect(write: Write, text: str, expect
 def test_default_headers_are_sent_and_never_shown(write: Write) -> None:
     found = options(write, OPENAI + "      openai_default_headers: {X-Tenant: tell-nobody}\n")
     assert found["headers"]["X-Tenant"].get_secret_value() == "tell-nobody"
-    assert "tell-nobody" not in repr(read(["a.yaml"]))
+    assert "tell-nobody" not in repr(load_config(["a.yaml"]))
 
 
 def test_a_key_that_is_not_implemented_is_a_warning_with_its_place(write: Write) -> None:
     write("a.yaml", f"{VLLM}      forward_session_id_as_conversation_id: true\nsandbox: {{image: x}}\n")
-    assert read(["a.yaml"]).notes == (
+    assert load_config(["a.yaml"]).notes == (
         "a.yaml:7: sandbox is not known to gymsdk and is ignored",
         (
             "a.yaml:6: m.responses_api_models.vllm_model.forward_session_id_as_conversation_id is not known to gymsdk "
@@ -61,7 +62,7 @@ def test_a_key_that_is_not_implemented_is_a_warning_with_its_place(write: Write)
 
 def test_keys_without_an_effect_are_named_once_with_their_places(write: Write) -> None:
     write("a.yaml", f"{VLLM}      num_workers: 4\n      endpoint_check_interval_s: 10.0\n      audio_root: null\n")
-    assert read(["a.yaml"]).ignored_keys_note == (
+    assert load_config(["a.yaml"]).ignored_keys_note == (
         "NeMo Gym's keys that mean nothing here: endpoint_check_interval_s (a.yaml:7), num_workers (a.yaml:6)"
     )
 
@@ -107,12 +108,12 @@ def test_what_would_change_rewards_is_an_error_that_says_what_to_do(
 )
 def test_the_value_without_an_effect_is_accepted(write: Write, text: str) -> None:
     write("a.yaml", text)
-    assert (read(["a.yaml"]).notes, read(["a.yaml"]).ignored_keys_note) == ((), None)
+    assert (load_config(["a.yaml"]).notes, load_config(["a.yaml"]).ignored_keys_note) == ((), None)
 
 
-def math(write: Write, text: str) -> Block:
+def math(write: Write, text: str) -> ServerConfig:
     write("a.yaml", MATH + text + JUDGE)
-    return next(each for each in read(["a.yaml"]).servers if each.kind == "resources_servers")
+    return next(each for each in load_config(["a.yaml"]).servers if each.kind == "resources_servers")
 
 
 @pytest.mark.parametrize(
@@ -143,11 +144,11 @@ def test_a_judge_of_nemo_gym_s_is_the_environment_s(
 
 def test_the_only_model_server_is_not_the_policy_s_where_it_is_a_judge(write: Write) -> None:
     write("a.yaml", MATH + SERVER + JUDGE + AGENT)
-    [agent] = read(["a.yaml"]).get_servers("responses_api_agents")
+    [agent] = load_config(["a.yaml"]).get_servers("responses_api_agents")
     assert agent.refers == {"resources_server": "math"}
 
 
 def test_a_file_of_an_environment_server_that_is_not_on_disk_is_built_in() -> None:
     path = "environment_servers/single_agent_turn/configs/single_agent_turn.yaml"
-    [block] = read([], [f"config_paths=[{path}]"]).servers
+    [block] = load_config([], [f"config_paths=[{path}]"]).servers
     assert (block.name, block.kind) == ("single_agent_turn", "environment_servers")

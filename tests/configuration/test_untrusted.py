@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from configuration.conftest import Write, shown
 
-from gymsdk.configuration import read
+from gymsdk.config.read import load_config
 from gymsdk.errors import BadConfig
 
 SECRET = "sk-secret-of-the-user"
@@ -64,7 +64,7 @@ def test_what_weakens_safety_is_refused_with_its_file_and_line(write: Write, tex
     write("more.yaml", "log_dir: ${oc.env:HOME}\n")
     write("env.yaml", text)
     with pytest.raises(BadConfig, match=rf"(?m)^{re.escape(complaint)}.*--config (env|more)\.yaml") as caught:
-        read(["named.yaml"])
+        load_config(["named.yaml"])
     assert "sk-" not in str(caught.value)
 
 
@@ -72,7 +72,7 @@ def test_the_same_file_may_do_all_of_it_once_it_is_named(write: Write) -> None:
     text = "policy_base_url: http://engine/v1\npolicy_api_key: ${oc.env:OPENAI_API_KEY}\n"
     write("env.yaml", f"{text}insecure: true\ndefault_host: 0.0.0.0\nconfig_paths: [more.yaml]\n")
     write("more.yaml", "log_dir: ${oc.env:OPENAI_API_KEY}\n")
-    found = read(["env.yaml"])
+    found = load_config(["env.yaml"])
     assert found.policy.api_key is not None
     assert found.policy.api_key.get_secret_value() == SECRET
     assert (found.insecure, found.default_host, found.logs.folder) == (True, "0.0.0.0", Path(SECRET))
@@ -80,7 +80,7 @@ def test_the_same_file_may_do_all_of_it_once_it_is_named(write: Write) -> None:
 
 def test_the_command_line_says_what_the_file_may_not(write: Write) -> None:
     write("env.yaml", "log_level: error\n")
-    found = read([], ["insecure=true", "default_host=0.0.0.0"])
+    found = load_config([], ["insecure=true", "default_host=0.0.0.0"])
     assert (found.insecure, found.default_host, found.logs.level) == (True, "0.0.0.0", "error")
 
 
@@ -91,7 +91,7 @@ def test_what_harms_nobody_is_read_as_ever(write: Write) -> None:
         "insecure: false\ndefault_host: 127.0.0.2\ntoken_file: t.txt\nhead_server: {host: localhost, port: 1}\n"
         "company_key: ${oc.env:NOT_SET_ANYWHERE}\n",
     )
-    found = read()
+    found = load_config()
     assert (found.policy.base_urls, found.policy.model_name) == (("http://engine:8000/v1",), "m")
     assert (found.default_host, found.head.port, found.insecure) == ("127.0.0.2", 1, False)
     assert shown(found)["token_file"] == ("t.txt", "env.yaml:7")
@@ -100,7 +100,7 @@ def test_what_harms_nobody_is_read_as_ever(write: Write) -> None:
 def test_a_named_file_s_key_does_not_go_to_an_address_that_was_found(write: Write) -> None:
     write("named.yaml", "policy_api_key: sk-of-the-user\n")
     write("env.yaml", "policy_base_url: http://attacker/v1\n")
-    found = read(["named.yaml"])
+    found = load_config(["named.yaml"])
     assert found.policy.api_key is None
     assert found.notes == (
         "the key of named.yaml:1 is not used for the base URL of env.yaml:1; give both in the same place",
@@ -110,7 +110,7 @@ def test_a_named_file_s_key_does_not_go_to_an_address_that_was_found(write: Writ
 def test_a_key_that_was_found_goes_to_the_address_of_a_named_file(write: Write) -> None:
     write("named.yaml", "policy_base_url: http://engine/v1\n")
     write("env.yaml", "policy_api_key: sk-of-the-folder\n")
-    found = read(["named.yaml"])
+    found = load_config(["named.yaml"])
     assert found.policy.api_key is not None
     assert found.policy.api_key.get_secret_value() == "sk-of-the-folder"
 
@@ -145,7 +145,7 @@ def test_a_found_value_that_a_named_address_refers_to_redirects_no_key(write: Wr
     write("env.yaml", found)
     pattern = r"(?m)^env\.yaml:1: .* would receive the key or headers of named\.yaml:1; .*--config env\.yaml"
     with pytest.raises(BadConfig, match=pattern) as caught:
-        read(["named.yaml"])
+        load_config(["named.yaml"])
     assert "sk-" not in str(caught.value)
 
 
@@ -163,19 +163,19 @@ def test_a_found_value_that_a_named_safety_setting_refers_to_is_refused(write: W
     write("named.yaml", text)
     write("env.yaml", f"x: {value}")
     with pytest.raises(BadConfig, match=r"(?m)^env\.yaml:1: .* \(named\.yaml:1\) .*--config env\.yaml"):
-        read(["named.yaml"])
+        load_config(["named.yaml"])
 
 
 def test_a_key_of_the_command_line_does_not_go_to_an_address_that_was_found(write: Write) -> None:
     write("env.yaml", "policy_base_url: http://attacker/v1\n")
-    assert read([], ["policy_api_key=sk-of-the-user"]).policy.api_key is None
-    assert read(["env.yaml"], ["policy_api_key=sk-of-the-user"]).policy.api_key is not None
+    assert load_config([], ["policy_api_key=sk-of-the-user"]).policy.api_key is None
+    assert load_config(["env.yaml"], ["policy_api_key=sk-of-the-user"]).policy.api_key is not None
 
 
 def test_a_named_block_plays_at_the_endpoint_and_with_the_key_that_were_found(write: Write) -> None:
     address = "openai_base_url: '${policy_base_url}'"
     write("named.yaml", ENGINE.replace("KEY", "${policy_api_key}").replace("ADDRESS", address))
     write("env.yaml", "policy_base_url: http://engine/v1\npolicy_api_key: k\npolicy_model_name: m\n")
-    found = read(["named.yaml"])
+    found = load_config(["named.yaml"])
     assert found.policy.api_key is not None
     assert found.policy.api_key.get_secret_value() == "k"

@@ -9,8 +9,8 @@ from configuration.conftest import Write, shown
 from typer.testing import CliRunner
 
 from gymsdk.cli import app
-from gymsdk.configuration import read
-from gymsdk.configuration.veiling import is_secret
+from gymsdk.config.read import load_config
+from gymsdk.config.redaction import is_secret
 
 SERVERS = """
 shared: {{place: '${{oc.env:PLACE_OF_IT}}'}}
@@ -80,7 +80,7 @@ def test_what_comes_from_a_variable_is_not_shown_nor_what_refers_to_it(
     monkeypatch.setenv("PLACE_OF_IT", "hush-place")
     monkeypatch.setenv("MODEL_OF_IT", "hush-model")
     write("a.yaml", SERVERS.format("body"))
-    told = shown(read(["a.yaml"]))
+    told = shown(load_config(["a.yaml"]))
     assert not [each for each in told.items() if "hush" in str(each)]
     assert told["policy_model_name"][0] == "***"
     at = "policy_model.responses_api_models.openai_model"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gymsdk import wire
+from gymsdk import responses
 from gymsdk.convert import chat
 from gymsdk.errors import Failed
-from gymsdk.transcript import Item
+from gymsdk.types import Item
 
 THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "a"}]}
 
@@ -17,7 +17,7 @@ THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "a"}]}
 def read(**message: Any) -> tuple[list[str], str | None]:
     """The thoughts and the text of the Response to a completion with this *message*."""
     choice = {"index": 0, "message": {"role": "assistant"} | message, "finish_reason": "stop"}
-    output = chat.response({"model": "m", "choices": [choice]}, {})["output"]
+    output = chat.parse_completion({"model": "m", "choices": [choice]}, {})["output"]
     thoughts = [part["text"] for item in output if item["type"] == "reasoning" for part in item["summary"]]
     return thoughts, next((item["content"][0]["text"] for item in output if item["type"] == "message"), None)
 
@@ -49,25 +49,25 @@ def test_thoughts_are_an_item_whatever_flag_the_server_runs_with(
 def test_a_call_after_a_thought_in_a_field_is_a_call() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     completion = {"choices": [{"message": {"content": None, "reasoning": "a", "tool_calls": [call]}}]}
-    assert [item["type"] for item in chat.response(completion, {})["output"]] == ["reasoning", "function_call"]
+    assert [item["type"] for item in chat.parse_completion(completion, {})["output"]] == ["reasoning", "function_call"]
 
 
 def test_the_token_fields_of_a_turn_go_back_as_they_came_empty_ones_too() -> None:
     tokens = {"prompt_token_ids": [1], "generation_token_ids": [], "generation_log_probs": [], "routed_experts": [[7]]}
-    [message] = chat.messages({"input": [wire.reasoning("a"), wire.message("") | tokens]})
+    [message] = chat.build_messages({"input": [responses.build_reasoning("a"), responses.build_message("") | tokens]})
     assert {key: message[key] for key in tokens} == tokens
 
 
 def test_some_token_fields_alone_fail_only_where_they_are_wanted() -> None:
     completion = {"choices": [{"message": {"content": "x", "prompt_token_ids": [1]}}]}
-    assert chat.response(completion, {})["output"][0].keys() == wire.message("").keys()
+    assert chat.parse_completion(completion, {})["output"][0].keys() == responses.build_message("").keys()
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
 def test_an_answer_that_the_engine_gave_up_is_no_reply(reason: str) -> None:
     choice = {"message": {"content": "The answer is"}, "finish_reason": reason}
     with pytest.raises(Failed, match=f"gave up the answer .*{reason}") as caught:
-        chat.response({"choices": [choice]}, {})
+        chat.parse_completion({"choices": [choice]}, {})
     assert (caught.value.kind, caught.value.retryable) == ("model_error", True)
 
 
@@ -77,7 +77,7 @@ def test_sound_and_film_reach_the_model() -> None:
         {"type": "input_audio", "audio_url": "http://x/a.wav"},
         {"type": "input_video", "video_url": "http://x/a.mp4"},
     ]
-    [message] = chat.messages({"input": [{"role": "user", "content": given}]})
+    [message] = chat.build_messages({"input": [{"role": "user", "content": given}]})
     assert message["content"] == [
         {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}},
         {"type": "audio_url", "audio_url": {"url": "http://x/a.wav"}},
@@ -86,5 +86,5 @@ def test_sound_and_film_reach_the_model() -> None:
 
 
 def test_log_probabilities_of_several_tokens_are_asked_for_whole() -> None:
-    body = chat.body({"input": "x", "top_logprobs": 3})
+    body = chat.build_body({"input": "x", "top_logprobs": 3})
     assert (body["logprobs"], body["top_logprobs"]) == (True, 3)

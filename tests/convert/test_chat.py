@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gymsdk import wire
+from gymsdk import responses
 from gymsdk.convert import chat
 from gymsdk.errors import Failed
-from gymsdk.transcript import Item
+from gymsdk.types import Item
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
@@ -32,21 +32,24 @@ def types(response: Item) -> list[str]:
 
 class TestRequest:
     def test_a_string_is_the_users_message(self) -> None:
-        assert chat.body({"input": "hi"}) == {"messages": [user("hi")]}
+        assert chat.build_body({"input": "hi"}) == {"messages": [user("hi")]}
 
     def test_instructions_and_leading_system_messages_become_one(self) -> None:
         items = [{"role": "developer", "content": "B"}, {"role": "system", "content": "C"}, user("hi")]
-        said = chat.messages({"instructions": "A", "input": items})
+        said = chat.build_messages({"instructions": "A", "input": items})
         assert said == [{"role": "system", "content": "A\n\nB\n\nC"}, user("hi")]
 
     def test_a_later_system_message_stays_where_it_is(self) -> None:
-        said = chat.messages({"input": [user("hi"), {"role": "developer", "content": "now"}]})
+        said = chat.build_messages({"input": [user("hi"), {"role": "developer", "content": "now"}]})
         assert [message["role"] for message in said] == ["user", "system"]
 
     def test_what_the_policy_did_in_one_turn_is_one_message(self) -> None:
-        calls = [wire.function_call("add", '{"a": 1}', "c1"), wire.function_call("add", '{"a": 2}', "c2")]
-        turn = [wire.reasoning("hmm"), wire.message("I add."), *calls]
-        [message] = chat.messages({"input": turn})
+        calls = [
+            responses.build_function_call("add", '{"a": 1}', "c1"),
+            responses.build_function_call("add", '{"a": 2}', "c2"),
+        ]
+        turn = [responses.build_reasoning("hmm"), responses.build_message("I add."), *calls]
+        [message] = chat.build_messages({"input": turn})
         assert message == {
             "role": "assistant",
             "content": "I add.",
@@ -59,8 +62,12 @@ class TestRequest:
         }
 
     def test_a_tools_answer_ends_the_turn(self) -> None:
-        turns = [wire.function_call("add", "{}", "c1"), wire.function_call_output("c1", "3"), wire.message("3")]
-        said = chat.messages({"input": turns})
+        turns = [
+            responses.build_function_call("add", "{}", "c1"),
+            responses.build_function_call_output("c1", "3"),
+            responses.build_message("3"),
+        ]
+        said = chat.build_messages({"input": turns})
         assert [message["role"] for message in said] == ["assistant", "tool", "assistant"]
         assert said[0]["content"] is None
         assert said[1] == {"role": "tool", "tool_call_id": "c1", "content": "3"}
@@ -74,46 +81,50 @@ class TestRequest:
         ],
     )
     def test_earlier_thoughts_go_back_as_the_server_wants_them(
-        self, thoughts: wire.Thoughts, expected: dict[str, str]
+        self, thoughts: responses.ReasoningFormat, expected: dict[str, str]
     ) -> None:
-        [message] = chat.messages({"input": [wire.reasoning("a", "b"), wire.message("4")]}, thoughts=thoughts)
+        [message] = chat.build_messages(
+            {"input": [responses.build_reasoning("a", "b"), responses.build_message("4")]}, thoughts=thoughts
+        )
         assert message == {"role": "assistant"} | expected
 
     def test_thoughts_may_be_content_instead_of_summary(self) -> None:
         item = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hmm"}]}
-        [message] = chat.messages({"input": [item, wire.message("4")]})
+        [message] = chat.build_messages({"input": [item, responses.build_message("4")]})
         assert message["reasoning_content"] == "hmm"
 
     def test_token_ids_go_back_on_the_message_they_came_with(self) -> None:
-        [message] = chat.messages({"input": [wire.reasoning("a"), wire.message("4") | TOKENS]})
+        [message] = chat.build_messages(
+            {"input": [responses.build_reasoning("a"), responses.build_message("4") | TOKENS]}
+        )
         assert {key: message[key] for key in TOKENS} == TOKENS
 
     def test_an_image_is_an_image(self) -> None:
         picture = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
-        [message] = chat.messages({"input": [user([{"type": "input_text", "text": "what?"}, picture])]})
+        [message] = chat.build_messages({"input": [user([{"type": "input_text", "text": "what?"}, picture])]})
         image = {"url": "data:image/png;base64,AA", "detail": "auto"}
         assert message["content"] == [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": image}]
 
     def test_one_part_of_text_is_a_string(self) -> None:
-        assert chat.messages({"input": [user([{"type": "input_text", "text": "hi"}])]}) == [user("hi")]
+        assert chat.build_messages({"input": [user([{"type": "input_text", "text": "hi"}])]}) == [user("hi")]
 
     def test_tools_are_wrapped(self) -> None:
-        body = chat.body({"input": "x", "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False})
+        body = chat.build_body({"input": "x", "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False})
         function = {key: value for key, value in TOOL.items() if key != "type"}
         assert body["tools"] == [{"type": "function", "function": function}]
         assert (body["tool_choice"], body["parallel_tool_calls"]) == ("auto", False)
 
     def test_without_tools_nothing_is_said_of_them(self) -> None:
-        body = chat.body({"input": "x", "tools": [], "tool_choice": "auto", "parallel_tool_calls": True})
+        body = chat.build_body({"input": "x", "tools": [], "tool_choice": "auto", "parallel_tool_calls": True})
         assert body.keys() == {"messages"}
 
     def test_the_choice_of_one_tool_is_wrapped(self) -> None:
-        body = chat.body({"input": "x", "tools": [TOOL], "tool_choice": {"type": "function", "name": "add"}})
+        body = chat.build_body({"input": "x", "tools": [TOOL], "tool_choice": {"type": "function", "name": "add"}})
         assert body["tool_choice"] == {"type": "function", "function": {"name": "add"}}
 
     def test_parameters_have_their_chat_names(self) -> None:
         asked = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 7, "reasoning": {"effort": "low"}, "user": "u"}
-        body = chat.body({"input": "x", "model": "m"} | asked, limit="max_completion_tokens")
+        body = chat.build_body({"input": "x", "model": "m"} | asked, limit="max_completion_tokens")
         assert body == {
             "model": "m",
             "temperature": 0.5,
@@ -126,19 +137,19 @@ class TestRequest:
 
     def test_a_schema_for_the_answer_is_wrapped(self) -> None:
         form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
-        body = chat.body({"input": "x", "text": {"format": form, "verbosity": "low"}})
+        body = chat.build_body({"input": "x", "text": {"format": form, "verbosity": "low"}})
         schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
         assert body["response_format"] == {"type": "json_schema", "json_schema": schema}
         assert body["verbosity"] == "low"
 
     def test_null_says_nothing(self) -> None:
         nulls = dict.fromkeys(["top_logprobs", "temperature", "tools", "text", "reasoning", "metadata", "prompt"])
-        assert chat.body({"input": "x"} | nulls).keys() == {"messages"}
+        assert chat.build_body({"input": "x"} | nulls).keys() == {"messages"}
 
     def test_metadata_carries_what_responses_lacks(self) -> None:
         extra = {"top_k": 20, "temperature": 0.1}
         metadata = {"extra_body": json.dumps(extra), "chat_template_kwargs": '{"enable_thinking": false}', "tag": "t"}
-        body = chat.body({"input": "x", "temperature": 0.9, "metadata": metadata})
+        body = chat.build_body({"input": "x", "temperature": 0.9, "metadata": metadata})
         assert body == {
             "top_k": 20,
             "temperature": 0.9,
@@ -149,7 +160,7 @@ class TestRequest:
     @pytest.mark.parametrize("text", ["{", "[1]"])
     def test_metadata_that_is_no_object_is_a_bad_request(self, text: str) -> None:
         with pytest.raises(Failed, match=r"metadata\.extra_body") as caught:
-            chat.body({"input": "x", "metadata": {"extra_body": text}})
+            chat.build_body({"input": "x", "metadata": {"extra_body": text}})
         assert caught.value.kind == "model_bad_request"
 
     @pytest.mark.parametrize(
@@ -163,39 +174,39 @@ class TestRequest:
     )
     def test_what_chat_cannot_say_is_refused_not_dropped(self, request_: Item, what: str) -> None:
         with pytest.raises(Failed, match=what) as caught:
-            chat.body(request_)
+            chat.build_body(request_)
         assert not caught.value.retryable
 
     def test_the_request_is_left_as_it_was(self) -> None:
-        asked = {"instructions": "A", "input": [user("hi"), wire.message("yo") | TOKENS], "tools": [TOOL]}
+        asked = {"instructions": "A", "input": [user("hi"), responses.build_message("yo") | TOKENS], "tools": [TOOL]}
         before = copy.deepcopy(asked)
-        chat.body(asked)
+        chat.build_body(asked)
         assert asked == before
 
 
 class TestResponse:
     def test_text_is_a_message(self) -> None:
-        response = chat.response(completed({"content": "hi"}, created=1), {"tools": [TOOL], "temperature": 0.5})
+        response = chat.parse_completion(completed({"content": "hi"}, created=1), {"tools": [TOOL], "temperature": 0.5})
         assert types(response) == ["message"]
         assert response["output"][0]["content"] == [{"type": "output_text", "text": "hi", "annotations": []}]
         assert (response["status"], response["model"], response["temperature"]) == ("completed", "m", 0.5)
         assert response["tools"] == [TOOL]
 
     def test_an_answer_without_anything_is_an_empty_message(self) -> None:
-        assert types(chat.response(completed({"content": None}), {})) == ["message"]
+        assert types(chat.parse_completion(completed({"content": None}), {})) == ["message"]
 
     @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
     def test_a_field_of_reasoning_is_an_item_before_the_text(self, field: str) -> None:
-        response = chat.response(completed({"content": "4", field: "2+2"}), {})
+        response = chat.parse_completion(completed({"content": "4", field: "2+2"}), {})
         assert types(response) == ["reasoning", "message"]
         assert response["output"][0]["summary"] == [{"type": "summary_text", "text": "2+2"}]
 
     def test_thinking_only_is_no_message(self) -> None:
-        assert types(chat.response(completed({"content": "", "reasoning": "2+2"}), {})) == ["reasoning"]
+        assert types(chat.parse_completion(completed({"content": "", "reasoning": "2+2"}), {})) == ["reasoning"]
 
     def test_parallel_calls_keep_their_order_ids_and_text(self) -> None:
         calls = [{"id": f"c{n}", "function": {"name": "add", "arguments": f'{{"a":{n}}}'}} for n in (1, 2)]
-        response = chat.response(completed({"content": "I add.", "tool_calls": calls}, "tool_calls"), {})
+        response = chat.parse_completion(completed({"content": "I add.", "tool_calls": calls}, "tool_calls"), {})
         assert types(response) == ["message", "function_call", "function_call"]
         assert [item["call_id"] for item in response["output"][1:]] == ["c1", "c2"]
         assert response["output"][2]["arguments"] == '{"a":2}'
@@ -203,7 +214,7 @@ class TestResponse:
     @pytest.mark.parametrize("arguments", [None, "", {"a": 1}])
     def test_a_call_always_has_an_id_and_arguments_as_text(self, arguments: object) -> None:
         call = {"id": None, "function": {"name": "add", "arguments": arguments}}
-        [item] = chat.response(completed({"content": None, "tool_calls": [call]}), {})["output"]
+        [item] = chat.parse_completion(completed({"content": None, "tool_calls": [call]}), {})["output"]
         assert item["call_id"]
         assert json.loads(item["arguments"]) == (arguments or {})
 
@@ -217,7 +228,7 @@ class TestResponse:
         ],
     )
     def test_how_it_finished_is_the_status(self, finish: str, status: str, reason: str | None) -> None:
-        response = chat.response(completed({"content": "x"}, finish), {})
+        response = chat.parse_completion(completed({"content": "x"}, finish), {})
         assert (response["status"], (response["incomplete_details"] or {}).get("reason")) == (status, reason)
 
     def test_usage_has_its_details_where_they_are_reported(self) -> None:
@@ -227,35 +238,37 @@ class TestResponse:
             "prompt_tokens_details": {"cached_tokens": 8},
             "completion_tokens_details": None,
         }
-        response = chat.response(completed({"content": "x"}, usage=usage), {})
-        assert response["usage"] == wire.usage(10, 5, cached_tokens=8)
+        response = chat.parse_completion(completed({"content": "x"}, usage=usage), {})
+        assert response["usage"] == responses.build_usage(10, 5, cached_tokens=8)
 
     @pytest.mark.parametrize("usage", [None, {}, "much", 7, [1]])
     def test_usage_that_is_no_object_is_none(self, usage: object) -> None:
-        assert chat.response(completed({"content": "x"}, usage=usage), {})["usage"] is None
+        assert chat.parse_completion(completed({"content": "x"}, usage=usage), {})["usage"] is None
 
     @pytest.mark.parametrize("odd", [None, "7", {}, [7]])
     def test_odd_members_of_usage_count_nothing(self, odd: object) -> None:
         names = ("prompt_tokens", "completion_tokens", "prompt_tokens_details", "completion_tokens_details")
-        assert chat.usage(dict.fromkeys(names, odd)) == wire.usage(0, 0)
-        assert chat.usage({"completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": odd}}) == wire.usage(0, 5)
+        assert chat.parse_completion_usage(dict.fromkeys(names, odd)) == responses.build_usage(0, 0)
+        assert chat.parse_completion_usage(
+            {"completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": odd}}
+        ) == responses.build_usage(0, 5)
 
     def test_token_ids_on_the_message_go_to_the_last_item(self) -> None:
         message = {"content": "I add.", "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": "{}"}}]}
-        first, last = chat.response(completed(message | TOKENS), {})["output"]
+        first, last = chat.parse_completion(completed(message | TOKENS), {})["output"]
         assert {key: last[key] for key in TOKENS} == TOKENS
         assert not TOKENS.keys() & first.keys()
 
     def test_token_ids_beside_the_message_go_to_the_last_item(self) -> None:
         completion = completed({"content": "x"}, prompt_token_ids=[1, 2])
         completion["choices"][0] |= {"token_ids": [3], "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}
-        [item] = chat.response(completion, {})["output"]
+        [item] = chat.parse_completion(completion, {})["output"]
         assert {key: item[key] for key in TOKENS} == TOKENS
 
     def test_token_ids_are_all_or_nothing(self) -> None:
         completion = completed({"content": "x"}, prompt_token_ids=[1, 2])
         completion["choices"][0] |= {"token_ids": [3, 4], "logprobs": {"content": [{"token": "x", "logprob": -0.5}]}}
-        [item] = chat.response(completion, {})["output"]
+        [item] = chat.parse_completion(completion, {})["output"]
         assert not TOKENS.keys() & item.keys()
 
     @pytest.mark.parametrize(
@@ -273,18 +286,18 @@ class TestResponse:
     )
     def test_what_is_no_completion_is_a_bad_answer(self, answer: object) -> None:
         with pytest.raises(Failed, match="no chat completion") as caught:
-            chat.response(answer, {})
+            chat.parse_completion(answer, {})
         assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", True)
 
     @pytest.mark.parametrize("content", [7, True, [7], {"text": "7"}])
     def test_a_content_of_another_type_is_a_bad_answer_that_no_retry_mends(self, content: object) -> None:
         with pytest.raises(Failed, match="neither text nor a list of parts") as caught:
-            chat.response(completed({"content": content}), {})
+            chat.parse_completion(completed({"content": content}), {})
         assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", False)
 
 
 def test_the_stop_sequence_that_ended_an_answer_is_told() -> None:
     choice = {"message": {"role": "assistant", "content": "one"}, "finish_reason": "stop", "stop_reason": "two"}
-    assert chat.response({"choices": [choice]}, {})["stop_sequence"] == "two"
+    assert chat.parse_completion({"choices": [choice]}, {})["stop_sequence"] == "two"
     # vLLM gives the id of a stop token as a number.
-    assert "stop_sequence" not in chat.response({"choices": [choice | {"stop_reason": 7}]}, {})
+    assert "stop_sequence" not in chat.parse_completion({"choices": [choice | {"stop_reason": 7}]}, {})

@@ -6,18 +6,21 @@ import json
 
 import pytest
 
-from gymsdk import wire
-from gymsdk.convert import misfits
+from gymsdk import responses
+from gymsdk.convert import api
 from gymsdk.errors import Failed
-from gymsdk.transcript import Item
+from gymsdk.types import Item
 
 ASKED = {"tools": [{"type": "function", "name": "add"}]}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 def check(text: str, request: Item = ASKED, *others: Item, **fields: object) -> None:
-    response = wire.response([wire.reasoning("hmm"), wire.message(text), *others], model="m") | fields
-    misfits.check(response, request, host="here:1")
+    response = (
+        responses.build_response([responses.build_reasoning("hmm"), responses.build_message(text), *others], model="m")
+        | fields
+    )
+    api.check_unparsed_calls(response, request, host="here:1")
 
 
 @pytest.mark.parametrize("text", [CALL, f"I add.\n{CALL}", f"{CALL}\n{CALL}", CALL.replace("\n", "")])
@@ -56,7 +59,7 @@ def test_without_tools_to_call_nothing_is_a_call(request_: Item) -> None:
 
 
 def test_an_answer_with_calls_comes_from_a_server_that_reads_them() -> None:
-    check(CALL, ASKED, wire.function_call("add", "{}"))
+    check(CALL, ASKED, responses.build_function_call("add", "{}"))
 
 
 def test_an_answer_cut_short_is_not_held_to_anything() -> None:
@@ -64,8 +67,8 @@ def test_an_answer_cut_short_is_not_held_to_anything() -> None:
 
 
 def test_a_call_within_the_thoughts_is_a_thought() -> None:
-    response = wire.response([wire.reasoning(CALL), wire.message("4")], model="m")
-    misfits.check(response, ASKED, host="here:1")
+    response = responses.build_response([responses.build_reasoning(CALL), responses.build_message("4")], model="m")
+    api.check_unparsed_calls(response, ASKED, host="here:1")
 
 
 def test_many_opened_calls_cost_no_more_than_their_length() -> None:
@@ -86,9 +89,9 @@ def test_many_opened_calls_cost_no_more_than_their_length() -> None:
     ],
 )
 def test_a_refusal_of_tools_is_answered_with_the_flag(text: str, flag: str) -> None:
-    assert flag in (misfits.mend(text) or "")
+    assert flag in (api.suggest_tool_fix(text) or "")
 
 
 @pytest.mark.parametrize("text", ["", "no such tool", "temperature must be positive"])
 def test_another_refusal_is_not_about_tools(text: str) -> None:
-    assert misfits.mend(text) is None
+    assert api.suggest_tool_fix(text) is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymsdk.convert import parts
+from gymsdk.convert import content
 
 
 @pytest.mark.parametrize(
@@ -26,19 +26,22 @@ from gymsdk.convert import parts
     ],
 )
 def test_thoughts_are_told_from_the_text(text: str, expected: tuple[list[str], str]) -> None:
-    assert parts.thoughts(text) == expected
+    assert content.split_think_blocks(text) == expected
 
 
 def test_tags_without_end_cost_no_more_than_their_length() -> None:
     started = time.process_time()
-    found, rest = parts.thoughts("<think>a</think>" + "<think>" * 150_000)
+    found, rest = content.split_think_blocks("<think>a</think>" + "<think>" * 150_000)
     assert (found, rest) == (["a"], "<think>" * 150_000)
     assert time.process_time() - started < 5
 
 
 @given(st.text(alphabet="ab \n", min_size=1).filter(str.strip), st.text(alphabet="cd <>"))
 def test_thoughts_come_back_from_where_they_were_put(thought: str, text: str) -> None:
-    assert parts.thoughts(parts.tagged(thought.strip(), text)) == ([thought.strip()], text.lstrip())
+    assert content.split_think_blocks(content.prepend_think_block(thought.strip(), text)) == (
+        [thought.strip()],
+        text.lstrip(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,4 +49,4 @@ def test_thoughts_come_back_from_where_they_were_put(thought: str, text: str) ->
     [("To stop, models write </think>. \\boxed{4}", True), ("\\boxed{4} is final; `</think>` is a tag", False)],
 )
 def test_a_tag_that_is_spoken_of_ends_no_thoughts(text: str, *, told: bool) -> None:
-    assert parts.thoughts(text, told=told) == ([], text)
+    assert content.split_think_blocks(text, told=told) == ([], text)

@@ -9,7 +9,7 @@ import pytest
 
 from gymsdk.convert import tokens
 from gymsdk.errors import Failed
-from gymsdk.transcript import Item
+from gymsdk.types import Item
 
 MESSAGE = {"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": [-0.5, -1]}
 
@@ -38,21 +38,21 @@ BESIDE = {"token_ids": [3, 4], "logprobs": chances("a", "b")}
     ],
 )
 def test_each_source_gives_all_three(given: Item) -> None:
-    assert tokens.bundle(given) == MESSAGE
+    assert tokens.parse_token_fields(given) == MESSAGE
 
 
 @pytest.mark.parametrize("choice", [{}, {"logprobs": None}, {"logprobs": chances("a")}, {"token_ids": None}])
 def test_where_there_are_no_ids_there_is_nothing(choice: Item) -> None:
-    assert tokens.bundle(completion(None, choice, prompt_token_ids=None)) == {}
+    assert tokens.parse_token_fields(completion(None, choice, prompt_token_ids=None)) == {}
 
 
 def test_an_answer_without_tokens_has_none() -> None:
     nothing = completion(None, {"token_ids": [], "logprobs": {"content": []}}, prompt_token_ids=[1])
-    assert tokens.bundle(nothing) == dict(zip(MESSAGE, ([1], [], []), strict=True))
+    assert tokens.parse_token_fields(nothing) == dict(zip(MESSAGE, ([1], [], []), strict=True))
 
 
 def test_what_else_the_server_sends_of_its_tokens_goes_with_them() -> None:
-    assert tokens.bundle(completion(MESSAGE | {"routed_experts": [[7]]}))["routed_experts"] == [[7]]
+    assert tokens.parse_token_fields(completion(MESSAGE | {"routed_experts": [[7]]}))["routed_experts"] == [[7]]
 
 
 @pytest.mark.parametrize(
@@ -74,21 +74,21 @@ def test_what_else_the_server_sends_of_its_tokens_goes_with_them() -> None:
 )
 def test_what_does_not_fit_together_is_said(given: Item, what: str) -> None:
     with pytest.raises(Failed, match=what) as caught:
-        tokens.bundle(given)
+        tokens.parse_token_fields(given)
     assert caught.value.kind == "model_bad_tokens"
 
 
 def test_only_the_prompt_may_have_to_be_asked_for() -> None:
-    assert tokens.lacks_prompt(completion(None, SPELLED))
-    assert not tokens.lacks_prompt(completion(None, SPELLED, prompt_token_ids=[1]))
-    assert not tokens.lacks_prompt(completion(MESSAGE))
-    assert not tokens.lacks_prompt(completion())
+    assert tokens.lacks_prompt_ids(completion(None, SPELLED))
+    assert not tokens.lacks_prompt_ids(completion(None, SPELLED, prompt_token_ids=[1]))
+    assert not tokens.lacks_prompt_ids(completion(MESSAGE))
+    assert not tokens.lacks_prompt_ids(completion())
 
 
 def test_a_long_answer_is_read_in_a_few_passes() -> None:
     content = [{"token": f"token_id:{n}", "logprob": -0.5, "bytes": None, "top_logprobs": []} for n in range(65_536)]
     choice = {"token_ids": list(range(65_536)), "logprobs": {"content": content}}
     started = time.process_time()
-    found = tokens.bundle(completion(None, choice, prompt_token_ids=[1] * 1000))
+    found = tokens.parse_token_fields(completion(None, choice, prompt_token_ids=[1] * 1000))
     assert time.process_time() - started < 1
     assert len(found["generation_log_probs"]) == 65_536

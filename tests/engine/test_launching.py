@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from gymsdk import GymsdkError, UsageError, http, model
-from gymsdk.engine import Engine, Launch, launched
-from gymsdk.servers import policy
+from gymsdk import GymsdkError, UsageError, model, testing
+from gymsdk.deploy.vllm import Engine, launched
+from gymsdk.deploy.vllm_command import Launch
+from gymsdk.http import client
 
 from .fakes import Fake, runs
 
@@ -34,7 +35,7 @@ async def vllm(*flags: str, out: io.StringIO | None = None, **given: object) -> 
         async with launched(launch, out=out or io.StringIO()) as engine:
             yield engine
     finally:
-        await http.aclose()
+        await client.aclose()
 
 
 async def echoed(engine: Engine) -> str:
@@ -116,7 +117,7 @@ async def test_it_ends_with_a_process_that_is_killed(fake: Fake, tmp_path: Path)
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, sys\n"
-        "from gymsdk.engine import Launch, launched\n"
+        "from gymsdk.deploy.vllm import Launch, launched\n"
         f"sys.executable = {sys.executable!r}\n"
         "async def main():\n"
         f"    async with launched(Launch(name={NAME!r}, ending=1.0)) as engine:\n"
@@ -234,7 +235,7 @@ async def test_a_port_that_is_lost_each_time_is_told(fake: Fake) -> None:
 
 
 async def test_a_model_that_is_served_at_the_port_already_is_not_launched(fake: Fake) -> None:
-    async with policy.serve(policy.app(model("scripted/echo"), name=NAME)) as url:
+    async with testing.serve(testing.app(model("scripted/echo"), name=NAME)) as url:
         with pytest.raises(UsageError, match=f"--base-url {url}"):
             async with vllm("--port", url.rpartition(":")[2].removesuffix("/v1")):
                 pass

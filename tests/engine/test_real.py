@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from gymsdk import http, model
-from gymsdk.engine import Engine, Launch, launched
+from gymsdk import model
+from gymsdk.deploy.vllm import Engine, launched
+from gymsdk.deploy.vllm_command import Launch
+from gymsdk.http import client
 
 from .fakes import runs
 
@@ -89,7 +91,7 @@ async def test_it_calls_a_tool_is_started_again_and_leaves_nothing(qwen3: str) -
         assert again is not None
         left = [again, *below(again)]
         assert len(left) >= 3
-    await http.aclose()
+    await client.aclose()
     assert not any(runs(pid) for pid in left)
 
 
@@ -97,7 +99,7 @@ async def test_it_ends_with_a_process_that_is_killed(qwen3: str, tmp_path: Path)
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio\n"
-        "from gymsdk.engine import Launch, launched\n"
+        "from gymsdk.deploy.vllm import Launch, launched\n"
         "async def main():\n"
         f"    async with launched(Launch(name={qwen3!r}, flags={FLAGS!r})):\n"
         "        print('ready', flush=True)\n"

@@ -8,17 +8,9 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from gymsdk import (
-    Environment,
-    Message,
-    Step,
-    Task,
-    hookimpl,
-    play,
-    wire,
-)
-from gymsdk.sitting import Budget
-from gymsdk.turns import NOT_RUN
+from gymsdk import Environment, Message, Step, Task, hookimpl, play, responses
+from gymsdk.episode import Budget
+from gymsdk.responses import NOT_RUN_OUTPUT
 
 from .told import Log, Notebook, Paying, Slow, notes, outputs
 
@@ -55,7 +47,7 @@ async def test_the_policy_is_shown_the_history_the_tools_and_the_rows_own_parame
     class Keeps:
         async def respond(self, request, *, episode=None):
             requests.append(request)
-            return wire.response([wire.message("done")], model="keeps")
+            return responses.build_response([responses.build_message("done")], model="keeps")
 
     row = {"responses_create_params": {"input": "Hi", "temperature": 0.5, "top_p": None, "tool_choice": "auto"}}
     await play(Environment("notebook", notebook), Keeps(), row, sampling={"temperature": 1.0, "max_output_tokens": 9})
@@ -75,7 +67,7 @@ async def test_tools_that_nobody_could_call_are_not_shown(notebook, policy):
     class Keeps:
         async def respond(self, request, *, episode=None):
             shown.append(request)
-            return wire.response([wire.message("done")], model="keeps")
+            return responses.build_response([responses.build_message("done")], model="keeps")
 
     row = {"responses_create_params": {"input": "Hi", "tools": [{"type": "web_search"}]}}
     await play(Environment("notebook", notebook), Keeps(), row)
@@ -91,7 +83,7 @@ async def test_messages_of_a_turns_steps_come_after_all_its_outputs(policy, task
 async def test_after_done_the_rest_of_a_turn_is_answered_not_run(policy, task):
     plugin = Paying()
     rollout = await play(Environment("paying", plugin), policy(notes("a", "stop", "b")), task)
-    assert outputs(rollout) == ["heard a", "heard stop", NOT_RUN]
+    assert outputs(rollout) == ["heard a", "heard stop", NOT_RUN_OUTPUT]
     assert (rollout.ended, rollout.reward) == ("done", 2.0 + 1.0)
 
 
@@ -112,7 +104,7 @@ async def test_a_verdict_without_components_is_one_beside_the_steps(policy, task
     assert (rollout.reward, rollout.components) == (0.25, {"verdict": 0.0, "steps": 0.25})
 
 
-@pytest.mark.parametrize("output", [[], [wire.reasoning("hm")], [wire.message("")]])
+@pytest.mark.parametrize("output", [[], [responses.build_reasoning("hm")], [responses.build_message("")]])
 async def test_a_turn_with_neither_text_nor_call_ends_the_episode(notebook, policy, task, output):
     rollout = await play(Environment("notebook", notebook), policy(output), task)
     assert (rollout.outcome, rollout.ended, rollout.turns) == ("scored", "done", 1)
@@ -126,7 +118,7 @@ async def test_the_turn_budget_ends_an_episode_that_is_judged_all_the_same(noteb
 async def test_the_tool_budget_ends_an_episode_and_answers_the_rest(notebook, policy, task):
     rollout = await play(Environment("notebook", notebook), policy(notes("a", "b")), task, budget=Budget(tools=3))
     assert (rollout.ended, rollout.reward, rollout.turns) == ("tools", 3.0, 2)
-    assert outputs(rollout) == ["noted a", "noted b", "noted a", NOT_RUN]
+    assert outputs(rollout) == ["noted a", "noted b", "noted a", NOT_RUN_OUTPUT]
 
 
 async def test_a_tool_budget_of_none_runs_no_tool(notebook, policy, task):
@@ -141,7 +133,7 @@ def test_a_budget_that_makes_no_sense_is_refused(wrong):
 
 
 async def test_an_episode_whose_model_does_not_answer_by_the_deadline_has_failed(notebook, task):
-    model = Slow(wire.response([wire.function_call("note", {"what": "a"}, "c")], model="slow"))
+    model = Slow(responses.build_response([responses.build_function_call("note", {"what": "a"}, "c")], model="slow"))
     rollout = await play(Environment("notebook", notebook), model, task, budget=Budget(seconds=1))
     assert (rollout.outcome, rollout.reward, rollout.ended, rollout.turns) == ("failed", None, None, 1)
     failure = rollout.failure
@@ -172,7 +164,10 @@ async def test_a_deadline_that_passed_in_a_step_is_found_before_the_next_turn(po
 async def test_a_response_that_ran_out_of_tokens_is_not_played_but_judged(notebook, task, told):
     class CutOff:
         async def respond(self, request, *, episode=None):
-            return wire.response([wire.function_call("note", '{"what": "a', "c")], model="cut") | told
+            return (
+                responses.build_response([responses.build_function_call("note", '{"what": "a', "c")], model="cut")
+                | told
+            )
 
     rollout = await play(Environment("notebook", notebook), CutOff(), task)
     assert (rollout.outcome, rollout.ended, rollout.reward) == ("scored", "tokens", 0.0)

@@ -17,10 +17,10 @@ from gymsdk import (
     WorkerLost,
     hookimpl,
     play,
-    wire,
+    responses,
 )
+from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
-from gymsdk.sitting import Budget
 
 from .told import Log, Notebook, Slow
 
@@ -63,7 +63,13 @@ async def test_a_model_that_breaks_fails_its_episode(notebook, task, answer, kin
 
 
 @pytest.mark.parametrize(
-    "item", ["text", {"type": ["message"]}, wire.message("a") | {"content": [5]}, wire.message("a") | {"content": 5}]
+    "item",
+    [
+        "text",
+        {"type": ["message"]},
+        responses.build_message("a") | {"content": [5]},
+        responses.build_message("a") | {"content": 5},
+    ],
 )
 async def test_an_answer_with_an_unreadable_item_fails_its_episode_for_good(notebook, task, item):
     rollout = await play(Environment("notebook", notebook), Answers({"output": [item]}), task)
@@ -74,14 +80,16 @@ async def test_an_answer_with_an_unreadable_item_fails_its_episode_for_good(note
 
 
 async def test_an_answer_that_a_filter_held_back_is_no_wrong_answer(notebook, task):
-    answer = wire.response([wire.message("")], model="m", status="incomplete", reason="content_filter")
+    answer = responses.build_response(
+        [responses.build_message("")], model="m", status="incomplete", reason="content_filter"
+    )
     rollout = await play(Environment("notebook", notebook), Answers(answer), task)
     assert (rollout.reward, rollout.failure.kind, rollout.failure.retryable) == (None, "model_withheld", False)
 
 
 @pytest.mark.parametrize("usage", [None, "many", {"input_tokens": 1.5}, {"input_tokens": "1", "output_tokens": None}])
 async def test_usage_that_cannot_be_read_fails_nothing(notebook, task, usage):
-    model = Answers({"output": [wire.message("done")], "usage": usage})
+    model = Answers({"output": [responses.build_message("done")], "usage": usage})
     assert (await play(Environment("notebook", notebook), model, task)).outcome == "scored"
 
 
@@ -209,7 +217,7 @@ async def test_a_step_with_hardly_any_time_left_is_not_to_blame_for_the_deadline
     class Slow:
         async def respond(self, request, *, episode=None):
             await asyncio.sleep(0.95)
-            return wire.response([wire.function_call("rest", "{}", "call_0")], model="slow")
+            return responses.build_response([responses.build_function_call("rest", "{}", "call_0")], model="slow")
 
     async def rest():
         await asyncio.sleep(60)

@@ -7,14 +7,9 @@ import random
 
 import pytest
 
-from gymsdk import (
-    Environment,
-    hookimpl,
-    play,
-    wire,
-)
+from gymsdk import Environment, hookimpl, play, responses
+from gymsdk.episode import Budget
 from gymsdk.models.scripted import build
-from gymsdk.sitting import Budget
 
 from .told import Log, Notebook, note, notes, outputs
 
@@ -64,10 +59,12 @@ class Spam:
 
     async def respond(self, request, *, episode=None):
         calls = [
-            wire.function_call(self.rng.choice(self.NAMES), self.arguments(), self.rng.choice(["", "a", f"{self.rng}"]))
+            responses.build_function_call(
+                self.rng.choice(self.NAMES), self.arguments(), self.rng.choice(["", "a", f"{self.rng}"])
+            )
             for _ in range(self.rng.randint(1, 6))
         ]
-        return wire.response([wire.message("hm"), *calls], model="spam")
+        return responses.build_response([responses.build_message("hm"), *calls], model="spam")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,14 +6,7 @@ import asyncio
 
 from pydantic import Field
 
-from gymsdk import (
-    Reset,
-    State,
-    Step,
-    ToolCall,
-    Verdict,
-    hookimpl,
-)
+from gymsdk import Reset, State, Step, ToolCall, Verdict, hookimpl
 
 
 class Log(State):

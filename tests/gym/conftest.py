@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gymsdk import Environment
-from gymsdk.gym import Env, register
+from gymsdk.gym.env import Env
+from gymsdk.gym.registration import register
 
 HOST = """
 import threading, time

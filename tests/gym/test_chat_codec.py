@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from gymsdk import UsageError, wire
-from gymsdk.gym.codecs import codec
-from gymsdk.gym.codecs.chat import Chat
-from gymsdk.gym.turn import Turn
+from gymsdk import UsageError, responses
+from gymsdk.gym.actions import Turn
+from gymsdk.gym.codecs import Chat, codec
 
 CALL = {"id": "mine", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
 
@@ -27,7 +26,7 @@ def test_a_string_is_a_reply_verbatim(text: str) -> None:
 def test_a_message_becomes_its_text_and_its_calls() -> None:
     items = Chat().said({"role": "assistant", "content": "I look.", "tool_calls": [CALL]}, turn=2)
     assert [item["type"] for item in items] == ["message", "function_call"]
-    assert items[1] == wire.function_call("look", '{"at": 1}', "mine", id="fc_2_1")
+    assert items[1] == responses.build_function_call("look", '{"at": 1}', "mine", id="fc_2_1")
 
 
 def test_a_turn_has_the_same_ids_every_time_it_is_taken() -> None:
@@ -50,7 +49,7 @@ def test_items_keep_their_ids_and_are_not_the_callers() -> None:
 
 
 def test_a_models_turn_stays_one() -> None:
-    turn = Turn(wire.response([wire.message("42")], model="m"))
+    turn = Turn(responses.build_response([responses.build_message("42")], model="m"))
     said = Chat().said(turn, turn=0)
     assert isinstance(said, Turn)
     assert said == turn
@@ -109,7 +108,7 @@ def test_an_observation_is_chat_messages_in_the_space() -> None:
 
 
 def test_an_answer_is_the_outputs_of_tools_and_the_messages() -> None:
-    given = [wire.function_call_output("c", "42"), {"type": "message", "role": "user", "content": "Go on."}]
+    given = [responses.build_function_call_output("c", "42"), {"type": "message", "role": "user", "content": "Go on."}]
     seen = Chat().answered(given)
     assert seen == [{"role": "tool", "tool_call_id": "c", "content": "42"}, {"role": "user", "content": "Go on."}]
     seen[0]["content"] = "changed"

@@ -12,7 +12,7 @@ import pytest
 
 from gymsdk import Environment, Task
 from gymsdk.errors import BadRow, UnknownSplit, UsageError
-from gymsdk.gym.deck import Deck
+from gymsdk.gym.sampler import Deck
 
 KINDS = """
 class Kind(Task):
@@ -163,7 +163,7 @@ def test_a_finite_split_is_drawn_from_to_its_end(environment: Callable[..., Envi
 def test_an_endless_split_that_is_always_the_same_is_drawn_from_within_a_bound_that_is_told(
     environment: Callable[..., Environment], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gymsdk.gym.deck.MOST", 10)
+    monkeypatch.setattr("gymsdk.gym.sampler.MOST", 10)
     deck = Deck(
         environment(LONG.replace('range(12_000 if split == "train" else 5)', "__import__('itertools').count()"))
     )
@@ -176,7 +176,7 @@ def test_an_endless_split_that_is_always_the_same_is_drawn_from_within_a_bound_t
 def test_an_id_that_is_sought_in_an_endless_split_is_sought_within_a_bound_that_is_told(
     kinds: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymsdk.gym.deck.SOUGHT", 10)
+    monkeypatch.setattr("gymsdk.gym.sampler.SOUGHT", 10)
     assert asked(Deck(kinds).named("row-9")) == "train 0 9"
     with pytest.raises(BadRow, match="no task with the id 'row-10' among its first 10;"):
         Deck(kinds).named("row-10")
@@ -186,7 +186,7 @@ def test_an_id_that_is_sought_in_an_endless_split_is_sought_within_a_bound_that_
 def test_a_number_beyond_what_is_searched_of_a_split_that_may_be_endless_is_told_at_once(
     kinds: Environment, monkeypatch: pytest.MonkeyPatch, task: int | str
 ) -> None:
-    monkeypatch.setattr("gymsdk.gym.deck.SOUGHT", 10)
+    monkeypatch.setattr("gymsdk.gym.sampler.SOUGHT", 10)
     assert asked(Deck(kinds).named(9)) == "train 0 9"
     with pytest.raises(BadRow, match=r"by its number among its first 10, and 10+ is beyond; take a lower one"):
         Deck(kinds).named(task)
@@ -213,7 +213,7 @@ def test_an_id_may_have_any_number_of_digits(kinds: Environment) -> None:
 
 
 def test_all_given_rows_are_searched(kinds: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gymsdk.gym.deck.MOST", 2)
+    monkeypatch.setattr("gymsdk.gym.sampler.MOST", 2)
     deck = Deck(kinds, given=[ROW | {"uuid": f"mine-{number}"} for number in range(4)])
     assert deck.named(3)[1] == deck.named("mine-3")[1] == "(tasks):0:3"
     with pytest.raises(BadRow, match="4 is beyond"):

@@ -18,7 +18,7 @@ from gymnasium.utils.env_checker import check_env
 
 from gymsdk import Environment, UsageError, load
 from gymsdk.errors import BadConfig, BadRow, BrokenEnvironment, UnknownEnvironment, UnknownSplit
-from gymsdk.gym import Env
+from gymsdk.gym.env import Env
 
 from .conftest import call
 

@@ -22,7 +22,8 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 from gymsdk import Environment, UsageError
-from gymsdk.gym import Env, loop
+from gymsdk.gym import loop
+from gymsdk.gym.env import Env
 
 from .conftest import HOST, call
 
@@ -168,7 +169,7 @@ def test_a_close_that_blocks_a_thread_runs_at_exit_too(hosted: Callable[..., str
 
 def test_a_close_that_hangs_does_not_keep_the_interpreter(hosted: Callable[..., str]) -> None:
     source = HOST.replace('log.append("closed")', "await asyncio.sleep(3600)")
-    code, out, error = told("import gymsdk.environment\ngymsdk.environment.CLOSING = 0.1\n" + hosted(source))
+    code, out, error = told("import gymsdk.environment\ngymsdk.environment.CLOSE_SECONDS = 0.1\n" + hosted(source))
     assert (code, out) == (0, "entered\nopened\nleft\n")
     assert "did not answer by its deadline" in error
 

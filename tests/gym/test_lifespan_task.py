@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from gymsdk import Environment, Verdict, hookimpl
-from gymsdk.gym import Env, VectorEnv
+from gymsdk.gym.env import Env
+from gymsdk.gym.vector import VectorEnv
 
 
 class Client:

@@ -11,17 +11,19 @@ import gymnasium
 import pytest
 from episodes.told import Notebook, Paying
 
-from gymsdk import Environment, Failed, Task, UsageError, load, model, play, wire
+from gymsdk import Environment, Failed, Task, UsageError, load, model, play, responses
+from gymsdk.episode import Budget
 from gymsdk.errors import UnknownEnvironment
-from gymsdk.gym import Env, Policy, VectorEnv, rollout
-from gymsdk.gym.turn import Turn
-from gymsdk.servers.policy import app, serve
-from gymsdk.sitting import Budget
+from gymsdk.gym.actions import Turn
+from gymsdk.gym.env import Env
+from gymsdk.gym.policy import Policy, rollout
+from gymsdk.gym.vector import VectorEnv
+from gymsdk.testing.endpoint import app, serve
 
 NAMES = ("math", "multineedle", "tool_call")
 TASKS = [Task.ask(f"Note {number}.", number=number) for number in range(3)]
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
-EXACT = [wire.reasoning("hm", id="rs_x"), wire.message("done", id="msg_x") | TOKENS]
+EXACT = [responses.build_reasoning("hm", id="rs_x"), responses.build_message("done", id="msg_x") | TOKENS]
 
 
 class Keeps:
@@ -37,14 +39,17 @@ class Keeps:
         said = self.turns[min(len(self.asked), len(self.turns)) - 1]
         if isinstance(said, Exception):
             raise said
-        return wire.response(deepcopy(said), model="keeps", usage=wire.usage(3, 4), request=request) | self.response
+        return (
+            responses.build_response(deepcopy(said), model="keeps", usage=responses.build_usage(3, 4), request=request)
+            | self.response
+        )
 
 
 class Deaf:
     """Was written without knowing of episodes."""
 
     async def respond(self, request):
-        return wire.response([], model="deaf")
+        return responses.build_response([], model="deaf")
 
 
 class Parrot:
@@ -63,11 +68,11 @@ class Parrot:
         said = request["input"][-1]["content"]
         if said == self.breaks_at:
             raise Failed("out of words", kind="model_gone")
-        return wire.response([wire.message(said)], model="parrot")
+        return responses.build_response([responses.build_message(said)], model="parrot")
 
 
 def call(what, number=0):
-    return [wire.function_call("note", {"what": what}, f"c{number}", id=f"fc_{number}")]
+    return [responses.build_function_call("note", {"what": what}, f"c{number}", id=f"fc_{number}")]
 
 
 def noting(plugin=None, **options):
@@ -162,7 +167,7 @@ def {hook}({asks}):
 async def test_an_environment_that_breaks_fails_the_rollout_as_in_play(environment, hook, asks, raised):
     verify = "" if hook == "verify" else "\n@hookimpl\ndef verify():\n    return Verdict(reward=1)\n"
     broken = environment(BROKEN.format(hook=hook, asks=asks, raised=raised) + verify)
-    player = Keeps([wire.message("x", id="msg_1")])
+    player = Keeps([responses.build_message("x", id="msg_1")])
     found = rollout(Env(broken), player, seed=1)
     assert found.failure.stage == hook
     assert len(player.asked) == (hook != "reset")
@@ -171,7 +176,7 @@ async def test_an_environment_that_breaks_fails_the_rollout_as_in_play(environme
 
 async def test_rewards_paid_on_the_way_count_as_in_play():
     def player():
-        return Keeps(call("a", 1), call("b", 2), [wire.message("stop", id="msg_1")])
+        return Keeps(call("a", 1), call("b", 2), [responses.build_message("stop", id="msg_1")])
 
     found = rollout(noting(Paying()), player(), seed=1)
     assert found.reward == 4.5
@@ -180,7 +185,7 @@ async def test_rewards_paid_on_the_way_count_as_in_play():
 
 async def test_a_model_is_asked_what_play_asks_it():
     row = {"responses_create_params": {"input": "Hi", "temperature": 0.5, "tool_choice": "auto", "max_tool_calls": 9}}
-    turns = call("a", 1), call("b", 2), [wire.message("stop", id="msg_1")]
+    turns = call("a", 1), call("b", 2), [responses.build_message("stop", id="msg_1")]
     mine, plays = Keeps(*turns), Keeps(*turns)
     sampling = {"temperature": 0.25}
     env = noting(Paying())
@@ -212,7 +217,7 @@ def test_an_action_is_the_models_own_items():
 
 
 def test_a_conversation_begins_anew_with_a_reset():
-    player = Keeps(call("a", 1), [wire.message("done")])
+    player = Keeps(call("a", 1), [responses.build_message("done")])
     env = noting()
     policy = Policy(player, env)
     for number in (0, 2):
@@ -226,7 +231,7 @@ def test_a_wrapper_of_observations_is_heard():
         return [*observation, {"role": "user", "content": "Be brief."}]
 
     env = gymnasium.wrappers.TransformObservation(noting(), reminded, None)
-    player = Keeps([wire.message("done")])
+    player = Keeps([responses.build_message("done")])
     assert rollout(env, player).outcome == "scored"
     assert [item["content"] for item in player.asked[0]["input"]][1:] == ["Be brief."]
 
@@ -235,7 +240,7 @@ def test_examples_in_a_prompt_are_the_environments_words_and_have_no_id():
     row = {
         "responses_create_params": {"input": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}
     }
-    player = Keeps([wire.message("done")])
+    player = Keeps([responses.build_message("done")])
     rollout(noting(), player, options={"task": row})
     assert [("id" in item, item["role"]) for item in player.asked[0]["input"]] == [
         (False, "user"),
@@ -244,7 +249,7 @@ def test_examples_in_a_prompt_are_the_environments_words_and_have_no_id():
 
 
 def test_a_model_that_fails_is_told_and_may_be_asked_again():
-    player = Keeps(call("a", 1), Failed("busy", kind="model_unreachable"), [wire.message("done")])
+    player = Keeps(call("a", 1), Failed("busy", kind="model_unreachable"), [responses.build_message("done")])
     env = noting()
     policy = Policy(player)
     seen, *_, info = env.step(policy(*env.reset(seed=1)))
@@ -376,7 +381,7 @@ def test_a_turn_is_the_same_after_a_pickle_and_a_copy():
     for again in (pickle.loads(pickle.dumps(failed)), deepcopy(failed), failed.copied()):
         assert isinstance(again, Turn)
         assert again.failure.kind == "model_gone"
-    whole = Turn(wire.response(EXACT, model="x", status="incomplete"))
+    whole = Turn(responses.build_response(EXACT, model="x", status="incomplete"))
     for again in (pickle.loads(pickle.dumps(whole)), deepcopy(whole), whole.copied()):
         assert (list(again), again.response["status"]) == (EXACT, "incomplete")
 

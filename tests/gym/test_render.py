@@ -8,8 +8,9 @@ from types import ModuleType
 import pytest
 
 from gymsdk import Environment
-from gymsdk.gym import Env, VectorEnv
+from gymsdk.gym.env import Env
 from gymsdk.gym.render import Screen
+from gymsdk.gym.vector import VectorEnv
 from gymsdk.types import Episode, Task
 
 from .conftest import call

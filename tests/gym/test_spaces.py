@@ -19,8 +19,7 @@ from gymnasium.vector.utils import (
 
 import gymsdk.gym.env  # noqa: F401  # whoever has an `Env` has it batched
 from gymsdk.errors import UsageError
-from gymsdk.gym.codecs import codec
-from gymsdk.gym.codecs.chat import Chat
+from gymsdk.gym.codecs import Chat, codec
 from gymsdk.gym.spaces import Messages, Prose, Tokens, Turns
 
 SPACES = [Prose(), Messages(), Turns(), Tokens(256), Tokens()]

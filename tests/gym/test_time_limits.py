@@ -13,8 +13,11 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
 from gymsdk import Environment, ToolCall, Verdict, hookimpl
 from gymsdk.errors import UsageError
-from gymsdk.gym import Env, Policy, VectorEnv, register, rollout
-from gymsdk.models.scripted import Scripted
+from gymsdk.gym.env import Env
+from gymsdk.gym.policy import Policy, rollout
+from gymsdk.gym.registration import register
+from gymsdk.gym.vector import VectorEnv
+from gymsdk.models.scripted import ScriptedModel
 
 ROWS = [{"responses_create_params": {"input": "note"}}]
 
@@ -127,7 +130,7 @@ def test_a_limit_of_a_vector_that_makes_no_sense_is_refused(steps: Any) -> None:
         VectorEnv(Environment("notes", Notes()), tasks=ROWS, max_episode_steps=steps)
 
 
-def test_a_rollout_under_a_time_limit_is_judged(env: Env, policy: Callable[..., Scripted]) -> None:
+def test_a_rollout_under_a_time_limit_is_judged(env: Env, policy: Callable[..., ScriptedModel]) -> None:
     played = rollout(TimeLimit(env, 2), policy(NOTE))
     assert (played.outcome, played.ended, played.reward) == ("scored", "turns", 2.0)
 

@@ -11,9 +11,9 @@ import pytest
 
 from gymsdk import Environment
 from gymsdk.errors import UsageError
-from gymsdk.gym import Env, VectorEnv
-from gymsdk.gym.infos import info_of
-from gymsdk.tokens.bytes import Bytes
+from gymsdk.gym.env import Env
+from gymsdk.gym.vector import VectorEnv, info_of
+from gymsdk.tokens.tokenizer import ByteTokenizer
 
 LOOKS = """
 PICTURE = {"type": "input_image", "image_url": "data:,"}
@@ -52,7 +52,7 @@ def looks(environment: Callable[..., Environment]) -> Environment:
 
 
 def said(codec: str, text: str) -> Any:
-    return text if codec == "text" else Bytes().encode(text)
+    return text if codec == "text" else ByteTokenizer().encode(text)
 
 
 @pytest.mark.parametrize("codec", ["text", "tokens"])
@@ -100,7 +100,7 @@ def test_a_reset_in_the_same_step_loses_no_reward(looks: Environment) -> None:
     vector.close()
 
 
-class Strict(Bytes):
+class Strict(ByteTokenizer):
     """Its template wants a user first."""
 
     def apply_chat_template(self, messages, /, *, tools=None, add_generation_prompt=False):
@@ -130,11 +130,15 @@ def test_a_silent_environment_leaves_the_turns_apart(looks: Environment, codec: 
     env = Env(looks, tasks=[WORDS], codec=codec)
     sequence, _ = env.reset(seed=0)
     for text in ("one<|im_end|>", "two", "stop"):
-        action = text if codec == "text" else [*Bytes().encode(text.removesuffix("<|im_end|>")), 258][: len(text) + 1]
+        action = (
+            text
+            if codec == "text"
+            else [*ByteTokenizer().encode(text.removesuffix("<|im_end|>")), 258][: len(text) + 1]
+        )
         seen, _, terminated, _, _ = env.step(action)
         sequence = sequence + action + seen
     assert terminated
-    whole = sequence if codec == "text" else Bytes().decode(sequence)
+    whole = sequence if codec == "text" else ByteTokenizer().decode(sequence)
     assert whole.partition("</tool_call><|im_end|>\n")[2] == (
         "<|im_start|>user\nLook around.<|im_end|>\n"
         "<|im_start|>assistant\none<|im_end|>\n"

@@ -16,8 +16,7 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics, V
 
 from gymsdk import Environment, UsageError
 from gymsdk.gym.env import Env
-from gymsdk.gym.infos import info_of
-from gymsdk.gym.vector import VectorEnv
+from gymsdk.gym.vector import VectorEnv, info_of
 
 COUNT = """
 import os, signal, threading

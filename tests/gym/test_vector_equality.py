@@ -16,8 +16,7 @@ from pydantic import Field
 
 from gymsdk import Environment, Message, Reset, State, Step, Task, ToolCall, Unscorable, Verdict, hookimpl
 from gymsdk.gym.env import Env
-from gymsdk.gym.infos import info_of
-from gymsdk.gym.vector import VectorEnv
+from gymsdk.gym.vector import VectorEnv, info_of
 
 SEATS = 3
 

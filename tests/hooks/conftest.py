@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import (
-    Environment,
-)
+from gymsdk import Environment
 
 from .told import Recorder
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from gymsdk import (
-    Claims,
-    Environment,
-    hookimpl,
-)
+from gymsdk import Claims, Environment, hookimpl
 
 from .told import Judge, Question
 

@@ -8,12 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gymsdk import (
-    BrokenEnvironment,
-    Environment,
-    UsageError,
-    hookimpl,
-)
+from gymsdk import BrokenEnvironment, Environment, UsageError, hookimpl
 
 from .told import Judge, Question
 

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import (
-    Environment,
-    Failed,
-    Rollout,
-    hookimpl,
-)
+from gymsdk import Environment, Failed, Rollout, hookimpl
 
 from .told import Judge
 

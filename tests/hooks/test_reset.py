@@ -7,15 +7,7 @@ from typing import Any
 
 import pytest
 
-from gymsdk import (
-    Environment,
-    Failed,
-    Message,
-    Reset,
-    State,
-    Task,
-    hookimpl,
-)
+from gymsdk import Environment, Failed, Message, Reset, State, Task, hookimpl
 from gymsdk.errors import BadRow
 
 from .told import Count, Judge, Question, Settings, Tooled

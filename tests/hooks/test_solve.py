@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import (
-    Environment,
-    Failed,
-    Message,
-    ToolCall,
-    hookimpl,
-)
+from gymsdk import Environment, Failed, Message, ToolCall, hookimpl
 
 from .told import Judge
 

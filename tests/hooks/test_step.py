@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import (
-    Environment,
-    Failed,
-    Message,
-    Step,
-    ToolCall,
-    hookimpl,
-)
+from gymsdk import Environment, Failed, Message, Step, ToolCall, hookimpl
 
 from .told import Count, Judge, Question, Tooled
 

@@ -6,12 +6,7 @@ from typing import Literal
 
 import pytest
 
-from gymsdk import (
-    BrokenEnvironment,
-    Environment,
-    Task,
-    hookimpl,
-)
+from gymsdk import BrokenEnvironment, Environment, Task, hookimpl
 from gymsdk.errors import BadRow, UnknownSplit
 
 from .told import Judge, Settings

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import (
-    BrokenEnvironment,
-    Environment,
-    hookimpl,
-)
+from gymsdk import BrokenEnvironment, Environment, hookimpl
 
 from .told import Judge, Settings, Tooled, go, stop
 

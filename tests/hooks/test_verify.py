@@ -5,20 +5,11 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gymsdk import (
-    BudgetSpent,
-    Environment,
-    Failed,
-    Unscorable,
-    Verdict,
-    WorkerLost,
-    hookimpl,
-    wire,
-)
+from gymsdk import BudgetSpent, Environment, Failed, Unscorable, Verdict, WorkerLost, hookimpl, responses
 
 from .told import Question, Settings
 
-SAID = wire.message("42")
+SAID = responses.build_message("42")
 
 
 async def test_verify_is_given_the_state_and_the_transcript(recorded, recorder):

@@ -7,15 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gymsdk import (
-    Config,
-    Reset,
-    State,
-    Step,
-    Task,
-    Verdict,
-    hookimpl,
-)
+from gymsdk import Config, Reset, State, Step, Task, Verdict, hookimpl
 
 
 class Question(Task):

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from gymsdk import http
 from gymsdk.errors import Failed
+from gymsdk.http import client
 from gymsdk.models.registry import model
-from gymsdk.servers.policy import serve
-from gymsdk.transcript import Item
+from gymsdk.testing.endpoint import serve
+from gymsdk.types import Item
 
 MiB = 2**20
 LIMIT = MiB
@@ -26,7 +26,7 @@ LOG_PROBS = [-0.123456] * 65_536
 TOKENS = {"generation_token_ids": IDS, "generation_log_probs": LOG_PROBS, "prompt_token_ids": IDS}
 MESSAGE = {"type": "message", "role": "assistant", "id": "m", "content": [{"type": "output_text", "text": "hi"}]}
 ANSWER: Item = {"id": "r", "object": "response", "status": "completed", "model": "m", "output": [MESSAGE | TOKENS]}
-BODY = http.written(ANSWER)
+BODY = client.encode_body(ANSWER)
 
 
 @asynccontextmanager

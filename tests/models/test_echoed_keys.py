@@ -10,10 +10,11 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from gymsdk import discretion, http, model, responses
+from gymsdk import credentials, model, responses
 from gymsdk.errors import Failed
-from gymsdk.servers.policy import serve
-from gymsdk.wire import Api
+from gymsdk.http import client
+from gymsdk.responses import Api
+from gymsdk.testing.endpoint import serve
 
 KEY = "sk-very-secret"
 
@@ -21,7 +22,7 @@ KEY = "sk-very-secret"
 @pytest.mark.parametrize("secret", ["sk-plain", "sk/with/slashes", """sk'"both\\quotes""", "sk-späce "])
 @pytest.mark.parametrize("written", [str, repr, json.dumps, lambda text: json.dumps(text).replace("/", "\\/")])
 def test_a_key_is_blotted_out_however_it_is_written(secret: str, written: Callable[[str], str]) -> None:
-    with pytest.raises(Failed) as caught, discretion.discreet(SecretStr(secret)):
+    with pytest.raises(Failed) as caught, credentials.redact_failures(SecretStr(secret)):
         raise Failed(f"wrong key {written(secret)}", kind="model_refused")
     assert "***" in str(caught.value)
     assert "sk" not in str(caught.value)
@@ -37,12 +38,12 @@ def test_a_key_is_blotted_out_however_it_is_written(secret: str, written: Callab
     ],
 )
 def test_a_short_key_is_blotted_out_as_a_word_and_not_as_a_part_of_others(said: str, kept: str) -> None:
-    assert discretion.blotted(said, [SecretStr("any")]) == kept
+    assert credentials.redact(said, [SecretStr("any")]) == kept
 
 
 def test_a_message_is_cut_only_after_its_key_is_blotted_out() -> None:
-    for before in range(discretion.LONGEST - 20, discretion.LONGEST):
-        with pytest.raises(Failed) as caught, discretion.discreet(SecretStr(KEY)):
+    for before in range(credentials.MAX_MESSAGE_CHARS - 20, credentials.MAX_MESSAGE_CHARS):
+        with pytest.raises(Failed) as caught, credentials.redact_failures(SecretStr(KEY)):
             raise Failed("x" * before + KEY, kind="model_refused")
         assert "sk" not in str(caught.value)
 
@@ -62,7 +63,7 @@ async def test_no_failure_repeats_the_key_a_server_echoes(provider: str, status:
     async def echo(request: web.Request) -> web.StreamResponse:
         keys.append(request.headers["Authorization"])
         form, padding = divmod(next(turns), 3)
-        padding = (0, http.EXCERPT - 60, discretion.LONGEST - 120)[padding]
+        padding = (0, client.MAX_EXCERPT_CHARS - 60, credentials.MAX_MESSAGE_CHARS - 120)[padding]
         return web.json_response(echoed(keys[-1], padding)[form], status=status)
 
     application = web.Application()
@@ -71,6 +72,6 @@ async def test_no_failure_repeats_the_key_a_server_echoes(provider: str, status:
         policy = model(f"{provider}/m", base_url=url, api_key=KEY, api=api, retries=0)
         for _ in range(3 * len(echoed("", 0))):
             with pytest.raises(Failed) as caught:
-                await responses.asked(policy, {"input": "hi"}, episode=None)
+                await responses.query_model(policy, {"input": "hi"}, episode=None)
             assert "sk-" not in f"{caught.value}{caught.value!r}"
     assert set(keys) == {f"Bearer {KEY}"}

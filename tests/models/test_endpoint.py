@@ -11,14 +11,15 @@ from itertools import chain, repeat
 import pytest
 from aiohttp import web
 
-from gymsdk import model, wire
+from gymsdk import model
+from gymsdk import responses as wire
 from gymsdk.errors import Failed
-from gymsdk.servers.policy import SOUND, Faults, app, serve
-from gymsdk.transcript import Item
-from gymsdk.types import Episode, Model
-from gymsdk.wire import Api
+from gymsdk.responses import Api
+from gymsdk.testing.endpoint import app, serve
+from gymsdk.testing.faults import SOUND, Faults
+from gymsdk.types import Episode, Item, Model
 
-CALL = wire.function_call("add", '{"a":1}', "c1")
+CALL = wire.build_function_call("add", '{"a":1}', "c1")
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
 QUICK = {"wait": 0.001}
 KEY = "sk-very-secret"
@@ -30,12 +31,12 @@ class Replies:
     """Answers with the same items every time; remembers what it was asked."""
 
     def __init__(self, *output: Item) -> None:
-        self.output = list(output) or [wire.message("hello")]
+        self.output = list(output) or [wire.build_message("hello")]
         self.asked: list[Item] = []
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         self.asked.append(request)
-        return wire.response(self.output, model="replies", usage=wire.usage(3, 4), request=request)
+        return wire.build_response(self.output, model="replies", usage=wire.build_usage(3, 4), request=request)
 
 
 @asynccontextmanager
@@ -73,9 +74,9 @@ def types(response: Item) -> list[str]:
 @BOTH
 @PROVIDERS
 async def test_an_answer_is_a_whole_response(provider: str, api: Api) -> None:
-    async with reaching(Replies(wire.message("hello")), f"{provider}/stub", api=api) as policy:
+    async with reaching(Replies(wire.build_message("hello")), f"{provider}/stub", api=api) as policy:
         response = await policy.respond({"input": "hi", "tools": [TOOL], "temperature": 0.5})
-    assert response.keys() >= wire.response([], model="").keys()
+    assert response.keys() >= wire.build_response([], model="").keys()
     assert (response["model"], response["status"], response["temperature"]) == ("stub", "completed", 0.5)
     assert (response["usage"]["input_tokens"], response["usage"]["total_tokens"]) == (3, 7)
     assert response["output"][0]["content"][0]["text"] == "hello"
@@ -83,8 +84,10 @@ async def test_an_answer_is_a_whole_response(provider: str, api: Api) -> None:
 
 @BOTH
 async def test_thoughts_text_and_parallel_calls_arrive_as_items(api: Api) -> None:
-    other = wire.function_call("add", '{"a":2}', "c2")
-    async with reaching(Replies(wire.reasoning("hmm"), wire.message("I add."), CALL, other), api=api) as policy:
+    other = wire.build_function_call("add", '{"a":2}', "c2")
+    async with reaching(
+        Replies(wire.build_reasoning("hmm"), wire.build_message("I add."), CALL, other), api=api
+    ) as policy:
         response = await policy.respond({"input": "hi", "tools": [TOOL]})
     assert types(response) == ["reasoning", "message", "function_call", "function_call"]
     assert [(item["call_id"], item["arguments"]) for item in response["output"][2:]] == [
@@ -95,8 +98,8 @@ async def test_thoughts_text_and_parallel_calls_arrive_as_items(api: Api) -> Non
 
 @BOTH
 async def test_a_whole_conversation_reaches_the_policy(api: Api) -> None:
-    answer = wire.function_call_output("c1", "3")
-    said = [{"role": "user", "content": "hi"}, wire.reasoning("hmm"), wire.message("I add."), CALL, answer]
+    answer = wire.build_function_call_output("c1", "3")
+    said = [{"role": "user", "content": "hi"}, wire.build_reasoning("hmm"), wire.build_message("I add."), CALL, answer]
     replies = Replies()
     async with reaching(replies, api=api) as policy:
         await policy.respond({"input": said, "tools": [TOOL]})
@@ -272,7 +275,7 @@ async def test_parameters_of_vllms_own_ride_in_the_metadata() -> None:
 async def test_thoughts_go_back_as_the_option_says() -> None:
     async with answering((200, completion({"content": "x"}))) as (url, bodies):
         policy = model("endpoint/m", base_url=url, thoughts="tags")
-        await policy.respond({"input": [wire.reasoning("hmm"), wire.message("4")]})
+        await policy.respond({"input": [wire.build_reasoning("hmm"), wire.build_message("4")]})
     assert bodies[0]["messages"] == [{"role": "assistant", "content": "<think>\nhmm\n</think>\n\n4"}]
 
 

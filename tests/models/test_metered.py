@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gymsdk import Failed, usage, wire
-from gymsdk.models.metered import Metered
+from gymsdk import Failed, responses, types
+from gymsdk.models.registry import MeteredModel
 from gymsdk.models.scripted import build
 
 
@@ -23,7 +23,7 @@ class Slow:
             await asyncio.sleep(0.01)
         finally:
             self.waiting -= 1
-        return wire.response([], model="slow")
+        return responses.build_response([], model="slow")
 
 
 async def test_a_call_is_bounded_in_time():
@@ -32,20 +32,20 @@ async def test_a_call_is_bounded_in_time():
             await asyncio.Event().wait()
 
     with pytest.raises(Failed, match=r"the judge model did not answer within 0\.05 s") as caught:
-        await Metered(Never(), role="judge", seconds=0.05).respond({})
+        await MeteredModel(Never(), role="judge", seconds=0.05).respond({})
     assert (caught.value.kind, caught.value.retryable) == ("model_timeout", True)
 
 
 async def test_calls_at_once_are_bounded_and_none_is_refused():
     slow = Slow()
-    metered = Metered(slow, role="judge", at_once=3)
+    metered = MeteredModel(slow, role="judge", at_once=3)
     answers = await asyncio.gather(*(metered.respond({}) for _ in range(10)))
     assert len(answers) == 10
     assert slow.most == 3
 
 
 def test_one_model_may_be_asked_in_one_loop_after_another():
-    metered = Metered(Slow(), role="judge", at_once=1)
+    metered = MeteredModel(Slow(), role="judge", at_once=1)
 
     async def twice():
         await asyncio.gather(metered.respond({}), metered.respond({}))
@@ -56,14 +56,14 @@ def test_one_model_may_be_asked_in_one_loop_after_another():
 
 async def test_a_failure_of_the_model_is_told_as_the_models():
     with pytest.raises(Failed) as caught:
-        await Metered(build("oracle"), role="judge").respond({})
+        await MeteredModel(build("oracle"), role="judge").respond({})
     assert caught.value.kind == "model_no_episode"
 
 
 async def test_a_call_that_fails_frees_its_place_and_is_not_counted():
-    metered = Metered(build("oracle"), role="judge", at_once=1)
-    used: usage.Ledger = {}
-    with usage.counted(used):
+    metered = MeteredModel(build("oracle"), role="judge", at_once=1)
+    used: types.UsageByRole = {}
+    with types.collect_usage(used):
         for _ in range(3):
             with pytest.raises(Failed):
                 await metered.respond({})

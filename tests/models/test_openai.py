@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gymsdk import model, wire
+from gymsdk import model, responses
 from gymsdk.errors import BadModelOption, Failed
-from gymsdk.servers.policy import SOUND, Faults, app, serve
-from gymsdk.transcript import Item
-from gymsdk.types import Episode, Model
-from gymsdk.wire import Api
+from gymsdk.responses import Api
+from gymsdk.testing.endpoint import app, serve
+from gymsdk.testing.faults import SOUND, Faults
+from gymsdk.types import Episode, Item, Model
 
 KEY = "sk-very-secret"
 BOTH = pytest.mark.parametrize("api", ["chat", "responses"])
@@ -39,8 +39,12 @@ class Replies:
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         self.asked.append(request)
-        output = [wire.reasoning("hmm"), wire.message("hello"), wire.function_call("add", "{}", "c1")]
-        return wire.response(output, model="replies", usage=wire.usage(3, 4), request=request)
+        output = [
+            responses.build_reasoning("hmm"),
+            responses.build_message("hello"),
+            responses.build_function_call("add", "{}", "c1"),
+        ]
+        return responses.build_response(output, model="replies", usage=responses.build_usage(3, 4), request=request)
 
 
 @asynccontextmanager
@@ -67,7 +71,7 @@ async def refusing(status: int, message: str) -> AsyncIterator[tuple[str, list[s
 async def test_an_answer_is_a_whole_response(api: Api) -> None:
     async with hosted(api=api) as policy:
         response = await policy.respond({"input": "hi", "temperature": 0.5})
-    assert response.keys() >= wire.response([], model="").keys()
+    assert response.keys() >= responses.build_response([], model="").keys()
     assert [item["type"] for item in response["output"]] == ["reasoning", "message", "function_call"]
     assert (response["model"], response["usage"]["total_tokens"]) == ("gpt-5", 7)
 
@@ -82,7 +86,7 @@ async def test_a_hosted_model_is_asked_in_responses_by_default() -> None:
 async def test_a_chat_model_is_spared_earlier_thoughts() -> None:
     replies = Replies()
     async with hosted(replies, api="chat") as policy:
-        await policy.respond({"input": [wire.reasoning("hmm"), wire.message("4")]})
+        await policy.respond({"input": [responses.build_reasoning("hmm"), responses.build_message("4")]})
     assert [item["type"] for item in replies.asked[0]["input"]] == ["message"]
 
 

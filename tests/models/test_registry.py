@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import gymsdk
+from gymsdk.environment import build_config
 from gymsdk.errors import BadModelOption, UnknownModel, UsageError
-from gymsdk.plugins.configured import configured
-from gymsdk.servers.policy import app, serve
-from gymsdk.settings import VARIABLES
+from gymsdk.models.endpoint import Endpoint
+from gymsdk.models.options import ENVIRONMENT_VARIABLES
+from gymsdk.testing.endpoint import app, serve
 from gymsdk.types import Model
-from gymsdk.upstream import Endpoint
 
 URL = "http://127.0.0.1:1/v1"
 
@@ -22,7 +22,7 @@ URL = "http://127.0.0.1:1/v1"
 @pytest.fixture(autouse=True)
 def _nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for variable in [*VARIABLES.values(), "OPENAI_API_KEY", "OPENAI_BASE_URL"]:
+    for variable in [*ENVIRONMENT_VARIABLES.values(), "OPENAI_API_KEY", "OPENAI_BASE_URL"]:
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -148,7 +148,7 @@ async def test_a_judge_may_have_a_server_of_its_own(tmp_path: Path) -> None:
 
     (tmp_path / "env.yaml").write_text(f"policy_base_url: {URL}")
     async with serve(app(gymsdk.model("scripted/echo"))) as url:
-        config = configured("judged", Judged, {"judge": f"vllm/Qwen@{url}"})
+        config = build_config("judged", Judged, {"judge": f"vllm/Qwen@{url}"})
         assert isinstance(config, Judged)
         assert config.judge
         assert (await config.judge.respond({"input": "hi"}))["status"] == "completed"

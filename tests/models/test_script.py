@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import gymsdk
-from gymsdk import wire
+from gymsdk import responses
 from gymsdk.errors import BadModelOption, UnknownModel
 from gymsdk.models.scripted import build
-from gymsdk.transcript import Item
+from gymsdk.types import Item
 
 LINES = """
 {"reasoning": "I need the sum", "calls": [{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": "{a"}]}
@@ -51,7 +51,7 @@ async def test_the_last_line_is_said_again_and_again(script: Path) -> None:
 
 async def test_a_line_with_a_word_to_wait_for_goes_first(script: Path) -> None:
     _, call, *_ = turn = await said(script, USER)
-    [told] = await said(script, USER, *turn, wire.function_call_output(call["call_id"], '{"error": "no"}'))
+    [told] = await said(script, USER, *turn, responses.build_function_call_output(call["call_id"], '{"error": "no"}'))
     assert told["content"][0]["text"] == "I give up"
 
 

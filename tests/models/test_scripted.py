@@ -7,26 +7,13 @@ from typing import Literal
 
 import pytest
 
-from gymsdk import (
-    Environment,
-    Failed,
-    Message,
-    Reset,
-    State,
-    Step,
-    Task,
-    ToolCall,
-    Verdict,
-    hookimpl,
-    play,
-    rows,
-    wire,
-)
+from gymsdk import Environment, Failed, Message, Reset, State, Step, Task, ToolCall, Verdict, hookimpl, jsonl, play
+from gymsdk import responses as wire
 from gymsdk.errors import BadModelOption, UnknownModel
+from gymsdk.models.options import ModelOptions
 from gymsdk.models.scripted import build
-from gymsdk.rollouts import lines
-from gymsdk.settings import ModelOptions
-from gymsdk.tools import tool
+from gymsdk.rollouts import folder
+from gymsdk.tools import build_tool
 
 
 class Total(State):
@@ -162,7 +149,7 @@ def pick(colour: Literal["red", "green"], sizes: list[int], whole: bool, weight:
 
 
 async def test_random_arguments_are_of_the_shape_the_schema_describes():
-    picking, policy = tool(pick), build("random")
+    picking, policy = build_tool(pick), build("random")
     responses = [await policy.respond({"input": str(seed), "tools": [picking.schema]}) for seed in range(60)]
     calls = [item["arguments"] for each in responses for item in each["output"] if item["type"] == "function_call"]
     read = [picking.parse_arguments(arguments) for arguments in calls]
@@ -216,7 +203,7 @@ async def recorded(adding, tmp_path):
         for repeat in range(3)
     ]
     path = tmp_path / "rollouts.jsonl"
-    path.write_bytes(b"".join(rows.line(lines.scored(each, (index, repeat))) for index, repeat, each in rollouts))
+    path.write_bytes(b"".join(jsonl.dump_row(folder.scored(each, (index, repeat))) for index, repeat, each in rollouts))
     return path, rollouts
 
 
@@ -274,9 +261,9 @@ def test_replay_of_what_is_no_rollouts_file_is_refused(tmp_path, text, message):
 
 async def test_a_replay_is_found_by_what_is_said_however_it_is_written(tmp_path):
     opening = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
-    line = {"responses_create_params": {"input": opening}, "response": {"output": [wire.message("Hi.")]}}
+    line = {"responses_create_params": {"input": opening}, "response": {"output": [wire.build_message("Hi.")]}}
     path = tmp_path / "rollouts.jsonl"
-    path.write_bytes(rows.line(line))
+    path.write_bytes(jsonl.dump_row(line))
     asked = [
         {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "Be brief."}]},
         {"type": "message", "role": "user", "content": "Hello?"},

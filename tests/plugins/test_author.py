@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from gymsdk import Environment, Failed, Reset, Step, Verdict, deadlines, hookimpl, play, usage, wire
-from gymsdk.deadlines import Deadline, from_now
-from gymsdk.plugins.author import Author, stage
-from gymsdk.sitting import Budget
-from gymsdk.workers.threads import Threads
+from gymsdk import Environment, Failed, Reset, Step, Verdict, deadlines, hookimpl, play, responses, types
+from gymsdk.deadlines import Deadline, get_loop_time_after
+from gymsdk.episode import Budget
+from gymsdk.plugins.calls import HookRunner, run_stage
+from gymsdk.threads import ThreadPool
 
 SECONDS = 1.0
 """A deadline that hits what hangs, and nothing that does not."""
@@ -193,7 +193,7 @@ async def test_a_plain_hook_does_not_run_on_the_loop(policy, task, caplog):
 @pytest.mark.parametrize("sync", [True, False])
 async def test_tokens_noted_in_a_hook_are_the_episodes(policy, task, sync):
     def noted():
-        usage.note("judge", {"usage": wire.usage(3, 1)})
+        types.record_usage("judge", {"usage": responses.build_usage(3, 1)})
         return Verdict(reward=1.0)
 
     async def noted_later():
@@ -205,28 +205,28 @@ async def test_tokens_noted_in_a_hook_are_the_episodes(policy, task, sync):
 
 
 async def test_an_error_is_told_with_the_stage_it_came_in():
-    author = Author("one")
+    author = HookRunner("one")
 
     async def fail():
         raise Failed("down", kind="sandbox")
 
     with pytest.raises(Failed) as caught:
-        async with stage("step", Deadline(from_now(1))):
+        async with run_stage("step", Deadline(get_loop_time_after(1))):
             await author.run("tool 'dig'", fail, {})
     assert caught.value.stage == "step"
 
 
 async def test_code_without_a_deadline_of_its_episode_still_has_one():
-    assert deadlines.current().get_remaining_seconds() == pytest.approx(deadlines.LONGEST, abs=60)
+    assert deadlines.get_deadline().get_remaining_seconds() == pytest.approx(deadlines.DEFAULT_STAGE_SECONDS, abs=60)
 
 
 async def test_the_wait_for_a_thread_counts_towards_the_deadline(task):
     release = threading.Event()
-    author = Author("crowded")
-    author.threads = Threads(1)
+    author = HookRunner("crowded")
+    author.threads = ThreadPool(1)
 
     async def asked(seconds):
-        async with stage("step", Deadline(from_now(seconds))):
+        async with run_stage("step", Deadline(get_loop_time_after(seconds))):
             return await author.run("hook 'step'", release.wait, {})
 
     first = asyncio.ensure_future(asked(60))
@@ -245,8 +245,8 @@ async def test_what_is_stopped_before_it_began_is_not_warned_of(late, recwarn):
     def gives():
         return answers()
 
-    author = Author("made")
-    with deadlines.until(Deadline(from_now(-1.0 if late else 60.0))):
+    author = HookRunner("made")
+    with deadlines.apply_deadline(Deadline(get_loop_time_after(-1.0 if late else 60.0))):
         for function in (answers, gives) if late else (answers,):
             asked = asyncio.ensure_future(author.run("hook 'verify'", function, {}))
             await asyncio.sleep(0)
@@ -283,4 +283,4 @@ async def test_what_is_no_exception_fails_the_episode_without_its_arguments_in_t
 
 class Silent:
     async def respond(self, request, *, episode=None):
-        return wire.response([], model="silent")
+        return responses.build_response([], model="silent")

@@ -7,11 +7,11 @@ import re
 import pytest
 from pydantic import Field, field_validator, model_validator
 
-from gymsdk import Config, Environment, Model, Verdict, hookimpl, play, wire
+from gymsdk import Config, Environment, Model, Verdict, hookimpl, play, responses
+from gymsdk.environment import build_config
 from gymsdk.errors import BadConfig, UnknownModel
-from gymsdk.models.metered import Metered
+from gymsdk.models.registry import MeteredModel
 from gymsdk.models.scripted import build
-from gymsdk.plugins.configured import configured
 
 
 class Settings(Config):
@@ -33,12 +33,12 @@ class Judged(Config):
 
 
 def test_settings_have_defaults_and_are_validated():
-    assert configured("math", Settings, {"level": "3"}) == Settings(level=3)
+    assert build_config("math", Settings, {"level": "3"}) == Settings(level=3)
 
 
 def test_settings_do_not_change():
     with pytest.raises(ValueError, match="frozen"):
-        configured("math", Settings, {}).level = 3
+        build_config("math", Settings, {}).level = 3
 
 
 class Ranged(Config):
@@ -67,7 +67,7 @@ class Ranged(Config):
 )
 def test_a_wrong_setting_is_named_with_what_to_do(kind, given, message):
     with pytest.raises(BadConfig, match=re.escape(message)):
-        configured("math", kind, given)
+        build_config("math", kind, given)
 
 
 def test_a_required_setting_that_is_no_model_is_shown_as_a_value():
@@ -75,12 +75,12 @@ def test_a_required_setting_that_is_no_model_is_shown_as_a_value():
         level: int
 
     with pytest.raises(BadConfig, match="setting 'level' is required; give it with --set level=VALUE"):
-        configured("math", Needs, {})
+        build_config("math", Needs, {})
 
 
 def test_a_model_is_resolved_by_its_name_and_metered():
-    config = configured("math", Judged, {"user": "scripted/echo", "judge": build("null")})
-    assert isinstance(config.user, Metered)
+    config = build_config("math", Judged, {"user": "scripted/echo", "judge": build("null")})
+    assert isinstance(config.user, MeteredModel)
     assert repr(config.user) == "user=scripted/echo"
     assert repr(config.judge) == "judge=scripted/null"
 
@@ -90,14 +90,14 @@ def test_a_model_that_is_the_default_is_resolved_too():
         judge: Model = "scripted/echo"
         other: Model = Field(default_factory=lambda: build("null"))
 
-    config = configured("math", Defaulted, {})
+    config = build_config("math", Defaulted, {})
     assert (repr(config.judge), repr(config.other)) == ("judge=scripted/echo", "other=scripted/null")
-    assert configured("math", Judged, {"user": "scripted/echo"}).judge is None
+    assert build_config("math", Judged, {"user": "scripted/echo"}).judge is None
 
 
 def test_an_unknown_model_is_refused_at_load():
     with pytest.raises(UnknownModel, match="no scripted policy named 'ehco'; did you mean 'echo'"):
-        configured("math", Judged, {"user": "scripted/ehco"})
+        build_config("math", Judged, {"user": "scripted/ehco"})
 
 
 class Asks:
@@ -135,7 +135,9 @@ async def asked(answer, hook, policy, task):
 
 @pytest.mark.parametrize("hook", ["step", "verify"])
 async def test_the_tokens_of_a_model_are_counted_by_its_role(policy, task, hook):
-    rollout = await asked(wire.response([], model="m", usage=wire.usage(7, 2)), hook, policy, task)
+    rollout = await asked(
+        responses.build_response([], model="m", usage=responses.build_usage(7, 2)), hook, policy, task
+    )
     assert rollout.usage["user"].total_tokens == 9
     assert rollout.usage["policy"].calls == 1
     assert rollout.response["usage"]["total_tokens"] == rollout.usage["policy"].total_tokens

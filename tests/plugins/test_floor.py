@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from gymsdk import Claims, Environment, Message, State, Step, Task, ToolCall, Verdict, hookimpl
 from gymsdk.errors import BadRow, Failed, UnknownSplit
-from gymsdk.plugins.floor import Floor
+from gymsdk.plugins.stack import DefaultPlugin
 
 Over = Callable[[object], Environment]
 """Gives the environment of a plugin, over the floor that is tried."""
@@ -157,7 +157,7 @@ def test_tasks_of_a_package_without_files_are_none(over: Over):
 
 
 def test_every_answer_of_the_floor_is_a_hook_with_a_test():
-    hooks = {name for name, value in vars(Floor).items() if hasattr(value, "gymsdk_impl")}
+    hooks = {name for name, value in vars(DefaultPlugin).items() if hasattr(value, "gymsdk_impl")}
     tested = {
         name.split("_")[1] for name, value in globals().items() if inspect.isfunction(value) and name[:5] == "test_"
     }

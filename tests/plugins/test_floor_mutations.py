@@ -8,42 +8,46 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gymsdk import Environment, Message, environment
-from gymsdk.plugins.floor import Floor
-from gymsdk.plugins.hookspecs import hookimpl
+from gymsdk.plugins.hooks import hookimpl
+from gymsdk.plugins.stack import DefaultPlugin
 
 from . import test_floor
 
-ANSWERS = [name for name, value in vars(Floor).items() if hasattr(value, "gymsdk_impl")]
+ANSWERS = [name for name, value in vars(DefaultPlugin).items() if hasattr(value, "gymsdk_impl")]
 
 
-def without(hook: str) -> type[Floor]:
+def without(hook: str) -> type[DefaultPlugin]:
     """A floor that does not answer *hook*."""
-    return type("Without", (Floor,), {hook: None})
+    return type("Without", (DefaultPlugin,), {hook: None})
 
 
-class NoReply(Floor):
+class NoReply(DefaultPlugin):
     """A floor that leaves replies unanswered."""
 
     @hookimpl
     async def step(self, task, state, action, config, shared):
-        return None if isinstance(action, Message) else await Floor.step(self, task, state, action, config, shared)
+        return (
+            None if isinstance(action, Message) else await DefaultPlugin.step(self, task, state, action, config, shared)
+        )
 
 
-class NoTool(Floor):
+class NoTool(DefaultPlugin):
     """A floor that leaves calls unanswered."""
 
     @hookimpl
     async def step(self, task, state, action, config, shared):
-        return await Floor.step(self, task, state, action, config, shared) if isinstance(action, Message) else None
+        return (
+            await DefaultPlugin.step(self, task, state, action, config, shared) if isinstance(action, Message) else None
+        )
 
 
-class Unchecked(Floor):
+class Unchecked(DefaultPlugin):
     """A floor that runs a tool with whatever arguments come."""
 
     @hookimpl
     async def step(self, task, state, action, config, shared):
         if isinstance(action, Message):
-            return await Floor.step(self, task, state, action, config, shared)
+            return await DefaultPlugin.step(self, task, state, action, config, shared)
         asked = {"state": state} if "state" in self.toolbox[action.name].host_parameters else {}
         return test_floor.Step(output=str(self.toolbox[action.name].function(**action.parsed(), **asked)))
 

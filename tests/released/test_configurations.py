@@ -15,9 +15,17 @@ from typing import Any
 import pytest
 import yaml
 
-from gymsdk import configuration, installed
-from gymsdk.cli import fitting
-from gymsdk.configuration.kinds import AGENTS, ENVIRONMENTS, IMPLEMENTATIONS, KINDS, MODELS, RESOURCES, THEIRS
+from gymsdk import config, installed
+from gymsdk.config.model import (
+    AGENTS,
+    ENVIRONMENT_ALIASES,
+    ENVIRONMENTS,
+    IMPLEMENTATIONS,
+    MODELS,
+    RESOURCES,
+    SERVER_KINDS,
+)
+from gymsdk.deploy import validate
 from gymsdk.errors import GymsdkError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -71,13 +79,13 @@ def joined(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def servers(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield kind and implementation of every server in *given*."""
     for block in given.values():
-        for kind in KINDS:
+        for kind in SERVER_KINDS:
             if isinstance(block, dict) and isinstance(block.get(kind), dict):
                 yield from ((kind, each) for each in block[kind] if each != "_delete_key")
 
 
 def have(kind: str, implementation: str) -> bool:
-    known = {*THEIRS, *installed()} if kind == RESOURCES else set(IMPLEMENTATIONS[kind])
+    known = {*ENVIRONMENT_ALIASES, *installed()} if kind == RESOURCES else set(IMPLEMENTATIONS[kind])
     return implementation in known
 
 
@@ -118,7 +126,7 @@ def complaints(path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> list[
     extra.write_text(yaml.safe_dump({**needs, **own}))
     files = [str(path.relative_to(root)), "supplied.yaml"]
     try:
-        fitting.check(configuration.read(files if "policy_model" in given else [POLICY, *files], folder=root))
+        validate.check(config.load_config(files if "policy_model" in given else [POLICY, *files], folder=root))
     except GymsdkError as error:
         return str(error).splitlines()
     return []

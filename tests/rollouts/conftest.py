@@ -17,9 +17,9 @@ import yaml
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from gymsdk import wire
+from gymsdk import responses
 from gymsdk.rollouts.folder import Standing
-from gymsdk.rollouts.tries import Played
+from gymsdk.rollouts.retry import Played
 
 
 class Ear:
@@ -63,8 +63,8 @@ Answered = Callable[[dict[str, Any], int], Any]
 
 def echoed(row: dict[str, Any], _number: int) -> dict[str, Any]:
     """Play *row* by saying `4`: what NeMo Gym's simple agent answers, its verifier's fields flat."""
-    reply = wire.message("4", id="msg_0")
-    response = wire.response([reply], model="theirs", usage=wire.usage(7, 3), id="resp_0")
+    reply = responses.build_message("4", id="msg_0")
+    response = responses.build_response([reply], model="theirs", usage=responses.build_usage(7, 3), id="resp_0")
     right = row.get("answer") == 4
     kept = {key: row[key] for key in ("responses_create_params", "answer") if key in row}
     return {**kept, "response": response, "reward": float(right), "extracted_answer": "4"}

@@ -7,18 +7,15 @@ from typing import Any
 
 import pytest
 
-from gymsdk import Environment, Failed, load, wire
+from gymsdk import Environment, Failed, load, responses
 from gymsdk.errors import ModelLost
-from gymsdk.models.scripted import Scripted
-from gymsdk.outcome import Failure, Rollout
-from gymsdk.rollouts.collect import Play, collect, complete, keep
+from gymsdk.models.scripted import ScriptedModel
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, jobs, stamped
-from gymsdk.rollouts.patience import NONE_YET, STREAK, Patience
-from gymsdk.rollouts.sources import from_splits
-from gymsdk.rollouts.tries import LONGEST, Played, settled
-from gymsdk.transcript import Item
-from gymsdk.types import Episode
+from gymsdk.rollouts.retry import LONGEST, NONE_YET, STREAK, Patience, Played, settled
+from gymsdk.rollouts.run import Play, collect, complete, keep
+from gymsdk.rollouts.tasks import from_splits
+from gymsdk.types import Episode, Failure, Item, Rollout
 
 FLAKY = """
 @hookimpl
@@ -59,7 +56,7 @@ def folder(sums: Mapping[str, Environment], tmp_path: Path) -> Iterator[RunFolde
         yield folder
 
 
-def _failing(times: int, error: Exception) -> Scripted:
+def _failing(times: int, error: Exception) -> ScriptedModel:
     """A model that fails its first *times* calls with *error*, and then says `4`."""
     calls = 0
 
@@ -68,20 +65,20 @@ def _failing(times: int, error: Exception) -> Scripted:
         calls += 1
         if calls <= times:
             raise error
-        return [wire.message("4")]
+        return [responses.build_message("4")]
 
-    return Scripted("failing", choose)
+    return ScriptedModel("failing", choose)
 
 
-def _paid() -> Scripted:
+def _paid() -> ScriptedModel:
     """A model whose every answer has 5 tokens."""
 
-    class Paid(Scripted):
+    class Paid(ScriptedModel):
         async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
             return {**await super().respond(request, episode=episode), "usage": {"output_tokens": 5}}
 
     async def choose(_request: Item, _episode: Episode | None) -> list[Item]:
-        return [wire.message("4")]
+        return [responses.build_message("4")]
 
     return Paid("paid", choose)
 
@@ -174,7 +171,7 @@ async def test_the_tokens_of_every_try_are_counted(folder: RunFolder, environmen
 async def test_a_try_waits_as_long_as_the_server_asks(
     sums: Mapping[str, Environment], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymsdk.rollouts.tries.PAUSE", 0.0)
+    monkeypatch.setattr("gymsdk.rollouts.retry.PAUSE", 0.0)
     loop = asyncio.get_running_loop()
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=0.2)
     begun = loop.time()

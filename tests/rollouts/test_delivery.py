@@ -13,15 +13,16 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from gymsdk import ServerClient, launch
-from gymsdk.client import Unknown
+from gymsdk import ServerClient
+from gymsdk.client import UnknownServer
+from gymsdk.deploy import process
+from gymsdk.episode import Budget
 from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
-from gymsdk.http import Retry
-from gymsdk.rollouts.delivery import Delivery
+from gymsdk.http.client import Retry
 from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.plan import Plan
+from gymsdk.rollouts.remote import Delivery
 from gymsdk.rollouts.run import Pace, Run, carry_out
-from gymsdk.sitting import Budget
 from gymsdk.types import Row
 from rollouts.conftest import Ear, Theirs, echoed, lines_of, listening, told_by
 
@@ -56,7 +57,7 @@ def _is_missing(out: Path) -> bool:
 async def test_what_servers_play_is_what_is_played_here(tmp_path: Path, model: str) -> None:
     plan = {"limit": 4, "repeats": 2, "seed": 3, "sampling": {"temperature": 0.5}}
     figures = [await _run(tmp_path / "here", environments=ALL, model=model, **plan)]
-    async with launch.serving(ALL, settings=ALL, model=model) as running:
+    async with process.serving(ALL, settings=ALL, model=model) as running:
         figures.append(await _run(tmp_path / "there", environments=ALL, head=running.head_url, **plan))
         rows = {"tasks": tmp_path / "here" / "inputs.jsonl", "seed": 3}
         figures.append(await _run(tmp_path / "rows", head=running.head_url, **rows))
@@ -71,7 +72,7 @@ async def test_what_servers_play_is_what_is_played_here(tmp_path: Path, model: s
 
 async def test_failures_of_our_servers_keep_their_stage_and_kind(out: Path, tmp_path: Path, tasks: Tasks) -> None:
     settings = {"sums": {"breaks": [4]}}
-    async with launch.serving(["sums"], settings=settings, model="scripted/null") as running:
+    async with process.serving(["sums"], settings=settings, model="scripted/null") as running:
         await _run(out, head=running.head_url, tasks=tasks())
     await _run(tmp_path / "here", environments=settings, model="scripted/null", tasks=tasks())
     there, here = (lines_of(folder / "failures.jsonl")[0] for folder in (out, tmp_path / "here"))
@@ -83,7 +84,7 @@ async def test_failures_of_our_servers_keep_their_stage_and_kind(out: Path, tmp_
 
 async def test_a_row_that_does_not_fit_their_environment_is_a_failure_that_stays(out: Path, tasks: Tasks) -> None:
     row = {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sums_simple_agent"}}
-    async with launch.serving(["sums"]) as running:
+    async with process.serving(["sums"]) as running:
         await _run(out, head=running.head_url, tasks=tasks(row))
     (line,) = lines_of(out / "failures.jsonl")
     assert (line["_ng_failure_class"], line["_ng_failure_terminal"]) == ("bad_row", True)
@@ -309,9 +310,9 @@ async def test_a_row_for_an_agent_the_head_does_not_know_is_told_before_anything
 ) -> None:
     row = {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sumz_simple_agent"}}
     async with Theirs().serving() as theirs:
-        with pytest.raises(Unknown, match=r"tasks.jsonl:1: .* knows no agent 'sumz_simple_agent'; did you mean"):
+        with pytest.raises(UnknownServer, match=r"tasks.jsonl:1: .* knows no agent 'sumz_simple_agent'; did you mean"):
             await _run(out, head=theirs.head, tasks=tasks(row))
-        with pytest.raises(Unknown, match="knows no agent 'math_simple_agent'"):
+        with pytest.raises(UnknownServer, match="knows no agent 'math_simple_agent'"):
             await _run(out, head=theirs.head, environments={"math": {}}, limit=1)
     assert _is_missing(out)
 

@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymsdk.metrics import Scored, aggregate
-from gymsdk.rollouts.difficulty import Bin, bands, histogram, interval, pass_intervals, zero_variance
+from gymsdk.metrics import ScoredRollout, aggregate
+from gymsdk.rollouts.profile import Bin, bands, histogram, interval, pass_intervals, zero_variance
 
 
-def rollouts(tasks: list[list[float]]) -> list[Scored]:
-    return [Scored(task, repeat, reward) for task, rewards in enumerate(tasks) for repeat, reward in enumerate(rewards)]
+def rollouts(tasks: list[list[float]]) -> list[ScoredRollout]:
+    return [
+        ScoredRollout(task, repeat, reward)
+        for task, rewards in enumerate(tasks)
+        for repeat, reward in enumerate(rewards)
+    ]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))

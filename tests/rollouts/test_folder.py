@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gymsdk.errors import BadOutput, GymsdkError
-from gymsdk.rollouts import torn
+from gymsdk.rollouts import folder as torn
 from gymsdk.rollouts.folder import FILES, RunFolder
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from gymsdk import load
+from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
-from gymsdk.rollouts.origin import host, occasion
-from gymsdk.rollouts.plan import Plan, differences, fingerprint, settings
-from gymsdk.sitting import Budget
+from gymsdk.rollouts.plan import Plan, differences, fingerprint, host, occasion, settings
 
 PLAN = Plan(environments={"sums": {}}, model="scripted/oracle")
 

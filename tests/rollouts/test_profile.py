@@ -86,7 +86,7 @@ def test_the_verdict_is_plain(groups: Groups, failed: int, verdict: str) -> None
 @pytest.mark.parametrize("groups", [[], [[1.0]], [[0.0, 1.0] * 4] * 3, [[-5.0, 40.0]], [[0.5]] * 40, [[0.0] * 30]])
 def test_every_profile_can_be_drawn(tmp_path: Path, groups: Groups) -> None:
     pytest.importorskip("matplotlib")
-    from gymsdk.rollouts.plot import draw
+    from gymsdk.rollouts.profile import draw
 
     draw(_profile(groups), tmp_path / "profile.png")
     assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")

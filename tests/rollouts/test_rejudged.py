@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from fastapi.responses import JSONResponse
 
-from gymsdk import launch
+from gymsdk.deploy import process
 from gymsdk.errors import BadConfig, BadRow, UsageError
-from gymsdk.rollouts import cases
+from gymsdk.rollouts import reverify
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.rejudged import Judge, Rejudged, elsewhere, here, rejudged, sessionless
+from gymsdk.rollouts.remote import served
+from gymsdk.rollouts.reverify import Judge, Rejudged, elsewhere, here, rejudged, sessionless
 from gymsdk.rollouts.run import Run, carry_out
-from gymsdk.rollouts.served import served
 from rollouts.conftest import Ear, Theirs, echoed, lines_of
 
 TALLY = """
@@ -85,13 +85,13 @@ def _installed(installed: Callable[..., Path]) -> None:
 
 @asynccontextmanager
 async def _here(path: Path, **settings: Any) -> AsyncIterator[Judge]:
-    run = cases.Run(path)
+    run = reverify.Run(path)
     async with here(run, dict.fromkeys(run.names(), settings)) as judge:
         yield judge
 
 
 async def _again(path: Path, judge: Judge) -> list[Rejudged]:
-    return [each async for each in rejudged(cases.Run(path).cases(), judge, at_once=3)]
+    return [each async for each in rejudged(reverify.Run(path).cases(), judge, at_once=3)]
 
 
 async def _played(folder: Path, *, model: str = "scripted/oracle:0.5", **settings: Any) -> Path:
@@ -114,9 +114,9 @@ async def test_a_state_is_rebuilt_and_every_line_comes_out_as_it_was(played: Pat
 
 
 async def test_servers_judge_as_is_judged_here(played: Path) -> None:
-    async with launch.serving(["tally"]) as running:
+    async with process.serving(["tally"]) as running:
         servers = await served(running.head_url)
-        assert await sessionless(servers, cases.Run(played), force=False) == []
+        assert await sessionless(servers, reverify.Run(played), force=False) == []
         found = await _again(played, elsewhere(servers))
     assert [each.line() for each in found] == lines_of(played / "rollouts.jsonl")
 
@@ -186,7 +186,7 @@ async def test_a_line_that_is_no_rollout_is_told_and_one_without_a_response_kept
     assert (found.kind, found.reason) == ("bad_row", "there is no response to judge")
     path.write_text('{"reward": 1.0}\n')
     with pytest.raises(BadRow, match=r"odd.jsonl:1: this is no rollout"):
-        cases.Run(path).names()
+        reverify.Run(path).names()
 
 
 async def test_a_server_that_needs_its_session_is_asked_by_force_only(tmp_path: Path) -> None:
@@ -196,10 +196,10 @@ async def test_a_server_that_needs_its_session_is_asked_by_force_only(tmp_path: 
     async with Theirs().serving() as theirs:
         servers = await served(theirs.head)
         with pytest.raises(UsageError, match=r"'sums' does not say that it judges without a session: .* with --force"):
-            await sessionless(servers, cases.Run(path), force=False)
-        assert await sessionless(servers, cases.Run(path), force=True) == ["sums"]
+            await sessionless(servers, reverify.Run(path), force=False)
+        assert await sessionless(servers, reverify.Run(path), force=True) == ["sums"]
         theirs.mode = "stateless"
-        assert await sessionless(servers, cases.Run(path), force=False) == []
+        assert await sessionless(servers, reverify.Run(path), force=False) == []
         (found,) = await _again(path, elsewhere(servers))
     assert (found.case.task, found.case.reward, found.changed) == (7, 0.0, True)
     line = found.line()

@@ -9,9 +9,9 @@ import pytest
 
 from gymsdk import Environment, ServerClient
 from gymsdk.errors import BadRow, UnknownSplit
-from gymsdk.rollouts.rejudged import has_judges
-from gymsdk.rollouts.served import Served
-from gymsdk.rollouts.sources import SAMPLE, default_split, from_file, from_splits, has_agents, wanted
+from gymsdk.rollouts.remote import Served
+from gymsdk.rollouts.reverify import has_judges
+from gymsdk.rollouts.tasks import SAMPLE, default_split, from_file, from_splits, has_agents, wanted
 
 GOOD = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "extra": {"kept": [1]}}
 

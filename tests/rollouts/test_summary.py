@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gymsdk import Environment, Rollout, Verdict, hookimpl
-from gymsdk.cli.table import table
+from gymsdk.cli.progress import format_metrics_table
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.summary import Stored, summaries
-from gymsdk.servers.sessions.aggregates import aggregated
+from gymsdk.servers.aggregates import aggregate_rows
 
 SEEN = """
 class Own(Verdict):
@@ -122,7 +122,7 @@ def test_prompts_that_were_too_long_are_counted(folder: RunFolder, made: Environ
     folder.keep(_line(0, 1, 0.0, response={"output": [], "incomplete_details": {"reason": "max_output_tokens"}}))
     found = _summary(folder, made)
     assert found["prompts_too_long"] == 1
-    assert re.search(r"^prompt too long +1$", table([found]), re.MULTILINE)
+    assert re.search(r"^prompt too long +1$", format_metrics_table([found]), re.MULTILINE)
 
 
 def test_tokens_are_summed_failed_ones_too(summary: dict[str, Any]) -> None:
@@ -182,7 +182,7 @@ def test_a_metrics_hook_does_not_replace_a_figure_of_gymsdks(folder: RunFolder) 
 
 async def test_a_metrics_hook_does_not_replace_a_figure_of_the_servers() -> None:
     rows = [{"reward": 0.25, "_ng_task_index": 0}, {"reward": 0.25, "_ng_task_index": 1}]
-    figured = await aggregated(Environment("made", Claims()), {"verify_responses": rows})
+    figured = await aggregate_rows(Environment("made", Claims()), {"verify_responses": rows})
     for figures in (figured["agent_metrics"], figured["key_metrics"]):
         assert (figures["mean/reward"], figures["own/figure"]) == (0.25, 3.0)
     assert "hook 'metrics' answered 'mean/reward'" in figured["complaint"]

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from gymsdk import Environment
 from gymsdk.servers import resources
-from gymsdk.servers.nodes.members import Members
+from gymsdk.servers.registry import NodeRegistry
 
 COUNTER = """
 class Start(Task):
@@ -157,7 +157,7 @@ def serving(counter: Callable[..., Environment]) -> Serving:
 
     @asynccontextmanager
     async def serve(environment: Environment | None = None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-        async with asked(resources.app(environment or counter(), **options)) as client:
+        async with asked(resources.create_app(environment or counter(), **options)) as client:
             yield client
 
     return serve
@@ -178,5 +178,5 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def members(clock: Clock) -> Members:
-    return Members(lease=10.0, clock=clock)
+def members(clock: Clock) -> NodeRegistry:
+    return NodeRegistry(lease=10.0, clock=clock)

@@ -10,14 +10,13 @@ import httpx
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from gymsdk import wire
+from gymsdk import responses
 from gymsdk.errors import Failed
-from gymsdk.servers.policy import app, serve
-from gymsdk.transcript import Item
-from gymsdk.types import Episode, Model
+from gymsdk.testing.endpoint import app, serve
+from gymsdk.types import Episode, Item, Model
 
-CALLS = (wire.function_call("add", '{"a": 1}', "c1"), wire.function_call("add", '{"a": 2}', "c2"))
-THOUGHT = wire.reasoning("two sums, then")
+CALLS = (responses.build_function_call("add", '{"a": 1}', "c1"), responses.build_function_call("add", '{"a": 2}', "c2"))
+THOUGHT = responses.build_reasoning("two sums, then")
 FLAT = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}, "strict": False}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 HELLO = {"messages": [{"role": "user", "content": "hi"}]}
@@ -27,7 +26,7 @@ class Replies:
     """Answers with the same items every time, or fails; remembers what it was asked."""
 
     def __init__(self, *output: Item, failure: Failed | None = None) -> None:
-        self.output = list(output) or [wire.message("hello")]
+        self.output = list(output) or [responses.build_message("hello")]
         self.failure = failure
         self.asked: list[Item] = []
 
@@ -35,7 +34,9 @@ class Replies:
         self.asked.append(request)
         if self.failure:
             raise self.failure
-        return wire.response(self.output, model="replies", usage=wire.usage(3, 4), request=request)
+        return responses.build_response(
+            self.output, model="replies", usage=responses.build_usage(3, 4), request=request
+        )
 
 
 @asynccontextmanager

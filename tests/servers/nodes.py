@@ -17,18 +17,19 @@ from typing import Any
 
 import httpx
 
-from gymsdk import Environment, http
+from gymsdk import Environment
+from gymsdk.deploy.node import Node, loads
+from gymsdk.deploy.runner import Strand
+from gymsdk.http import client
+from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import head, resources
-from gymsdk.servers.door.listener import Listener, bound
-from gymsdk.servers.door.routing import App
-from gymsdk.servers.nodes.forwarding import Peers
-from gymsdk.servers.nodes.instances import Instances, asking
-from gymsdk.servers.nodes.members import Members
-from gymsdk.servers.nodes.node import Node, loads
-from gymsdk.servers.nodes.reports import LEASE
-from gymsdk.servers.nodes.service import Service
-from gymsdk.servers.nodes.strand import Strand
-from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.forwarding import Peers
+from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
+from gymsdk.servers.listener import Listener, bind_socket
+from gymsdk.servers.registry import NodeRegistry
+from gymsdk.servers.reports import LEASE_SECONDS
+from gymsdk.servers.routing import App
+from gymsdk.servers.service import Service
 
 LOOK = 0.05
 SCRIPT = """
@@ -48,7 +49,7 @@ asyncio.run(main(*sys.argv[1:]))
 @asynccontextmanager
 async def listening(app: App, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
     """The port at which *app* is served on *host*."""
-    at = bound(host, port)
+    at = bind_socket(host, port)
     strand = Strand("a server", Listener(app, at, grace=0.1, host=host).run)
     await strand.up(20)
     try:
@@ -59,10 +60,10 @@ async def listening(app: App, host: str = "127.0.0.1", port: int = 0) -> AsyncIt
 
 @asynccontextmanager
 async def heading(
-    *services: Service, host: str = "127.0.0.1", port: int = 0, lease: float = LEASE
+    *services: Service, host: str = "127.0.0.1", port: int = 0, lease: float = LEASE_SECONDS
 ) -> AsyncIterator[str]:
     """The address of a head."""
-    app = head.app(services, host=host, port=port, members=Members(services, lease=lease))
+    app = head.create_app(services, host=host, port=port, members=NodeRegistry(services, lease=lease))
     async with listening(app, host, port) as at:
         yield f"http://{host}:{at}"
 
@@ -85,12 +86,12 @@ class Instance:
     environment: Environment
     head_url: str
     host: str = "127.0.0.1"
-    lease: float = LEASE
+    lease: float = LEASE_SECONDS
     options: dict[str, Any] = field(default_factory=dict)
     url: str = ""
     id: str = ""
     node: Node = field(init=False)
-    figures: Figures = field(default_factory=lambda: Figures("one"))
+    figures: ServerMetrics = field(default_factory=lambda: ServerMetrics("one"))
     server: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @asynccontextmanager
@@ -98,9 +99,11 @@ class Instance:
         name = self.environment.name
         service = Service(name=name, kind="resources_servers", implementation=name, host=self.host)
         self.id = service.id
-        url = partial(Instances(asking(self.head_url), fresh=LOOK).find_url, name=name, kind="resources_servers")
+        url = partial(
+            InstanceDirectory(nodes_fetcher(self.head_url), fresh=LOOK).find_url, name=name, kind="resources_servers"
+        )
         peers = Peers(self.id, url)
-        app = resources.app(self.environment, figures=self.figures, peers=peers, **self.options)
+        app = resources.create_app(self.environment, figures=self.figures, peers=peers, **self.options)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.server)
             port = await self.server.enter_async_context(listening(app, self.host))
@@ -164,7 +167,7 @@ async def process(name: str, head_url: str, *, lease: float) -> AsyncIterator[tu
 
 async def told(head_url: str) -> dict[str, Any]:
     """What the head says of its nodes."""
-    answer: dict[str, Any] = (await http.get(f"{head_url}/nodes")).json()
+    answer: dict[str, Any] = (await client.get(f"{head_url}/nodes")).json()
     return answer
 
 

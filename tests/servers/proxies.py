@@ -14,11 +14,10 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
-from gymsdk import model, wire
+from gymsdk import model, testing
+from gymsdk import responses as wire
 from gymsdk.servers import model as server
-from gymsdk.servers import policy
-from gymsdk.transcript import Item
-from gymsdk.types import Episode, Model
+from gymsdk.types import Episode, Item, Model
 
 from .reached import listening
 
@@ -68,9 +67,9 @@ class Told:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         """Answer *request*."""
         self.asked.append(request)
-        status: wire.Status = "incomplete" if self.reason else "completed"
-        used = wire.usage(3, 4, cached_tokens=1, reasoning_tokens=2)
-        return wire.response(
+        status: wire.ResponseStatus = "incomplete" if self.reason else "completed"
+        used = wire.build_usage(3, 4, cached_tokens=1, reasoning_tokens=2)
+        return wire.build_response(
             [dict(each) for each in self.output],
             model=self.name,
             usage=used,
@@ -107,10 +106,10 @@ async def rigged(upstreams: Sequence[str] = UPSTREAMS, **options: Any) -> AsyncI
     """Proxies in front of a policy endpoint; *options* are those of the models that ask it."""
     told = Told()
     async with AsyncExitStack() as stack:
-        base = await stack.enter_async_context(policy.serve(policy.app(told, name=NAME)))
+        base = await stack.enter_async_context(testing.serve(testing.app(told, name=NAME)))
         rig = Rig(told, base, {}, {}, {})
         for each in upstreams:
-            url = await stack.enter_async_context(listening(server.app(asking(each, base, **options))))
+            url = await stack.enter_async_context(listening(server.create_app(asking(each, base, **options))))
             rig.urls[each] = url
             rig.openai[each], rig.anthropic[each] = await stack.enter_async_context(sdks(url))
         yield rig

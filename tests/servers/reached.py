@@ -11,7 +11,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from gymsdk import http
+from gymsdk.http import client as http
 
 
 @asynccontextmanager

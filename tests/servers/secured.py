@@ -9,17 +9,18 @@ from dataclasses import dataclass
 
 from pydantic import SecretStr
 
-from gymsdk import Environment, http
+from gymsdk import Environment
+from gymsdk.deploy.runner import Fleet, Part, Times
+from gymsdk.http import client
 from gymsdk.models import registry as models
 from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 from gymsdk.servers import model as model_server
-from gymsdk.servers.door.routing import App
-from gymsdk.servers.door.safety import OPEN, Safety
-from gymsdk.servers.nodes.fleet import Fleet, Part, Times
-from gymsdk.servers.nodes.service import Kind, Service
-from gymsdk.servers.wire.remote import Remote
-from gymsdk.types import AGENT
+from gymsdk.servers.auth import NO_SECURITY, Security
+from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.servers.routing import App
+from gymsdk.servers.service import Kind, Service
+from gymsdk.types import AGENT_SUFFIX
 
 TOKEN = SecretStr("a-token-of-32-characters-and-more")
 
@@ -34,7 +35,7 @@ class Up:
 
 
 @asynccontextmanager
-async def secured(environment: Environment, safety: Safety = OPEN) -> AsyncIterator[Up]:
+async def secured(environment: Environment, safety: Security = NO_SECURITY) -> AsyncIterator[Up]:
     """All the servers of *environment*, kept as *safety* says, played by who knows nothing."""
     apps: dict[str, App] = {}
     fleet = Fleet(
@@ -51,12 +52,12 @@ async def secured(environment: Environment, safety: Safety = OPEN) -> AsyncItera
         await fleet.up(running)
         yield Up(fleet.head_url, {each.name: each.url for each in fleet.services}, apps)
     finally:
-        await http.aclose()
+        await client.aclose()
         running.cancel()
         await asyncio.wait({running})
 
 
-def _parts(environment: Environment, safety: Safety, apps: dict[str, App]) -> Iterator[Part]:
+def _parts(environment: Environment, safety: Security, apps: dict[str, App]) -> Iterator[Part]:
     name, model = environment.name, models.model("scripted/null")
 
     def kept(called: str, app: App) -> App:
@@ -65,21 +66,24 @@ def _parts(environment: Environment, safety: Safety, apps: dict[str, App]) -> It
 
     def agents(urls: Mapping[str, str]) -> App:
         return kept(
-            name + AGENT, agent.app(environment, model, resources=Remote(urls[name], name, token=safety.token or ""))
+            name + AGENT_SUFFIX,
+            agent.create_app(
+                environment, model, resources=RemoteEnvironment(urls[name], name, token=safety.token or "")
+            ),
         )
 
     yield Part(
         _service(name, "resources_servers", name),
-        lambda _: kept(name, resources.app(environment, with_mcp=True)),
+        lambda _: kept(name, resources.create_app(environment, with_mcp=True)),
     )
-    yield Part(_service(name + AGENT, "responses_api_agents", "simple_agent", name), agents)
+    yield Part(_service(name + AGENT_SUFFIX, "responses_api_agents", "simple_agent", name), agents)
     yield Part(
         _service(name + "_environment_server", "environment_servers", "single_agent_turn"),
-        lambda _: kept(name + "_environment_server", environment_server.app(environment, model)),
+        lambda _: kept(name + "_environment_server", environment_server.create_app(environment, model)),
     )
     yield Part(
         _service("policy_model", "responses_api_models", "gymsdk_model"),
-        lambda _: kept("policy_model", model_server.app(model)),
+        lambda _: kept("policy_model", model_server.create_app(model)),
     )
 
 

@@ -13,13 +13,15 @@ import aiohttp
 import orjson
 import pytest
 
-from gymsdk import Environment, Task, http, wire
-from gymsdk.launch import Options, Running, serving
+from gymsdk import Environment, Task, responses
+from gymsdk.deploy.plan import Options
+from gymsdk.deploy.process import Running, serving
+from gymsdk.http import client as http
 from gymsdk.servers import app as served_app
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
 BODY = orjson.dumps(ROW)
-RESPONSE = wire.response([wire.message("done")], model="m")
+RESPONSE = responses.build_response([responses.build_message("done")], model="m")
 SERVERS = ("counter", "counter_simple_agent", "counter_environment_server", "policy_model")
 
 
@@ -141,7 +143,7 @@ async def test_clients_that_go_away_in_the_middle_leave_nothing_broken(
 async def test_a_body_that_does_not_come_is_not_waited_for(
     running: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served_app, "ARRIVING", 0.1)
+    monkeypatch.setattr(served_app, "BODY_RECEIVE_SECONDS", 0.1)
     async with intact(running, caplog):
         for path in ("/seed_session", "/increment_counter"):
             assert await told(running.urls["counter"], request(path=path, body=b"{", Content_Length="2")) == [408]

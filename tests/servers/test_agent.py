@@ -13,15 +13,15 @@ import httpx
 import pytest
 from fastapi import FastAPI, Response
 
-from gymsdk import Environment, Failed, Model, Task, jars, play, wire
-from gymsdk.http import Retry
-from gymsdk.models.scripted import Scripted
+from gymsdk import Environment, Failed, Model, Task, play, responses
+from gymsdk.episode import Budget
+from gymsdk.http import client as jars
+from gymsdk.http.client import Retry
+from gymsdk.models.scripted import ScriptedModel
 from gymsdk.servers import agent, resources
-from gymsdk.servers.sessions.engagements import Engagements, Opening
-from gymsdk.servers.wire.remote import Remote
-from gymsdk.sitting import Budget
-from gymsdk.transcript import Item
-from gymsdk.types import Episode
+from gymsdk.servers.agent_sessions import AgentSessions, OpenAgentSession
+from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.types import Episode, Item
 
 from .reached import asked, listening
 
@@ -44,7 +44,7 @@ class Slow:
         except asyncio.CancelledError:
             self.given_up += 1
             raise
-        return wire.response([wire.message("done")], model="slow")
+        return responses.build_response([responses.build_message("done")], model="slow")
 
 
 class Broken:
@@ -70,9 +70,11 @@ def counting(counter: Callable[..., Environment]) -> Environment:
     return counter()
 
 
-async def test_a_row_comes_back_as_its_rollouts_line(counting: Environment, policy: Callable[..., Scripted]) -> None:
+async def test_a_row_comes_back_as_its_rollouts_line(
+    counting: Environment, policy: Callable[..., ScriptedModel]
+) -> None:
     row = ROW | {"_ng_task_index": 4, "_ng_rollout_index": 1, "agent_ref": {"name": "counter_simple_agent"}}
-    async with asked(agent.app(counting, policy(ADD, "done"))) as client:
+    async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=row)).json()
     own = {key: value for key, value in row.items() if key != "responses_create_params"}
     assert own.items() <= line.items()
@@ -82,37 +84,37 @@ async def test_a_row_comes_back_as_its_rollouts_line(counting: Environment, poli
 
 
 async def test_a_row_that_is_not_numbered_is_not_given_a_number(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(agent.app(counting, policy("done"))) as client:
+    async with asked(agent.create_app(counting, policy("done"))) as client:
         line = (await client.post("/run", json=ROW)).json()
     assert not [key for key in line if key.startswith("_ng_")]
 
 
 async def test_a_row_says_its_own_seed_repeat_and_budget(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     row = ROW | {"gymsdk": {"seed": 11, "repeat": 2, "budget": {"turns": 1}}}
-    async with asked(agent.app(counting, policy(ADD, "done"))) as client:
+    async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=row)).json()
     assert (line["gymsdk"]["seed"], line["gymsdk"]["turns"], line["gymsdk"]["ended"]) == (11, 1, "turns")
     assert line["responses_create_params"]["input"][-1]["content"] == "seed 11"
 
 
 async def test_a_row_is_given_no_more_than_the_server_gives(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     row = ROW | {"gymsdk": {"budget": {"turns": 9}}}
-    async with asked(agent.app(counting, policy(ADD), budget=Budget(turns=2))) as client:
+    async with asked(agent.create_app(counting, policy(ADD), budget=Budget(turns=2))) as client:
         line = (await client.post("/run", json=row)).json()
     assert (line["gymsdk"]["turns"], line["gymsdk"]["ended"]) == (2, "turns")
 
 
 @pytest.mark.parametrize("row", [{}, {"responses_create_params": {}}, ROW | {"initial_count": "many"}])
 async def test_a_row_that_does_not_fit_is_answered_422_with_a_sentence(
-    counting: Environment, policy: Callable[..., Scripted], row: Item
+    counting: Environment, policy: Callable[..., ScriptedModel], row: Item
 ) -> None:
-    async with asked(agent.app(counting, policy("done"))) as client:
+    async with asked(agent.create_app(counting, policy("done"))) as client:
         answer = await client.post("/run", json=row)
     assert answer.status_code == 422
     assert "does not fit environment 'counter'" in answer.json()["detail"]
@@ -123,7 +125,7 @@ async def test_a_row_that_does_not_fit_is_answered_422_with_a_sentence(
 async def test_a_failure_says_where_it_broke_and_has_no_reward(
     counting: Environment, retryable: bool, status: int, pause: str | None
 ) -> None:
-    async with asked(agent.app(counting, Broken(retryable=retryable))) as client:
+    async with asked(agent.create_app(counting, Broken(retryable=retryable))) as client:
         answer = await client.post("/run", json=ROW)
     told = answer.json()
     assert (answer.status_code, answer.headers.get("retry-after")) == (status, pause)
@@ -132,9 +134,9 @@ async def test_a_failure_says_where_it_broke_and_has_no_reward(
 
 
 async def test_a_judge_that_is_down_is_no_reward(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(agent.app(counter(judge="down"), policy("done"))) as client:
+    async with asked(agent.create_app(counter(judge="down"), policy("done"))) as client:
         answer = await client.post("/run", json=ROW)
     assert (answer.status_code, answer.json()["outcome"], answer.json()["kind"]) == (503, "unscorable", "judge_failed")
 
@@ -145,7 +147,7 @@ async def test_a_judge_that_is_down_is_no_reward(
 )
 async def test_a_rollout_delivered_twice_is_played_once(counting: Environment, path: str, extra: Item) -> None:
     model = Slow()
-    async with asked(agent.app(counting, model)) as client:
+    async with asked(agent.create_app(counting, model)) as client:
         both = [asyncio.ensure_future(client.post(path, json=ROW | extra)) for _ in range(2)]
         await until(lambda: model.begun == 1)
         model.go.set()
@@ -170,7 +172,7 @@ async def test_rows_that_are_not_the_same_delivery_are_played_each(
 ) -> None:
     model = Slow()
     model.go.set()
-    async with asked(agent.app(counting, model)) as client:
+    async with asked(agent.create_app(counting, model)) as client:
         for extra in (one, other):
             assert (await client.post("/run", json=ROW | extra)).status_code == 200
     assert model.begun == 2
@@ -181,7 +183,7 @@ async def test_deliveries_at_once_are_one_rollout_whatever_its_name_and_the_orde
     counting: Environment, name: str
 ) -> None:
     model, row = Slow(), ROW | {"_ng_rollout_id": name}
-    async with asked(agent.app(counting, model)) as client:
+    async with asked(agent.create_app(counting, model)) as client:
         bodies = (row, dict(reversed(row.items())))
         both = [asyncio.ensure_future(client.post("/run", json=each)) for each in bodies]
         await until(lambda: model.begun > 0)
@@ -216,7 +218,7 @@ async def test_a_rollout_nobody_waits_for_is_closed_before_the_environment_is_le
     made: Callable[..., ModuleType],
 ) -> None:
     module, model = made(LASTING, "lasting_env"), Slow()
-    async with asked(agent.app(Environment("lasting", module, {}), model)) as client:
+    async with asked(agent.create_app(Environment("lasting", module, {}), model)) as client:
         asking = asyncio.ensure_future(client.post("/run", json=ROW | {"_ng_rollout_id": "r1"}))
         await until(lambda: model.begun == 1)
         asking.cancel()
@@ -225,10 +227,10 @@ async def test_a_rollout_nobody_waits_for_is_closed_before_the_environment_is_le
 
 
 async def test_a_row_for_another_agent_is_refused_in_a_sentence(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     row = ROW | {"agent_ref": {"name": "math_simple_agent"}}
-    async with asked(agent.app(counting, policy("done"))) as client:
+    async with asked(agent.create_app(counting, policy("done"))) as client:
         answer = await client.post("/run", json=row)
     assert answer.status_code == 422
     assert "'math_simple_agent', and this is 'counter_simple_agent'" in answer.json()["detail"]
@@ -246,23 +248,23 @@ async def verify(task):
 
 
 async def test_a_verdicts_own_word_on_masking_stands(
-    environment: Callable[..., Environment], policy: Callable[..., Scripted]
+    environment: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     masking = environment(MASKING)
-    async with asked(agent.app(masking, policy("done"))) as client:
+    async with asked(agent.create_app(masking, policy("done"))) as client:
         line = (await client.post("/run", json=ROW)).json()
-    async with asked(resources.app(masking)) as client:
+    async with asked(resources.create_app(masking)) as client:
         judged = (await client.post("/verify", json=ROW | {"response": line["response"]})).json()
     for told in (line, judged):
         assert (told["mask_sample"], told["failure_kind"], told["failure_reason"]) == (True, "too_long", None)
-    async with listening(resources.app(masking)) as url:
-        rollout = await play(Remote(url, masking.name), policy("done"), ROW)
+    async with listening(resources.create_app(masking)) as url:
+        rollout = await play(RemoteEnvironment(url, masking.name), policy("done"), ROW)
     assert (rollout.outcome, rollout.reward) == ("scored", 0.5)
 
 
 async def test_a_client_that_goes_away_ends_its_episode(counting: Environment) -> None:
     model = Slow()
-    async with listening(agent.app(counting, model)) as url, aiohttp.ClientSession() as client:
+    async with listening(agent.create_app(counting, model)) as url, aiohttp.ClientSession() as client:
         asking = asyncio.ensure_future(client.post(f"{url}/run", json=ROW))
         await until(lambda: model.begun == 1)
         asking.cancel()
@@ -271,7 +273,7 @@ async def test_a_client_that_goes_away_ends_its_episode(counting: Environment) -
 
 async def test_a_client_that_goes_away_leaves_its_rollout_to_another_that_waits(counting: Environment) -> None:
     model, row = Slow(), ROW | {"_ng_rollout_id": "r1"}
-    async with listening(agent.app(counting, model)) as url, aiohttp.ClientSession() as client:
+    async with listening(agent.create_app(counting, model)) as url, aiohttp.ClientSession() as client:
         first = asyncio.ensure_future(client.post(f"{url}/run", json=row))
         await until(lambda: model.begun == 1)
         second = asyncio.ensure_future(client.post(f"{url}/run", json=row))
@@ -285,7 +287,7 @@ async def test_a_client_that_goes_away_leaves_its_rollout_to_another_that_waits(
 
 async def test_more_episodes_than_there_are_places_for_are_asked_to_come_back(counting: Environment) -> None:
     model = Slow()
-    async with asked(agent.app(counting, model, at_once=1, queue=0)) as client:
+    async with asked(agent.create_app(counting, model, at_once=1, queue=0)) as client:
         first = asyncio.ensure_future(client.post("/run", json=ROW))
         await until(lambda: model.begun == 1)
         turned_away = await client.post("/run", json=ROW)
@@ -295,8 +297,8 @@ async def test_more_episodes_than_there_are_places_for_are_asked_to_come_back(co
     assert (turned_away.status_code, turned_away.headers["retry-after"]) == (503, "5")
 
 
-async def test_figures_over_rows_are_answered(counting: Environment, policy: Callable[..., Scripted]) -> None:
-    async with asked(agent.app(counting, policy(ADD, "done"))) as client:
+async def test_figures_over_rows_are_answered(counting: Environment, policy: Callable[..., ScriptedModel]) -> None:
+    async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=ROW)).json()
         told = (await client.post("/aggregate_metrics", json={"verify_responses": [line]})).json()
     assert told["agent_metrics"]["mean/reward"] == 1.5
@@ -308,9 +310,9 @@ async def seeded(
 ) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
     """A client of an agent that has a resources server, with the cookies of a session there, and its address."""
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(listening(resources.app(environment)))
+        url = await stack.enter_async_context(listening(resources.create_app(environment)))
         client = await stack.enter_async_context(
-            asked(agent.app(environment, model, resources=Remote(url, "counter"), **options))
+            asked(agent.create_app(environment, model, resources=RemoteEnvironment(url, "counter"), **options))
         )
         plain = await stack.enter_async_context(httpx.AsyncClient(base_url=url))
         await plain.post("/seed_session", json=ROW)
@@ -319,7 +321,7 @@ async def seeded(
 
 
 async def test_a_request_is_answered_with_the_tools_of_the_callers_session(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with seeded(counting, policy(ADD, "done")) as (client, _):
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
@@ -330,7 +332,7 @@ async def test_a_request_is_answered_with_the_tools_of_the_callers_session(
 
 
 async def test_the_cookies_of_an_answer_lead_to_the_session_to_be_verified(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with seeded(counting, policy(ADD, "done")) as (client, url):
         answer = await client.post("/ng-rollout/r1/v1/responses", json={"input": "add", "tools": TOOLS})
@@ -348,7 +350,7 @@ async def test_the_cookies_of_an_answer_lead_to_the_session_to_be_verified(
     ],
 )
 async def test_what_is_no_call_of_a_listed_tool_is_answered_and_never_sent(
-    counting: Environment, policy: Callable[..., Scripted], call: tuple[str, Any], told: str
+    counting: Environment, policy: Callable[..., ScriptedModel], call: tuple[str, Any], told: str
 ) -> None:
     async with seeded(counting, policy([call], "done")) as (client, _):
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
@@ -356,14 +358,16 @@ async def test_what_is_no_call_of_a_listed_tool_is_answered_and_never_sent(
 
 
 async def test_an_environment_that_breaks_in_a_tool_is_no_tool_output(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with seeded(counting, policy([("stumble", {})], "done")) as (client, _):
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     assert (answer.status_code, answer.json()["stage"], answer.json()["kind"]) == (503, "step", "tool_raised")
 
 
-async def test_a_session_that_is_lost_is_no_tool_output(counting: Environment, policy: Callable[..., Scripted]) -> None:
+async def test_a_session_that_is_lost_is_no_tool_output(
+    counting: Environment, policy: Callable[..., ScriptedModel]
+) -> None:
     async with seeded(counting, policy(ADD, "done")) as (client, _):
         client.cookies.clear()
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
@@ -371,16 +375,16 @@ async def test_a_session_that_is_lost_is_no_tool_output(counting: Environment, p
 
 
 async def test_a_resources_server_that_is_gone_is_no_tool_output(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
-    gone = Remote("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
-    async with asked(agent.app(counting, policy(ADD, "done"), resources=gone)) as client:
+    gone = RemoteEnvironment("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
+    async with asked(agent.create_app(counting, policy(ADD, "done"), resources=gone)) as client:
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     assert (answer.status_code, answer.json()["kind"]) == (503, "server_unreachable")
 
 
 async def test_usage_is_summed_over_the_turns_and_the_budget_is_the_servers(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with seeded(counting, policy(ADD), budget=Budget(turns=3)) as (client, _):
         response = (await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})).json()
@@ -390,7 +394,7 @@ async def test_usage_is_summed_over_the_turns_and_the_budget_is_the_servers(
 
 @pytest.mark.parametrize("request_body", [{}, {"input": 7}, {"input": [3]}, {"input": "x", "tools": [4]}])
 async def test_a_request_that_is_none_is_answered_422(
-    counting: Environment, policy: Callable[..., Scripted], request_body: Item
+    counting: Environment, policy: Callable[..., ScriptedModel], request_body: Item
 ) -> None:
     async with seeded(counting, policy("done")) as (client, _):
         assert (await client.post("/v1/responses", json=request_body)).status_code == 422
@@ -412,14 +416,14 @@ CLOSING = {"agent_session_id": "agent-session-1", "episode_id": {"rollout_id": "
 
 
 async def test_an_agent_session_calls_tools_where_it_was_told_to(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with (
-        listening(resources.app(counting)) as url,
+        listening(resources.create_app(counting)) as url,
         httpx.AsyncClient(base_url=url) as plain,
-        asked(agent.app(counting, policy(ADD, "done"))) as client,
+        asked(agent.create_app(counting, policy(ADD, "done"))) as client,
     ):
-        jar = jars.read(
+        jar = jars.parse_cookies(
             "; ".join(f"{key}={value}" for key, value in (await plain.post("/seed_session", json=ROW)).cookies.items())
         )
         opened = await client.post("/v1/agent_sessions", json=opening(url, jar))
@@ -434,11 +438,11 @@ async def test_an_agent_session_calls_tools_where_it_was_told_to(
 
 
 async def test_an_agent_session_is_opened_once_and_never_after_its_close(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     body = opening("http://127.0.0.1:9", {})
     other = body | {"episode_id": {"rollout_id": "r2", "attempt": 0}}
-    async with asked(agent.app(counting, policy("done"))) as client:
+    async with asked(agent.create_app(counting, policy("done"))) as client:
         first, same = [await client.post("/v1/agent_sessions", json=body) for _ in range(2)]
         strange = await client.post("/v1/agent_sessions", json=other)
         theirs = await client.post("/v1/agent_sessions/close", json=CLOSING | {"episode_id": other["episode_id"]})
@@ -458,16 +462,16 @@ async def test_an_agent_session_is_opened_once_and_never_after_its_close(
     ],
 )
 async def test_an_agent_session_that_cannot_be_had_is_refused_in_a_sentence(
-    counting: Environment, policy: Callable[..., Scripted], changed: Item
+    counting: Environment, policy: Callable[..., ScriptedModel], changed: Item
 ) -> None:
-    async with asked(agent.app(counting, policy("done"))) as client:
+    async with asked(agent.create_app(counting, policy("done"))) as client:
         answer = await client.post("/v1/agent_sessions", json=opening("http://127.0.0.1:9", {}, **changed))
     assert answer.status_code == 422
     assert answer.json()["detail"]
 
 
 @pytest.mark.parametrize("cookie", ["sid=\u20ac\u20ac; Path=/", "s\u20acd=1"])
-async def test_a_tools_odd_cookie_is_not_carried_on(policy: Callable[..., Scripted], cookie: str) -> None:
+async def test_a_tools_odd_cookie_is_not_carried_on(policy: Callable[..., ScriptedModel], cookie: str) -> None:
     async def tool() -> Response:
         response = Response("done")
         response.raw_headers.append((b"set-cookie", cookie.encode()))
@@ -475,49 +479,52 @@ async def test_a_tools_odd_cookie_is_not_carried_on(policy: Callable[..., Script
 
     theirs = FastAPI()
     theirs.add_api_route("/increment_counter", tool, methods=["POST"])
-    async with listening(theirs) as url, asked(agent.app(Remote(url, "counter"), policy(ADD, "done"))) as client:
+    async with (
+        listening(theirs) as url,
+        asked(agent.create_app(RemoteEnvironment(url, "counter"), policy(ADD, "done"))) as client,
+    ):
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     assert (answer.status_code, answer.json()["output"][1]["output"]) == (200, "done")
 
 
 async def test_an_agent_session_at_an_address_that_is_none_is_a_failure_in_a_sentence(
-    counting: Environment, policy: Callable[..., Scripted]
+    counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(agent.app(counting, policy(ADD, "done"))) as client:
+    async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
         await client.post("/v1/agent_sessions", json=opening(f"http://{'a' * 300}.x", {}))
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     assert (answer.status_code, "is no URL of a server" in answer.json()["detail"]) == (422, True)
 
 
 async def test_agent_sessions_are_forgotten_by_time_alone() -> None:
-    sessions = Engagements(ttl=0.02)
+    sessions = AgentSessions(ttl=0.02)
     async with sessions.sweep_periodically():
-        sessions.open(Opening.model_validate(opening("http://127.0.0.1:9", {})), None)
+        sessions.open(OpenAgentSession.model_validate(opening("http://127.0.0.1:9", {})), None)
         assert len(sessions) == 1
         await until(lambda: len(sessions) == 0)
 
 
 async def test_an_agent_session_that_is_too_old_is_not_found() -> None:
     now = 0.0
-    sessions = Engagements(ttl=10, clock=lambda: now)
-    token = sessions.open(Opening.model_validate(opening("http://127.0.0.1:9", {})), None).token
+    sessions = AgentSessions(ttl=10, clock=lambda: now)
+    token = sessions.open(OpenAgentSession.model_validate(opening("http://127.0.0.1:9", {})), None).token
     now = 10.0
     assert sessions.find_by_token(token) is None
 
 
 async def test_cookies_that_would_split_a_header_are_not_carried() -> None:
-    assert jars.read("good=1; b ad=2; worse=\xe9; =3; x=a\x01") == {"good": "1"}
-    assert jars.sound({"good": "1", "bad": "1; Path=/", "worse": 3}) == {"good": "1"}
+    assert jars.parse_cookies("good=1; b ad=2; worse=\xe9; =3; x=a\x01") == {"good": "1"}
+    assert jars.filter_cookies({"good": "1", "bad": "1; Path=/", "worse": 3}) == {"good": "1"}
 
 
 async def test_nulls_that_a_table_filled_in_do_not_matter(counter, policy):
     row = Task.ask("add", initial_count=3, expected_count=3, nested={"a": 1, "b": None}, other=None).row()
-    async with asked(agent.app(counter(), policy("done"))) as client:
+    async with asked(agent.create_app(counter(), policy("done"))) as client:
         told = await client.post("/run", json=row)
     assert (told.status_code, told.json()["final"]) == (200, 3)
 
 
 async def test_details_of_usage_nobody_knows_are_zeros(counter, policy):
-    async with asked(agent.app(counter(), policy("done"))) as client:
+    async with asked(agent.create_app(counter(), policy("done"))) as client:
         told = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
     assert told["input_tokens_details"] == {"cached_tokens": 0}

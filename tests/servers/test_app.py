@@ -9,13 +9,13 @@ import pytest
 from fastapi import Request
 
 from gymsdk import BrokenEnvironment, Failed, Unscorable, UsageError
-from gymsdk.servers.app import Refused, answer, app, body
-from gymsdk.servers.door.listener import bound
-from gymsdk.servers.watching.figures import Figures
-from gymsdk.values import parsed, written
+from gymsdk.jsonl import dump_json, parse_json
+from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.servers.app import RequestRejected, create_app, json_response, read_json_object
+from gymsdk.servers.listener import bind_socket
 
 ERRORS = {
-    "refused": (Refused(409, "no", retry_after=0.2, more=1), 409, {"detail": "no", "more": 1}),
+    "refused": (RequestRejected(409, "no", retry_after=0.2, more=1), 409, {"detail": "no", "more": 1}),
     "usage": (UsageError("wrong"), 422, {"detail": "wrong", "kind": "UsageError"}),
     "broken": (BrokenEnvironment("gone"), 503, {"detail": "gone", "kind": "BrokenEnvironment"}),
     "failed": (
@@ -30,21 +30,21 @@ ERRORS = {
 
 @pytest.fixture
 def figures():
-    return Figures("made")
+    return ServerMetrics("made")
 
 
 @pytest.fixture
 async def client(figures):
-    made = app("made", "A server.", figures=figures)
+    made = create_app("made", "A server.", figures=figures)
 
     async def echo(request: Request):
-        return answer(await body(request))
+        return json_response(await read_json_object(request))
 
     async def fails(kind: str):
         raise ERRORS[kind][0]
 
     async def whose(request: Request):
-        return answer(request.scope.get("state", {}).get("rollout_id"))
+        return json_response(request.scope.get("state", {}).get("rollout_id"))
 
     made.add_api_route("/echo", echo, methods=["POST"])
     made.add_api_route("/fails/{kind}", fails)
@@ -64,7 +64,7 @@ async def test_what_is_no_json_is_refused(client, text):
     refused = await client.post("/echo", content=text)
     assert (refused.status_code, refused.json()["detail"][0]["type"]) == (422, "json_invalid")
     with pytest.raises(ValueError):
-        parsed(text)
+        parse_json(text)
 
 
 async def test_what_is_no_object_is_refused(client):
@@ -73,7 +73,7 @@ async def test_what_is_no_object_is_refused(client):
 
 
 async def test_a_body_that_is_too_large_is_refused(client, monkeypatch):
-    monkeypatch.setattr("gymsdk.servers.app.LARGEST", 10)
+    monkeypatch.setattr("gymsdk.servers.app.MAX_BODY_BYTES", 10)
     assert (await client.post("/echo", content=b'{"a": "' + b"x" * 20)).status_code == 413
 
 
@@ -96,7 +96,7 @@ async def test_another_method_is_told_which_there_is(client):
 
 
 async def test_a_server_that_is_not_ready_says_so():
-    made = app("made", "A server.", figures=Figures("made"), ready=lambda: False)
+    made = create_app("made", "A server.", figures=ServerMetrics("made"), ready=lambda: False)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://gym.test") as client:
         assert [(await client.get(path)).status_code for path in ("/livez", "/readyz")] == [200, 503]
 
@@ -140,12 +140,12 @@ def test_buckets_hold_all_that_is_below_their_edge(figures):
 
 
 def test_what_orjson_does_not_write_is_written_all_the_same():
-    assert written({"a": "\ud800", "b": 2**70}) == b'{"a": "\\ud800", "b": 1180591620717411303424}'
-    assert written({1: "a"}) == b'{"1":"a"}'
+    assert dump_json({"a": "\ud800", "b": 2**70}) == b'{"a": "\\ud800", "b": 1180591620717411303424}'
+    assert dump_json({1: "a"}) == b'{"1":"a"}'
 
 
 def test_an_answer_of_two_writes_does_not_wait_for_an_acknowledgement():
-    with bound("127.0.0.1") as listening, socket.create_connection(listening.getsockname()):
+    with bind_socket("127.0.0.1") as listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

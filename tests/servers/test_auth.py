@@ -15,19 +15,17 @@ from aiohttp import web
 from fastapi import FastAPI
 from starlette.routing import BaseRoute, Mount, Route
 
-from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials, http
-from gymsdk.bench import meters, stage
+from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials
+from gymsdk.bench import report, stage
+from gymsdk.http import client as http
 from gymsdk.models import registry as models
-from gymsdk.rollouts.served import served
-from gymsdk.servers import head
+from gymsdk.profiling import profile_to_directory
+from gymsdk.rollouts.remote import served
+from gymsdk.servers import agent_sessions, auth, head
 from gymsdk.servers import model as model_server
-from gymsdk.servers.door import auth
-from gymsdk.servers.door.auth import Auth
-from gymsdk.servers.door.safety import Safety
-from gymsdk.servers.sessions import engagements
-from gymsdk.servers.sessions.engagements import Opening
-from gymsdk.servers.watching.profiling import profiled
-from gymsdk.servers.wire.remote import Remote
+from gymsdk.servers.agent_sessions import OpenAgentSession
+from gymsdk.servers.auth import AuthMiddleware, Security
+from gymsdk.servers.remote import RemoteEnvironment
 
 from .secured import TOKEN, Up, secured
 
@@ -63,7 +61,7 @@ VERBS = ["GET", "POST", "HEAD", "OPTIONS"]
 
 @pytest.fixture
 async def up(counter: Callable[..., Environment]) -> AsyncIterator[Up]:
-    async with secured(counter(), Safety(token=TOKEN)) as running:
+    async with secured(counter(), Security(token=TOKEN)) as running:
         yield running
 
 
@@ -73,7 +71,7 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "token.txt"
     file.touch(mode=0o600)
     file.write_text(RIGHT + "\n")
-    monkeypatch.setenv(credentials.VARIABLE, str(file))
+    monkeypatch.setenv(credentials.TOKEN_FILE_VARIABLE, str(file))
     return file
 
 
@@ -98,7 +96,7 @@ def _routes(found: list[BaseRoute], before: str) -> Iterator[tuple[str, str]]:
 def everything(up: Up) -> list[tuple[str, str]]:
     """Each verb and URL of every server."""
     known = {(f"{up.urls[name]}{path}", verb) for name, app in up.apps.items() for path, verb in routes(app)}
-    known |= {(up.head + path, verb) for path, verb in routes(head.app([], host="127.0.0.1", port=0))}
+    known |= {(up.head + path, verb) for path, verb in routes(head.create_app([], host="127.0.0.1", port=0))}
     unknown = {(url + path, verb) for url in (up.head, *up.urls.values()) for path in UNKNOWN for verb in VERBS}
     return [(verb, url) for url, verb in sorted(known | unknown)]
 
@@ -163,7 +161,7 @@ async def test_a_refusal_says_how_to_send_one_as_the_clients_of_its_path_read_it
     told = answer.json()
     sentence = told["detail"] if kind == "detail" else told["error"]["message"]
     assert "`Authorization: Bearer TOKEN`" in sentence
-    assert credentials.VARIABLE in sentence
+    assert credentials.TOKEN_FILE_VARIABLE in sentence
     assert ("type" in told) == (kind == "anthropic")
     assert answer.headers["www-authenticate"] == "Bearer"
 
@@ -187,35 +185,35 @@ async def test_the_sdks_of_others_are_let_in_by_their_keys(up: Up) -> None:
 async def test_our_clients_carry_the_token_that_the_environment_names(up: Up) -> None:
     client = ServerClient(up.head)
     assert (await client.post("counter", "/seed_session", json=ROW)).ok
-    remote = Remote(up.urls["counter"], "counter")
+    remote = RemoteEnvironment(up.urls["counter"], "counter")
     episode = await remote.reset(ROW)
     await remote.close(episode)
     found = await served(up.head)
     assert set(found.agents) == {"counter_simple_agent"}
-    joined = await stage.joined(up.head)
-    assert (await meters.reading(joined.metered, joined.served.client.build_headers_for)).requests["counter"] >= 1
+    joined = await stage.join_servers(up.head)
+    assert (await report.read_metrics(joined.metered, joined.served.client.build_headers_for)).requests["counter"] >= 1
 
 
 async def test_a_program_names_the_token_itself(up: Up) -> None:
     assert (await ServerClient(up.head, token=RIGHT).servers())["counter"] == up.urls["counter"]
-    remote = Remote(up.urls["counter"], "counter", token=TOKEN)
+    remote = RemoteEnvironment(up.urls["counter"], "counter", token=TOKEN)
     await remote.close(await remote.reset(ROW))
 
 
 @pytest.mark.parametrize("token", ["", "another-token-of-some-length"])
 async def test_a_client_without_the_right_token_is_told_what_to_set(up: Up, token: str) -> None:
-    with pytest.raises(Failed, match=rf"token; set {credentials.VARIABLE} to the file") as caught:
+    with pytest.raises(Failed, match=rf"token; set {credentials.TOKEN_FILE_VARIABLE} to the file") as caught:
         await ServerClient(up.head, token=token).config()
     assert not caught.value.retryable
     with pytest.raises(Failed, match="asks for a token") as caught:
-        await Remote(up.urls["counter"], "counter", token=token).reset(ROW)
+        await RemoteEnvironment(up.urls["counter"], "counter", token=token).reset(ROW)
     assert not caught.value.retryable
     assert "another-token" not in str(caught.value)
 
 
 async def test_the_token_goes_to_no_server_but_ours(up: Up) -> None:
     ours = up.urls["counter"]
-    remote = Remote(ours, "counter", token=TOKEN)
+    remote = RemoteEnvironment(ours, "counter", token=TOKEN)
     assert remote.auth_headers(ours + "/")
     assert remote.auth_headers(ours.replace("127.0.0.1", "localhost"))
     for other in (
@@ -229,12 +227,14 @@ async def test_the_token_goes_to_no_server_but_ours(up: Up) -> None:
 
 
 def test_an_agent_takes_the_token_to_the_tools_of_our_own_server_alone() -> None:
-    remote = Remote("http://127.0.0.1:8001", "counter", token=TOKEN)
+    remote = RemoteEnvironment("http://127.0.0.1:8001", "counter", token=TOKEN)
 
     def carried(base_url: str) -> set[str]:
         access = {"kind": "direct_http", "name": "tools", "base_url": base_url, "headers": {"x-theirs": "1"}}
         ids = {"agent_session_id": "s", "episode_id": {"rollout_id": "e"}, "task_id": {"taskset": "t", "task_id": 1}}
-        line = engagements.line(Opening.model_validate({**ids, "tool_accesses": [access]}), remote.auth_headers)
+        line = agent_sessions.connect_to_tools(
+            OpenAgentSession.model_validate({**ids, "tool_accesses": [access]}), remote.auth_headers
+        )
         return set(line.headers) if line else set()
 
     assert carried("http://127.0.0.1:8001/") == {"x-theirs", "authorization"}
@@ -255,7 +255,7 @@ async def test_a_model_behind_the_servers_is_told_no_token() -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     model = models.model("endpoint/m", base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1", api="chat")
-    guarded = Auth(model_server.app(model), TOKEN)
+    guarded = AuthMiddleware(model_server.create_app(model), TOKEN)
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://gym.test") as client:
             answer = await client.post("/v1/responses", json={"model": "m", "input": "hi"}, headers=GOOD[3])
@@ -274,7 +274,7 @@ async def test_nothing_behind_sees_the_token() -> None:
         seen.append(scope["headers"])  # type: ignore[arg-type]  # as ASGI has it
 
     headers = [(b"host", b"a"), (b"authorization", f"Bearer {RIGHT}".encode()), (b"x-api-key", b"k")]
-    await Auth(behind, TOKEN)({"type": "http", "path": "/", "headers": headers}, None, None)  # type: ignore[arg-type]  # nothing is received or sent
+    await AuthMiddleware(behind, TOKEN)({"type": "http", "path": "/", "headers": headers}, None, None)  # type: ignore[arg-type]  # nothing is received or sent
     assert seen == [[(b"host", b"a")]]
 
 
@@ -290,9 +290,9 @@ async def test_the_token_is_told_nowhere(
             (await asking.get(url + path)).text for url in up.urls.values() for path in ("/openapi.json", "/metrics")
         ]
         texts += [(await asking.get(up.head, headers={"authorization": RIGHT + "x"})).text]
-    remote = Remote(up.urls["counter"], "counter")
+    remote = RemoteEnvironment(up.urls["counter"], "counter")
     episode = await remote.reset(ROW)
-    texts += [repr(each) for each in (client, vars(client), remote, vars(remote), episode, Safety(token=TOKEN))]
+    texts += [repr(each) for each in (client, vars(client), remote, vars(remote), episode, Security(token=TOKEN))]
     await remote.close(episode)
     assert RIGHT not in "".join(texts)
     # What httpx and httpcore log is theirs; no line of the servers' has it.
@@ -312,10 +312,10 @@ async def test_a_server_that_repeats_what_it_is_sent_is_not_repeated() -> None:
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         with pytest.raises(Failed) as caught:
-            await Remote(url, "counter", token=TOKEN).reset(ROW)
+            await RemoteEnvironment(url, "counter", token=TOKEN).reset(ROW)
         answers = [
-            await http.get(url, headers=credentials.headers(TOKEN)),
-            await http.put(url, {}, headers=credentials.headers(TOKEN)),
+            await http.get(url, headers=credentials.build_auth_headers(TOKEN)),
+            await http.put(url, {}, headers=credentials.build_auth_headers(TOKEN)),
         ]
     finally:
         await http.aclose()
@@ -327,26 +327,26 @@ async def test_a_server_that_repeats_what_it_is_sent_is_not_repeated() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "10.0.0.5", "node5"])  # where others reach it
 def test_a_host_that_others_reach_needs_a_token_or_a_word(host: str) -> None:
     with pytest.raises(UsageError, match=r"--token-file FILE.*--insecure"):
-        auth.check(host, None, insecure=False)
-    auth.check(host, TOKEN, insecure=False)
-    auth.check(host, None, insecure=True)
+        auth.check_exposure(host, None, insecure=False)
+    auth.check_exposure(host, TOKEN, insecure=False)
+    auth.check_exposure(host, None, insecure=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1"])
 def test_loopback_needs_neither(host: str) -> None:
-    auth.check(host, None, insecure=False)
+    auth.check_exposure(host, None, insecure=False)
 
 
 @pytest.mark.parametrize(("said", "meant"), [("1", True), ("yes", True), ("0", False), ("", False)])
 def test_the_environment_may_let_anybody_in(said: str, meant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(auth.INSECURE, said)
-    assert auth.insecure() is meant
+    monkeypatch.setenv(auth.INSECURE_VARIABLE, said)
+    assert auth.is_insecure_allowed() is meant
 
 
 def test_what_the_environment_says_otherwise_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(auth.INSECURE, "perhaps")
+    monkeypatch.setenv(auth.INSECURE_VARIABLE, "perhaps")
     with pytest.raises(UsageError, match="write 1"):
-        auth.insecure()
+        auth.is_insecure_allowed()
 
 
 RAW = ["*", "nodes", "@127.0.0.1/nodes", "http://127.0.0.1/nodes", "http:/nodes", "?/nodes", "//nodes", "/%2e%2e/nodes"]
@@ -365,8 +365,8 @@ async def test_no_way_of_writing_a_path_gets_past_it(up: Up, target: str) -> Non
 
 
 async def test_what_a_profile_tells_asks_for_it_too(counter: Callable[..., Environment], tmp_path: Path) -> None:
-    with profiled(tmp_path):
-        async with secured(counter(), Safety(token=TOKEN)) as up:
+    with profile_to_directory(tmp_path):
+        async with secured(counter(), Security(token=TOKEN)) as up:
             asked = [("GET", url + "/stats") for url in (up.urls["counter"], up.urls["counter_simple_agent"])]
             for headers in WRONG:
                 assert set((await statuses(asked, headers)).values()) == {401}

@@ -12,8 +12,10 @@ import httpx
 import pytest
 import yaml
 
-from gymsdk import http, launch, load
-from gymsdk.hosting import Options
+from gymsdk import load
+from gymsdk.deploy import process
+from gymsdk.deploy.plan import Options
+from gymsdk.http import client as http
 from gymsdk.rollouts.jobs import stamped
 
 NAME = "multineedle"
@@ -33,7 +35,7 @@ def _calls(path: Path) -> list[dict[str, Any]]:
 
 
 async def test_a_flat_row_comes_back_with_its_trajectory_and_its_model_calls_are_captured(tmp_path: Path) -> None:
-    async with launch.serving([NAME], options=Options(capture=tmp_path), model="scripted/oracle") as running:
+    async with process.serving([NAME], options=Options(capture=tmp_path), model="scripted/oracle") as running:
         async with httpx.AsyncClient(timeout=60) as client:
             line = (await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=_row())).json()
             told = (await client.get(f"{running.head_url}/global_config_dict_yaml")).json()
@@ -62,7 +64,7 @@ async def test_an_episode_comes_back_with_the_agents_observations(tmp_path: Path
     given = {key: row[key] for key in row if not key.startswith("_ng_") and key != "agent_ref"}
     ids = {"episode_id": {"rollout_id": "r1", "attempt": 2}}
     body = ids | {"task": {"task_id": {"taskset": NAME, "task_id": "7"}, "task_input": given}}
-    async with launch.serving([NAME], options=Options(capture=tmp_path), model="scripted/oracle") as running:
+    async with process.serving([NAME], options=Options(capture=tmp_path), model="scripted/oracle") as running:
         async with httpx.AsyncClient(timeout=60) as client:
             answer = await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=body)
         await http.aclose()
@@ -75,7 +77,7 @@ async def test_an_episode_comes_back_with_the_agents_observations(tmp_path: Path
 
 
 async def test_calls_of_the_model_server_are_captured_by_the_rollout_in_their_path(tmp_path: Path) -> None:
-    async with launch.serving([NAME], options=Options(capture=tmp_path), model="scripted/null") as running:
+    async with process.serving([NAME], options=Options(capture=tmp_path), model="scripted/null") as running:
         async with httpx.AsyncClient(timeout=60) as client:
             for path in ("/ng-rollout/r9/v1/responses", "/v1/responses"):
                 await client.post(running.urls["policy_model"] + path, json={"input": "hello"})
@@ -89,9 +91,9 @@ async def test_calls_of_the_model_server_are_captured_by_the_rollout_in_their_pa
 async def test_an_episode_does_not_wait_for_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gymsdk.servers.wire.capture.WRITING_SECONDS", 0.2)
+    monkeypatch.setattr("gymsdk.servers.capture.MAX_WRITE_SECONDS", 0.2)
     path = tmp_path / "3-1.capture.jsonl"
-    async with launch.serving([NAME], options=Options(capture=tmp_path), model="scripted/null") as running:
+    async with process.serving([NAME], options=Options(capture=tmp_path), model="scripted/null") as running:
         # Another process that keeps its lock on the file holds up every writer, as a disk that hangs does.
         with path.open("ab") as held:
             fcntl.flock(held.fileno(), fcntl.LOCK_EX)

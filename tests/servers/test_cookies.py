@@ -9,20 +9,20 @@ import aiohttp
 import httpx
 import pytest
 
-from gymsdk import wire
+from gymsdk import responses
 from gymsdk.servers import resources
-from gymsdk.servers.door.cookies import named
+from gymsdk.servers.auth import cookie_name
 
 ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3, "expected_count": 8}
 COOKIE = "ResourcesServer___counter"
-BODY = {**ROW, "response": {"output": [wire.message("done")]}}
+BODY = {**ROW, "response": {"output": [responses.build_message("done")]}}
 
 
 @pytest.fixture
 def served(counter, listening):
     @asynccontextmanager
     async def serve(**options):
-        async with listening(resources.app(counter(), **options)) as url:
+        async with listening(resources.create_app(counter(), **options)) as url:
             yield url
 
     return serve
@@ -129,4 +129,4 @@ async def test_a_closed_sessions_token_is_not_sent_again(serving):
 
 
 def test_a_name_that_no_cookie_may_have_is_made_one():
-    assert named("ResourcesServer", "my env;") == "ResourcesServer___my_env_"
+    assert cookie_name("ResourcesServer", "my env;") == "ResourcesServer___my_env_"

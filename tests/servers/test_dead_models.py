@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gymsdk import Config, Environment, Episode, Model, Task, hookimpl, model, play, wire
+from gymsdk import Config, Environment, Episode, Model, Task, hookimpl, model, play
+from gymsdk import responses as wire
+from gymsdk.episode import Budget
 from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
-from gymsdk.sitting import Budget
-from gymsdk.transcript import Item
+from gymsdk.types import Item
 
 from .reached import asked, listening
 
@@ -64,8 +65,8 @@ async def test_an_episode_of_a_dead_model_has_failed_on_every_face(
     counter: Callable[..., Environment], dead: Model
 ) -> None:
     async with (
-        asked(agent.app(counter(), dead, budget=BUDGET)) as by_agent,
-        asked(environment_server.app(counter(), dead, budget=BUDGET)) as by_environment,
+        asked(agent.create_app(counter(), dead, budget=BUDGET)) as by_agent,
+        asked(environment_server.create_app(counter(), dead, budget=BUDGET)) as by_environment,
         counter() as played,
     ):
         here, flat, responses, episode = await asyncio.gather(
@@ -97,14 +98,14 @@ async def test_a_deadline_in_the_middle_of_retries_says_how_the_last_one_failed(
 async def test_an_agent_session_of_a_dead_model_gets_no_response(
     counter: Callable[..., Environment], dead: Model
 ) -> None:
-    async with listening(resources.app(counter())) as url:
+    async with listening(resources.create_app(counter())) as url:
         opening = {
             "agent_session_id": "s1",
             "episode_id": EPISODE["episode_id"],
             "task_id": {"taskset": "counter:train", "task_id": "7"},
             "tool_accesses": [{"kind": "direct_http", "name": "counter", "base_url": url}],
         }
-        async with asked(agent.app(counter(), dead, budget=BUDGET)) as client:
+        async with asked(agent.create_app(counter(), dead, budget=BUDGET)) as client:
             assert (await client.post("/v1/agent_sessions", json=opening)).status_code == 200
             answer = await client.post("/v1/responses", json={"input": "add"})
     assert (answer.status_code, answer.json()["kind"]) == (503, "model_timeout")
@@ -131,7 +132,7 @@ class Late:
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         await asyncio.sleep(0.95)
-        return wire.response([wire.message("hello")], model="late", request=request)
+        return wire.build_response([wire.build_message("hello")], model="late", request=request)
 
 
 async def test_a_model_of_the_environments_own_that_hangs_is_to_blame_for_the_deadline() -> None:

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from gymsdk import Environment
-from gymsdk.servers.door import doorstep
-from gymsdk.servers.door.doorstep import Doorstep
-from gymsdk.servers.door.safety import Limits, Safety
-from gymsdk.servers.watching.figures import Figures
-from gymsdk.servers.watching.logs import Logging, kept
+from gymsdk.observability.logging import LogConfig, log_to
+from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.servers import routing
+from gymsdk.servers.auth import Limits, Security
+from gymsdk.servers.routing import RejectionLog
 
 from .secured import TOKEN, Up, secured
 
@@ -35,7 +35,7 @@ REFUSED: list[tuple[dict[str, str], int]] = [
 
 @pytest.fixture
 async def up(counter: Callable[..., Environment]) -> AsyncIterator[Up]:
-    async with secured(counter(), Safety(token=TOKEN, limits=Limits(header=4096))) as running:
+    async with secured(counter(), Security(token=TOKEN, limits=Limits(header=4096))) as running:
         yield running
 
 
@@ -74,12 +74,12 @@ async def test_whoever_is_refused_at_the_door_is_counted_by_status_at_each_serve
 
 def test_a_flood_has_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
-    step = Doorstep(Figures("counter"), clock=lambda: now[0])
+    step = RejectionLog(ServerMetrics("counter"), clock=lambda: now[0])
     scope = {"method": "POST", "headers": [], "client": ("10.0.0.9", 1)}
     with caplog.at_level(logging.INFO, "gymsdk.requests"):
         for now[0] in (100.0, 100.5, 100.9, 101.0, 101.9):
             for status in (401, 403):
-                step.record(scope, status, doorstep.REFUSED)
+                step.record(scope, status, routing.REJECTED_ROUTE)
     said = [each.getMessage() for each in caplog.records]
     assert said == [f"POST refused {status} client=10.0.0.9" for status in (401, 403)] * 2
 
@@ -87,7 +87,7 @@ def test_a_flood_has_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> No
 async def test_a_line_tells_nothing_of_what_was_brought(
     up: Up, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
-    with kept(Logging(level="info", format="json", directory=tmp_path)):
+    with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
         for _ in range(4):
             await asked(up.urls["counter"], f"/{WRONG}")
         assert {line["fields"]["status"] for line in lines("counter")} == {401, 421, 403, 431}
@@ -99,7 +99,7 @@ async def test_a_line_tells_nothing_of_what_was_brought(
 async def test_who_looks_whether_a_server_is_there_is_not_among_the_refused(
     up: Up, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
-    with kept(Logging(level="info", format="json", directory=tmp_path)):
+    with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
         async with httpx.AsyncClient() as client:
             for path in ("/", "/livez", "/healthz", "/health", "/readyz"):
                 assert (await client.get(f"{up.urls['counter']}{path}")).status_code == 401
@@ -112,7 +112,7 @@ async def test_who_looks_whether_a_server_is_there_is_not_among_the_refused(
 async def test_who_asks_for_what_is_known_without_a_token_is_among_the_refused(
     up: Up, path: str, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
-    with kept(Logging(level="info", format="json", directory=tmp_path)):
+    with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
         async with httpx.AsyncClient() as client:
             assert (await client.get(up.head + path)).status_code == 401
         assert [line["fields"]["status"] for line in lines("head")] == [401]
@@ -122,7 +122,7 @@ async def test_who_asks_for_what_is_known_without_a_token_is_among_the_refused(
 async def test_who_asks_for_debug_is_told_of_every_one(
     up: Up, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
-    with kept(Logging(level="debug", format="json", directory=tmp_path)):
+    with log_to(LogConfig(level="debug", format="json", directory=tmp_path)):
         for _ in range(3):
             await asked(up.urls["counter"])
         assert len(lines("counter")) == 3 * len(REFUSED)

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from gymsdk import Model, http, load, model, play, wire
+from gymsdk import Model, load, model, play, responses
+from gymsdk.deploy.node import Node
 from gymsdk.errors import Failed
+from gymsdk.http import client
+from gymsdk.servers import instances as waiting
 from gymsdk.servers import model as model_server
-from gymsdk.servers.nodes import waiting
-from gymsdk.servers.nodes.elsewhere import Elsewhere
-from gymsdk.servers.nodes.instances import Instances, asking
-from gymsdk.servers.nodes.node import Node
-from gymsdk.servers.nodes.reports import Instance, Nodes
-from gymsdk.servers.nodes.service import Service
-from gymsdk.transcript import Item
-from gymsdk.types import Episode
+from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
+from gymsdk.servers.remote_model import RemoteModel
+from gymsdk.servers.reports import HeadSnapshot, Instance
+from gymsdk.servers.service import Service
+from gymsdk.types import Episode, Item
 
 from .nodes import LOOK, heading, listening, noded
 
@@ -39,34 +39,34 @@ class Told:
         self.asked += 1
         if isinstance(self.said, Failed):
             raise self.said
-        return wire.response([wire.message(self.said)], model="told")
+        return responses.build_response([responses.build_message(self.said)], model="told")
 
 
 @pytest.fixture(autouse=True)
 async def closed():
     yield
-    await http.aclose()
+    await client.aclose()
 
 
 @asynccontextmanager
-async def served(*models: Model, **options: Any) -> AsyncIterator[tuple[Elsewhere, list[AsyncExitStack]]]:
+async def served(*models: Model, **options: Any) -> AsyncIterator[tuple[RemoteModel, list[AsyncExitStack]]]:
     """A model elsewhere that has these *models* as its instances, and what ends each of their servers."""
     async with AsyncExitStack() as stack:
         head_url = await stack.enter_async_context(heading())
         ends = []
         for each in models:
             ending = await stack.enter_async_context(AsyncExitStack())
-            port = await ending.enter_async_context(listening(model_server.app(each)))
+            port = await ending.enter_async_context(listening(model_server.create_app(each)))
             service = Service(
                 name="policy_model", kind="responses_api_models", implementation="gymsdk_model", port=port
             )
             await stack.enter_async_context(noded(Node(head_url, [service])))
             ends.append(ending)
-        known = Instances(asking(head_url), fresh=LOOK)
-        yield Elsewhere("policy_model", known, **{"coming": 0.3, "retry": http.Retry(times=0)} | options), ends
+        known = InstanceDirectory(nodes_fetcher(head_url), fresh=LOOK)
+        yield RemoteModel("policy_model", known, **{"coming": 0.3, "retry": client.Retry(times=0)} | options), ends
 
 
-async def said(asked: Elsewhere, episode: Episode | None = None) -> str:
+async def said(asked: RemoteModel, episode: Episode | None = None) -> str:
     response = await asked.respond(REQUEST, episode=episode)
     text: str = response["output"][0]["content"][0]["text"]
     return text
@@ -113,11 +113,11 @@ async def test_where_there_is_none_the_sentence_names_the_environment_whose_answ
 
 async def test_a_model_server_of_the_configuration_is_started_by_that():
     with pytest.raises(Failed, match=r"no model server 'judge' .*`gymsdk serve --config FILE --role model --head URL`"):
-        await Elsewhere("judge", Instances(nobody), coming=0).respond(REQUEST)
+        await RemoteModel("judge", InstanceDirectory(nobody), coming=0).respond(REQUEST)
 
 
-async def nobody() -> Nodes:
-    return Nodes()
+async def nobody() -> HeadSnapshot:
+    return HeadSnapshot()
 
 
 @pytest.mark.parametrize(
@@ -162,23 +162,23 @@ async def silent() -> AsyncIterator[str]:
 
     async with await asyncio.start_server(taken, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        await http.aclose()
+        await client.aclose()
 
 
 async def test_one_that_takes_a_call_and_is_gone_from_the_head_is_waited_for_no_longer(monkeypatch):
-    monkeypatch.setattr(waiting, "ASKED", 0.1)
+    monkeypatch.setattr(waiting, "PROBE_SECONDS", 0.1)
 
     def instance(id: str, url: str) -> Instance:
         return Instance(id=id * 12, name="policy_model", kind="responses_api_models", implementation="x", url=url)
 
-    async with silent() as lost, listening(model_server.app(Told("yes"))) as port:
+    async with silent() as lost, listening(model_server.create_app(Told("yes"))) as port:
         there = [instance("a", lost)]
 
-        async def look() -> Nodes:
-            return Nodes(instances=list(there))
+        async def look() -> HeadSnapshot:
+            return HeadSnapshot(instances=list(there))
 
-        instances = Instances(look, fresh=0)
-        asked = Elsewhere("policy_model", instances, seconds=60, watch=0.05, coming=0.2)
+        instances = InstanceDirectory(look, fresh=0)
+        asked = RemoteModel("policy_model", instances, seconds=60, watch=0.05, coming=0.2)
         calling = asyncio.ensure_future(said(asked))
         await asyncio.sleep(0.3)
         assert not calling.done()

@@ -9,9 +9,9 @@ import pytest
 
 import gymsdk
 from gymsdk import Environment, Episode, Task
-from gymsdk.models.scripted import Scripted
+from gymsdk.models.scripted import ScriptedModel
 from gymsdk.servers import environment as server
-from gymsdk.transcript import Item
+from gymsdk.types import Item
 
 from .reached import asked
 
@@ -28,9 +28,9 @@ def episode(task_input: Item | None = None, **changed: object) -> Item:
 
 
 async def test_a_flat_row_comes_back_as_its_line(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.app(counter(), policy(ADD, "done"))) as client:
+    async with asked(server.create_app(counter(), policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=ROW | {"_ng_task_index": 3})).json()
     assert (line["reward"], line["_ng_task_index"], line["mask_sample"]) == (1.5, 3, False)
 
@@ -40,9 +40,9 @@ async def test_a_flat_row_comes_back_as_its_line(
     [{"responses_create_params": PARAMS, "task_data": DATA}, {"responses_create_params": PARAMS, **DATA}],
 )
 async def test_an_episode_comes_back_as_its_result_under_its_ids(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted], task_input: Item
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], task_input: Item
 ) -> None:
-    async with asked(server.app(counter(), policy(ADD, "done"))) as client:
+    async with asked(server.create_app(counter(), policy(ADD, "done"))) as client:
         response = (await client.post("/run", json=episode(task_input))).json()
     assert response.keys() == {"episode_id", "task_id", "result"}
     assert {key: response[key] for key in IDS} == IDS
@@ -60,14 +60,14 @@ async def test_an_episode_comes_back_as_its_result_under_its_ids(
 )
 async def test_what_has_no_reward_is_a_failure_with_status_200(
     counter: Callable[..., Environment],
-    policy: Callable[..., Scripted],
+    policy: Callable[..., ScriptedModel],
     settings: Item,
     turns: list[object],
     stage: str,
     kind: str,
     terminal: bool,
 ) -> None:
-    async with asked(server.app(counter(**settings), policy(*turns))) as client:
+    async with asked(server.create_app(counter(**settings), policy(*turns))) as client:
         answer = await client.post("/run", json=episode())
     failure = answer.json()["failure"]
     assert answer.status_code == 200
@@ -92,7 +92,7 @@ FLAT = ROW | {"_ng_task_index": 3, "_ng_rollout_index": 0, "agent_ref": {"name":
 )
 async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(
     counter: Callable[..., Environment],
-    policy: Callable[..., Scripted],
+    policy: Callable[..., ScriptedModel],
     settings: Item,
     turns: list[object],
     row: Item,
@@ -100,7 +100,7 @@ async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(
     stage: str,
     terminal: bool,
 ) -> None:
-    async with asked(server.app(counter(**settings), policy(*turns))) as client:
+    async with asked(server.create_app(counter(**settings), policy(*turns))) as client:
         answer = await client.post("/run", json=row)
     failure = answer.json()
     assert answer.status_code == 200
@@ -112,9 +112,9 @@ async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(
 
 
 async def test_a_flat_row_that_finds_no_place_is_a_failure_that_a_retry_can_help(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.app(counter(), policy("done"), at_once=0, queue=0)) as client:
+    async with asked(server.create_app(counter(), policy("done"), at_once=0, queue=0)) as client:
         failure = (await client.post("/run", json=FLAT)).json()
     assert (failure["_ng_failure_stage"], failure["_ng_failure_terminal"]) == ("admission", False)
 
@@ -129,9 +129,9 @@ async def test_a_flat_row_that_finds_no_place_is_a_failure_that_a_retry_can_help
     ],
 )
 async def test_a_task_that_does_not_fit_is_a_failure_for_good(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted], task_input: Item
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], task_input: Item
 ) -> None:
-    async with asked(server.app(counter(), policy("done"))) as client:
+    async with asked(server.create_app(counter(), policy("done"))) as client:
         answer = await client.post("/run", json=episode(task_input))
     failure = answer.json()["failure"]
     assert answer.status_code == 200
@@ -139,9 +139,9 @@ async def test_a_task_that_does_not_fit_is_a_failure_for_good(
 
 
 async def test_a_reason_is_at_most_2000_characters(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.app(counter(judge="x" * 5000), policy("done"))) as client:
+    async with asked(server.create_app(counter(judge="x" * 5000), policy("done"))) as client:
         answer = await client.post("/run", json=episode())
     assert len(answer.json()["failure"]["failure_reason"]) == 2000
 
@@ -157,25 +157,25 @@ async def test_a_reason_is_at_most_2000_characters(
     ],
 )
 async def test_a_request_whose_ids_cannot_be_echoed_is_answered_422(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted], body: Item
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], body: Item
 ) -> None:
-    async with asked(server.app(counter(), policy("done"))) as client:
+    async with asked(server.create_app(counter(), policy("done"))) as client:
         answer = await client.post("/run", json=body)
     assert answer.status_code == 422
 
 
 async def test_an_id_that_looks_like_an_attempts_is_refused(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.app(counter(), policy("done"))) as client:
+    async with asked(server.create_app(counter(), policy("done"))) as client:
         answer = await client.post("/run", json=episode(episode_id={"rollout_id": "r1-a2"}))
     assert "must not end like that of an attempt" in answer.json()["failure"]["failure_reason"]
 
 
 async def test_an_episode_delivered_twice_is_played_once_but_a_failed_one_again(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.app(counter(), policy([("stumble", {})], "done"))) as client:
+    async with asked(server.create_app(counter(), policy([("stumble", {})], "done"))) as client:
         failed, played, again = [(await client.post("/run", json=episode())).json() for _ in range(3)]
     assert "failure" in failed
     assert "result" in played
@@ -183,9 +183,9 @@ async def test_an_episode_delivered_twice_is_played_once_but_a_failed_one_again(
 
 
 async def test_no_place_left_is_a_failure_another_time_may_mend(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.app(counter(), policy("done"), at_once=0, queue=0)) as client:
+    async with asked(server.create_app(counter(), policy("done"), at_once=0, queue=0)) as client:
         failure = (await client.post("/run", json=episode())).json()["failure"]
     assert (failure["stage"], failure["terminal"]) == ("admission", False)
 
@@ -200,15 +200,15 @@ class Asleep:
 
 async def test_an_agents_seconds_are_the_episodes(counter: Callable[..., Environment]) -> None:
     given = {"responses_create_params": PARAMS, "task_data": DATA, "agent_timeout_seconds": 0.2}
-    async with asked(server.app(counter(), Asleep())) as client:
+    async with asked(server.create_app(counter(), Asleep())) as client:
         failure = (await client.post("/run", json=episode(given))).json()["failure"]
     assert (failure["failure_kind"], failure["stage"], failure["terminal"]) == ("gymsdk:model_timeout", "agent", False)
 
 
 async def test_figures_over_rows_are_answered(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.app(counter(), policy("done"))) as client:
+    async with asked(server.create_app(counter(), policy("done"))) as client:
         told = (await client.post("/aggregate_metrics", json={"verify_responses": [{"reward": 1.0}]})).json()
     assert told["agent_metrics"]["mean/reward"] == 1.0
 
@@ -225,7 +225,7 @@ async def test_repeats_of_a_materialised_row_differ_by_the_index_in_their_rollou
         answers = [(await client.post("/run", json=body)).json() for body in bodies]
         return [answer.get("result", answer)["reward"] for answer in answers]
 
-    async with asked(server.app(sums, gymsdk.model("scripted/oracle:0.5"))) as client:
+    async with asked(server.create_app(sums, gymsdk.model("scripted/oracle:0.5"))) as client:
         materialised = await rewards(
             [{"episode_id": {"rollout_id": f"7-{repeat}"}, "task": {**ids, "task_input": row}} for repeat in range(12)]
         )

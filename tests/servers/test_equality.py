@@ -12,14 +12,15 @@ import httpx
 import orjson
 import pytest
 
-from gymsdk import Environment, Model, http, load, model, play
-from gymsdk.rollouts import lines
+from gymsdk import Environment, Model, load, model, play
+from gymsdk.http import client as http
+from gymsdk.rollouts import folder
 from gymsdk.rollouts.jobs import Job, seed_of, stamped
 from gymsdk.servers import agent, environment, resources
-from gymsdk.servers.nodes.instances import Instances, asking
-from gymsdk.servers.nodes.spread import Spread
-from gymsdk.servers.wire.remote import Remote
-from gymsdk.types import UNMASKED, Playable, Row
+from gymsdk.servers.balancing import LoadBalancer
+from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
+from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.types import UNMASKED_FIELDS, Playable, Row
 
 from .nodes import Instance, heading
 from .reached import asked, listening
@@ -44,7 +45,7 @@ def compared(line: Row) -> Row:
     line = {key: value for key, value in line.items() if key != "ng_trajectory"}
     ours = {key: value for key, value in line["gymsdk"].items() if key not in {"id", "timing"}}
     response = {key: value for key, value in line["response"].items() if key not in {"id", "created_at"}}
-    return orjson.loads(orjson.dumps({**UNMASKED, **line, "gymsdk": ours, "response": response}))
+    return orjson.loads(orjson.dumps({**UNMASKED_FIELDS, **line, "gymsdk": ours, "response": response}))
 
 
 def directly(against: Playable, policy: Model) -> Played:
@@ -54,34 +55,34 @@ def directly(against: Playable, policy: Model) -> Played:
         job = Job(against.name, row["_ng_task_index"], 0, {k: v for k, v in row.items() if not k.startswith("_ng_")})
         rollout = await play(against, policy, job.row, seed=seed_of(0, job), id=job.id)
         assert rollout.failure is None, rollout.failure
-        return lines.scored(rollout, job.key)
+        return folder.scored(rollout, job.key)
 
     return played
 
 
 @asynccontextmanager
 async def by_agent(found: Environment, policy: Model, _: Path) -> AsyncIterator[Played]:
-    async with asked(agent.app(found, policy)) as client:
+    async with asked(agent.create_app(found, policy)) as client:
         yield lambda row: _posted(client, row)
 
 
 @asynccontextmanager
 async def by_environment_server(found: Environment, policy: Model, _: Path) -> AsyncIterator[Played]:
-    async with asked(environment.app(found, policy)) as client:
+    async with asked(environment.create_app(found, policy)) as client:
         yield lambda row: _posted(client, row)
 
 
 @asynccontextmanager
 async def by_remote(found: Environment, policy: Model, recorded: Path) -> AsyncIterator[Played]:
-    async with listening(resources.app(found)) as url:
-        yield directly(Remote(url, found.name), _elsewhere(policy, recorded))
+    async with listening(resources.create_app(found)) as url:
+        yield directly(RemoteEnvironment(url, found.name), _elsewhere(policy, recorded))
 
 
 @asynccontextmanager
 async def by_an_agent_elsewhere(found: Environment, policy: Model, recorded: Path) -> AsyncIterator[Played]:
-    async with listening(resources.app(found)) as url:
-        remote = Remote(url, found.name)
-        async with asked(agent.app(remote, _elsewhere(policy, recorded))) as client:
+    async with listening(resources.create_app(found)) as url:
+        remote = RemoteEnvironment(url, found.name)
+        async with asked(agent.create_app(remote, _elsewhere(policy, recorded))) as client:
             yield lambda row: _posted(client, row)
 
 
@@ -92,7 +93,9 @@ async def by_two_instances(found: Environment, policy: Model, recorded: Path) ->
         Instance(found, head_url).there(),
         Instance(load(found.name), head_url).there(),
         asked(
-            agent.app(Spread(found.name, Instances(asking(head_url))), _elsewhere(policy, recorded)),
+            agent.create_app(
+                LoadBalancer(found.name, InstanceDirectory(nodes_fetcher(head_url))), _elsewhere(policy, recorded)
+            ),
         ) as client,
     ):
         yield lambda row: _posted(client, row)

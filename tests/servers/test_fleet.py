@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 import pytest
 from fastapi import FastAPI
 
-from gymsdk import GymsdkError, http
-from gymsdk.servers.app import app as bare
-from gymsdk.servers.nodes.fleet import HEAD, Fleet, Known, Part, Times
-from gymsdk.servers.nodes.reports import Load
-from gymsdk.servers.nodes.service import Service
-from gymsdk.servers.watching.figures import Figures
-from gymsdk.servers.watching.health import PATIENCE
+from gymsdk import GymsdkError
+from gymsdk.deploy.runner import HEAD, Fleet, Known, Part, Times
+from gymsdk.http import client
+from gymsdk.observability.health import HEALTH_SECONDS
+from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.reports import Load
+from gymsdk.servers.service import Service
 
 from .nodes import heading, told, until
 
@@ -38,14 +39,14 @@ async def test_an_app_that_fails_as_it_begins_is_named() -> None:
         raise RuntimeError("no oil")
         yield
 
-    made = fleet(bare("lamp", "A lamp.", figures=Figures("lamp"), lifespan=lifespan))
+    made = fleet(bare("lamp", "A lamp.", figures=ServerMetrics("lamp"), lifespan=lifespan))
     running = asyncio.ensure_future(made.run())
     with pytest.raises(GymsdkError, match="the server 'lamp' ended by itself: its app failed as it began"):
         await made.up(running)
 
 
 async def test_a_server_that_is_not_ready_though_it_listens_is_named() -> None:
-    made = fleet(bare("lamp", "A lamp.", figures=Figures("lamp"), ready=lambda: False))
+    made = fleet(bare("lamp", "A lamp.", figures=ServerMetrics("lamp"), ready=lambda: False))
     running = asyncio.ensure_future(made.run())
     with pytest.raises(GymsdkError, match=r"the server 'lamp' at http://127\.0\.0\.1:\d+ does not answer"):
         await made.up(running)
@@ -53,7 +54,9 @@ async def test_a_server_that_is_not_ready_though_it_listens_is_named() -> None:
 
 async def test_a_server_that_is_slow_to_answer_as_it_begins_is_waited_for() -> None:
     # Longer than the head waits for a server that has been up.
-    made = fleet(bare("lamp", "A lamp.", figures=Figures("lamp"), ready=lambda: time.sleep(PATIENCE + 0.2) is None))
+    made = fleet(
+        bare("lamp", "A lamp.", figures=ServerMetrics("lamp"), ready=lambda: time.sleep(HEALTH_SECONDS + 0.2) is None)
+    )
     running = asyncio.ensure_future(made.run())
     await made.up(running)
     assert made.head_url
@@ -61,7 +64,7 @@ async def test_a_server_that_is_slow_to_answer_as_it_begins_is_waited_for() -> N
 
 
 async def test_its_servers_are_known_once_it_is_up() -> None:
-    made = fleet(bare("lamp", "A lamp.", figures=Figures("lamp")))
+    made = fleet(bare("lamp", "A lamp.", figures=ServerMetrics("lamp")))
     running = asyncio.ensure_future(made.run())
     await made.up(running)
     assert [(each.name, each.port > 0) for each in made.services] == [("lamp", True)]
@@ -70,7 +73,7 @@ async def test_its_servers_are_known_once_it_is_up() -> None:
 
 
 def lamp(**options) -> Fleet:
-    part = Part(LAMP, lambda _: bare("lamp", "A lamp.", figures=Figures("lamp")))
+    part = Part(LAMP, lambda _: bare("lamp", "A lamp.", figures=ServerMetrics("lamp")))
     return Fleet([part], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1), **options)
 
 
@@ -83,7 +86,7 @@ async def test_a_fleet_that_joins_is_known_at_the_head_under_the_host_it_is_told
         (known,) = (await told(head_url))["instances"]
         await ended(running)
         after = await told(head_url)
-        await http.aclose()
+        await client.aclose()
     assert known["url"] == f"http://127.0.0.9:{joining.services[0].port}"
     assert known["load"]["sessions"] == 3
     assert (joining.head_url, after["instances"], after["lost"]) == (head_url, [], [])
@@ -96,7 +99,7 @@ async def test_what_a_fleet_that_joins_needs_beside_it_is_expected_at_the_head()
         await joining.up(running)
         known = await told(head_url)
         await ended(running)
-        await http.aclose()
+        await client.aclose()
     assert known["expected"] == ["lamp", "bulb"]
 
 
@@ -106,7 +109,7 @@ async def test_a_fleet_that_cannot_join_says_so_and_leaves_nothing_running() -> 
         running = asyncio.ensure_future(joining.run())
         with pytest.raises(GymsdkError, match="refuses this node: 'lamp' is resources_servers/candle"):
             await joining.up(running)
-        await http.aclose()
+        await client.aclose()
     assert running.done()
 
 
@@ -121,7 +124,7 @@ async def test_a_head_that_stood_still_waits_for_its_nodes_anew() -> None:
     time.sleep(2.0)  # noqa: ASYNC251  # as who holds the loop does
     assert not await settled()
     await ended(running)
-    await http.aclose()
+    await client.aclose()
 
 
 async def test_an_app_is_told_where_the_head_is() -> None:
@@ -129,7 +132,7 @@ async def test_an_app_is_told_where_the_head_is() -> None:
 
     def app(urls):
         seen.update(urls)
-        return bare("lamp", "A lamp.", figures=Figures("lamp"))
+        return bare("lamp", "A lamp.", figures=ServerMetrics("lamp"))
 
     made = Fleet([Part(LAMP, app)], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1))
     running = asyncio.ensure_future(made.run())

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from gymsdk import Environment, wire
-from gymsdk.transcript import Item
+from gymsdk import Environment, responses
+from gymsdk.types import Item
 from tests.servers.conftest import Serving
 
 SECRET = """
@@ -65,11 +65,14 @@ class Agent:
     async def call(self, name: str, arguments: dict[str, object]) -> httpx.Response:
         answer = await self.post(f"/{name}", arguments)
         number = f"c{len(self.items)}"
-        self.items += [wire.function_call(name, arguments, number), wire.function_call_output(number, answer.text)]
+        self.items += [
+            responses.build_function_call(name, arguments, number),
+            responses.build_function_call_output(number, answer.text),
+        ]
         return answer
 
     async def verify(self, said: str, row: Item = ROW) -> Item:
-        response = {"output": [*self.items, wire.message(said)]}
+        response = {"output": [*self.items, responses.build_message(said)]}
         found: Item = (await self.post("/verify", {**row, "response": response})).json()
         return found
 
@@ -108,7 +111,7 @@ async def test_a_policy_does_not_begin_anew_turn_by_turn(serving: Serving, hidde
         secret = (await agent.call("peek", {})).text
         await agent.call("peek", {})
         await agent.call("reset", ROW)
-        calls = [wire.function_call("peek", {})] * 9
+        calls = [responses.build_function_call("peek", {})] * 9
         assert (await agent.call("step", {"response": {"output": calls}})).status_code == 200
         verdict = await agent.verify(secret)
     assert (verdict["reward"], verdict["tries"]) == (0.0, 2)
@@ -169,10 +172,12 @@ async def test_a_policy_that_reads_its_reward_has_been_judged(serving: Serving, 
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
         secret = (await agent.call("peek", {})).text
-        guessed = {**ROW, "response": {"output": [wire.message("0")]}}
+        guessed = {**ROW, "response": {"output": [responses.build_message("0")]}}
         await agent.call("verify", guessed)
         called = await agent.call("peek", {})
-        judged = await agent.post("/verify", {**ROW, "response": {"output": [*agent.items, wire.message(secret)]}})
+        judged = await agent.post(
+            "/verify", {**ROW, "response": {"output": [*agent.items, responses.build_message(secret)]}}
+        )
     assert (called.status_code, judged.status_code, judged.json()["kind"]) == (409, 409, "session_judged")
 
 

@@ -11,18 +11,23 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from gymsdk import http, wire
-from gymsdk.servers import resources
-from gymsdk.servers.door.cookies import instance_of
-from gymsdk.servers.nodes import waiting
-from gymsdk.servers.nodes.forwarding import ONCE, Peers, _target
+from gymsdk import responses
+from gymsdk.http import client as http
+from gymsdk.servers import instances, resources
+from gymsdk.servers.auth import parse_instance
+from gymsdk.servers.forwarding import FORWARDED_HEADER, Peers, _build_url
 
 from .nodes import LOOK, Instance, balancing, heading, listening, told, until
 
 ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3, "expected_count": 8}
-CALL = wire.function_call("increment_counter", {"count": 5})
-BODY = {**ROW, "response": {"output": [CALL, wire.function_call_output(CALL["call_id"], "{}"), wire.message("done")]}}
-SILENT = {**ROW, "response": {"output": [wire.message("done")]}}
+CALL = responses.build_function_call("increment_counter", {"count": 5})
+BODY = {
+    **ROW,
+    "response": {
+        "output": [CALL, responses.build_function_call_output(CALL["call_id"], "{}"), responses.build_message("done")]
+    },
+}
+SILENT = {**ROW, "response": {"output": [responses.build_message("done")]}}
 COOKIE = "ResourcesServer___counter"
 APART = {"connection": "close"}
 
@@ -74,7 +79,7 @@ async def opened(asking: httpx.AsyncClient) -> dict[str, dict[str, str]]:
     for _ in range(2):
         token = (await asking.post("/seed_session", json=ROW)).cookies[COOKIE]
         asking.cookies.clear()
-        held[instance_of(token) or ""] = {"cookie": f"{COOKIE}={token}"}
+        held[parse_instance(token) or ""] = {"cookie": f"{COOKIE}={token}"}
     return held
 
 
@@ -152,7 +157,7 @@ async def test_what_has_been_handed_on_is_not_handed_on_again(counter):
         held = (await opened(asking))[one.id]
         path = f"{other.url}/increment_counter"
         there = await asking.post(path, json={"count": 1}, headers=held)
-        here = await asking.post(path, json={"count": 1}, headers=held | {ONCE: "1"})
+        here = await asking.post(path, json={"count": 1}, headers=held | {FORWARDED_HEADER: "1"})
     assert (there.status_code, here.status_code, here.json()["kind"]) == (200, 409, "session_lost")
 
 
@@ -163,7 +168,10 @@ async def test_an_instance_nobody_knows_is_asked_of_nobody(counter):
         asked.append(id)
         return None
 
-    async with listening(resources.app(counter(), peers=Peers("0" * 12, url))) as port, httpx.AsyncClient() as asking:
+    async with (
+        listening(resources.create_app(counter(), peers=Peers("0" * 12, url))) as port,
+        httpx.AsyncClient() as asking,
+    ):
         at = f"http://127.0.0.1:{port}"
         for token in ("a" * 12 + "." + "x" * 32, "a" * 12 + "." + "x" * 31, "none." + "x" * 32, "../../x." + "y" * 32):
             answer = await asking.post(f"{at}/increment_counter", json={}, headers={"cookie": f"{COOKIE}={token}"})
@@ -177,7 +185,9 @@ async def test_a_request_is_handed_on_as_it_came_and_so_is_its_answer(counter):
 
     @other.post("/{path:path}")
     async def noted(path: str, request: Request):
-        headers = {name: request.headers.get(name) for name in ("authorization", "content-type", "x-own", ONCE)}
+        headers = {
+            name: request.headers.get(name) for name in ("authorization", "content-type", "x-own", FORWARDED_HEADER)
+        }
         seen.append((path, request.url.query, await request.body(), headers))
         return {"there": True}
 
@@ -186,7 +196,7 @@ async def test_a_request_is_handed_on_as_it_came_and_so_is_its_answer(counter):
         async def url(_: str) -> str | None:
             return f"http://127.0.0.1:{port}"
 
-        app = resources.app(counter(), peers=Peers("0" * 12, url))
+        app = resources.create_app(counter(), peers=Peers("0" * 12, url))
         async with listening(app) as here, httpx.AsyncClient() as asking:
             answer = await asking.post(
                 f"http://127.0.0.1:{here}/ng-rollout/r1/spell?a=%20b",
@@ -199,7 +209,7 @@ async def test_a_request_is_handed_on_as_it_came_and_so_is_its_answer(counter):
                 },
             )
     assert answer.json() == {"there": True}
-    told = {"authorization": "Bearer s", "content-type": "application/json", "x-own": "1", ONCE: "1"}
+    told = {"authorization": "Bearer s", "content-type": "application/json", "x-own": "1", FORWARDED_HEADER: "1"}
     assert seen == [("ng-rollout/r1/spell", "a=%20b", b'{"torn', told)]
 
 
@@ -218,7 +228,7 @@ async def test_a_body_that_is_refused_is_refused_here_and_forwarded_nowhere(coun
 
         headers = {"cookie": f"{COOKIE}={'a' * 12}.{'x' * 32}", "content-encoding": "gzip"}
         async with (
-            listening(resources.app(counter(), peers=Peers("0" * 12, url))) as here,
+            listening(resources.create_app(counter(), peers=Peers("0" * 12, url))) as here,
             httpx.AsyncClient() as asking,
         ):
             answer = await asking.post(f"http://127.0.0.1:{here}/increment_counter", content=b"{}", headers=headers)
@@ -262,7 +272,7 @@ async def test_what_asks_for_no_path_is_refused_and_sent_nowhere(counter, target
         seen.append("asked")
         return "http://127.0.0.1:1"
 
-    app = resources.app(counter(), peers=Peers("0" * 12, url, token="a-token-that-is-secret"))
+    app = resources.create_app(counter(), peers=Peers("0" * 12, url, token="a-token-that-is-secret"))
     async with await asyncio.start_server(taken, "127.0.0.9", 0) as stray, listening(app) as here:
         asked = target.format(port=stray.sockets[0].getsockname()[1])
         cookie = f"cookie: {COOKIE}={'a' * 12}.{'x' * 32}"
@@ -288,7 +298,7 @@ async def test_what_asks_for_no_path_is_refused_and_sent_nowhere(counter, target
 @pytest.mark.parametrize("target", ["@127.0.0.9:1/x", "1/x", "http://127.0.0.9:1/x", "//127.0.0.9:1/x", "\\\\h/x"])
 async def test_no_target_changes_where_a_request_is_handed_on_to(target):
     scope = {"type": "http", "path": target, "raw_path": target.encode(), "query_string": b"a=%20b"}
-    found = urlsplit(_target("http://127.0.0.1:6107", scope))
+    found = urlsplit(_build_url("http://127.0.0.1:6107", scope))
     assert (found.hostname, found.port, found.query) == ("127.0.0.1", 6107, "a=%20b")
 
 
@@ -308,7 +318,7 @@ async def test_headers_that_came_twice_are_one_and_those_of_a_connection_stay_he
         async def url(_: str) -> str | None:
             return f"http://127.0.0.1:{port}"
 
-        app = resources.app(counter(), peers=Peers("0" * 12, url))
+        app = resources.create_app(counter(), peers=Peers("0" * 12, url))
         async with listening(app) as here, httpx.AsyncClient() as asking:
             headers = [
                 ("cookie", "first=1"),
@@ -328,7 +338,7 @@ async def test_headers_that_came_twice_are_one_and_those_of_a_connection_stay_he
 
 
 async def test_an_instance_that_is_gone_as_it_is_asked_is_waited_for_no_longer(counter, monkeypatch):
-    monkeypatch.setattr(waiting, "ASKED", 0.1)
+    monkeypatch.setattr(instances, "PROBE_SECONDS", 0.1)
     there = True
 
     async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -341,7 +351,7 @@ async def test_an_instance_that_is_gone_as_it_is_asked_is_waited_for_no_longer(c
         async def url(_: str) -> str | None:
             return at if there else None
 
-        app = resources.app(counter(), peers=Peers("0" * 12, url, watch_seconds=0.05))
+        app = resources.create_app(counter(), peers=Peers("0" * 12, url, watch_seconds=0.05))
         async with listening(app) as here, httpx.AsyncClient(timeout=20) as asking:
             cookie = {"cookie": f"{COOKIE}={'a' * 12}.{'x' * 32}"}
             calling = asyncio.ensure_future(asking.post(f"http://127.0.0.1:{here}/spell", json={}, headers=cookie))
@@ -354,6 +364,6 @@ async def test_an_instance_that_is_gone_as_it_is_asked_is_waited_for_no_longer(c
 
 
 async def test_without_peers_a_token_says_nothing_of_an_instance(counter):
-    async with listening(resources.app(counter())) as port, httpx.AsyncClient() as asking:
+    async with listening(resources.create_app(counter())) as port, httpx.AsyncClient() as asking:
         answer = await asking.post(f"http://127.0.0.1:{port}/seed_session", json=ROW)
     assert len(answer.cookies[COOKIE]) == 32

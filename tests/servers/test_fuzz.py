@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from gymsdk import load, wire
+from gymsdk import load, responses
 
 NAMES = ("math", "multineedle", "tool_call")
 OTHERS = ("_simple_agent", "_environment_server")
@@ -74,7 +74,7 @@ def row_of(name: str) -> dict[str, Any]:
 def intact(url: str, name: str) -> Iterator[None]:
     """Have a session of the environment *name* open meanwhile: it is judged alike before and after."""
     row = row_of(name)
-    asked = row | {"response": wire.response([wire.message("7")], model="m")}
+    asked = row | {"response": responses.build_response([responses.build_message("7")], model="m")}
     with httpx.Client(base_url=url, timeout=HANGS) as client:
         client.post("/seed_session", json=row).raise_for_status()
         before = client.post("/verify", json=asked).raise_for_status().json()

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
-from gymsdk import Environment, Task, http
-from gymsdk.descriptors import MOST, raise_limit
-from gymsdk.launch import Options, Running, serving
-from gymsdk.servers.door import connection
-from gymsdk.servers.door.guard import names
+from gymsdk import Environment, Task
+from gymsdk.deploy.plan import Options
+from gymsdk.deploy.process import Running, serving
+from gymsdk.descriptors import MAX_OPEN_FILES, raise_open_file_limit
+from gymsdk.http import client as http
+from gymsdk.servers import listener
+from gymsdk.servers.middleware import allowed_hosts
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
 
@@ -64,17 +66,17 @@ async def test_the_head_is_guarded_too(running: Running) -> None:
 
 
 def test_a_server_that_listens_everywhere_has_every_name() -> None:
-    assert names("0.0.0.0") is None  # that is what is asked
-    assert names("::", "here") is None
-    assert {"10.0.0.5", "node5", "localhost"} <= (names("10.0.0.5", "Node5") or set())
-    assert names("127.0.0.1") == {"127.0.0.1", "localhost", "localhost.localdomain", "ip6-localhost"}
+    assert allowed_hosts("0.0.0.0") is None  # that is what is asked
+    assert allowed_hosts("::", "here") is None
+    assert {"10.0.0.5", "node5", "localhost"} <= (allowed_hosts("10.0.0.5", "Node5") or set())
+    assert allowed_hosts("127.0.0.1") == {"127.0.0.1", "localhost", "localhost.localdomain", "ip6-localhost"}
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /verify HTTP/1.1\r\nhost: 127.0.0.1\r\n"])
 async def test_a_connection_on_which_no_request_begins_is_closed(
     running: Running, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(connection, "BEGINNING", 0.1)
+    monkeypatch.setattr(listener, "FIRST_REQUEST_SECONDS", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(running.urls["counter"]).port)
     writer.write(sent)
     async with asyncio.timeout(10):
@@ -85,7 +87,7 @@ async def test_a_connection_on_which_no_request_begins_is_closed(
 async def test_a_request_that_takes_long_is_not_taken_for_silence(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "BEGINNING", 0.1)
+    monkeypatch.setattr(listener, "FIRST_REQUEST_SECONDS", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(running.urls["counter"]).port)
     head = b"POST /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{"
     writer.write(head.replace(b"/livez", b"/seed_session"))
@@ -100,8 +102,8 @@ def test_a_process_that_serves_may_have_many_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
-        most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
-        assert raise_limit() == most
+        most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+        assert raise_open_file_limit() == most
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import wire
+from gymsdk import responses
 
 ROW = {"responses_create_params": {"input": "add 3"}, "initial_count": 3, "expected_count": 6}
 
@@ -13,14 +13,14 @@ def turn(*items, **more):
     return {**ROW, "response": {"output": list(items)}, **more}
 
 
-ADD = wire.function_call("increment_counter", {"count": 3}, "c1")
+ADD = responses.build_function_call("increment_counter", {"count": 3}, "c1")
 
 
 async def test_an_episode_is_played_turn_by_turn(serving):
     async with serving() as client:
         opened = (await client.post("/reset", json=ROW)).json()
         first = (await client.post("/step", json=turn(ADD))).json()
-        last = (await client.post("/step", json=turn(wire.message("done")))).json()
+        last = (await client.post("/step", json=turn(responses.build_message("done")))).json()
         closed = await client.post("/close", json={})
     assert opened["observation"].startswith("seed ")
     assert opened["info"]["supports_explicit_close"] is opened["info"]["supports_step_idempotency"] is True
@@ -40,9 +40,12 @@ async def test_a_step_sent_twice_is_taken_once(serving):
     async with serving() as client:
         await client.post("/reset", json=ROW)
         answers = [await client.post("/step", json=turn(ADD, _ng_step_request_id="a")) for _ in range(2)]
-        read = wire.function_call("get_counter_value", {}, "c2")
+        read = responses.build_function_call("get_counter_value", {}, "c2")
         count = (await client.post("/step", json=turn(read, _ng_step_request_id="b"))).json()
-        ends = [await client.post("/step", json=turn(wire.message("x"), _ng_step_request_id="c")) for _ in range(2)]
+        ends = [
+            await client.post("/step", json=turn(responses.build_message("x"), _ng_step_request_id="c"))
+            for _ in range(2)
+        ]
     assert answers[0].json() == answers[1].json()
     assert count["info"]["tool_outputs"][0]["output"] == '{"count":6}'
     assert ends[0].json() == ends[1].json()
@@ -53,17 +56,17 @@ async def test_a_step_without_an_id_is_taken_each_time(serving):
         await client.post("/reset", json=ROW)
         for _ in range(2):
             await client.post("/step", json=turn(ADD))
-        read = wire.function_call("get_counter_value", {}, "c2")
+        read = responses.build_function_call("get_counter_value", {}, "c2")
         count = (await client.post("/step", json=turn(read))).json()
     assert count["info"]["tool_outputs"][0]["output"] == '{"count":9}'
 
 
 async def test_a_turn_that_failed_is_not_played_a_second_time(serving):
-    stumble = wire.function_call("stumble", {}, "c1")
+    stumble = responses.build_function_call("stumble", {}, "c1")
     async with serving() as client:
         await client.post("/reset", json=ROW)
         failed = [await client.post("/step", json=turn(stumble, _ng_step_request_id="a")) for _ in range(2)]
-        read = wire.function_call("get_counter_value", {}, "c2")
+        read = responses.build_function_call("get_counter_value", {}, "c2")
         count = (await client.post("/step", json=turn(read))).json()
     assert [(answer.status_code, answer.json()["kind"]) for answer in failed] == [(503, "tool_raised")] * 2
     assert count["info"]["tool_outputs"][0]["output"] == '{"count":103}'
@@ -73,9 +76,9 @@ async def test_a_verdict_that_failed_is_asked_for_again(serving, counter):
     environment = counter(judge="down")
     async with serving(environment) as client:
         await client.post("/reset", json=ROW)
-        failed = await client.post("/step", json=turn(wire.message("x"), _ng_step_request_id="a"))
+        failed = await client.post("/step", json=turn(responses.build_message("x"), _ng_step_request_id="a"))
         environment.config = environment.config.model_copy(update={"judge": "up"})
-        again = await client.post("/step", json=turn(wire.message("x"), _ng_step_request_id="a"))
+        again = await client.post("/step", json=turn(responses.build_message("x"), _ng_step_request_id="a"))
     assert (failed.status_code, "reward" in failed.json()) == (503, False)
     assert (again.json()["reward"], again.json()["info"]["replies"]) == (0.5, 1)
 
@@ -83,13 +86,16 @@ async def test_a_verdict_that_failed_is_asked_for_again(serving, counter):
 async def test_after_the_end_there_is_no_step(serving):
     async with serving() as client:
         await client.post("/reset", json=ROW)
-        await client.post("/step", json=turn(wire.message("done")))
-        answer = await client.post("/step", json=turn(wire.message("more")))
+        await client.post("/step", json=turn(responses.build_message("done")))
+        answer = await client.post("/step", json=turn(responses.build_message("more")))
     assert (answer.status_code, answer.json()["detail"]) == (409, "the episode is over: POST /reset for another")
 
 
 async def test_a_turn_cut_short_truncates_the_episode_and_is_judged(serving):
-    cut = {**ROW, "response": {"output": [wire.message("I")], "incomplete_details": {"reason": "max_output_tokens"}}}
+    cut = {
+        **ROW,
+        "response": {"output": [responses.build_message("I")], "incomplete_details": {"reason": "max_output_tokens"}},
+    }
     async with serving() as client:
         await client.post("/reset", json={**ROW, "initial_count": 6})
         answer = (await client.post("/step", json=cut)).json()
@@ -132,7 +138,7 @@ async def test_an_episode_left_by_its_client_can_still_be_verified(serving):
     async with serving() as client:
         await client.post("/reset", json=ROW)
         await client.post("/step", json=turn(ADD))
-        output = [ADD, wire.function_call_output("c1", '{"success":true}')]
+        output = [ADD, responses.build_function_call_output("c1", '{"success":true}')]
         answer = (await client.post("/verify", json=turn(*output))).json()
     assert (answer["reward"], answer["final"]) == (1.0, 6)
 
@@ -140,7 +146,7 @@ async def test_an_episode_left_by_its_client_can_still_be_verified(serving):
 async def test_a_tool_named_like_an_endpoint_is_called_in_a_turn(serving):
     async with serving() as client:
         await client.post("/reset", json=ROW)
-        answer = (await client.post("/step", json=turn(wire.function_call("verify", {}, "c1")))).json()
+        answer = (await client.post("/step", json=turn(responses.build_function_call("verify", {}, "c1")))).json()
     assert answer["info"]["tool_outputs"] == [{"call_id": "c1", "output": "a tool"}]
 
 

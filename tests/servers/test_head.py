@@ -9,9 +9,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from gymsdk.observability.health import check_status
 from gymsdk.servers import head
-from gymsdk.servers.nodes.service import Service
-from gymsdk.servers.watching.health import status
+from gymsdk.servers.service import Service
 
 SERVICES = (
     Service(
@@ -41,7 +41,7 @@ ABOUT = {"policy_model_name": "scripted/oracle", "environment_server_routes": {"
 def client(
     *services: Service, host: str = "127.0.0.1", called: str = "127.0.0.1:11000", **options
 ) -> httpx.AsyncClient:
-    app = head.app(services or SERVICES, host=host, port=11000, about=ABOUT, **options)
+    app = head.create_app(services or SERVICES, host=host, port=11000, about=ABOUT, **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{called}")
 
 
@@ -145,12 +145,12 @@ async def test_an_instance_has_every_field_and_says_how_it_answers(listening: in
 async def test_a_server_that_is_gone_is_told_of_as_such() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    assert await status("127.0.0.1", port) == "connection_error"
+    assert await check_status("127.0.0.1", port) == "connection_error"
 
 
 async def test_a_server_that_says_nothing_is_told_of_as_such() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        assert await status("127.0.0.1", mute.getsockname()[1], seconds=0.1) == "timeout"
+        assert await check_status("127.0.0.1", mute.getsockname()[1], seconds=0.1) == "timeout"
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/healthz", "/health"])

@@ -10,10 +10,10 @@ import httpx
 import pytest
 import yaml
 
+from gymsdk.observability.health import HealthMonitor
 from gymsdk.servers import head
-from gymsdk.servers.nodes.reports import Exit, Load
-from gymsdk.servers.nodes.service import Service
-from gymsdk.servers.watching.health import Health
+from gymsdk.servers.reports import Exit, Load
+from gymsdk.servers.service import Service
 
 from .nodes import listening
 
@@ -22,14 +22,14 @@ OTHER = Service(name="sums", kind="resources_servers", implementation="sums", ho
 
 
 def client(*services: Service, host: str = "127.0.0.1", peer: str = "10.0.0.7", **options) -> httpx.AsyncClient:
-    app = head.app(services, host=host, port=11000, about={"policy_model_name": "a"}, **options)
+    app = head.create_app(services, host=host, port=11000, about={"policy_model_name": "a"}, **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(peer, 1)), base_url="http://h:11000")
 
 
 @pytest.fixture
 async def answering() -> AsyncIterator[int]:
     """The port of a server that answers."""
-    async with listening(head.app((), host="127.0.0.1", port=0)) as port:
+    async with listening(head.create_app((), host="127.0.0.1", port=0)) as port:
         yield port
 
 
@@ -107,7 +107,7 @@ async def silent(asked: asyncio.Semaphore, leave: asyncio.Event) -> AsyncIterato
 @pytest.mark.parametrize("path", ["/nodes", "/metrics", "/server_instances"])
 async def test_who_leaves_while_it_is_asked_how_it_is_is_told_of_no_more(path: str) -> None:
     asked, leave = asyncio.Semaphore(0), asyncio.Event()
-    asking = client(peer="127.0.0.1", health=Health(brief=60))
+    asking = client(peer="127.0.0.1", health=HealthMonitor(brief=60))
     async with silent(asked, leave) as there:
         await asking.put("/nodes/n1", json=saying(there))
         looking = asyncio.ensure_future(asking.get(path))
@@ -122,7 +122,7 @@ async def test_who_leaves_while_it_is_asked_how_it_is_is_told_of_no_more(path: s
 
 async def test_the_configuration_is_told_though_those_it_chooses_from_leave_meanwhile() -> None:
     asked, leave = asyncio.Semaphore(0), asyncio.Event()
-    asking = client(peer="127.0.0.1", health=Health(brief=60))
+    asking = client(peer="127.0.0.1", health=HealthMonitor(brief=60))
     async with silent(asked, leave) as there:
         for number in range(2):
             await asking.put(f"/nodes/n{number}", json=saying(there.model_copy(update={"id": f"{number:012}"})))

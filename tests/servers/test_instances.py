@@ -9,11 +9,11 @@ import time
 import pytest
 from fastapi import FastAPI
 
-from gymsdk import http
 from gymsdk.errors import Failed
-from gymsdk.servers.nodes import waiting
-from gymsdk.servers.nodes.instances import Instances
-from gymsdk.servers.nodes.reports import Instance, Nodes
+from gymsdk.http import client
+from gymsdk.servers import instances as waiting
+from gymsdk.servers.instances import InstanceDirectory
+from gymsdk.servers.reports import HeadSnapshot, Instance
 
 from .nodes import free, listening, until
 
@@ -32,18 +32,18 @@ class Head:
         self.settled = True
         self.fails = False
 
-    async def look(self) -> Nodes:
+    async def look(self) -> HeadSnapshot:
         self.asked += 1
         if self.fails:
             raise Failed("nobody there", kind="model_unreachable", retryable=True)
-        return Nodes(settled=self.settled, instances=[instance(each, self.urls.get(each)) for each in self.ids])
+        return HeadSnapshot(settled=self.settled, instances=[instance(each, self.urls.get(each)) for each in self.ids])
 
 
-async def ids(instances: Instances) -> list[str]:
+async def ids(instances: InstanceDirectory) -> list[str]:
     return [each.id for each in await instances.find_by_name("lamp", "resources_servers")]
 
 
-async def url(instances: Instances, id: str) -> str | None:
+async def url(instances: InstanceDirectory, id: str) -> str | None:
     return await instances.find_url(id, name="lamp", kind="resources_servers")
 
 
@@ -60,9 +60,9 @@ def living(status: int = 200, *, seconds: float = 0.0) -> tuple[FastAPI, list[fl
     return app, asked
 
 
-async def out_of_sight(head: Head, *, fresh: float = 0) -> Instances:
+async def out_of_sight(head: Head, *, fresh: float = 0) -> InstanceDirectory:
     """What is known of a head that lost sight of all that it had."""
-    instances = Instances(head.look, fresh=fresh)
+    instances = InstanceDirectory(head.look, fresh=fresh)
     await instances.renew()
     head.ids.clear()
     await asyncio.sleep(0.11)
@@ -72,14 +72,14 @@ async def out_of_sight(head: Head, *, fresh: float = 0) -> Instances:
 
 async def test_the_head_is_asked_no_more_often_than_said() -> None:
     head = Head("a")
-    instances = Instances(head.look, fresh=60)
+    instances = InstanceDirectory(head.look, fresh=60)
     assert [await ids(instances) for _ in range(3)] == [["a"]] * 3
     assert head.asked == 1
 
 
 async def test_what_was_known_lasts_while_the_head_is_gone_and_the_log_says_so_once(caplog) -> None:
     head = Head("a")
-    instances = Instances(head.look, fresh=0)
+    instances = InstanceDirectory(head.look, fresh=0)
     await instances.renew()
     head.fails = True
     with caplog.at_level(logging.WARNING, "gymsdk"):
@@ -92,11 +92,11 @@ async def test_what_was_known_lasts_while_the_head_is_gone_and_the_log_says_so_o
 
 
 async def test_a_head_that_hangs_holds_nobody_for_longer_than_said() -> None:
-    async def look() -> Nodes:
+    async def look() -> HeadSnapshot:
         await asyncio.sleep(60)
-        return Nodes()
+        return HeadSnapshot()
 
-    instances = Instances(look, patience=0.1)
+    instances = InstanceDirectory(look, patience=0.1)
     began = time.monotonic()
     assert await ids(instances) == []
     assert time.monotonic() - began < 5
@@ -104,7 +104,7 @@ async def test_a_head_that_hangs_holds_nobody_for_longer_than_said() -> None:
 
 async def test_a_head_that_has_just_begun_takes_nobody_away() -> None:
     head = Head("a", "b")
-    instances = Instances(head.look, fresh=0)
+    instances = InstanceDirectory(head.look, fresh=0)
     await instances.renew()
     head.ids, head.settled = ["b", "c"], False
     await asyncio.sleep(0.11)
@@ -118,7 +118,7 @@ async def test_a_head_that_has_just_begun_takes_nobody_away() -> None:
 
 async def test_one_that_is_told_of_a_moment_after_it_was_asked_for_is_found() -> None:
     head = Head("a")
-    instances = Instances(head.look)
+    instances = InstanceDirectory(head.look)
     await instances.renew()
     finding = asyncio.ensure_future(url(instances, "b"))
     await asyncio.sleep(0.2)
@@ -129,7 +129,7 @@ async def test_one_that_is_told_of_a_moment_after_it_was_asked_for_is_found() ->
 async def test_one_that_was_there_and_is_gone_is_not_waited_for() -> None:
     head = Head("a")
     head.urls["a"] = f"http://127.0.0.1:{free()}"
-    instances = Instances(head.look, fresh=0)
+    instances = InstanceDirectory(head.look, fresh=0)
     await instances.renew()
     head.ids.clear()
     await asyncio.sleep(0.11)
@@ -137,7 +137,7 @@ async def test_one_that_was_there_and_is_gone_is_not_waited_for() -> None:
     asked = head.asked
     assert await url(instances, "a") is None
     assert head.asked <= asked + 1
-    await http.aclose()
+    await client.aclose()
 
 
 async def test_one_that_the_head_alone_has_lost_sight_of_is_there_until_it_is_silent() -> None:
@@ -148,7 +148,7 @@ async def test_one_that_the_head_alone_has_lost_sight_of_is_there_until_it_is_si
         assert await ids(instances) == []
         assert await url(instances, "a") == head.urls["a"]
         assert await instances.find_url("a", name="bulb", kind="resources_servers") is None
-    await http.aclose()
+    await client.aclose()
     assert await url(instances, "a") is None
 
 
@@ -158,8 +158,8 @@ async def test_only_who_answers_as_one_of_ours_does_is_there(status: int, there:
     async with listening(living(status)[0]) as port:
         head.urls["a"] = f"http://127.0.0.1:{port}"
         assert (await url(await out_of_sight(head), "a") is not None) is there
-        assert await waiting.lives(head.urls["a"]) is there
-    await http.aclose()
+        assert await waiting.is_alive(head.urls["a"]) is there
+    await client.aclose()
 
 
 async def test_one_out_of_sight_is_asked_once_for_all_and_waits_for_no_head() -> None:
@@ -171,7 +171,7 @@ async def test_one_out_of_sight_is_asked_once_for_all_and_waits_for_no_head() ->
         assert await asyncio.gather(*(url(instances, "a") for _ in range(20))) == [head.urls["a"]] * 20
         assert await url(instances, "a") == head.urls["a"]
         assert (len(asked), head.asked) == (1, looks)
-    await http.aclose()
+    await client.aclose()
 
 
 async def test_who_hangs_up_takes_nobody_the_answer() -> None:
@@ -183,17 +183,17 @@ async def test_who_hangs_up_takes_nobody_the_answer() -> None:
         await until(lambda: asked)
         first.cancel()
         assert (await second, len(asked)) == (head.urls["a"], 1)
-    await http.aclose()
+    await client.aclose()
 
 
 async def test_one_that_was_busy_is_asked_again_sooner_than_one_that_refuses(monkeypatch) -> None:
-    monkeypatch.setattr(waiting, "ASKED", 0.1)
+    monkeypatch.setattr(waiting, "PROBE_SECONDS", 0.1)
     head, app = Head("a", "b"), living(seconds=0.3)[0]
     async with listening(app) as port:
         head.urls = {"a": f"http://127.0.0.1:{port}", "b": f"http://127.0.0.1:{free()}"}
         instances = await out_of_sight(head)
         assert (await url(instances, "a"), await url(instances, "b")) == (None, None)
-        monkeypatch.setattr(waiting, "ASKED", 5.0)
+        monkeypatch.setattr(waiting, "PROBE_SECONDS", 5.0)
 
         async def found() -> bool:
             return await url(instances, "a") == head.urls["a"]
@@ -201,12 +201,12 @@ async def test_one_that_was_busy_is_asked_again_sooner_than_one_that_refuses(mon
         began = time.monotonic()
         await until(found)
         assert time.monotonic() - began < 4
-    await http.aclose()
+    await client.aclose()
 
 
 async def test_the_head_is_seldom_asked_for_one_that_it_knows() -> None:
     head = Head("a")
-    instances = Instances(head.look, fresh=0.2)
+    instances = InstanceDirectory(head.look, fresh=0.2)
     await instances.renew()
     ends = time.monotonic() + 0.6
     while time.monotonic() < ends:
@@ -218,14 +218,14 @@ async def test_the_head_is_seldom_asked_for_one_that_it_knows() -> None:
 async def test_one_that_is_gone_is_noticed_by_who_asks_for_nothing_else() -> None:
     head = Head("a")
     head.urls["a"] = f"http://127.0.0.1:{free()}"
-    instances = Instances(head.look, fresh=0)
+    instances = InstanceDirectory(head.look, fresh=0)
     assert await url(instances, "a") == head.urls["a"]
     head.ids.clear()
     await until(lambda: is_gone(instances, "a"))
-    await http.aclose()
+    await client.aclose()
 
 
-async def is_gone(instances: Instances, id: str) -> bool:
+async def is_gone(instances: InstanceDirectory, id: str) -> bool:
     return await url(instances, id) is None
 
 
@@ -233,25 +233,25 @@ async def test_one_in_whose_place_another_is_is_gone() -> None:
     head = Head("a")
     async with listening(FastAPI()) as port:
         head.urls = dict.fromkeys("ab", f"http://127.0.0.1:{port}")
-        instances = Instances(head.look, fresh=0)
+        instances = InstanceDirectory(head.look, fresh=0)
         await instances.renew()
         head.ids = ["b"]
         await asyncio.sleep(0.11)
         await instances.renew()
         assert (await url(instances, "a"), await url(instances, "b")) == (None, head.urls["b"])
-    await http.aclose()
+    await client.aclose()
 
 
 async def test_one_that_nobody_knows_is_not_looked_for_all_the_time() -> None:
     head = Head("a")
-    instances = Instances(head.look)
+    instances = InstanceDirectory(head.look)
     assert await asyncio.gather(*(url(instances, f"made-up-{number}") for number in range(50))) == [None] * 50
     assert head.asked < 20
 
 
 async def test_one_that_nobody_knew_a_moment_ago_is_not_waited_for_again() -> None:
     head = Head("a")
-    instances = Instances(head.look)
+    instances = InstanceDirectory(head.look)
     assert await url(instances, "made-up") is None
     asked = head.asked
     assert [await url(instances, "made-up") for _ in range(20)] == [None] * 20
@@ -263,7 +263,7 @@ async def test_one_that_nobody_knew_a_moment_ago_is_not_waited_for_again() -> No
 
 
 async def test_only_a_server_of_the_same_name_and_kind_is_found() -> None:
-    instances = Instances(Head("a").look)
+    instances = InstanceDirectory(Head("a").look)
     assert await url(instances, "a") == "http://a"
     assert await instances.find_url("a", name="bulb", kind="resources_servers") is None
     assert await instances.find_url("a", name="lamp", kind="responses_api_models") is None

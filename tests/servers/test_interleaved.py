@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from gymsdk import Environment, Task
 from gymsdk.servers import resources
-from gymsdk.servers.sessions.held import Session
+from gymsdk.servers.sessions import Session
 
 from .walks import Walk, alone, interleaved, recorded
 
@@ -109,7 +109,7 @@ async def test_what_is_closed_or_forgotten_is_released_once(
 ) -> None:
     found, count = counter(), 40
     rows = [Task.ask("add", initial_count=number + 100, expected_count=0).row() for number in range(count)]
-    async with listening(resources.app(found, ttl=ttl)) as url, asking() as http:
+    async with listening(resources.create_app(found, ttl=ttl)) as url, asking() as http:
         names = [await _seeded(http, url, f"session-{number}", row) for number, row in enumerate(rows)]
         assert ttl == 1 or await still_open(http, url) == count
         # With a short time to live nobody closes any; with a long one each is closed, twice at once.

@@ -13,8 +13,8 @@ import pytest
 
 from gymsdk import Environment
 from gymsdk.servers import app
-from gymsdk.servers.door.large_bodies import LARGE, budget
-from gymsdk.servers.door.safety import Limits, Safety
+from gymsdk.servers.auth import Limits, Security
+from gymsdk.servers.limits import LARGE_BODY_BYTES, body_budget
 
 from .secured import Up, secured
 
@@ -22,13 +22,13 @@ ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3, "expecte
 MESSAGE = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
 TOKENS = {"generation_token_ids": [*range(65_536)], "generation_log_probs": [-0.5] * 65_536}
 RESPONSE = {"id": "r", "object": "response", "status": "completed", "model": "m"}
-PADDED = json.dumps(ROW | {"response": RESPONSE | {"output": [MESSAGE]}, "padding": "x" * LARGE}).encode()
+PADDED = json.dumps(ROW | {"response": RESPONSE | {"output": [MESSAGE]}, "padding": "x" * LARGE_BODY_BYTES}).encode()
 JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
 async def up(counter: Callable[..., Environment]) -> AsyncIterator[Up]:
-    async with secured(counter(), Safety(limits=Limits(body=64 * 2**20, bodies=2 * LARGE))) as running:
+    async with secured(counter(), Security(limits=Limits(body=64 * 2**20, bodies=2 * LARGE_BODY_BYTES))) as running:
         yield running
 
 
@@ -43,8 +43,13 @@ async def client(up: Up) -> AsyncIterator[aiohttp.ClientSession]:
     [
         ("/verify", b'{"x":[' + b"[]," * 1_100_000 + b"0]}", 413, "too many values"),
         ("/verify", b'{"x":' + b"[" * 2000 + b"]" * 2000 + b"}", 422, "depth limit"),
-        ("/verify", b'{"x":"' + b"a" * LARGE + b'","y":' + b"[" * 2000 + b"]" * 2000 + b"}", 413, "1024 levels"),
-        ("/verify", b'{"x":"' + b"a" * LARGE + b'"', 422, "the body is no JSON"),
+        (
+            "/verify",
+            b'{"x":"' + b"a" * LARGE_BODY_BYTES + b'","y":' + b"[" * 2000 + b"]" * 2000 + b"}",
+            413,
+            "1024 levels",
+        ),
+        ("/verify", b'{"x":"' + b"a" * LARGE_BODY_BYTES + b'"', 422, "the body is no JSON"),
         (
             "/aggregate_metrics",
             b'{"verify_responses":[' + b'{"reward":1},' * 250_000 + b'{"reward":1}]}',
@@ -96,29 +101,29 @@ async def test_large_bodies_wait_for_their_turn_and_small_ones_do_not(client: ai
     # It does not say how long it will be, and so takes all the room there is.
     first = asyncio.ensure_future(judged(slow()))
     async with asyncio.timeout(60):
-        while not budget().used:  # noqa: ASYNC110  # the server receives it in its own time
+        while not body_budget().used:  # noqa: ASYNC110  # the server receives it in its own time
             await asyncio.sleep(0.01)
         others = [asyncio.ensure_future(judged(BytesIO(PADDED))) for _ in range(4)]
         assert await judged(BytesIO(json.dumps(ROW | {"response": RESPONSE | {"output": [MESSAGE]}}).encode())) == 200
         assert not any(each.done() for each in (first, *others))
         more.set()
         assert await asyncio.gather(first, *others) == [200] * 5
-        assert budget().used == 0
+        assert body_budget().used == 0
 
 
 async def test_a_large_body_that_finds_no_room_may_be_sent_again(
     client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "TURN", 0.05)
+    monkeypatch.setattr(app, "BODY_WAIT_SECONDS", 0.05)
     first = asyncio.ensure_future(client.post("/verify", data=stalled()))
     async with asyncio.timeout(60):
-        while not budget().used:  # noqa: ASYNC110  # the server receives it in its own time
+        while not body_budget().used:  # noqa: ASYNC110  # the server receives it in its own time
             await asyncio.sleep(0.01)
         async with client.post("/verify", data=BytesIO(PADDED)) as answer:
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         first.cancel()
         await asyncio.wait({first})
-        while budget().used:  # noqa: ASYNC110  # the server notices that the client is gone
+        while body_budget().used:  # noqa: ASYNC110  # the server notices that the client is gone
             await asyncio.sleep(0.01)
         async with client.post("/verify", data=BytesIO(PADDED)) as answer:
             assert answer.status == 200

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from gymsdk import Environment
-from gymsdk.servers.door import connection
-from gymsdk.servers.door.safety import Limits, Safety
+from gymsdk.servers import listener
+from gymsdk.servers.auth import Limits, Security
 
 from .secured import Up, secured
 
@@ -18,7 +18,7 @@ LIMITS = Limits(body=4096, header=4096, headers=20, connections=3)
 
 @pytest.fixture
 async def up(counter: Callable[..., Environment]) -> AsyncIterator[Up]:
-    async with secured(counter(), Safety(limits=LIMITS)) as running:
+    async with secured(counter(), Security(limits=LIMITS)) as running:
         yield running
 
 
@@ -84,7 +84,7 @@ async def test_a_connection_beyond_the_most_is_told_so_and_the_others_go_on(up: 
 async def test_the_rest_of_a_request_that_has_been_answered_is_not_waited_for_without_end(
     up: Up, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "LINGERING", 0.1)
+    monkeypatch.setattr(listener, "UNREAD_BODY_SECONDS", 0.1)
     reader, writer = await connected(up)
     writer.write(request("content-length: 4000", path="/nowhere/at/all") + b"{")
     async with asyncio.timeout(10):

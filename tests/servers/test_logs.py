@@ -18,15 +18,16 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from gymsdk import UsageError, http
+from gymsdk import UsageError
+from gymsdk.http import client as http
 from gymsdk.models.registry import model
+from gymsdk.observability.logging import LogConfig, LogHandler, log_to
+from gymsdk.observability.logging import parse_log_config as asked_for
+from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import agent
-from gymsdk.servers.app import answer
-from gymsdk.servers.app import app as bare
-from gymsdk.servers.watching.figures import Figures
-from gymsdk.servers.watching.logs import Lines, Logging, kept
-from gymsdk.servers.watching.logs import asked as asked_for
-from gymsdk.servers.wire.remote import Remote
+from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import json_response
+from gymsdk.servers.remote import RemoteEnvironment
 
 from .nodes import until
 
@@ -35,8 +36,8 @@ PROMPT, SECRET = "What is the answer to Wunderhorn?", "hush-this-is-a-key"
 SERVING = """
 import asyncio, json, sys
 from pathlib import Path
-from gymsdk.launch import serving
-from gymsdk.servers.watching.logs import Logging, kept
+from gymsdk.deploy.process import serving
+from gymsdk.observability.logging import LogConfig, log_to
 
 async def main():
     async with serving(["sums"], model="scripted/null", settings={"sums": {"key": sys.argv[2]}}) as running:
@@ -104,8 +105,8 @@ async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
     logs = tmp_path / "logs"
     urls = started(logs)
     player = model("endpoint/null", base_url=f"{urls['policy_model']}/v1")
-    app = agent.app(Remote(urls["sums"], "sums"), player)
-    with kept(Logging(level="info", format="json", directory=logs)):
+    app = agent.create_app(RemoteEnvironment(urls["sums"], "sums"), player)
+    with log_to(LogConfig(level="info", format="json", directory=logs)):
         async with listening(app) as url:
             sent = [row(_ng_rollout_id="the-one"), row(_ng_rollout_id="another")]
             answers = [await played(url, each, **{"x-request-id": f"asked-{each['_ng_rollout_id']}"}) for each in sent]
@@ -150,7 +151,7 @@ async def test_a_rollout_that_nobody_named_is_found_by_its_indices(started: Star
 
 async def test_a_tool_that_a_foreign_agent_calls_is_of_its_sessions_rollout(serving: Serving, tmp_path: Path):
     opened = {"responses_create_params": {"input": PROMPT}, "initial_count": 1, "expected_count": 2}
-    with kept(Logging(level="info", format="json", directory=tmp_path)):
+    with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
         async with serving() as client:
             await client.post("/seed_session", json={**opened, "_ng_rollout_id": "theirs"})
             assert (await client.post("/increment_counter", json={"count": 1})).json() == {"success": True}
@@ -178,18 +179,18 @@ async def test_what_failed_is_in_the_line_of_its_request(started: Started, tmp_p
 @pytest.fixture
 async def asked(tmp_path: Path):
     """A client of a server in this process, and its lines so far."""
-    made = bare("lamp", "A lamp.", figures=Figures("lamp"))
+    made = bare("lamp", "A lamp.", figures=ServerMetrics("lamp"))
 
     async def breaks() -> None:
         raise ZeroDivisionError("of 424242")
 
     async def carries(request: Request):
-        return answer({"request": request.headers.get("x-request-id")})
+        return json_response({"request": request.headers.get("x-request-id")})
 
     made.add_api_route("/breaks", breaks, methods=["POST"])
     made.add_api_route("/carries", carries, methods=["POST"])
     transport = httpx.ASGITransport(made, raise_app_exceptions=False)
-    with kept(Logging(level="info", format="json", directory=tmp_path)):
+    with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
         async with httpx.AsyncClient(transport=transport, base_url="http://lamp.test") as client:
             yield client, lambda: lines(tmp_path / "lamp.log")
 
@@ -221,13 +222,13 @@ async def test_who_looks_whether_a_server_is_there_leaves_no_line(asked, tmp_pat
 
 
 def test_a_line_that_belongs_to_no_request_is_of_the_process(tmp_path: Path):
-    with kept(Logging(level="info", directory=tmp_path, server="math")):
+    with log_to(LogConfig(level="info", directory=tmp_path, server="math")):
         logging.getLogger("gymsdk").info("over\nand %s", "out")
     assert (tmp_path / "math.log").read_text().endswith("info math rollout=- request=- over\\nand out\n")
 
 
 def test_a_file_is_there_once_there_is_a_line_for_it(tmp_path: Path):
-    with kept(Logging(level="info", directory=tmp_path)):
+    with log_to(LogConfig(level="info", directory=tmp_path)):
         assert list(tmp_path.iterdir()) == []
         logging.getLogger("gymsdk").info("here")
         assert [each.name for each in tmp_path.iterdir()] == ["gymsdk.log"]
@@ -235,13 +236,13 @@ def test_a_file_is_there_once_there_is_a_line_for_it(tmp_path: Path):
 
 def test_a_file_that_is_somebody_elses_is_said_at_once(tmp_path: Path):
     (tmp_path / "gymsdk.log").mkdir()
-    with pytest.raises(UsageError, match=r"--log-dir .* cannot be written"), kept(Logging(directory=tmp_path)):
+    with pytest.raises(UsageError, match=r"--log-dir .* cannot be written"), log_to(LogConfig(directory=tmp_path)):
         pass
 
 
 def test_several_processes_write_their_lines_whole_into_one_file(tmp_path: Path):
     source = (
-        "import logging, sys\nfrom pathlib import Path\nfrom gymsdk.servers.watching.logs import Logging, kept\n"
+        "import logging, sys\nfrom pathlib import Path\nfrom gymsdk.observability.logging import LogConfig, log_to\n"
         "with kept(Logging(level='info', format='json', directory=Path(sys.argv[1]), server='both')):\n"
         "    for number in range(300): logging.getLogger('gymsdk').info('x' * 5000)\n"
     )
@@ -254,7 +255,7 @@ def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(UsageError, match=r"--log-dir .* cannot be written .*; name a folder"),
-        kept(Logging(directory=tmp_path / "file")),
+        log_to(LogConfig(directory=tmp_path / "file")),
     ):
         pass
 
@@ -262,11 +263,11 @@ def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path):
 def test_nothing_changes_where_nothing_is_asked_for():
     log = logging.getLogger("gymsdk")
     before = (list(log.handlers), log.level)
-    with kept(Logging()):
+    with log_to(LogConfig()):
         assert (list(log.handlers), log.level) == before
         assert not logging.getLogger("gymsdk.requests").isEnabledFor(logging.WARNING)
-    with kept(Logging(level="info")):
-        assert any(isinstance(each, Lines) for each in log.handlers)
+    with log_to(LogConfig(level="info")):
+        assert any(isinstance(each, LogHandler) for each in log.handlers)
     assert (list(log.handlers), log.level) == before
 
 
@@ -278,14 +279,14 @@ def test_a_level_or_form_that_is_none_is_refused():
 
 
 def test_requests_are_shown_to_nobody_who_asks_for_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    with kept(asked_for("info", "text", tmp_path)):
+    with log_to(asked_for("info", "text", tmp_path)):
         logging.getLogger("gymsdk.requests").warning("POST /run 503")
     assert not caplog.records
     assert "POST /run 503" in (tmp_path / "gymsdk.log").read_text()
 
 
 def test_of_an_exception_the_place_and_type_are_told_and_not_what_it_says(tmp_path: Path):
-    with kept(Logging(format="json", directory=tmp_path)):
+    with log_to(LogConfig(format="json", directory=tmp_path)):
         try:
             int(PROMPT)
         except ValueError:
@@ -297,7 +298,7 @@ def test_of_an_exception_the_place_and_type_are_told_and_not_what_it_says(tmp_pa
 
 def test_lines_go_to_standard_error_where_no_folder_is_named():
     source = (
-        "import logging\nfrom gymsdk.servers.watching.logs import Logging, kept\n"
+        "import logging\nfrom gymsdk.observability.logging import LogConfig, log_to\n"
         "with kept(Logging(format='json')): logging.getLogger('gymsdk').warning('careful')\n"
     )
     said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, env=os.environ)
@@ -305,5 +306,5 @@ def test_lines_go_to_standard_error_where_no_folder_is_named():
 
 
 def test_another_process_is_told_to_log_alike(tmp_path: Path):
-    words = Logging(level="info", format="json", directory=tmp_path).to_options
+    words = LogConfig(level="info", format="json", directory=tmp_path).to_options
     assert words == ["--log-level", "info", "--log-format", "json", "--log-dir", str(tmp_path)]

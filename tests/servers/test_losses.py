@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gymsdk.servers.app import Refused
+from gymsdk.servers.app import RequestRejected
 
 from .saying import HERE, MATH, another, ended, said
 
@@ -31,7 +31,7 @@ def test_a_lost_node_that_leaves_late_is_lost_no_more_and_what_it_said_before_co
     assert lost(members) == ["a"]
     members.leave("a")
     assert lost(members) == []
-    with pytest.raises(Refused, match="has left"):
+    with pytest.raises(RequestRejected, match="has left"):
         members.put("a", said(MATH), HERE)
 
 

@@ -10,11 +10,11 @@ import orjson
 import pytest
 from fastapi import FastAPI
 
-from gymsdk import Environment, Task, wire
-from gymsdk.models.scripted import Scripted
+from gymsdk import Environment, Task, responses
+from gymsdk.models.scripted import ScriptedModel
 from gymsdk.servers import agent, environment, model
-from gymsdk.servers.wire.remote import Remote
-from gymsdk.transcript import Item
+from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.types import Item
 
 from .reached import asked
 
@@ -24,8 +24,8 @@ PARAMS = {
     "input": [
         {"role": "system", "content": "be brief"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "add"}]},
-        wire.function_call("increment_counter", {"count": 1}, "c1"),
-        wire.function_call_output("c1", "ok"),
+        responses.build_function_call("increment_counter", {"count": 1}, "c1"),
+        responses.build_function_call_output("c1", "ok"),
     ],
     "tools": TOOLS,
     "temperature": 0.5,
@@ -81,10 +81,12 @@ def text(body: object) -> bytes:
         return json.dumps(body).encode()
 
 
-APPS: dict[str, Callable[[Environment, Scripted], FastAPI]] = {
-    "agent": lambda found, policy: agent.app(found, policy, resources=Remote("http://127.0.0.1:9", "counter")),
-    "environment": environment.app,
-    "model": lambda _, policy: model.app(policy),
+APPS: dict[str, Callable[[Environment, ScriptedModel], FastAPI]] = {
+    "agent": lambda found, policy: agent.create_app(
+        found, policy, resources=RemoteEnvironment("http://127.0.0.1:9", "counter")
+    ),
+    "environment": environment.create_app,
+    "model": lambda _, policy: model.create_app(policy),
 }
 
 
@@ -103,7 +105,7 @@ APPS: dict[str, Callable[[Environment, Scripted], FastAPI]] = {
     ],
 )
 async def test_a_body_with_something_odd_in_it_is_answered(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted], server: str, path: str, body: Item
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], server: str, path: str, body: Item
 ) -> None:
     async with asked(APPS[server](counter(), policy("done"))) as client:
         assert (await client.post(path, json=body)).status_code == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import wire
+from gymsdk import responses
 
 TOKEN = "X-NeMo-Gym-Session-Token"
 ROW = {"responses_create_params": {"input": "add 3"}, "initial_count": 3, "expected_count": 6}
@@ -86,8 +86,8 @@ async def test_a_tool_is_called_in_the_sessions_episode(serving):
         added = await call(client, "increment_counter", {"count": 3}, key)
         spelt = await call(client, "spell", None, key)
         output = [
-            wire.function_call("mcp__counter__increment_counter", {"count": 3}, "c"),
-            wire.function_call_output("c", "x"),
+            responses.build_function_call("mcp__counter__increment_counter", {"count": 3}, "c"),
+            responses.build_function_call_output("c", "x"),
         ]
         judged = (await client.post("/verify", json={**ROW, "response": {"output": output}})).json()
     assert added["result"] == {
@@ -102,8 +102,8 @@ async def test_a_tool_is_called_in_the_sessions_episode(serving):
 
 async def test_a_name_with_the_servers_before_it_is_replayed_as_the_tools_own(serving):
     output = [
-        wire.function_call("mcp__counter__increment_counter", {"count": 3}, "c"),
-        wire.function_call_output("c", "x"),
+        responses.build_function_call("mcp__counter__increment_counter", {"count": 3}, "c"),
+        responses.build_function_call_output("c", "x"),
     ]
     async with serving(with_mcp=True) as client:
         judged = (await client.post("/verify", json={**ROW, "response": {"output": output}})).json()

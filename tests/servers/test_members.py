@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from gymsdk.servers.app import Refused
-from gymsdk.servers.nodes.admission import check
-from gymsdk.servers.nodes.choice import first, told
-from gymsdk.servers.nodes.members import Members
-from gymsdk.servers.nodes.reports import Exit, Registration
+from gymsdk.servers.app import RequestRejected
+from gymsdk.servers.instances import build_shared_config, choose_services
+from gymsdk.servers.registry import NodeRegistry, check_services
+from gymsdk.servers.reports import Exit, Registration
 
 from .saying import HERE, MATH, another, ended, said
 
@@ -24,16 +23,16 @@ def test_a_member_is_there_for_its_lease(members, clock):
 
 def test_who_left_before_it_was_known_does_not_come_back_late(members):
     members.leave("a")
-    with pytest.raises(Refused, match="has left"):
+    with pytest.raises(RequestRejected, match="has left"):
         members.put("a", said(MATH), HERE)
 
 
 def test_only_so_many_that_left_are_remembered(clock):
-    members = Members(most=2, clock=clock)
+    members = NodeRegistry(most=2, clock=clock)
     for name in "abc":
         members.leave(name)
     assert members.register("a", said(MATH), HERE) == 10.0
-    with pytest.raises(Refused, match="has left"):
+    with pytest.raises(RequestRejected, match="has left"):
         members.register("c", said(another()), HERE)
 
 
@@ -55,7 +54,7 @@ def test_what_has_left_is_gone_at_once_and_does_not_come_back_late(members):
     members.leave("a")
     members.leave("a")
     assert members.services == []
-    with pytest.raises(Refused, match="node 'a' has left"):
+    with pytest.raises(RequestRejected, match="node 'a' has left"):
         members.put("a", said(MATH), HERE)
 
 
@@ -69,20 +68,22 @@ def test_a_second_node_under_a_name_is_another_instance(members):
 @pytest.mark.parametrize("other", [{"implementation": "sums"}, {"kind": "responses_api_models"}])
 def test_a_name_that_contradicts_another_is_refused_in_a_sentence(members, other):
     members.put("a", said(MATH), HERE)
-    with pytest.raises(Refused, match=r"'math' is resources_servers/math here, and cannot be .*; give it another name"):
+    with pytest.raises(
+        RequestRejected, match=r"'math' is resources_servers/math here, and cannot be .*; give it another name"
+    ):
         members.put("b", said(another(**other)), HERE)
     assert len(members) == 1
 
 
 def test_a_name_that_contradicts_one_of_the_heads_own_is_refused(clock):
-    with pytest.raises(Refused, match="'math' is"):
-        Members([MATH], clock=clock).register("b", said(another(implementation="sums")), HERE)
+    with pytest.raises(RequestRejected, match="'math' is"):
+        NodeRegistry([MATH], clock=clock).register("b", said(another(implementation="sums")), HERE)
 
 
 @pytest.mark.parametrize("name", ["head_server", "policy_model_name"])
 def test_a_server_may_not_be_called_like_a_key_of_the_configuration(name):
-    with pytest.raises(Refused, match="a key of the configuration"):
-        Members(taken=["policy_model_name"]).register("a", said(another(name=name)), HERE)
+    with pytest.raises(RequestRejected, match="a key of the configuration"):
+        NodeRegistry(taken=["policy_model_name"]).register("a", said(another(name=name)), HERE)
 
 
 def test_a_node_may_change_what_it_has(members):
@@ -107,10 +108,10 @@ def test_a_node_that_does_not_say_where_it_is_is_where_it_asks_from(members, hos
 
 
 def test_there_are_no_more_than_there_is_place_for(clock):
-    members = Members(most=1, clock=clock)
+    members = NodeRegistry(most=1, clock=clock)
     members.register("a", said(), HERE)
     members.register("a", said(), HERE)
-    with pytest.raises(Refused, match="this head has 1 nodes by now"):
+    with pytest.raises(RequestRejected, match="this head has 1 nodes by now"):
         members.register("b", said(), HERE)
 
 
@@ -157,17 +158,17 @@ def test_what_is_no_registration_is_refused(wrong):
 
 def test_the_oldest_that_answers_stands_for_all_of_a_name():
     old, young, new = another(started=1.0), another(started=2.0), another(started=3.0)
-    assert first([new, old, young], {})["math"] is old
-    assert first([new, old, young], {old.id: "timeout", young.id: "success"})["math"] is young
-    assert first([new, old], {old.id: "timeout", new.id: "connection_error"})["math"] is old
-    assert first([new, old], {}, draining={old.id})["math"] is new
+    assert choose_services([new, old, young], {})["math"] is old
+    assert choose_services([new, old, young], {old.id: "timeout", young.id: "success"})["math"] is young
+    assert choose_services([new, old], {old.id: "timeout", new.id: "connection_error"})["math"] is old
+    assert choose_services([new, old], {}, draining={old.id})["math"] is new
 
 
 def test_the_configuration_says_where_tasks_are_sent_and_what_the_model_is():
     its = {"resources_server": {"type": "resources_servers", "name": "math"}}
     server = another(name="math_server", kind="environment_servers", fields=its)
     model = another(name="policy_model", kind="responses_api_models", fields={"model": "openai/x"})
-    assert told([MATH, server, model]) == {
+    assert build_shared_config([MATH, server, model]) == {
         "environment_server_routes": {"math": "math_server"},
         "policy_model_name": "openai/x",
     }
@@ -179,7 +180,7 @@ def test_a_node_whose_process_ended_is_gone_as_soon_as_its_supervisor_says_so(me
     # That it ended is told of by itself: it is not lost.
     assert (members.services, members.lost) == ([], [])
     # What it said last may come late.
-    with pytest.raises(Refused, match="has left"):
+    with pytest.raises(RequestRejected, match="has left"):
         members.put("child", said(another(pid=7), supervisor="s"), HERE)
     assert members.services == []
 
@@ -196,7 +197,7 @@ def test_the_end_of_one_process_is_not_that_of_another(members, service, supervi
 
 def test_what_comes_late_of_a_process_that_ended_is_refused_whoever_was_heard_first(members):
     members.put("supervisor", ended(), HERE)
-    with pytest.raises(Refused, match="the process of node 'child' has ended") as caught:
+    with pytest.raises(RequestRejected, match="the process of node 'child' has ended") as caught:
         members.put("child", said(another(pid=7), supervisor="s"), HERE)
     assert (caught.value.status, members.services, members.restarting("child")) == (410, [], [])
 
@@ -211,30 +212,30 @@ def test_how_a_server_ended_wrongly_is_not_hidden_by_another_of_its_name(members
 def test_two_nodes_do_not_have_the_same_instance(members):
     members.put("a", said(MATH), HERE)
     members.put("a", said(MATH), HERE)
-    with pytest.raises(Refused, match=r"the id .* of 'math' is another instance's") as caught:
+    with pytest.raises(RequestRejected, match=r"the id .* of 'math' is another instance's") as caught:
         members.put("b", said(MATH), HERE)
     assert caught.value.status == 409
     members.put("b", said(another()), HERE)
     members.leave("a")
     members.put("c", said(MATH), HERE)
-    with pytest.raises(Refused, match="another instance's"):
+    with pytest.raises(RequestRejected, match="another instance's"):
         members.put("d", said(one := another(), one.model_copy()), HERE)
 
 
 def test_what_only_its_own_machine_reaches_is_taken_in_from_there_alone():
     near = MATH.model_copy(update={"host": "127.0.0.1"})
     for address, own in (("127.0.0.1", "127.0.0.1"), ("::ffff:127.0.0.1", "::"), ("::1", "::1"), (HERE, HERE)):
-        check([near], address, own=own, scheme="http")
-    check([MATH.model_copy(update={"host": "0.0.0.0"})], HERE, own="10.0.0.1", scheme="http")
+        check_services([near], address, own=own, scheme="http")
+    check_services([MATH.model_copy(update={"host": "0.0.0.0"})], HERE, own="10.0.0.1", scheme="http")
     for host in ("127.0.0.1", "localhost", "::1"):
         with pytest.raises(
-            Refused, match=r"'math' listens at .*10\.0\.0\.7.*--host 0\.0\.0\.0.*--advertise-host"
+            RequestRejected, match=r"'math' listens at .*10\.0\.0\.7.*--host 0\.0\.0\.0.*--advertise-host"
         ) as caught:
-            check([MATH.model_copy(update={"host": host})], HERE, own="10.0.0.1", scheme="http")
+            check_services([MATH.model_copy(update={"host": host})], HERE, own="10.0.0.1", scheme="http")
         assert caught.value.status == 422
 
 
 def test_a_head_that_speaks_tls_takes_in_nothing_that_does_not():
-    check([MATH.model_copy(update={"scheme": "https"})], "127.0.0.1", own="127.0.0.1", scheme="https")
-    with pytest.raises(Refused, match="in the clear; serve it with --tls-cert and --tls-key"):
-        check([MATH], "127.0.0.1", own="127.0.0.1", scheme="https")
+    check_services([MATH.model_copy(update={"scheme": "https"})], "127.0.0.1", own="127.0.0.1", scheme="https")
+    with pytest.raises(RequestRejected, match="in the clear; serve it with --tls-cert and --tls-key"):
+        check_services([MATH], "127.0.0.1", own="127.0.0.1", scheme="https")

@@ -12,13 +12,12 @@ import pytest
 from anthropic import NotFoundError
 from openai import AsyncOpenAI
 
-from gymsdk import Failed, model, wire
-from gymsdk.replicas import STICKY
+from gymsdk import Failed, model, responses
+from gymsdk.deploy.runner import Strand
+from gymsdk.router import STICKY_KEY
 from gymsdk.servers import model as server
-from gymsdk.servers.door.listener import Listener, bound
-from gymsdk.servers.nodes.strand import Strand
-from gymsdk.transcript import Item
-from gymsdk.types import Episode, Model
+from gymsdk.servers.listener import Listener, bind_socket
+from gymsdk.types import Episode, Item, Model
 
 from .proxies import sdks
 from .reached import asked, listening
@@ -32,7 +31,7 @@ class Replies:
     name = "replies"
 
     def __init__(self, *output: Item, failure: Failed | None = None) -> None:
-        self.output = list(output) or [wire.message("hello")]
+        self.output = list(output) or [responses.build_message("hello")]
         self.failure = failure
         self.asked: list[Item] = []
 
@@ -40,7 +39,9 @@ class Replies:
         self.asked.append(request)
         if self.failure:
             raise self.failure
-        return wire.response(self.output, model="replies", usage=wire.usage(3, 4), request=request)
+        return responses.build_response(
+            self.output, model="replies", usage=responses.build_usage(3, 4), request=request
+        )
 
 
 class Deep(Replies):
@@ -61,7 +62,7 @@ def sdk(client: httpx.AsyncClient, base: str = "/v1") -> AsyncOpenAI:
 
 @pytest.mark.parametrize("base", ["/v1", "/ng-rollout/r1/v1", "/ng-rollout/r1/training-token-capture/v1"])
 async def test_the_sdk_reads_both_forms_under_every_prefix(base: str) -> None:
-    async with asked(server.app(Replies())) as client:
+    async with asked(server.create_app(Replies())) as client:
         chat = await sdk(client, base).chat.completions.create(
             model="any", messages=[{"role": "user", "content": "hi"}]
         )
@@ -77,13 +78,13 @@ class Sticky(Replies):
         self.together: list[str | None] = []
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        self.together.append(STICKY.get())
+        self.together.append(STICKY_KEY.get())
         return await super().respond(request, episode=episode)
 
 
 async def test_what_belongs_together_is_what_a_rollout_or_its_client_says() -> None:
     told = Sticky()
-    async with asked(server.app(told)) as client:
+    async with asked(server.create_app(told)) as client:
         await client.post("/ng-rollout/r1/v1/responses", json={"input": "a", "prompt_cache_key": "k"})
         await client.post("/ng-rollout/r1/training-token-capture/v1/messages", json={"max_tokens": 9, "messages": HI})
         await client.post("/v1/chat/completions", json={"messages": HI, "prompt_cache_key": "k"})
@@ -92,25 +93,25 @@ async def test_what_belongs_together_is_what_a_rollout_or_its_client_says() -> N
 
 
 async def test_details_nobody_knows_are_zeros_for_clients_that_take_no_null() -> None:
-    async with asked(server.app(Replies())) as client:
+    async with asked(server.create_app(Replies())) as client:
         told = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
     assert told["input_tokens_details"] == {"cached_tokens": 0}
     assert told["output_tokens_details"] == {"reasoning_tokens": 0}
 
 
 async def test_the_sdk_lists_the_one_model() -> None:
-    async with asked(server.app(Replies())) as client:
+    async with asked(server.create_app(Replies())) as client:
         assert [each.id async for each in sdk(client).models.list()] == ["replies"]
 
 
 async def test_a_model_has_the_name_it_is_served_by_and_its_own() -> None:
-    async with asked(server.app(Replies(), serves="org/policy")) as client:
+    async with asked(server.create_app(Replies(), serves="org/policy")) as client:
         assert [each.id async for each in sdk(client).models.list()] == ["org/policy", "replies"]
         assert (await sdk(client).models.retrieve("org/policy")).id == "org/policy"
 
 
 async def test_the_list_of_models_is_anthropics_too() -> None:
-    async with listening(server.app(Replies(), serves="org/policy")) as url, sdks(url) as (_, anthropic):
+    async with listening(server.create_app(Replies(), serves="org/policy")) as url, sdks(url) as (_, anthropic):
         assert [each.display_name async for each in anthropic.models.list()] == ["org/policy", "replies"]
         assert (await anthropic.models.retrieve("org/policy")).type == "model"
         with pytest.raises(NotFoundError, match="there is org/policy, replies"):
@@ -118,7 +119,7 @@ async def test_the_list_of_models_is_anthropics_too() -> None:
 
 
 async def test_another_name_is_no_models_but_may_be_asked_for() -> None:
-    async with asked(server.app(Replies())) as client:
+    async with asked(server.create_app(Replies())) as client:
         missing = await client.get("/v1/models/another")
         answer = await client.post("/v1/responses", json={"input": "hi", "model": "another"})
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
@@ -142,8 +143,8 @@ async def test_who_is_cut_short_by_the_end_is_told_so_in_its_api(path: str, bene
             await asyncio.sleep(60)
             raise AssertionError("it is cancelled before")
 
-    at = bound("127.0.0.1")
-    strand = Strand("a server", Listener(server.app(Hanging()), at, grace=0.1, path=beneath).run)
+    at = bind_socket("127.0.0.1")
+    strand = Strand("a server", Listener(server.create_app(Hanging()), at, grace=0.1, path=beneath).run)
     await strand.up(20)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{at.getsockname()[1]}") as client:
         body = {"input": "hi", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
@@ -156,7 +157,7 @@ async def test_who_is_cut_short_by_the_end_is_told_so_in_its_api(path: str, bene
 
 
 async def test_a_path_that_is_no_apis_is_not_found() -> None:
-    async with asked(server.app(Replies())) as client:
+    async with asked(server.create_app(Replies())) as client:
         answer = await client.post("/v1/embeddings", json={})
         wrong = await client.get("/v1/messages")
         outside = await client.get("/nowhere")
@@ -183,7 +184,7 @@ async def test_a_path_that_is_no_apis_is_not_found() -> None:
 async def test_a_body_that_is_no_request_is_answered_in_each_apis_form(
     path: str, content: bytes, headers: dict[str, str], status: int
 ) -> None:
-    async with asked(server.app(Replies())) as client:
+    async with asked(server.create_app(Replies())) as client:
         answer = await client.post(f"/v1/{path}", content=content, headers=headers)
     assert answer.status_code == status
     told = answer.json()
@@ -207,7 +208,7 @@ async def test_what_is_nested_too_deeply_to_be_told_is_said_in_a_sentence(
         deep = {"a": deep}
     answering = Deep(deep)
     body = f'{{"input":"hi","stream":{str(streamed).lower()},"metadata":{nested(theirs)}}}'
-    async with asked(server.app(answering)) as client:
+    async with asked(server.create_app(answering)) as client:
         answer = await client.post("/v1/responses", content=body)
     # How deep is too deep is the interpreter's affair.
     if sys.version_info < (3, 12) or answer.status_code != HTTPStatus.OK:
@@ -216,7 +217,7 @@ async def test_what_is_nested_too_deeply_to_be_told_is_said_in_a_sentence(
 
 async def test_a_key_nobody_knows_is_no_error() -> None:
     told = Replies()
-    async with asked(server.app(told)) as client:
+    async with asked(server.create_app(told)) as client:
         answer = await client.post("/v1/responses", json={"input": "hi", "top_k": 3, "odd": 1, "stream": False})
     assert answer.status_code == 200
     assert told.asked == [{"input": "hi", "top_k": 3}]
@@ -236,7 +237,7 @@ async def test_a_key_nobody_knows_is_no_error() -> None:
     ],
 )
 async def test_a_bad_request_is_answered_in_openais_form(path: str, body: Item, param: str) -> None:
-    async with asked(server.app(Replies())) as client:
+    async with asked(server.create_app(Replies())) as client:
         answer = await client.post(f"/v1/{path}", json=body)
     assert answer.status_code == 400
     assert (answer.json()["error"]["type"], answer.json()["error"]["param"]) == ("invalid_request_error", param)
@@ -259,7 +260,7 @@ async def test_a_bad_request_is_answered_in_openais_form(path: str, body: Item, 
 )
 async def test_a_failure_of_the_adapter_has_its_status(kind: str, retryable: bool, status: int) -> None:
     failure = Failed("no answer", kind=kind, retryable=retryable, retry_after=9 if retryable else None)
-    async with asked(server.app(Replies(failure=failure))) as client:
+    async with asked(server.create_app(Replies(failure=failure))) as client:
         answer = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, kind)
     assert answer.headers.get("retry-after") == ("9" if retryable else None)
@@ -268,20 +269,20 @@ async def test_a_failure_of_the_adapter_has_its_status(kind: str, retryable: boo
 
 @pytest.mark.parametrize("text", [b"{torn", b"[1]", b"\xff"])
 async def test_a_body_that_is_no_object_is_answered_in_openais_form(text: bytes) -> None:
-    async with asked(server.app(Replies())) as client:
+    async with asked(server.create_app(Replies())) as client:
         answer = await client.post("/v1/responses", content=text)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 async def test_an_answer_that_is_no_completion_is_the_models_failure() -> None:
-    async with asked(server.app(Replies({"type": "function_call"}))) as client:
+    async with asked(server.create_app(Replies({"type": "function_call"}))) as client:
         answer = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "model_bad_answer")
 
 
 async def test_the_oracle_says_where_it_plays() -> None:
     oracle: Model = model("scripted/oracle")
-    async with asked(server.app(oracle)) as client:
+    async with asked(server.create_app(oracle)) as client:
         answer = await client.post("/v1/responses", json={"input": "hi"})
     assert answer.status_code == 422
     assert "gymsdk policy serve oracle --env" in answer.json()["error"]["message"]

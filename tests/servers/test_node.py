@@ -12,12 +12,12 @@ import time
 import pytest
 from fastapi import FastAPI
 
-from gymsdk import http
+from gymsdk.deploy.node import Node
 from gymsdk.errors import GymsdkError
-from gymsdk.servers.nodes.finding import Waiting, is_own, place
-from gymsdk.servers.nodes.node import Node
-from gymsdk.servers.nodes.reports import Exit
-from gymsdk.servers.nodes.service import Service
+from gymsdk.http import client
+from gymsdk.servers.discovery import HeadWait, bind_head, is_local_host
+from gymsdk.servers.reports import Exit
+from gymsdk.servers.service import Service
 
 from .nodes import free, heading, listening, noded, process, told, until
 
@@ -27,7 +27,7 @@ LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", por
 @pytest.fixture(autouse=True)
 async def closed():
     yield
-    await http.aclose()
+    await client.aclose()
 
 
 async def names(head_url):
@@ -185,19 +185,19 @@ async def test_a_process_that_is_killed_is_gone_within_its_lease():
 
 async def test_a_head_that_answers_is_joined():
     async with heading(host="127.0.0.2") as head_url:
-        assert await place("127.0.0.2", int(head_url.rpartition(":")[2])) is None
+        assert await bind_head("127.0.0.2", int(head_url.rpartition(":")[2])) is None
 
 
 async def test_a_head_at_an_address_of_this_machine_is_to_be_started_here():
     port = free("127.0.0.2")
-    with await place("127.0.0.2", port) as at:
+    with await bind_head("127.0.0.2", port) as at:
         assert at.getsockname() == ("127.0.0.2", port)
 
 
 async def test_of_two_that_start_at_once_one_has_the_head_and_the_other_joins():
     port = free()
-    with await place("127.0.0.1", port) as at:
-        other = asyncio.ensure_future(place("127.0.0.1", port, patience=10))
+    with await bind_head("127.0.0.1", port) as at:
+        other = asyncio.ensure_future(bind_head("127.0.0.1", port, patience=10))
         await asyncio.sleep(0.2)
         assert not other.done()
         at.close()
@@ -207,21 +207,21 @@ async def test_of_two_that_start_at_once_one_has_the_head_and_the_other_joins():
 
 async def test_a_head_elsewhere_is_waited_for_with_a_bound():
     # An address for documentation: nobody has it.
-    assert not is_own("192.0.2.1")
+    assert not is_local_host("192.0.2.1")
     with pytest.raises(GymsdkError, match=r"no head answers at http://192\.0\.2\.1:9 within 0 seconds"):
-        await place("192.0.2.1", 9, patience=0)
+        await bind_head("192.0.2.1", 9, patience=0)
 
 
 async def test_a_port_of_this_machine_that_something_else_has_is_told_of_at_once():
     async with listening(FastAPI()) as port:
         with pytest.raises(GymsdkError, match=r"is no head of gymsdk: it answered 404 at /nodes.*choose another port"):
-            await place("127.0.0.1", port)
+            await bind_head("127.0.0.1", port)
 
 
 async def test_one_that_somebody_has_had_leave_is_known_again_under_another_id():
     async with heading() as head_url, noded(Node(head_url, [LAMP], lease=0.5)) as node:
         before = node.id
-        assert (await http.delete(f"{head_url}/nodes/{before}")).ok
+        assert (await client.delete(f"{head_url}/nodes/{before}")).ok
         assert await names(head_url) == []
         await node.beat()
         assert (node.id != before, await names(head_url)) == (True, ["lamp"])
@@ -231,7 +231,7 @@ async def test_one_that_somebody_has_had_leave_is_one_node_though_it_is_heard_tw
     async with heading() as head_url:
         node = Node(head_url, [LAMP])
         await node.join()
-        assert (await http.delete(f"{head_url}/nodes/{node.id}")).ok
+        assert (await client.delete(f"{head_url}/nodes/{node.id}")).ok
         await asyncio.gather(*(node.beat() for _ in range(3)))
         assert [each["id"] for each in (await told(head_url))["nodes"]] == [node.id]
         await node.leave()
@@ -247,14 +247,14 @@ async def test_one_that_has_left_by_itself_stays_away():
 
 
 def test_who_waits_long_for_a_head_says_so_once(caplog):
-    waiting = Waiting("http://127.0.0.1:9", 60, "name another", said=0)
+    waiting = HeadWait("http://127.0.0.1:9", 60, "name another", said=0)
     for _ in range(3):
         assert 0 < waiting.next_pause("nothing listens there") <= 0.5
     assert caplog.messages == [
         "no head answers at http://127.0.0.1:9 yet (nothing listens there); it is waited for, 60 s at most"
     ]
     caplog.clear()
-    Waiting("http://127.0.0.1:9", 60, "name another").next_pause("nothing listens there")
+    HeadWait("http://127.0.0.1:9", 60, "name another").next_pause("nothing listens there")
     assert caplog.messages == []
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gymsdk.servers.sessions.once import ENTRY, Once
+from gymsdk.servers.idempotency import ENTRY_OVERHEAD_BYTES, IdempotencyCache
 
 
 class Work:
@@ -32,7 +32,7 @@ class Work:
 
 
 async def test_two_who_ask_at_once_are_answered_by_one_run() -> None:
-    once, work = Once(), Work()
+    once, work = IdempotencyCache(), Work()
     both = [asyncio.ensure_future(once("a", work)) for _ in range(2)]
     await asyncio.sleep(0)
     work.go.set()
@@ -41,14 +41,14 @@ async def test_two_who_ask_at_once_are_answered_by_one_run() -> None:
 
 
 async def test_who_asks_afterwards_is_given_the_same_answer() -> None:
-    once, work = Once(), Work()
+    once, work = IdempotencyCache(), Work()
     work.go.set()
     assert await once("a", work) == await once("a", work)
     assert (work.done, len(once)) == (1, 1)
 
 
 async def test_another_key_is_another_run() -> None:
-    once, work = Once(), Work()
+    once, work = IdempotencyCache(), Work()
     work.go.set()
     await once("a", work)
     await once("b", work)
@@ -56,7 +56,7 @@ async def test_another_key_is_another_run() -> None:
 
 
 async def test_what_failed_is_told_to_all_and_done_again_for_the_next() -> None:
-    once, work = Once(), Work(breaks=1)
+    once, work = IdempotencyCache(), Work(breaks=1)
     both = [asyncio.ensure_future(once("a", work)) for _ in range(2)]
     await asyncio.sleep(0)
     work.go.set()
@@ -66,7 +66,7 @@ async def test_what_failed_is_told_to_all_and_done_again_for_the_next() -> None:
 
 
 async def test_one_who_goes_away_leaves_the_run_to_the_other() -> None:
-    once, work = Once(), Work()
+    once, work = IdempotencyCache(), Work()
     first, second = (asyncio.ensure_future(once("a", work)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -77,7 +77,7 @@ async def test_one_who_goes_away_leaves_the_run_to_the_other() -> None:
 
 
 async def test_a_run_nobody_waits_for_is_given_up_and_begun_anew_for_the_next() -> None:
-    once, work = Once(), Work()
+    once, work = IdempotencyCache(), Work()
     only = asyncio.ensure_future(once("a", work))
     await asyncio.sleep(0)
     only.cancel()
@@ -90,7 +90,7 @@ async def test_a_run_nobody_waits_for_is_given_up_and_begun_anew_for_the_next() 
 
 async def test_answers_are_forgotten_by_age_and_by_bytes() -> None:
     now = 0.0
-    once, work = Once(seconds=10, largest=2 * (ENTRY + 6), clock=lambda: now), Work(b"12345")
+    once, work = IdempotencyCache(seconds=10, largest=2 * (ENTRY_OVERHEAD_BYTES + 6), clock=lambda: now), Work(b"12345")
     work.go.set()
     for key in "abc":
         await once(key, work)
@@ -101,7 +101,7 @@ async def test_answers_are_forgotten_by_age_and_by_bytes() -> None:
 
 
 async def test_what_is_not_to_be_kept_is_shared_only_while_it_is_under_way() -> None:
-    once, work = Once(), Work()
+    once, work = IdempotencyCache(), Work()
     both = [asyncio.ensure_future(once("a", work, keep=False)) for _ in range(2)]
     await asyncio.sleep(0)
     work.go.set()
@@ -112,7 +112,7 @@ async def test_what_is_not_to_be_kept_is_shared_only_while_it_is_under_way() -> 
 
 async def test_an_answer_in_place_of_another_takes_no_more_room() -> None:
     now = 0.0
-    once = Once(seconds=10, largest=2 * (ENTRY + 6), clock=lambda: now)
+    once = IdempotencyCache(seconds=10, largest=2 * (ENTRY_OVERHEAD_BYTES + 6), clock=lambda: now)
     slow, quick = Work(b"12345"), Work(b"54321")
     quick.go.set()
     given_up = asyncio.ensure_future(once("a", slow))
@@ -136,7 +136,7 @@ async def test_what_is_under_way_has_ended_once_it_is_closed() -> None:
             ended.append("work")
         raise AssertionError
 
-    once = Once()
+    once = IdempotencyCache()
     asking = asyncio.ensure_future(once("a", work))
     await asyncio.sleep(0)
     asking.cancel()

@@ -12,17 +12,16 @@ from typing import Any
 import httpx
 import pytest
 
-from gymsdk import Environment, Model, http, load, model, wire
+from gymsdk import Environment, Model, load, model, responses, testing
 from gymsdk.convert import chat
-from gymsdk.launch import serving
-from gymsdk.oracle import opened
+from gymsdk.deploy.process import serving
+from gymsdk.http import client as http
 from gymsdk.rollouts.folder import Standing
 from gymsdk.rollouts.plan import Plan
+from gymsdk.rollouts.retry import Played
 from gymsdk.rollouts.run import Run, carry_out
-from gymsdk.rollouts.tries import Played
-from gymsdk.servers import policy
-from gymsdk.transcript import Item, text_of
-from gymsdk.types import Row
+from gymsdk.testing.oracle import opened
+from gymsdk.types import Item, Row, extract_text
 
 NAMES = ("math", "tool_call", "multineedle")
 COUNT = 20
@@ -53,7 +52,7 @@ async def _let_go() -> AsyncIterator[None]:
 async def endpoint(environments: Sequence[Environment]) -> AsyncIterator[str]:
     """The address of an endpoint that is the oracle of *environments*."""
     named = {each.name: each for each in environments}
-    async with opened(named, model("scripted/oracle")) as oracle, policy.serve(policy.app(oracle)) as url:
+    async with opened(named, model("scripted/oracle")) as oracle, testing.serve(testing.app(oracle)) as url:
         yield url
 
 
@@ -73,7 +72,7 @@ class Silent:
 
 @pytest.mark.parametrize("named", ["endpoint/policy", "vllm/policy"])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_a_run_against_the_endpoint_scores_the_maximum(tmp_path: Path, named: str, api: wire.Api) -> None:
+async def test_a_run_against_the_endpoint_scores_the_maximum(tmp_path: Path, named: str, api: responses.Api) -> None:
     async with endpoint([load(name) for name in NAMES]) as url:
         environments: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
         plan = Plan(environments=environments, model=named, base_url=url, api=api, split="train", limit=COUNT)
@@ -92,7 +91,7 @@ async def post(client: httpx.AsyncClient, url: str, body: Item) -> Item:
 
 @pytest.mark.parametrize("between", [0, 1])
 @pytest.mark.parametrize("api", ["chat", "responses"])
-async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api: wire.Api, between: int) -> None:
+async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api: responses.Api, between: int) -> None:
     environments = [load(name) for name in NAMES]
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(endpoint(environments))
@@ -107,7 +106,7 @@ async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api: wire.Ap
             assert [each["reward"] for each in played] == [1.0] * COUNT, environment.name
 
 
-def at(url: str, api: wire.Api) -> Model:
+def at(url: str, api: responses.Api) -> Model:
     return model("endpoint/policy", base_url=url, api=api)
 
 
@@ -131,7 +130,7 @@ class Foreign:
                     if all(item.get("call_id") != call["call_id"] or item is call for item in items):
                         arguments = json.loads(call["arguments"])
                         said = await client.post(f"{self._resources}/{call['name']}", json=arguments)
-                        items.append(wire.function_call_output(call["call_id"], said.text))
+                        items.append(responses.build_function_call_output(call["call_id"], said.text))
             judged = await post(client, f"{self._resources}/verify", {**row, "response": {"output": items}})
         reward: float = judged["reward"]
         return reward
@@ -142,11 +141,11 @@ def output(answer: Item) -> list[Item]:
     if "output" in answer:
         return list(answer["output"])
     if "choices" in answer:
-        return list(chat.response(answer, {})["output"])
+        return list(chat.parse_completion(answer, {})["output"])
     return [
-        wire.message(block["text"])
+        responses.build_message(block["text"])
         if block["type"] == "text"
-        else wire.function_call(block["name"], block["input"], block["id"])
+        else responses.build_function_call(block["name"], block["input"], block["id"])
         for block in answer["content"]
     ]
 
@@ -158,7 +157,7 @@ def messages(request: Item) -> Item:
         role, block = told(item)
         if role not in SYSTEM:
             said.append({"role": role, "content": [block]})
-    system = [text_of(item["content"]) for item in request["input"] if item.get("role") in SYSTEM]
+    system = [extract_text(item["content"]) for item in request["input"] if item.get("role") in SYSTEM]
     return {"model": "policy", "max_tokens": 999, "system": "\n\n".join(system), "messages": said}
 
 
@@ -168,12 +167,12 @@ def told(item: Item) -> tuple[str, Item]:
     if "arguments" in item:
         block = {"type": "tool_use", "id": item["call_id"], "name": item["name"]}
         return "assistant", block | {"input": json.loads(item["arguments"])}
-    return item["role"], {"type": "text", "text": text_of(item["content"])}
+    return item["role"], {"type": "text", "text": extract_text(item["content"])}
 
 
 ASKS: dict[str, Callable[[Item], tuple[str, Item]]] = {
     "responses": lambda request: ("responses", request),
-    "chat": lambda request: ("chat/completions", chat.body(request)),
+    "chat": lambda request: ("chat/completions", chat.build_body(request)),
     "messages": lambda request: ("messages", messages(request)),
 }
 

@@ -13,15 +13,16 @@ import aiohttp
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from gymsdk import Environment, ServerClient, http
-from gymsdk.models.scripted import Scripted
-from gymsdk.rollouts.delivery import Delivery
+from gymsdk import Environment, ServerClient
+from gymsdk.http import client as http
+from gymsdk.models.scripted import ScriptedModel
+from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts.jobs import Job
+from gymsdk.rollouts.remote import Delivery
 from gymsdk.servers import agent
-from gymsdk.servers.app import answer
-from gymsdk.servers.app import app as bare
-from gymsdk.servers.sessions.admission import Admission
-from gymsdk.servers.watching.figures import Figures
+from gymsdk.servers.admission import EpisodeSlots
+from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import json_response
 
 from .nodes import heading, listening, told, until
 from .test_agent import ROW, Slow
@@ -64,7 +65,7 @@ async def closed():
 
 def working(done: list[int], *, seconds: float = 0.003) -> FastAPI:
     """An app each of whose POST requests keeps the event loop busy for some *seconds*."""
-    made = bare("working", "An app that works.", figures=Figures("working"))
+    made = bare("working", "An app that works.", figures=ServerMetrics("working"))
 
     @made.post("/work")
     async def work(request: Request) -> Response:
@@ -73,7 +74,7 @@ def working(done: list[int], *, seconds: float = 0.003) -> FastAPI:
         while time.perf_counter() < ends:
             pass
         done.append(1)
-        return answer({})
+        return json_response({})
 
     return made
 
@@ -126,7 +127,7 @@ async def test_a_request_whose_client_goes_away_while_it_waits_is_never_started(
 
 async def test_more_episodes_than_there_are_places_for_wait_their_turn(counting: Environment) -> None:
     model = Slow()
-    made = agent.app(counting, model, at_once=1, queue=1)
+    made = agent.create_app(counting, model, at_once=1, queue=1)
     async with listening(made) as port, aiohttp.ClientSession() as client:
         url = f"http://127.0.0.1:{port}/run"
         first = asyncio.ensure_future(client.post(url, json=ROW))
@@ -138,7 +139,7 @@ async def test_more_episodes_than_there_are_places_for_wait_their_turn(counting:
         model.go.set()
         assert ((await first).status, (await waiting).status) == (200, 200)
     assert refused.status == 503
-    assert (int(refused.headers["retry-after"]), http.NOT_STARTED in refused.headers) == (5, True)
+    assert (int(refused.headers["retry-after"]), http.NOT_STARTED_HEADER in refused.headers) == (5, True)
     assert (await refused.json())["kind"] == "too_many"
 
 
@@ -166,11 +167,11 @@ def counting(counter: Callable[..., Environment]) -> Environment:
 
 
 async def test_a_rollout_that_an_overloaded_agent_refuses_is_sent_again_and_does_not_fail(
-    counting: Environment, policy: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch
+    counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymsdk.servers.sessions.admission.PAUSE", 1.0)
-    made = agent.app(counting, policy("done"), at_once=2, queue=2)
-    head = bare("head", "A head that counts.", figures=Figures("head"))
+    monkeypatch.setattr("gymsdk.servers.admission.DEFAULT_RETRY_SECONDS", 1.0)
+    made = agent.create_app(counting, policy("done"), at_once=2, queue=2)
+    head = bare("head", "A head that counts.", figures=ServerMetrics("head"))
     asked: list[int] = []
     async with listening(made) as port:
 
@@ -178,7 +179,7 @@ async def test_a_rollout_that_an_overloaded_agent_refuses_is_sent_again_and_does
         async def config() -> Response:
             asked.append(1)
             place = {"host": "127.0.0.1", "port": port, "entrypoint": "app.py"}
-            return answer({"counter_simple_agent": {"responses_api_agents": {"simple_agent": place}}})
+            return json_response({"counter_simple_agent": {"responses_api_agents": {"simple_agent": place}}})
 
         async with listening(head) as head_port:
             # One try each: a refusal that counted as one would lose the rollout.
@@ -214,7 +215,7 @@ async def test_a_node_whose_event_loop_is_busy_keeps_its_lease(tmp_path: Path) -
 
 
 async def test_a_waiting_request_that_is_cancelled_as_a_place_becomes_free_harms_no_other() -> None:
-    admission, finish = Admission(places=1, queue=10), asyncio.Event()
+    admission, finish = EpisodeSlots(places=1, queue=10), asyncio.Event()
 
     async def episode(number: int) -> int:
         async with admission.place():
@@ -236,7 +237,7 @@ async def test_a_waiting_request_that_is_cancelled_as_a_place_becomes_free_harms
 
 
 async def test_a_place_that_was_granted_to_a_request_cancelled_meanwhile_goes_to_the_next() -> None:
-    admission = Admission(places=1, queue=10)
+    admission = EpisodeSlots(places=1, queue=10)
     async with admission.place():
         first = asyncio.ensure_future(admission.place().__aenter__())
         second = asyncio.ensure_future(admission.place().__aenter__())

@@ -10,17 +10,18 @@ import pytest
 from openai import InternalServerError
 from pydantic import ValidationError
 
-from gymsdk import wire
+from gymsdk import responses
 from gymsdk.errors import Failed, UsageError
-from gymsdk.servers.policy import SOUND, Faults, app, serve
+from gymsdk.testing.endpoint import app, serve
+from gymsdk.testing.faults import SOUND, Faults
 
 from .engines import FLAT, HELLO, Replies, asking, openai
 
-CALL = wire.function_call("add", '{"a":1}', "c1")
+CALL = responses.build_function_call("add", '{"a":1}', "c1")
 
 
 async def test_the_sdk_reads_a_chat_completion() -> None:
-    async with openai(Replies(wire.reasoning("hmm"), wire.message("hello"))) as client:
+    async with openai(Replies(responses.build_reasoning("hmm"), responses.build_message("hello"))) as client:
         completion = await client.chat.completions.create(model="stub", messages=[{"role": "user", "content": "hi"}])
     [choice] = completion.choices
     assert (choice.message.content, choice.finish_reason, completion.model) == ("hello", "stop", "stub")
@@ -37,7 +38,7 @@ async def test_the_sdk_reads_the_tool_calls_of_a_chat_completion() -> None:
 
 
 async def test_the_sdk_reads_a_response() -> None:
-    async with openai(Replies(wire.message("hello"), CALL)) as client:
+    async with openai(Replies(responses.build_message("hello"), CALL)) as client:
         response = await client.responses.create(model="stub", input="hi", tools=[FLAT], temperature=0.5)
     assert (response.output_text, response.status, response.temperature) == ("hello", "completed", 0.5)
     assert [item.type for item in response.output] == ["message", "function_call"]
@@ -113,7 +114,7 @@ async def test_a_large_prompt_is_read() -> None:
 async def statuses(faults: Faults, calls: int = 40) -> list[int]:
     """The status of each call, 0 where the connection was cut."""
     found = []
-    async with asking(Replies(wire.message("x" * 1000)), faults=faults) as client:
+    async with asking(Replies(responses.build_message("x" * 1000)), faults=faults) as client:
         for _ in range(calls):
             try:
                 found.append((await client.post("chat/completions", json=HELLO)).status_code)
@@ -142,7 +143,7 @@ async def test_a_cut_connection_is_cut_before_or_in_the_answer_and_leaves_no_tra
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     said = set()
-    async with asking(Replies(wire.message("x" * 1000)), faults=Faults(cuts=1)) as client:
+    async with asking(Replies(responses.build_message("x" * 1000)), faults=Faults(cuts=1)) as client:
         for _ in range(20):
             with pytest.raises(httpx.RemoteProtocolError) as caught:
                 await client.post("chat/completions", json=HELLO)

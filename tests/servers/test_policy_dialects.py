@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from gymsdk import wire
+from gymsdk import responses
 from gymsdk.models.scripted import build
 
 from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, Replies, anthropic, asking, openai, root
 
-TURN = (THOUGHT, wire.message("let me see"), *CALLS)
+TURN = (THOUGHT, responses.build_message("let me see"), *CALLS)
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 ADD = {"name": "add", "input_schema": {"type": "object", "properties": {}}}
@@ -65,7 +65,7 @@ async def test_a_streamed_chat_adds_up_to_the_same() -> None:
     ],
 )
 async def test_a_chat_is_told_thoughts_as_the_engine_is_set_to(reasoning: str, content: str, field: str | None) -> None:
-    model = Replies(wire.reasoning("hm"), wire.message("hello"))
+    model = Replies(responses.build_reasoning("hm"), responses.build_message("hello"))
     async with asking(model, reasoning=reasoning) as client:
         message = (await client.post("chat/completions", json=HELLO)).json()["choices"][0]["message"]
     assert (message["content"], message.get("reasoning_content")) == (content, field)
@@ -125,7 +125,7 @@ async def test_images_are_taken_in_every_api() -> None:
 
 
 async def test_structured_output_is_asked_for_and_read() -> None:
-    async with openai(Replies(wire.message('{"city": "Paris"}'))) as client:
+    async with openai(Replies(responses.build_message('{"city": "Paris"}'))) as client:
         chat = await client.chat.completions.parse(model="any", response_format=Place, **HELLO)
         whole = await client.responses.parse(model="any", input="hi", text_format=Place)
     assert chat.choices[0].message.parsed == whole.output_parsed == Place(city="Paris")

@@ -8,14 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from gymsdk import wire
-from gymsdk.convert.faces.face import Face
-from gymsdk.convert.faces.known import FACES
+from gymsdk import responses
+from gymsdk.convert.api import InboundApi
+from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import UsageError
-from gymsdk.servers.policy import Faults, app, serve
-from gymsdk.servers.policy.underway import UNDERWAY
-from gymsdk.transcript import Item
-from gymsdk.types import Episode
+from gymsdk.testing.endpoint import UNDERWAY, app, serve
+from gymsdk.testing.faults import Faults
+from gymsdk.types import Episode, Item
 
 from .engines import HELLO, Replies, anthropic, asking, openai
 
@@ -31,7 +30,7 @@ class Slow:
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         self.asked.set()
         await self.let.wait()
-        return wire.response([wire.message("late")], model="slow", request=request)
+        return responses.build_response([responses.build_message("late")], model="slow", request=request)
 
 
 async def test_what_is_under_way_ends_before_the_server_does() -> None:
@@ -46,7 +45,7 @@ async def test_what_is_under_way_ends_before_the_server_does() -> None:
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
 async def test_what_the_end_cuts_short_is_told_so_in_its_api(path: str, body: Item) -> None:
-    slow, face = Slow(), FACES[path]
+    slow, face = Slow(), INBOUND_APIS[path]
     served = app(slow, name="slow")
     async with httpx.AsyncClient() as client, serve(served) as url:
         answer = asyncio.create_task(client.post(f"{url}/{path}", json=body))
@@ -59,7 +58,7 @@ async def test_what_the_end_cuts_short_is_told_so_in_its_api(path: str, body: It
         assert "has been stopped" in sentence(face, each)
 
 
-def sentence(face: Face, answer: httpx.Response) -> str:
+def sentence(face: InboundApi, answer: httpx.Response) -> str:
     """The sentence of an error, which has the form of the API of *face*."""
     told = answer.json()
     assert ("type" in told) == (face.path == "messages")
@@ -75,7 +74,7 @@ async def test_a_path_that_is_not_there_is_refused_in_the_form_of_its_api() -> N
     assert (nowhere.status_code, nowhere.json()["error"]["type"]) == (404, "not_found_error")
     assert (theirs.status_code, theirs.json()["type"]) == (404, "error")
     assert wrong.status_code == 405
-    assert "ask it with POST" in sentence(FACES["messages"], wrong)
+    assert "ask it with POST" in sentence(INBOUND_APIS["messages"], wrong)
 
 
 async def test_both_sdks_read_its_models() -> None:
@@ -109,7 +108,7 @@ async def test_what_no_policy_can_answer_is_refused_in_a_sentence(path: str, bod
 
 @pytest.mark.parametrize("room", range(1, 30))
 async def test_a_thought_that_is_cut_shows_no_marks(room: int) -> None:
-    async with asking(Replies(wire.reasoning("hm hm"), wire.message("yes"))) as client:
+    async with asking(Replies(responses.build_reasoning("hm hm"), responses.build_message("yes"))) as client:
         body = HELLO | {"max_tokens": room}
         message = (await client.post("chat/completions", json=body)).json()["choices"][0]["message"]
     assert "hm hm".startswith(message.get("reasoning_content", "").strip())
@@ -117,13 +116,13 @@ async def test_a_thought_that_is_cut_shows_no_marks(room: int) -> None:
 
 
 async def test_a_text_that_is_cut_keeps_what_is_no_mark() -> None:
-    async with asking(Replies(wire.message("1 < 2"))) as client:
+    async with asking(Replies(responses.build_message("1 < 2"))) as client:
         answer = await client.post("chat/completions", json=HELLO | {"max_tokens": 3})
     assert answer.json()["choices"][0]["message"]["content"] == "1 <"
 
 
 async def test_a_response_has_log_probabilities_where_they_are_asked_for() -> None:
-    async with openai(Replies(wire.reasoning("hm"), wire.message("yes"))) as client:
+    async with openai(Replies(responses.build_reasoning("hm"), responses.build_message("yes"))) as client:
         whole: Any = await client.responses.create(
             model="any", input="hi", include=["message.output_text.logprobs"], top_logprobs=1
         )

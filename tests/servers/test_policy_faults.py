@@ -13,12 +13,11 @@ import pytest
 from openai import BadRequestError, RateLimitError
 from pydantic import ValidationError
 
-from gymsdk import wire
+from gymsdk import responses
 from gymsdk.models.scripted import build
-from gymsdk.servers.policy import Faults
-from gymsdk.servers.policy.latency import draw
-from gymsdk.transcript import Item
-from gymsdk.wire import overflowed
+from gymsdk.responses import is_context_overflow
+from gymsdk.testing.faults import Faults, draw
+from gymsdk.types import Item
 
 from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, Replies, anthropic, asking, openai, root
 
@@ -115,7 +114,7 @@ async def test_a_prompt_that_does_not_fit_is_refused_in_vllms_words(path: str, b
     said = "This model's maximum context length is 20 tokens. However, your request has 21 input tokens."
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(said)
-    assert overflowed(400, answer.content)
+    assert is_context_overflow(400, answer.content)
 
 
 async def test_an_answer_that_could_not_fit_is_refused() -> None:
@@ -126,17 +125,17 @@ async def test_an_answer_that_could_not_fit_is_refused() -> None:
 
 
 async def test_an_answer_ends_where_the_context_does() -> None:
-    async with asking(Replies(wire.message("x" * 500)), faults=Faults(context=100)) as client:
+    async with asking(Replies(responses.build_message("x" * 500)), faults=Faults(context=100)) as client:
         answer = (await client.post("chat/completions", json=HELLO)).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] == 100
 
 
 async def test_an_answer_is_cut_at_its_limit_in_every_api() -> None:
-    async with openai(Replies(wire.message("hello world"))) as client:
+    async with openai(Replies(responses.build_message("hello world"))) as client:
         chat = await client.chat.completions.create(model="any", max_tokens=5, **HELLO)
         whole = await client.responses.create(model="any", input="hi", max_output_tokens=5)
-    async with anthropic(Replies(wire.message("hello world"))) as other:
+    async with anthropic(Replies(responses.build_message("hello world"))) as other:
         message = await other.messages.create(model="any", max_tokens=5, **HELLO)
     assert chat.choices[0].message.content == whole.output_text == message.content[0].text == "hello"
     assert (chat.choices[0].finish_reason, message.stop_reason) == ("length", "max_tokens")
@@ -158,7 +157,7 @@ async def test_an_answer_is_cut_at_its_limit_in_every_api() -> None:
     ],
 )
 async def test_a_cut_turn_keeps_what_was_said_before(limit: int, kinds: list[str]) -> None:
-    said = (THOUGHT, wire.message("well then"), *CALLS)
+    said = (THOUGHT, responses.build_message("well then"), *CALLS)
     async with asking(Replies(*said)) as client:
         answer = (await client.post("responses", json={"input": "hi", "max_output_tokens": limit})).json()
     assert [item["type"] for item in answer["output"]] == kinds
@@ -173,7 +172,7 @@ async def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
 
 
 async def test_calls_stay_in_the_text_where_the_engine_does_not_parse_them() -> None:
-    async with asking(Replies(wire.message("well"), *CALLS[:1]), faults=Faults(unparsed=True)) as client:
+    async with asking(Replies(responses.build_message("well"), *CALLS[:1]), faults=Faults(unparsed=True)) as client:
         [choice] = (await client.post("chat/completions", json=HELLO | {"tools": [TOOL]})).json()["choices"]
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "stop"
@@ -202,7 +201,7 @@ class Waits:
             await asyncio.Event().wait()
         finally:
             self.left.set()
-        return wire.response([], model="", request=request)
+        return responses.build_response([], model="", request=request)
 
 
 async def test_a_client_that_goes_away_ends_what_was_done_for_it_and_is_counted() -> None:

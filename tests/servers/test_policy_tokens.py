@@ -7,22 +7,21 @@ from typing import Any
 import httpx
 import pytest
 
-from gymsdk import wire
-from gymsdk.convert.tokens import bundle
+from gymsdk import responses
+from gymsdk.convert.tokens import parse_token_fields
 from gymsdk.models.scripted import build
-from gymsdk.tokens.bytes import Bytes
-from gymsdk.transcript import Item
-from gymsdk.types import Episode
+from gymsdk.tokens.tokenizer import ByteTokenizer
+from gymsdk.types import Episode, Item
 
 from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, Replies, asking, openai, root
 
 ASK = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
 TURNS = [
-    [THOUGHT, wire.message("let me see"), *CALLS],
+    [THOUGHT, responses.build_message("let me see"), *CALLS],
     [*CALLS[:1]],
-    [wire.message("")],
-    [wire.reasoning("nearly"), wire.message("déjà <|im_end|> vu")],
-    [wire.message("done")],
+    [responses.build_message("")],
+    [responses.build_reasoning("nearly"), responses.build_message("déjà <|im_end|> vu")],
+    [responses.build_message("done")],
 ]
 
 
@@ -31,7 +30,7 @@ class Talks:
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         said = sum("said by the user" in str(item.get("content")) for item in request["input"]) - 1
-        return wire.response(TURNS[said], model="talks", usage=wire.usage(0, 0), request=request)
+        return responses.build_response(TURNS[said], model="talks", usage=responses.build_usage(0, 0), request=request)
 
 
 def answers(calls: list[Item], key: str) -> list[Item]:
@@ -75,21 +74,21 @@ async def test_each_prompt_of_responses_begins_so_too() -> None:
             assert output[-1]["prompt_token_ids"][: len(so_far)] == so_far
             so_far = output[-1]["prompt_token_ids"] + output[-1]["generation_token_ids"]
             calls = [item for item in output if item["type"] == "function_call"]
-            items += [*output, *(wire.function_call_output(call["call_id"], "3") for call in calls)]
+            items += [*output, *(responses.build_function_call_output(call["call_id"], "3") for call in calls)]
     assert len(so_far) > 300
 
 
 async def test_the_ids_say_what_was_said_and_end_the_turn() -> None:
-    async with asking(Replies(THOUGHT, wire.message("so be it"))) as client:
+    async with asking(Replies(THOUGHT, responses.build_message("so be it"))) as client:
         answer = (await client.post("chat/completions", json=HELLO | ASK)).json()
     ids = answer["choices"][0]["token_ids"]
-    assert Bytes().decode(ids) == "<think>\ntwo sums, then\n</think>\n\nso be it<|im_end|>"
+    assert ByteTokenizer().decode(ids) == "<think>\ntwo sums, then\n</think>\n\nso be it<|im_end|>"
     assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"])
     assert answer["usage"]["completion_tokens"] == len(ids)
 
 
 async def test_log_probabilities_are_one_for_each_id_finite_and_negative() -> None:
-    async with openai(Replies(wire.message("Zürich"))) as client:
+    async with openai(Replies(responses.build_message("Zürich"))) as client:
         answer = await client.chat.completions.create(model="any", logprobs=True, top_logprobs=1, **HELLO)
     content = answer.choices[0].logprobs.content or []
     assert [one.bytes for one in content[:-1]] == [[byte] for byte in "Zürich".encode()]
@@ -113,8 +112,8 @@ async def test_bundles_come_on_the_message_where_both_are_asked_for() -> None:
     message = told["choices"][0]["message"]
     assert message["prompt_token_ids"] == told["prompt_token_ids"]
     assert message["generation_token_ids"] == told["choices"][0]["token_ids"]
-    assert bundle(told) == {key: message[key] for key in wire.TOKENS}
-    assert not {*wire.TOKENS} & plain["choices"][0]["message"].keys()
+    assert parse_token_fields(told) == {key: message[key] for key in responses.TOKEN_FIELDS}
+    assert not {*responses.TOKEN_FIELDS} & plain["choices"][0]["message"].keys()
 
 
 async def test_a_stream_has_the_same_ids() -> None:
@@ -142,7 +141,7 @@ async def test_a_conversation_is_tokenized_as_it_is_when_it_is_asked() -> None:
     assert told["tokens"] == asked["prompt_token_ids"]
     assert told["count"] == asked["usage"]["prompt_tokens"]
     assert text.endswith("<|im_start|>assistant\n")
-    assert Bytes().decode(goes_on.json()["tokens"]).endswith("<|im_start|>assistant\nwell")
+    assert ByteTokenizer().decode(goes_on.json()["tokens"]).endswith("<|im_start|>assistant\nwell")
 
 
 async def test_text_is_tokenized_and_back() -> None:

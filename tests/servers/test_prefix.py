@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from gymsdk import UsageError, http
-from gymsdk.launch import Options, Running, serving
-from gymsdk.servers.door.prefix import prefix
+from gymsdk import UsageError
+from gymsdk.deploy.plan import Options
+from gymsdk.deploy.process import Running, serving
+from gymsdk.http import client as http
+from gymsdk.servers.middleware import parse_prefix
 
 
 @pytest.fixture
@@ -43,4 +45,4 @@ async def test_its_documentation_finds_its_description_there(running: Running) -
 @pytest.mark.parametrize("given", ["gym", "/a b", "/a/../b", "/a//b", "http://h/gym"])
 def test_what_is_no_path_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="write the path that a proxy shows the servers at"):
-        prefix(given)
+        parse_prefix(given)

@@ -13,10 +13,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from gymsdk import Environment, UsageError, http, spent
+from gymsdk import Environment, UsageError, profiling
+from gymsdk.http import client as http
 from gymsdk.models.scripted import build
+from gymsdk.profiling import profile_to_directory
 from gymsdk.servers import agent
-from gymsdk.servers.watching.profiling import profiled
 
 from .nodes import listening as served
 
@@ -65,8 +66,8 @@ def dumped(folder: Path) -> dict[str, Any]:
 
 
 async def test_what_hooks_and_routes_spend_is_told(environment: Made, tmp_path: Path):
-    with profiled(tmp_path):
-        app = agent.app(environment(BUSY), build("null"), name="busy")
+    with profile_to_directory(tmp_path):
+        app = agent.create_app(environment(BUSY), build("null"), name="busy")
         began = time.process_time()
         async with served(app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             for _ in range(3):
@@ -87,12 +88,12 @@ async def test_what_hooks_and_routes_spend_is_told(environment: Made, tmp_path: 
 async def test_what_a_worker_process_takes_is_its_hooks(installed: Callable[..., Path], tmp_path: Path):
     installed("grinding", GRINDING)
     from gymsdk import load
-    from gymsdk.workers.offload import executor
+    from gymsdk.workers.offload import get_executor
 
     # Workers that other tests have begun know nothing of what has been installed since.
-    executor().close()
-    with profiled(tmp_path):
-        app = agent.app(load("grinding"), build("null"))
+    get_executor().close()
+    with profile_to_directory(tmp_path):
+        app = agent.create_app(load("grinding"), build("null"))
         async with served(app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             answer = await client.post("/run", json=ROW)
             assert answer.json().get("reward") == 1.0, answer.text
@@ -125,10 +126,13 @@ async def verify():
 
 
 async def test_without_it_there_is_nothing_and_nothing_is_counted(environment: Made, listening: Listening):
-    async with listening(agent.app(environment(BUSY), build("null"))) as url, httpx.AsyncClient(base_url=url) as client:
+    async with (
+        listening(agent.create_app(environment(BUSY), build("null"))) as url,
+        httpx.AsyncClient(base_url=url) as client,
+    ):
         await client.post("/run", json=ROW)
         assert (await client.get("/stats")).status_code == 404
-    assert spent.ledger() is None
+    assert profiling.get_cpu_profile() is None
 
 
 async def test_a_resources_server_has_no_stats_without_it_either(serving):
@@ -138,5 +142,8 @@ async def test_a_resources_server_has_no_stats_without_it_either(serving):
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"--profile .*: no folder can be made there"), profiled(tmp_path / "file"):
+    with (
+        pytest.raises(UsageError, match=r"--profile .*: no folder can be made there"),
+        profile_to_directory(tmp_path / "file"),
+    ):
         pass

@@ -8,27 +8,36 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gymsdk import wire
-from gymsdk.transcript import Item
+from gymsdk import responses
+from gymsdk.types import Item
 
 from .proxies import ADD, CLIENTS, NAME, UPSTREAMS, Rig, Said, asked, rigged, said
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CALL = wire.function_call("add", '{"a":40,"b":2}', "call_1")
+CALL = responses.build_function_call("add", '{"a":40,"b":2}', "call_1")
 ADDED = ("add", {"a": 40, "b": 2})
 SAYINGS: dict[str, tuple[list[Item], str | None, Said]] = {
-    "a text": ([wire.message("42 é\n\n😀")], None, Said(text="42 é\n\n😀")),
-    "nothing": ([wire.message("")], None, Said()),
-    "thoughts and a text": ([wire.reasoning("hm\nhm"), wire.message("42")], None, Said("hm\nhm", "42")),
+    "a text": ([responses.build_message("42 é\n\n😀")], None, Said(text="42 é\n\n😀")),
+    "nothing": ([responses.build_message("")], None, Said()),
+    "thoughts and a text": (
+        [responses.build_reasoning("hm\nhm"), responses.build_message("42")],
+        None,
+        Said("hm\nhm", "42"),
+    ),
     "a call": ([CALL], None, Said(calls=(ADDED,), end="calls")),
     "thoughts, a text and calls at once": (
-        [wire.reasoning("hm"), wire.message("I add."), CALL, wire.function_call("add", {"a": 1, "b": 1}, "call_2")],
+        [
+            responses.build_reasoning("hm"),
+            responses.build_message("I add."),
+            CALL,
+            responses.build_function_call("add", {"a": 1, "b": 1}, "call_2"),
+        ],
         None,
         Said("hm", "I add.", (ADDED, ("add", {"a": 1, "b": 1})), "calls"),
     ),
-    "a text cut short": ([wire.message("4")], "max_output_tokens", Said(text="4", end="cut")),
-    "what a filter held back": ([wire.message("")], "content_filter", Said(end="withheld")),
+    "a text cut short": ([responses.build_message("4")], "max_output_tokens", Said(text="4", end="cut")),
+    "what a filter held back": ([responses.build_message("")], "content_filter", Said(end="withheld")),
 }
 
 
@@ -57,7 +66,7 @@ async def test_every_client_reads_what_the_model_said(
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 async def test_thoughts_within_the_text_are_thoughts(rig: Rig, upstream: str, client: str, streamed: bool) -> None:
-    rig.policy.says(wire.message("<think>hm</think>\n\n42"))
+    rig.policy.says(responses.build_message("<think>hm</think>\n\n42"))
     answer = await asked(rig, client, upstream, streamed=streamed)
     assert (said(answer).thoughts.strip(), said(answer).text.strip()) == ("hm", "42")
 
@@ -65,7 +74,7 @@ async def test_thoughts_within_the_text_are_thoughts(rig: Rig, upstream: str, cl
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 async def test_the_model_is_asked_the_same_by_every_client(rig: Rig, upstream: str, client: str) -> None:
-    rig.policy.says(wire.message("42"))
+    rig.policy.says(responses.build_message("42"))
     await asked(rig, client, upstream, streamed=True)
     [given] = rig.policy.asked
     assert opening(given) == [("system", "Be brief."), ("user", "40 + 2?")]
@@ -88,6 +97,6 @@ def words(content: Any) -> str:
 
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 async def test_the_clients_name_of_a_model_is_nobodys_business(rig: Rig, upstream: str) -> None:
-    rig.policy.says(wire.message("42"))
+    rig.policy.says(responses.build_message("42"))
     await asked(rig, "chat", upstream, streamed=False)
     assert rig.policy.asked[0].get("model") in {NAME, None}

@@ -10,8 +10,8 @@ import pytest_asyncio
 from aiohttp import web
 from anthropic import APIStatusError, AsyncAnthropic, BadRequestError
 
+from gymsdk import testing
 from gymsdk.servers import model as server
-from gymsdk.servers import policy
 from gymsdk.types import Model
 
 from .proxies import ADD, Rig, Told, asking, rigged, sdks
@@ -59,7 +59,7 @@ async def test_a_hosted_model_does_not_count(rig: Rig) -> None:
 
 
 async def test_a_scripted_policy_does_not_count() -> None:
-    async with listening(server.app(Told())) as url, sdks(url) as (_, anthropic):
+    async with listening(server.create_app(Told())) as url, sdks(url) as (_, anthropic):
         await refused(anthropic)
 
 
@@ -74,9 +74,9 @@ async def test_an_engine_without_a_tokenizer_is_asked_once(status: int) -> None:
 
     engine = web.Application()
     engine.router.add_post("/{path:.*}", answer)
-    async with policy.serve(engine) as base:
+    async with testing.serve(engine) as base:
         made: Model = asking("endpoint-chat", base, wait=0.01)
-        async with listening(server.app(made)) as url, sdks(url) as (_, anthropic):
+        async with listening(server.create_app(made)) as url, sdks(url) as (_, anthropic):
             await refused(anthropic.with_options(max_retries=2))
     assert paths == ["/tokenize"]
 

@@ -15,10 +15,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from gymsdk import model, wire
+from gymsdk import model, responses, testing
 from gymsdk.servers import model as server
-from gymsdk.servers import policy
-from gymsdk.transcript import Item
+from gymsdk.types import Item
 
 from .proxies import CLIENTS, NAME, Said, Sdks, Told, added, asking, at, said, sdks
 from .reached import listening
@@ -79,7 +78,7 @@ async def stage() -> AsyncIterator[Stage]:
             model(f"vllm/{NAME}", base_url=base, api_key="key-of-the-engine", timeout=timeout, retries=2, wait=0.01)
             for timeout in (10.0, 0.7)
         )
-        async with listening(server.app(patient)) as one, listening(server.app(hasty)) as other:
+        async with listening(server.create_app(patient)) as one, listening(server.create_app(hasty)) as other:
             yield Stage(made, one, other, both)
 
 
@@ -88,7 +87,7 @@ async def served(engine: Engine) -> AsyncIterator[str]:
     """The base URL of *engine*."""
     app = web.Application()
     app.router.add_post("/v1/chat/completions", engine.answer)
-    async with policy.serve(app) as url:
+    async with testing.serve(app) as url:
         yield url
 
 
@@ -239,12 +238,12 @@ async def test_torn_arguments_of_a_call_are_the_agents_to_answer(stage: Stage, c
 
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_dead_replica_among_three_costs_no_call(stage: Stage, client: str) -> None:
-    dead, told = Engine((cuts,)), Told([wire.message("42")])
+    dead, told = Engine((cuts,)), Told([responses.build_message("42")])
     async with (
         served(dead) as first,
-        policy.serve(policy.app(told, name=NAME)) as second,
-        policy.serve(policy.app(told, name=NAME)) as third,
-        listening(server.app(asking("vllm", f"{first},{second},{third}", wait=0.01))) as url,
+        testing.serve(testing.app(told, name=NAME)) as second,
+        testing.serve(testing.app(told, name=NAME)) as third,
+        listening(server.create_app(asking("vllm", f"{first},{second},{third}", wait=0.01))) as url,
     ):
         urls = [f"{url}/ng-rollout/r{rollout}" for rollout in range(12)]
         answers = await asyncio.gather(*(added(client, *at(each, stage.both), streamed=False) for each in urls))

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel
 
-from gymsdk import wire
-from gymsdk.transcript import Item, text_of
+from gymsdk import responses as wire
+from gymsdk.types import Item, extract_text
 
 from .proxies import ADD, CLIENTS, UPSTREAMS, Rig, rigged
 
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PIXEL = base64.b64encode(b"\x89PNG\r\n\x1a\n no picture at all").decode()
 SHOWN = f"data:image/png;base64,{PIXEL}"
 TURN = [
-    wire.reasoning("hm"),
-    wire.message("I add."),
-    wire.function_call("add", '{"a":40,"b":2}', "call_1"),
-    wire.function_call("add", '{"a":1,"b":1}', "call_2"),
+    wire.build_reasoning("hm"),
+    wire.build_message("I add."),
+    wire.build_function_call("add", '{"a":40,"b":2}', "call_1"),
+    wire.build_function_call("add", '{"a":1,"b":1}', "call_2"),
 ]
 """A turn with all that a turn may hold."""
 
@@ -61,7 +61,7 @@ async def shown(rig: Rig, client: str, upstream: str) -> None:
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 async def test_a_picture_arrives(rig: Rig, upstream: str, client: str) -> None:
-    rig.policy.says(wire.message("A dot."))
+    rig.policy.says(wire.build_message("A dot."))
     await shown(rig, client, upstream)
     [item] = rig.policy.asked[0]["input"]
     text, picture = item["content"]
@@ -79,7 +79,7 @@ async def _chat_loop(rig: Rig, upstream: str) -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": ADD}}]
     messages: list[Any] = [{"role": "user", "content": "go"}]
     first = await completions.create(model="any", messages=messages, tools=tools)
-    rig.policy.output = [wire.message("42 and 2")]
+    rig.policy.output = [wire.build_message("42 and 2")]
     messages.append(first.choices[0].message.model_dump(exclude_none=True))
     messages += [
         {"role": "tool", "tool_call_id": call.id, "content": _added(call.function.arguments)}
@@ -93,11 +93,11 @@ async def _responses_loop(rig: Rig, upstream: str) -> None:
     tools = [{"type": "function", "name": "add", "parameters": ADD, "strict": True}]
     items: list[Any] = [{"role": "user", "content": "go"}]
     first = await responses.create(model="any", input=items, tools=tools)
-    rig.policy.output = [wire.message("42 and 2")]
+    rig.policy.output = [wire.build_message("42 and 2")]
     items += [item.model_dump(exclude_none=True) for item in first.output]
     for item in first.output:
         if item.type == "function_call":
-            items.append(wire.function_call_output(item.call_id, _added(item.arguments)))
+            items.append(wire.build_function_call_output(item.call_id, _added(item.arguments)))
     await responses.create(model="any", input=items, tools=tools)
 
 
@@ -107,7 +107,7 @@ async def _messages_loop(rig: Rig, upstream: str) -> None:
     words: dict[str, Any] = {"model": "any", "max_tokens": 4096, "tools": tools}
     said: list[Any] = [{"role": "user", "content": "go"}]
     first = await messages.create(messages=said, **words)
-    rig.policy.output = [wire.message("42 and 2")]
+    rig.policy.output = [wire.build_message("42 and 2")]
     results = [
         {"type": "tool_result", "tool_use_id": block.id, "content": _added(json.dumps(block.input))}
         for block in first.content
@@ -145,10 +145,10 @@ def told(item: Item) -> tuple[str, Any]:
     """Give what kind of *item* it is, and what it says."""
     kind = item.get("type", "message")
     if kind == "message":
-        return item["role"], text_of(item["content"])
+        return item["role"], extract_text(item["content"])
     if kind == "function_call":
         return kind, json.loads(item["arguments"])
-    return kind, text_of(item["summary"] if kind == "reasoning" else item["output"])
+    return kind, extract_text(item["summary"] if kind == "reasoning" else item["output"])
 
 
 async def parsed(rig: Rig, client: str, upstream: str) -> Any:
@@ -168,7 +168,7 @@ async def parsed(rig: Rig, client: str, upstream: str) -> Any:
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 async def test_an_answer_has_the_form_that_was_asked_for(rig: Rig, upstream: str, client: str) -> None:
-    rig.policy.says(wire.message('{"total": 42}'))
+    rig.policy.says(wire.build_message('{"total": 42}'))
     assert await parsed(rig, client, upstream) == Sum(total=42)
     form = rig.policy.asked[0]["text"]["format"]
     assert (form["type"], form["schema"]["required"]) == ("json_schema", ["total"])
@@ -177,7 +177,7 @@ async def test_an_answer_has_the_form_that_was_asked_for(rig: Rig, upstream: str
 @pytest.mark.parametrize("prefix", ["/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_a_rollouts_prefix_is_taken_off(rig: Rig, client: str, prefix: str) -> None:
-    rig.policy.says(wire.message("42"))
+    rig.policy.says(wire.build_message("42"))
     url, asks = rig.urls["vllm"] + prefix, [{"role": "user", "content": "hi"}]
     openai = rig.openai["vllm"].with_options(base_url=f"{url}/v1")
     creates: dict[str, Any] = {

@@ -13,12 +13,10 @@ import pytest
 from anthropic import APIStatusError
 from openai import APIError
 
-from gymsdk import Failed, model, wire
-from gymsdk.convert.faces.known import FACES
+from gymsdk import Failed, model, responses, testing
+from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.servers import model as server
-from gymsdk.servers import policy
-from gymsdk.transcript import Item
-from gymsdk.types import Episode, Model
+from gymsdk.types import Episode, Item, Model
 
 from .proxies import sdks
 from .reached import listening
@@ -60,13 +58,15 @@ class Slow:
             raise
         if self.failure:
             raise self.failure
-        return wire.response([wire.message("hello")], model="slow", usage=wire.usage(3, 4), request=request)
+        return responses.build_response(
+            [responses.build_message("hello")], model="slow", usage=responses.build_usage(3, 4), request=request
+        )
 
 
 @asynccontextmanager
 async def proxied(slow: Slow, every: float = SOON) -> AsyncIterator[httpx.AsyncClient]:
     async with (
-        listening(server.app(slow, every=every)) as url,
+        listening(server.create_app(slow, every=every)) as url,
         httpx.AsyncClient(base_url=url, timeout=10) as client,
     ):
         yield client
@@ -131,9 +131,9 @@ async def test_a_stream_is_kept_alive_while_the_model_thinks(path: str) -> None:
         assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
         async for chunk in answer.aiter_bytes():
             read += chunk
-            if read.count(FACES[path].heartbeat) == 3:
+            if read.count(INBOUND_APIS[path].heartbeat) == 3:
                 slow.let.set()
-    assert read.startswith(FACES[path].heartbeat * 3)
+    assert read.startswith(INBOUND_APIS[path].heartbeat * 3)
     assert frames(read)[-1] == ENDS[path]
     assert b"hello" in read
 
@@ -147,7 +147,7 @@ async def test_an_answer_that_comes_at_once_needs_no_sign_of_life(path: str) -> 
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert int(answer.headers["content-length"]) == len(answer.content)
     assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
-    assert FACES[path].heartbeat not in answer.content
+    assert INBOUND_APIS[path].heartbeat not in answer.content
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -163,7 +163,7 @@ async def test_what_fails_before_a_stream_begins_has_its_status(path: str) -> No
 @pytest.mark.parametrize("path", BODIES)
 async def test_what_fails_once_a_stream_has_begun_is_an_error_of_the_sdk(path: str) -> None:
     slow = Slow(Failed("no answer", kind="model_unreachable", retryable=True))
-    async with listening(server.app(slow, every=SOON)) as url, sdks(url) as (openai, anthropic):
+    async with listening(server.create_app(slow, every=SOON)) as url, sdks(url) as (openai, anthropic):
         creates: dict[str, Any] = {
             "responses": openai.responses.create,
             "chat/completions": openai.chat.completions.create,
@@ -212,10 +212,10 @@ async def test_one_that_went_away_is_counted() -> None:
 @pytest.mark.parametrize("path", BODIES)
 async def test_the_policy_endpoint_counts_a_call_whose_client_went_away(path: str) -> None:
     slow = Slow()
-    async with policy.serve(policy.app(slow, name="slow")) as base:
+    async with testing.serve(testing.app(slow, name="slow")) as base:
         behind: Model = model("endpoint/slow", base_url=base, api_key="x")
         async with (
-            listening(server.app(behind, every=SOON)) as url,
+            listening(server.create_app(behind, every=SOON)) as url,
             httpx.AsyncClient(base_url=url) as client,
             asyncio.TaskGroup() as group,
         ):

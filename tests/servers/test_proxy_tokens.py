@@ -10,8 +10,8 @@ import orjson
 import pytest
 import pytest_asyncio
 
-from gymsdk import wire
-from gymsdk.transcript import Item
+from gymsdk import responses
+from gymsdk.types import Item
 
 from .proxies import Rig, rigged
 
@@ -37,7 +37,7 @@ def bundle() -> Item:
     """Give the tokens of a prompt of a thousand, and of the longest answer there is."""
     rng = random.Random(7)
     ids = [rng.randrange(151_936) for _ in range(LONG)]
-    return dict(zip(wire.TOKENS, (ids[:1000], ids, [-rng.expovariate(3) for _ in ids]), strict=True))
+    return dict(zip(responses.TOKEN_FIELDS, (ids[:1000], ids, [-rng.expovariate(3) for _ in ids]), strict=True))
 
 
 TOKENS = bundle()
@@ -47,23 +47,23 @@ TOKENS = bundle()
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 async def test_the_tokens_of_a_long_answer_arrive(rig: Rig, upstream: str, path: str, streamed: bool) -> None:
-    rig.policy.says(wire.message("word " * LONG) | TOKENS)
+    rig.policy.says(responses.build_message("word " * LONG) | TOKENS)
     async with httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(f"{rig.urls[upstream]}/v1/{path}", json=BODIES[path] | {"stream": streamed})
     assert answer.status_code == 200, answer.text[:500]
-    assert all(orjson.dumps(TOKENS[key]) in answer.content for key in wire.TOKENS)
+    assert all(orjson.dumps(TOKENS[key]) in answer.content for key in responses.TOKEN_FIELDS)
 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_tokens_that_were_told_come_back_to_the_model(rig: Rig, path: str) -> None:
-    short = {key: TOKENS[key][:3] for key in wire.TOKENS}
-    rig.policy.says(wire.message("42") | short)
+    short = {key: TOKENS[key][:3] for key in responses.TOKEN_FIELDS}
+    rig.policy.says(responses.build_message("42") | short)
     url = f"{rig.urls['vllm']}/v1/{path}"
     async with httpx.AsyncClient(timeout=60) as client:
         first = (await client.post(url, json=BODIES[path])).json()
         await client.post(url, json=BODIES[path] | followed(path, first))
     [*_, said, _] = rig.policy.asked[-1]["input"]
-    assert {key: said[key] for key in wire.TOKENS} == short
+    assert {key: said[key] for key in responses.TOKEN_FIELDS} == short
 
 
 def followed(path: str, answer: Item) -> Item:
@@ -72,5 +72,7 @@ def followed(path: str, answer: Item) -> Item:
     if path == "responses":
         return {"input": [{"role": "user", "content": "hi"}, *answer["output"], asks]}
     said = answer["choices"][0]["message"] if path == "chat/completions" else answer
-    message = {"role": "assistant"} | {key: value for key, value in said.items() if key in {"content", *wire.TOKENS}}
+    message = {"role": "assistant"} | {
+        key: value for key, value in said.items() if key in {"content", *responses.TOKEN_FIELDS}
+    }
     return {"messages": [*BODIES[path]["messages"], message, asks]}

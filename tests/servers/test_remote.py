@@ -13,11 +13,11 @@ from aiohttp import web
 
 from gymsdk import Environment, Task, play
 from gymsdk.errors import BadRow
-from gymsdk.http import Retry
-from gymsdk.models.scripted import Scripted
+from gymsdk.http.client import Retry
+from gymsdk.models.scripted import ScriptedModel
 from gymsdk.servers import resources
-from gymsdk.servers.wire.remote import Remote
-from gymsdk.transcript import Item
+from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.types import Item
 
 from .reached import listening
 
@@ -26,10 +26,12 @@ ADD = [("increment_counter", {"count": 2})]
 TOOLS = [{"type": "function", "name": name, "parameters": {}} for name in ("add", "verify", "break")]
 
 
-async def test_it_is_played_as_in_process(counter: Callable[..., Environment], policy: Callable[..., Scripted]) -> None:
+async def test_it_is_played_as_in_process(
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
+) -> None:
     here = await play(counter(), policy(ADD, "done"), ROW, seed=5)
-    async with listening(resources.app(counter())) as url:
-        there = await play(Remote(url, "counter"), policy(ADD, "done"), ROW, seed=5)
+    async with listening(resources.create_app(counter())) as url:
+        there = await play(RemoteEnvironment(url, "counter"), policy(ADD, "done"), ROW, seed=5)
     assert (there.reward, there.components) == (here.reward, here.components) == (1.5, {"verdict": 1.0, "steps": 0.5})
     assert (there.opening, there.tools) == (here.opening, here.tools)
     assert there.response is not None
@@ -38,10 +40,10 @@ async def test_it_is_played_as_in_process(counter: Callable[..., Environment], p
 
 
 async def test_a_finished_episode_leaves_no_session(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with listening(resources.app(counter())) as url:
-        await play(Remote(url, "counter"), policy(ADD, "done"), ROW)
+    async with listening(resources.create_app(counter())) as url:
+        await play(RemoteEnvironment(url, "counter"), policy(ADD, "done"), ROW)
         async with httpx.AsyncClient() as client:
             figures = (await client.get(f"{url}/metrics")).text
     assert 'gymsdk_sessions_open{server="counter"} 0' in figures
@@ -49,11 +51,11 @@ async def test_a_finished_episode_leaves_no_session(
 
 @pytest.mark.parametrize("call", [("increment_counter", {"count": "x"}), ("increment_counter", "{torn")])
 async def test_a_wrong_call_is_answered_as_in_process(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted], call: tuple[str, Any]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], call: tuple[str, Any]
 ) -> None:
     here = await play(counter(), policy([call], "done"), ROW)
-    async with listening(resources.app(counter())) as url:
-        there = await play(Remote(url, "counter"), policy([call], "done"), ROW)
+    async with listening(resources.create_app(counter())) as url:
+        there = await play(RemoteEnvironment(url, "counter"), policy([call], "done"), ROW)
     assert here.response is not None
     assert there.response is not None
     assert there.response["output"] == here.response["output"]
@@ -61,11 +63,11 @@ async def test_a_wrong_call_is_answered_as_in_process(
 
 @pytest.mark.parametrize("settings", [{"judge": "down"}, {"judge": "lost"}])
 async def test_what_fails_there_fails_here_alike(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted], settings: dict[str, Any]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], settings: dict[str, Any]
 ) -> None:
     here = await play(counter(**settings), policy("done"), ROW)
-    async with listening(resources.app(counter(**settings))) as url:
-        there = await play(Remote(url, "counter"), policy("done"), ROW)
+    async with listening(resources.create_app(counter(**settings))) as url:
+        there = await play(RemoteEnvironment(url, "counter"), policy("done"), ROW)
     assert (there.outcome, there.reward) == ("unscorable", None)
     assert here.failure is not None
     assert there.failure is not None
@@ -73,24 +75,24 @@ async def test_what_fails_there_fails_here_alike(
 
 
 async def test_a_tool_that_breaks_there_fails_the_episode_here(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with listening(resources.app(counter())) as url:
-        rollout = await play(Remote(url, "counter"), policy([("stumble", {})]), ROW)
+    async with listening(resources.create_app(counter())) as url:
+        rollout = await play(RemoteEnvironment(url, "counter"), policy([("stumble", {})]), ROW)
     assert rollout.failure is not None
     assert (rollout.outcome, rollout.failure.kind, rollout.failure.stage) == ("failed", "tool_raised", "step")
 
 
 async def test_a_row_that_does_not_fit_there_is_a_bad_row(
-    counter: Callable[..., Environment], policy: Callable[..., Scripted]
+    counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with listening(resources.app(counter())) as url:
+    async with listening(resources.create_app(counter())) as url:
         with pytest.raises(BadRow, match="does not fit environment 'counter'"):
-            await play(Remote(url, "counter"), policy("done"), ROW | {"initial_count": "many"})
+            await play(RemoteEnvironment(url, "counter"), policy("done"), ROW | {"initial_count": "many"})
 
 
-async def test_a_server_that_is_not_there_fails_the_episode(policy: Callable[..., Scripted]) -> None:
-    gone = Remote("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
+async def test_a_server_that_is_not_there_fails_the_episode(policy: Callable[..., ScriptedModel]) -> None:
+    gone = RemoteEnvironment("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
     rollout = await play(gone, policy("done"), ROW)
     assert rollout.failure is not None
     assert (rollout.failure.stage, rollout.failure.kind) == ("reset", "server_unreachable")
@@ -131,11 +133,11 @@ DOWN = {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_failure_judge_e
 ASKED = {"responses_create_params": {"input": "add", "tools": TOOLS}, "own": 1}
 
 
-async def test_a_server_of_nemo_gym_is_played_by_its_own_rules(policy: Callable[..., Scripted]) -> None:
+async def test_a_server_of_nemo_gym_is_played_by_its_own_rules(policy: Callable[..., ScriptedModel]) -> None:
     server = Strange()
     calls = [("add", {"a": 1}), ("add", "{torn"), ("verify", {}), ("break", [1])]
     async with strange(server) as url:
-        rollout = await play(Remote(url, "sums"), policy(calls, "done"), ASKED)
+        rollout = await play(RemoteEnvironment(url, "sums"), policy(calls, "done"), ASKED)
     assert rollout.response is not None
     outputs = [item["output"] for item in rollout.response["output"] if item["type"] == "function_call_output"]
     assert [path for path, _, _ in server.seen] == ["/seed_session", "/add", "/break", "/verify"]
@@ -146,10 +148,10 @@ async def test_a_server_of_nemo_gym_is_played_by_its_own_rules(policy: Callable[
     assert (rollout.reward, rollout.verdict and rollout.verdict.model_dump()["extra"]) == (0.25, "yes")
 
 
-async def test_the_cookies_of_the_last_answer_go_with_the_next_request(policy: Callable[..., Scripted]) -> None:
+async def test_the_cookies_of_the_last_answer_go_with_the_next_request(policy: Callable[..., ScriptedModel]) -> None:
     server = Strange()
     async with strange(server) as url:
-        await play(Remote(url, "sums"), policy([("add", {})], "done"), ASKED)
+        await play(RemoteEnvironment(url, "sums"), policy([("add", {})], "done"), ASKED)
     assert [cookie for _, cookie, _ in server.seen] == [
         "",
         "StrangeServer___s=session-1",
@@ -172,8 +174,8 @@ async def test_the_cookies_of_the_last_answer_go_with_the_next_request(policy: C
     ],
 )
 async def test_what_is_no_reward_there_is_none_here(
-    policy: Callable[..., Scripted], verdict: Item, outcome: str, kind: str
+    policy: Callable[..., ScriptedModel], verdict: Item, outcome: str, kind: str
 ) -> None:
     async with strange(Strange(verdict)) as url:
-        rollout = await play(Remote(url, "sums"), policy("done"), ASKED)
+        rollout = await play(RemoteEnvironment(url, "sums"), policy("done"), ASKED)
     assert (rollout.outcome, rollout.failure and rollout.failure.kind) == (outcome, kind)

@@ -12,17 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymsdk import Environment, wire
-from gymsdk.servers import resources
-from gymsdk.servers.sessions import aggregates
-from gymsdk.sitting import Budget
+from gymsdk import Environment, responses
+from gymsdk.episode import Budget
+from gymsdk.servers import aggregates, resources
 
 INPUT = [{"role": "user", "content": "add 3"}]
 ROW = {"responses_create_params": {"input": INPUT}, "initial_count": 3, "expected_count": 6}
-DONE = wire.message("done", id="m")
+DONE = responses.build_message("done", id="m")
 ADDED = [
-    wire.function_call("increment_counter", {"count": 3}, "c1", id="f"),
-    wire.function_call_output("c1", '{"success":true}'),
+    responses.build_function_call("increment_counter", {"count": 3}, "c1", id="f"),
+    responses.build_function_call_output("c1", '{"success":true}'),
 ]
 MINIMAL = {
     "id": "resp",
@@ -94,7 +93,7 @@ async def test_a_verdict_given_twice_is_the_same(serving):
         await client.post("/increment_counter", json={"count": 3})
         first = await client.post("/verify", json=verified(*ADDED))
         again = await client.post("/verify", json=verified(*ADDED))
-        other = await client.post("/verify", json=verified(*ADDED, wire.message("more", id="n")))
+        other = await client.post("/verify", json=verified(*ADDED, responses.build_message("more", id="n")))
         called = await client.post("/get_counter_value")
     assert first.json() == again.json()
     assert (other.status_code, called.status_code) == (409, 409)
@@ -382,7 +381,7 @@ async def test_figures_over_many_rows_are_the_same(serving, monkeypatch):
     rows = [{**ROW, "_ng_task_index": number // 2, "reward": number % 2} for number in range(20)]
     async with serving() as client:
         few = await client.post("/aggregate_metrics", json={"verify_responses": rows})
-        monkeypatch.setattr(aggregates, "MANY", 5)
+        monkeypatch.setattr(aggregates, "THREAD_ROW_COUNT", 5)
         many = await client.post("/aggregate_metrics", json={"verify_responses": rows})
     assert many.json() == few.json()
     assert few.json()["agent_metrics"]["mean/reward"] == 0.5
@@ -489,7 +488,7 @@ async def test_every_server_tells_how_it_is(serving):
 
 
 async def test_a_bug_is_a_500_in_json_with_the_cookie(counter, made):
-    app = resources.app(counter())
+    app = resources.create_app(counter())
 
     async def broken() -> None:
         raise ZeroDivisionError
@@ -526,8 +525,8 @@ class Held:
         count, call_id = self.calls.pop(0), f"c{len(self.calls)}"
         answer = await self.post("/increment_counter", {"count": count})
         self.items += [
-            wire.function_call("increment_counter", {"count": count}, call_id, id=call_id),
-            wire.function_call_output(call_id, answer.text),
+            responses.build_function_call("increment_counter", {"count": count}, call_id, id=call_id),
+            responses.build_function_call_output(call_id, answer.text),
         ]
 
     async def verify(self):
@@ -567,7 +566,7 @@ async def test_a_thousand_sessions_over_http_give_what_they_give_one_by_one(coun
     rng, environment = random.Random(seed), counter()
     plans = [[rng.randint(-5, 5) for _ in range(rng.randint(0, 3))] for _ in range(1000)]
     order = turns(plans)
-    async with listening(resources.app(environment)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with listening(resources.create_app(environment)) as url, httpx.AsyncClient(base_url=url) as client:
         one_by_one = await played(client, plans, order)
         rng.shuffle(order)
         assert await played(client, plans, order) == one_by_one

@@ -14,7 +14,7 @@ from gymsdk.servers import resources
 
 @asynccontextmanager
 async def asked(environment):
-    made = resources.app(environment)
+    made = resources.create_app(environment)
     transport = httpx.ASGITransport(made)
     async with (
         made.router.lifespan_context(made),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk.servers.app import Refused
+from gymsdk.servers.app import RequestRejected
 
 from .saying import HERE, MATH, another, said
 
@@ -120,7 +120,7 @@ def test_no_other_is_ended_where_the_first_is_not_there_again_in_time(members, c
 
 def test_who_has_no_supervisor_cannot_be_restarted(members):
     members.put("child", said(MATH), HERE)
-    with pytest.raises(Refused, match="serve it with --separate"):
+    with pytest.raises(RequestRejected, match="serve it with --separate"):
         members.restart("math")
-    with pytest.raises(Refused, match="no server 'mth'; did you mean 'math'"):
+    with pytest.raises(RequestRejected, match="no server 'mth'; did you mean 'math'"):
         members.restart("mth")

@@ -13,18 +13,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gymsdk import Environment, Failed, ServerClient, Task, http, wire
-from gymsdk.client import Unknown
-from gymsdk.http import Retry
+from gymsdk import Environment, Failed, ServerClient, Task, responses
+from gymsdk.client import UnknownServer
+from gymsdk.deploy.node import Node
+from gymsdk.http import client as http
+from gymsdk.http.client import Retry
 from gymsdk.servers import resources
-from gymsdk.servers.nodes.node import Node
-from gymsdk.servers.nodes.service import Service
+from gymsdk.servers.service import Service
 
 from .nodes import heading, noded, until
 from .reached import listening
 
 ROW = Task.ask("add", initial_count=3, expected_count=3).row()
-RESPONSE = wire.response([wire.message("done")], model="m")
+RESPONSE = responses.build_response([responses.build_message("done")], model="m")
 QUICK = Retry(times=1, first=0.001)
 
 
@@ -86,7 +87,7 @@ async def test_a_server_is_asked_by_its_name(
 ) -> None:
     import orjson
 
-    async with listening(resources.app(counter())) as url:
+    async with listening(resources.create_app(counter())) as url:
         text = config(url, host=host)
         async with head(orjson.dumps(text).decode() if quoted else text) as address:
             verdict = await Server(ServerClient.load_from_global_config(address)).ask(ROW | {"response": RESPONSE})
@@ -96,7 +97,7 @@ async def test_a_server_is_asked_by_its_name(
 
 
 async def test_cookies_lead_to_a_session(counter: Callable[..., Environment]) -> None:
-    async with listening(resources.app(counter())) as url, head(config(url)) as address:
+    async with listening(resources.create_app(counter())) as url, head(config(url)) as address:
         client = ServerClient(address)
         seeded = await client.post("my_resources", "/seed_session", json=ROW)
         called = await client.post("my_resources", "/spell", json={}, cookies=seeded.cookies)
@@ -105,7 +106,7 @@ async def test_cookies_lead_to_a_session(counter: Callable[..., Environment]) ->
 
 async def test_a_name_nobody_has_is_an_error_with_the_nearest() -> None:
     async with head(config("http://127.0.0.1:9")) as address:
-        with pytest.raises(Unknown, match="did you mean 'my_resources'"):
+        with pytest.raises(UnknownServer, match="did you mean 'my_resources'"):
             await ServerClient(address).post("my_resource", "/verify", json={})
 
 
@@ -135,13 +136,13 @@ async def test_a_head_that_refuses_to_say_whether_it_has_settled_is_not_said_to_
         client = ServerClient(address, retry=QUICK)
         with pytest.raises(Failed, match=sentence) as caught:
             await client.url("lamp")
-        assert not isinstance(caught.value, Unknown)
+        assert not isinstance(caught.value, UnknownServer)
         assert await client.url("my_resources") == "http://127.0.0.1:9"
 
 
 async def test_what_a_head_does_not_know_once_it_has_settled_is_said_to_be_unknown() -> None:
     async with heading(lease=0.5) as address:
-        with pytest.raises(Unknown, match="knows no server 'lamp'"):
+        with pytest.raises(UnknownServer, match="knows no server 'lamp'"):
             await ServerClient(address).url("lamp")
 
 
@@ -163,7 +164,7 @@ def test_the_head_is_where_nemo_gyms_is() -> None:
 
 async def test_a_server_that_has_moved_is_looked_up_again(counter: Callable[..., Environment]) -> None:
     made, texts = counter(), [config("http://127.0.0.1:9")]
-    async with listening(resources.app(made)) as url, head(texts) as address:
+    async with listening(resources.create_app(made)) as url, head(texts) as address:
         client = ServerClient(address, retry=Retry(times=0))
         assert await client.url("my_resources") == "http://127.0.0.1:9"
         texts.append(config(url))
@@ -180,7 +181,7 @@ async def test_a_server_that_has_not_moved_and_is_not_there_is_said_so() -> None
 async def test_an_error_does_not_tell_who_asks() -> None:
     async with head(config("http://127.0.0.1:9")) as address:
         asked_by = address.replace("http://", "http://me:hush@")
-        with pytest.raises(Unknown) as caught:
+        with pytest.raises(UnknownServer) as caught:
             await ServerClient(asked_by).url("strange")
     assert "hush" not in str(caught.value)
 
@@ -189,4 +190,6 @@ async def test_the_token_of_a_head_asked_by_tls_goes_to_no_server_in_the_clear()
     client = ServerClient("https://head.test:11000", token="a-token-that-is-long-enough")
     assert client.build_headers_for("https://server.test:1").keys() == {"authorization"}
     assert client.build_headers_for("http://server.test:1") == {}
-    assert ServerClient("http://head.test", token="a-token-that-is-long-enough").build_headers_for("http://server.test:1")
+    assert ServerClient("http://head.test", token="a-token-that-is-long-enough").build_headers_for(
+        "http://server.test:1"
+    )

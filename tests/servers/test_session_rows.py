@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymsdk import Environment, load, wire
+from gymsdk import Environment, load, responses
 from gymsdk.servers import resources
-from gymsdk.transcript import Item
+from gymsdk.types import Item
 from tests.servers.conftest import Serving
 
 LIVE = """
@@ -110,8 +110,13 @@ async def drawn(client: httpx.AsyncClient, seeded: Item, verified: Item, *, call
     items, ticket = [], ""
     for number in range(calls):
         ticket = (await client.post("/draw", json={})).text
-        items += [wire.function_call("draw", {}, f"c{number}"), wire.function_call_output(f"c{number}", ticket)]
-    return await client.post("/verify", json={**verified, "response": {"output": [*items, wire.message(ticket)]}})
+        items += [
+            responses.build_function_call("draw", {}, f"c{number}"),
+            responses.build_function_call_output(f"c{number}", ticket),
+        ]
+    return await client.post(
+        "/verify", json={**verified, "response": {"output": [*items, responses.build_message(ticket)]}}
+    )
 
 
 @pytest.fixture
@@ -154,12 +159,12 @@ async def test_every_row_of_a_shipped_environment_finds_its_session(listening: A
     rows = [task.row() for task in islice(load("tool_call").tasks("validation"), 40)]
     assert any(row != stripped(row) for row in rows), "some rows have nulls of their own"
     unused = []
-    async with listening(resources.app(load("tool_call"))) as url, httpx.AsyncClient(base_url=url) as client:
+    async with listening(resources.create_app(load("tool_call"))) as url, httpx.AsyncClient(base_url=url) as client:
         for number, row in enumerate(rows):
             client.cookies.clear()
             body = seed_body(row, typed=typed) | ({"resources_session_id": f"s{number}"} if typed else {})
             (await client.post("/seed_session", json=body)).raise_for_status()
-            answer = await client.post("/verify", json={**row, "response": {"output": [wire.message("?")]}})
+            answer = await client.post("/verify", json={**row, "response": {"output": [responses.build_message("?")]}})
             unused += [(answer.status_code, answer.json()["gymsdk"].get("session_unused"))]
     assert unused == [(200, None)] * len(rows)
 
@@ -179,7 +184,7 @@ async def test_a_session_that_does_not_match_is_refused_and_says_why(
     async with serving(live()) as client:
         answer = await drawn(client, row, {**row, **change})
         told = answer.json()
-        right = await client.post("/verify", json={**row, "response": {"output": [wire.message("?")]}})
+        right = await client.post("/verify", json={**row, "response": {"output": [responses.build_message("?")]}})
     assert (answer.status_code, told["kind"], "reward" in told) == (409, "session_mismatch", False)
     assert said in told["detail"]
     assert (right.status_code, right.json()["reward"]) == (200, 0.0), "the session stays for its own row"
@@ -189,7 +194,11 @@ async def test_calls_that_the_session_never_saw_are_not_replayed(
     serving: Serving, live: Callable[[], Environment]
 ) -> None:
     row = {"gold": 1, "responses_create_params": PROMPT}
-    items = [wire.function_call("draw", {}, "c"), wire.function_call_output("c", "x"), wire.message("x")]
+    items = [
+        responses.build_function_call("draw", {}, "c"),
+        responses.build_function_call_output("c", "x"),
+        responses.build_message("x"),
+    ]
     async with serving(live()) as client:
         await client.post("/seed_session", json=row)
         answer = await client.post("/verify", json={**row, "response": {"output": items}})
@@ -209,7 +218,11 @@ async def test_calls_that_agents_answer_themselves_lose_no_session(
     serving: Serving, live: Callable[[], Environment], name: str, arguments: Any, output: str
 ) -> None:
     row = {"gold": 1, "responses_create_params": PROMPT}
-    items = [wire.function_call(name, arguments, "c"), wire.function_call_output("c", output), wire.message("?")]
+    items = [
+        responses.build_function_call(name, arguments, "c"),
+        responses.build_function_call_output("c", output),
+        responses.build_message("?"),
+    ]
     async with serving(live()) as client:
         await client.post("/seed_session", json=row)
         answer = await client.post("/verify", json={**row, "response": {"output": items}})
@@ -223,7 +236,7 @@ async def test_one_cookie_jar_serves_one_row_after_another(serving: Serving, liv
         rewards = [(await drawn(client, row, row)).json()["reward"] for row in rows]
         # The session of the last row has its verdict: its cookie says nothing about this row.
         alone = await client.post(
-            "/verify", json={**rows[0], "gold": 9, "response": {"output": [wire.message("a guess")]}}
+            "/verify", json={**rows[0], "gold": 9, "response": {"output": [responses.build_message("a guess")]}}
         )
     assert rewards == [1.0, 1.0, 1.0]
     assert (alone.status_code, alone.json()["reward"]) == (200, 0.0)
@@ -238,7 +251,7 @@ async def test_one_cookie_jar_holds_the_sessions_of_many_rows_until_they_are_ver
         for row in rows:
             await client.post("/seed_session", json=row)
         answers = [
-            await client.post("/verify", json={**row, "response": {"output": [wire.message("a guess")]}})
+            await client.post("/verify", json={**row, "response": {"output": [responses.build_message("a guess")]}})
             for row in rows
         ]
     assert [answer.status_code for answer in answers] == [200] * len(rows)
@@ -258,12 +271,12 @@ def called(*calls: tuple[str, Any]) -> list[Item]:
     """Return the items of a response with *calls*, each answered."""
     pairs = (
         [
-            wire.function_call("", {}, f"c{number}") | {"name": name, "arguments": arguments},
-            wire.function_call_output(f"c{number}", "added"),
+            responses.build_function_call("", {}, f"c{number}") | {"name": name, "arguments": arguments},
+            responses.build_function_call_output(f"c{number}", "added"),
         ]
         for number, (name, arguments) in enumerate(calls)
     )
-    return [*(item for pair in pairs for item in pair), wire.message("done")]
+    return [*(item for pair in pairs for item in pair), responses.build_message("done")]
 
 
 async def send(client: httpx.AsyncClient, face: str, name: str, text: str) -> None:
@@ -274,7 +287,7 @@ async def send(client: httpx.AsyncClient, face: str, name: str, text: str) -> No
         answer = await client.post("/mcp", json={**call, "params": params})
         assert answer.json()["result"]["isError"] is False
     elif face == "turns":
-        output = [wire.function_call("", {}, "c") | {"name": name, "arguments": text}]
+        output = [responses.build_function_call("", {}, "c") | {"name": name, "arguments": text}]
         (await client.post("/step", json={"response": {"output": output}})).raise_for_status()
     else:
         (await client.post(f"/{name}", content=text)).raise_for_status()

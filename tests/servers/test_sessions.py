@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from gymsdk.servers.app import Refused
-from gymsdk.servers.sessions.held import Sessions
-from gymsdk.servers.wire import tools
-from gymsdk.sitting import Sitting
+from gymsdk.episode import EpisodeRunner
+from gymsdk.servers import tool_calls
+from gymsdk.servers.app import RequestRejected
+from gymsdk.servers.sessions import SessionStore
 
 ROW = {"responses_create_params": {"input": "add"}, "initial_count": 3}
 EPISODE = {"rollout_id": "r1", "attempt": 0}
@@ -41,7 +41,7 @@ def opened(counter):
     environment = counter()
 
     async def make(number=3):
-        sitting = Sitting(environment)
+        sitting = EpisodeRunner(environment)
         await sitting.open({**ROW, "initial_count": number})
         return sitting
 
@@ -50,7 +50,7 @@ def opened(counter):
 
 
 async def test_a_session_is_found_by_its_token_until_it_is_closed(opened):
-    sessions = Sessions()
+    sessions = SessionStore()
     session = await sessions.open(await opened())
     assert sessions.find_by_token(session.token) is session
     await sessions.close(session)
@@ -60,12 +60,12 @@ async def test_a_session_is_found_by_its_token_until_it_is_closed(opened):
 
 @pytest.mark.parametrize("token", [None, "", "x"])
 async def test_what_is_no_token_finds_nothing(token):
-    assert Sessions().find_by_token(token) is None
-    assert Sessions().find_by_key(token) is None
+    assert SessionStore().find_by_token(token) is None
+    assert SessionStore().find_by_key(token) is None
 
 
 async def test_a_session_lasts_for_the_time_to_live_after_its_last_use(opened, clock):
-    sessions = Sessions(ttl=10, clock=clock)
+    sessions = SessionStore(ttl=10, clock=clock)
     used, unused = await sessions.open(await opened(1)), await sessions.open(await opened(2))
     clock.now = 6
     sessions.find_by_token(used.token)
@@ -75,9 +75,9 @@ async def test_a_session_lasts_for_the_time_to_live_after_its_last_use(opened, c
 
 
 async def test_there_are_never_more_than_the_cap(opened, clock):
-    sessions = Sessions(cap=1, ttl=10, clock=clock)
+    sessions = SessionStore(cap=1, ttl=10, clock=clock)
     await sessions.open(await opened(1))
-    with pytest.raises(Refused, match="all 1 sessions are in use") as refused:
+    with pytest.raises(RequestRejected, match="all 1 sessions are in use") as refused:
         await sessions.open(await opened(2))
     assert (refused.value.status, refused.value.retry_after) == (503, 5.0)
     clock.now = 11
@@ -86,18 +86,18 @@ async def test_there_are_never_more_than_the_cap(opened, clock):
 
 
 async def test_a_name_that_was_closed_is_never_opened_again(opened):
-    sessions = Sessions()
+    sessions = SessionStore()
     session = await sessions.open(await opened(), name="s")
-    with pytest.raises(Refused, match="'s' has been opened or closed before"):
+    with pytest.raises(RequestRejected, match="'s' has been opened or closed before"):
         await sessions.check_capacity("s")
     await sessions.close(session)
     assert sessions.find_by_name("s") is None
-    with pytest.raises(Refused, match="choose another id"):
+    with pytest.raises(RequestRejected, match="choose another id"):
         await sessions.check_capacity("s")
 
 
 async def test_a_key_finds_a_session_as_long_as_it_is_open(opened):
-    sessions = Sessions()
+    sessions = SessionStore()
     session = await sessions.open(await opened())
     key = sessions.issue_key(session)
     assert (sessions.issue_key(session), sessions.find_by_key(key), key != session.token) == (key, session, True)
@@ -106,7 +106,7 @@ async def test_a_key_finds_a_session_as_long_as_it_is_open(opened):
 
 
 async def test_all_are_closed_in_the_end_however_one_of_them_fails(opened):
-    sessions = Sessions()
+    sessions = SessionStore()
     for number in (1, 13, 2):
         await sessions.open(await opened(number))
     await sessions.aclose()
@@ -114,7 +114,7 @@ async def test_all_are_closed_in_the_end_however_one_of_them_fails(opened):
 
 
 async def test_a_session_is_closed_after_the_call_it_is_in(opened):
-    sessions = Sessions()
+    sessions = SessionStore()
     session = await sessions.open(await opened())
     async with session.lock:
         closing = asyncio.ensure_future(sessions.close(session))
@@ -166,7 +166,7 @@ async def test_a_seed_sent_again_while_the_first_is_opening_finds_its_session(se
 
 
 async def test_a_session_in_the_middle_of_a_call_is_in_use(opened, clock):
-    sessions = Sessions(ttl=10, clock=clock)
+    sessions = SessionStore(ttl=10, clock=clock)
     busy, idle = await sessions.open(await opened(1)), await sessions.open(await opened(2))
     async with busy.lock:
         clock.now = 11
@@ -175,7 +175,7 @@ async def test_a_session_in_the_middle_of_a_call_is_in_use(opened, clock):
 
 
 async def test_a_close_that_nobody_waits_for_any_more_goes_on(opened):
-    sessions = Sessions()
+    sessions = SessionStore()
     session = await sessions.open(await opened())
     async with session.lock:
         closing = asyncio.ensure_future(sessions.close(session))
@@ -187,7 +187,7 @@ async def test_a_close_that_nobody_waits_for_any_more_goes_on(opened):
 
 
 async def test_one_that_was_left_gives_its_place_to_another(opened):
-    sessions = Sessions(cap=1)
+    sessions = SessionStore(cap=1)
     session = await sessions.open(await opened(1))
     sessions.close_soon(session)
     await sessions.open(await opened(2))
@@ -195,7 +195,7 @@ async def test_one_that_was_left_gives_its_place_to_another(opened):
 
 
 async def test_one_that_was_left_waits_for_its_verdict_a_while(opened, clock):
-    sessions = Sessions(ttl=3600, clock=clock)
+    sessions = SessionStore(ttl=3600, clock=clock)
     session, other = await sessions.open(await opened(1)), await sessions.open(await opened(2))
     sessions.close_soon(session)
     for clock.now in (599, 601):
@@ -215,7 +215,7 @@ async def test_a_close_without_an_id_closes_the_cookies_session(serving, counter
     environment = counter()
     async with serving(environment) as client:
         await client.post("/seed_session", json=ROW)
-        ours = {tools.CLIENT: "1"}
+        ours = {tool_calls.CLIENT_HEADER: "1"}
         assert [(await client.post("/close_session", json={}, headers=ours)).json() for _ in range(2)] == [{}, {}]
         assert (await client.post("/spell", json={})).status_code == 409
         assert environment.plugin.CLOSED == [3]

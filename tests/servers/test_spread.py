@@ -15,21 +15,21 @@ from typing import Any
 import httpx
 import pytest
 
-from gymsdk import Environment, Task, http, load, model, play, wire
+from gymsdk import Environment, Task, load, model, play, responses
 from gymsdk.errors import BadRow, Failed
-from gymsdk.servers import agent
-from gymsdk.servers.app import Refused
-from gymsdk.servers.nodes import place
-from gymsdk.servers.nodes.instances import Instances, asking
-from gymsdk.servers.nodes.place import Tally
-from gymsdk.servers.nodes.spread import Own, Spread
-from gymsdk.transcript import ToolCall
+from gymsdk.http import client as http
+from gymsdk.servers import agent, remote_episode
+from gymsdk.servers.app import RequestRejected
+from gymsdk.servers.balancing import LoadBalancer, LocalInstance
+from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
+from gymsdk.servers.remote_episode import InstanceTally
+from gymsdk.types import ToolCall
 
 from .nodes import LOOK, Instance, free, heading, process, told, until
 from .reached import asked
 
 ROW = Task.ask("add", initial_count=1, expected_count=3).row()
-JUDGED = {**ROW, "response": {"output": [wire.message("done")]}}
+JUDGED = {**ROW, "response": {"output": [responses.build_message("done")]}}
 ADD = [("increment_counter", {"count": 2})]
 CALL = ToolCall(name="increment_counter", arguments='{"count": 2}', call_id="c")
 
@@ -40,8 +40,10 @@ async def closed():
     await http.aclose()
 
 
-def spread(head_url: str, name: str = "counter", **options: Any) -> Spread:
-    return Spread(name, Instances(asking(head_url), fresh=LOOK), watch=0.1, **{"coming": 0.3} | options)
+def spread(head_url: str, name: str = "counter", **options: Any) -> LoadBalancer:
+    return LoadBalancer(
+        name, InstanceDirectory(nodes_fetcher(head_url), fresh=LOOK), watch=0.1, **{"coming": 0.3} | options
+    )
 
 
 @asynccontextmanager
@@ -117,7 +119,7 @@ async def test_an_episode_under_way_at_an_instance_that_is_lost_fails_retryably(
 
 
 async def test_an_instance_that_is_full_is_passed_over_and_all_that_are_full_are_waited_for(counter, monkeypatch):
-    monkeypatch.setattr("gymsdk.servers.sessions.held.PAUSE", 1.0)
+    monkeypatch.setattr("gymsdk.servers.sessions.RETRY_AFTER_SECONDS", 1.0)
     async with two(counter(), counter(), cap=2) as (head_url, one, other):
         async with httpx.AsyncClient(base_url=one.url) as client:
             for _ in range(2):
@@ -138,7 +140,7 @@ async def test_an_instance_that_is_full_is_passed_over_and_all_that_are_full_are
 async def test_of_an_instance_that_is_full_and_one_that_is_gone_the_full_one_is_waited_for(
     counter, monkeypatch, load_at_the_gone_one
 ):
-    monkeypatch.setattr("gymsdk.servers.sessions.held.PAUSE", 0.2)
+    monkeypatch.setattr("gymsdk.servers.sessions.RETRY_AFTER_SECONDS", 0.2)
     async with (
         heading() as head_url,
         Instance(counter(), head_url, "127.0.0.2", 0.6, {"cap": 1}).there() as full,
@@ -211,7 +213,7 @@ async def test_a_head_that_is_gone_stops_nobody(counter, policy):
 async def test_the_instance_of_this_process_is_one_of_them(counter, policy):
     here = counter()
     async with heading() as head_url, Instance(counter(), head_url).there() as other, here:
-        against = spread(head_url, own=Own("0" * 12, here))
+        against = spread(head_url, own=LocalInstance("0" * 12, here))
         episodes = [await against.reset(ROW) for _ in range(6)]
         assert (sum(each.environment is here for each in episodes), other.sessions) == (3, 3)
         for each in episodes:
@@ -224,7 +226,7 @@ async def test_the_instance_of_this_process_is_one_of_them(counter, policy):
 async def test_alone_the_instance_of_this_process_has_all(counter, policy):
     here = counter()
     async with heading() as head_url, here:
-        rollout = await play(spread(head_url, own=Own("0" * 12, here)), policy(ADD, "done"), ROW)
+        rollout = await play(spread(head_url, own=LocalInstance("0" * 12, here)), policy(ADD, "done"), ROW)
     assert rollout.reward == 1.5
 
 
@@ -232,13 +234,13 @@ async def test_an_agent_has_the_figures_of_an_instance(counter):
     rows = {"verify_responses": [{"reward": 1.0, "_ng_task_index": 0}, {"reward": 0.0, "_ng_task_index": 1}]}
     async with two(counter(), counter()) as (head_url, one, _):
         await one.cut()
-        async with asked(agent.app(spread(head_url), model("scripted/random"))) as client:
+        async with asked(agent.create_app(spread(head_url), model("scripted/random"))) as client:
             answer = await client.post("/aggregate_metrics", json=rows)
             wrong = await client.post("/aggregate_metrics", json={"verify_responses": 3})
         async with counter() as here, httpx.AsyncClient() as client:
-            there = spread(head_url, own=Own("0" * 12, here))
+            there = spread(head_url, own=LocalInstance("0" * 12, here))
             assert await there.aggregate(rows) == answer.json()
-            with pytest.raises(Refused, match="must be a list of rows"):
+            with pytest.raises(RequestRejected, match="must be a list of rows"):
                 await there.aggregate({"verify_responses": 3})
     assert answer.json()["agent_metrics"]["mean/reward"] == 0.5
     assert wrong.status_code == 422
@@ -370,7 +372,7 @@ async def test_an_agent_goes_on_with_a_session_at_whichever_instance_has_it(coun
         for each in (one, other):
             async with (
                 httpx.AsyncClient(base_url=each.url) as seeding,
-                asked(agent.app(spread(head_url), policy(ADD, "done"))) as client,
+                asked(agent.create_app(spread(head_url), policy(ADD, "done"))) as client,
             ):
                 await seeding.post("/seed_session", json=ROW)
                 cookies = "; ".join(f"{name}={value}" for name, value in seeding.cookies.items())
@@ -381,12 +383,12 @@ async def test_an_agent_goes_on_with_a_session_at_whichever_instance_has_it(coun
 
 
 def test_a_tally_stays_small_and_right_while_the_head_is_silent() -> None:
-    tally = Tally()
-    for _ in range(place.MOST):
+    tally = InstanceTally()
+    for _ in range(remote_episode.MAX_CHANGES):
         tally.record_change(1)
         tally.record_change(-1)
     tally.record_change(1)
-    assert len(tally.changes) <= place.MOST
+    assert len(tally.changes) <= remote_episode.MAX_CHANGES
     assert tally.change_since(0.0) == 1
     assert tally.change_since(time.monotonic() + 1) == 0
     tally.record_change(1)

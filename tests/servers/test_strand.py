@@ -6,7 +6,7 @@ import time
 import pytest
 
 from gymsdk import GymsdkError, UsageError
-from gymsdk.servers.nodes.strand import Pulse, Strand
+from gymsdk.deploy.runner import Pulse, Strand
 
 
 async def _lasting(up: asyncio.Event, over: asyncio.Event) -> None:

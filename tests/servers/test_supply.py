@@ -8,14 +8,14 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from gymsdk import GymsdkError, UsageError, http
-from gymsdk.hosting import Options
-from gymsdk.launch import serving
-from gymsdk.servers.nodes.members import Members
-from gymsdk.servers.nodes.reports import Registration
-from gymsdk.servers.nodes.service import Service
-from gymsdk.servers.nodes.strand import Strand, Work
-from gymsdk.servers.nodes.supply import Supply
+from gymsdk import GymsdkError, UsageError
+from gymsdk.deploy.plan import Options
+from gymsdk.deploy.process import serving
+from gymsdk.deploy.runner import Strand, Supply, Work
+from gymsdk.http import client
+from gymsdk.servers.registry import NodeRegistry
+from gymsdk.servers.reports import Registration
+from gymsdk.servers.service import Service
 
 from .nodes import told, until
 
@@ -36,7 +36,7 @@ INCOMPLETE = {
 
 
 async def joined(head_url: str, node: str, *services: Service) -> None:
-    answer = await http.put(f"{head_url}/nodes/{node}", {"services": [each.model_dump() for each in services]})
+    answer = await client.put(f"{head_url}/nodes/{node}", {"services": [each.model_dump() for each in services]})
     assert answer.ok, answer.text
 
 
@@ -58,7 +58,7 @@ async def test_what_nodes_leave_incomplete_is_told_of_once_and_the_rest_is_suppl
                 return await names(running.head_url) == wanted
 
             await until(supplied, 60)
-        await http.aclose()
+        await client.aclose()
     said = [each.getMessage() for each in caplog.records if "it cannot run here" in each.getMessage()]
     assert len(said) == len(set(said)) >= len(INCOMPLETE)
     assert any("'sums_environment_server'" in each and "model server" in each for each in said)
@@ -77,7 +77,7 @@ async def test_a_head_whose_ports_are_all_taken_says_so_and_has_what_is_wanted_o
                 return await names(running.head_url) == {"lamps_simple_agent"}
 
             await until(supplied, 60)
-        await http.aclose()
+        await client.aclose()
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def supply(*parts: Part, there: list[str], starting: float = 0.2) -> Supply[Part
         return Strand(part.service.name, part.work), lambda: there.append(part.service.name)
 
     now = [0.0]
-    members = Members(clock=lambda: now[0])
+    members = NodeRegistry(clock=lambda: now[0])
     members.register("n", Registration(services=[resources("sums")]), "127.0.0.1")
     now[0] = 5.0
     return Supply([], members, wanted, begun, starting=starting, patience=0.2)

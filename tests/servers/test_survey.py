@@ -15,13 +15,14 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from gymsdk import Failed, http
-from gymsdk.launch import serving
-from gymsdk.servers.nodes.node import Node
-from gymsdk.servers.nodes.reports import Exit
-from gymsdk.servers.nodes.service import Service
-from gymsdk.servers.watching import survey as survey_module
-from gymsdk.servers.watching.survey import Lost, survey
+from gymsdk import Failed
+from gymsdk.deploy.node import Node
+from gymsdk.deploy.process import serving
+from gymsdk.http import client
+from gymsdk.observability import status as survey_module
+from gymsdk.observability.status import LostNodeStatus, fetch_status
+from gymsdk.servers.reports import Exit
+from gymsdk.servers.service import Service
 
 from .nodes import free, heading, listening, noded, process, until
 
@@ -31,7 +32,7 @@ LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp", por
 @pytest.fixture(autouse=True)
 async def closed():
     yield
-    await http.aclose()
+    await client.aclose()
 
 
 async def told(*words: object) -> tuple[int, str, str]:
@@ -70,7 +71,7 @@ async def test_a_lost_node_is_told_of_while_another_has_its_servers_and_until_it
         again.id = one.id
         await one.join()
         await until(lambda: _lost(head))
-        found = await survey(head)
+        found = await fetch_status(head)
         assert (found.lost[0].id, found.lost[0].servers, found.is_healthy) == (one.id, ["lamp"], False)
         await again.join()
         assert not await _lost(head)
@@ -78,17 +79,17 @@ async def test_a_lost_node_is_told_of_while_another_has_its_servers_and_until_it
         assert not await _lost(head)
 
 
-async def _lost(head: str) -> list[Lost]:
-    return (await survey(head)).lost
+async def _lost(head: str) -> list[LostNodeStatus]:
+    return (await fetch_status(head)).lost
 
 
 async def gone(head: str) -> bool:
-    return [each.health for each in (await survey(head)).servers[1:]] == ["missing"]
+    return [each.health for each in (await fetch_status(head)).servers[1:]] == ["missing"]
 
 
 async def test_a_server_that_does_not_answer_is_marked_while_it_is_registered():
     async with heading() as head, noded(Node(head, [LAMP])):
-        [_, lamp] = (await survey(head)).servers
+        [_, lamp] = (await fetch_status(head)).servers
     assert (lamp.health, lamp.wrong, lamp.sessions) == ("connection_error", ["unhealthy"], 0)
 
 
@@ -96,7 +97,7 @@ async def test_an_exit_is_wrong_for_a_while():
     for ago, code, wrong in ((5, -9, ["exit"]), (5, 0, []), (5000, 1, [])):
         ended = {"lamp": Exit(code=code, at=time.time() - ago, restarts=3)}
         async with heading() as head, noded(Node(head, expected=["lamp"], exits=lambda ended=ended: ended)):
-            found = await survey(head)
+            found = await fetch_status(head)
         assert found.servers[1].wrong == ["missing", *wrong]
 
 
@@ -109,28 +110,28 @@ async def test_an_exit_is_that_of_the_instance_whose_supervisor_tells_of_it():
         noded(Node(head, [LAMP], **both)) as again,
         noded(Node(head, [other])),
     ):
-        assert [each.exit_code for each in (await survey(head)).servers[1:]] == [-9, None]
+        assert [each.exit_code for each in (await fetch_status(head)).servers[1:]] == [-9, None]
         # Until the one that ended is there again, another stands for it.
         await again.leave()
-        assert [each.exit_code for each in (await survey(head)).servers[1:]] == [-9]
+        assert [each.exit_code for each in (await fetch_status(head)).servers[1:]] == [-9]
 
 
 async def test_the_head_s_own_exit_is_told_of():
     ended = {"head": Exit(code=-9, at=time.time(), restarts=1)}
     async with heading() as head, noded(Node(head, exits=lambda: ended)):
-        [row] = (await survey(head)).servers
+        [row] = (await fetch_status(head)).servers
     assert (row.name, row.exit_code, row.wrong) == ("head", -9, ["exit"])
 
 
 async def test_a_node_without_servers_is_none_beside_the_head():
     async with heading() as head, noded(Node(head, [LAMP])), noded(Node(head, expected=["lamp"])):
-        assert (await survey(head)).nodes == 1
+        assert (await fetch_status(head)).nodes == 1
 
 
 async def test_what_is_no_head_is_said_to_be_none():
     async with listening(FastAPI()) as port:
         with pytest.raises(Failed, match="is no head: it answered 404"):
-            await survey(f"http://127.0.0.1:{port}")
+            await fetch_status(f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("said", ["no", {}, {"detail": "forbidden"}, {"instances": "none"}, []])
@@ -143,7 +144,7 @@ async def test_what_says_nothing_of_servers_is_no_head_that_is_well(status: int,
     made.add_api_route("/nodes", lambda: JSONResponse(said, status), methods=["GET"])
     async with listening(made) as port:
         with pytest.raises(Failed, match=sentence):
-            await survey(f"http://127.0.0.1:{port}")
+            await fetch_status(f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(("status", "said"), [(200, "no"), (200, ["no"]), (200, {}), (403, []), (503, [])])
@@ -152,7 +153,7 @@ async def test_the_head_of_another_gym_has_to_give_its_list(status: int, said: o
     made.add_api_route("/server_instances", lambda: JSONResponse(said, status), methods=["GET"])
     async with listening(made) as port:
         with pytest.raises(Failed, match=f"it answered {status}"):
-            await survey(f"http://127.0.0.1:{port}")
+            await fetch_status(f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(("status", "health"), [(404, "success"), (503, "unknown_error")])
@@ -161,12 +162,12 @@ async def test_a_head_is_as_well_as_it_answers(status: int, health: str):
     made.add_api_route("/nodes", lambda: {"instances": []}, methods=["GET"])
     made.add_api_route("/metrics", lambda: JSONResponse({}, status), methods=["GET"])
     async with listening(made) as port:
-        found = await survey(f"http://127.0.0.1:{port}")
+        found = await fetch_status(f"http://127.0.0.1:{port}")
     assert (found.servers[0].health, found.is_healthy) == (health, health == "success")
 
 
 async def test_a_head_that_does_not_give_its_figures_in_time_is_not_well(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(survey_module, "PATIENCE", 3.0)
+    monkeypatch.setattr(survey_module, "REQUEST_SECONDS", 3.0)
     made = FastAPI()
 
     async def hang() -> None:
@@ -175,15 +176,15 @@ async def test_a_head_that_does_not_give_its_figures_in_time_is_not_well(monkeyp
     made.add_api_route("/nodes", lambda: {"instances": []}, methods=["GET"])
     made.add_api_route("/metrics", hang, methods=["GET"])
     async with listening(made) as port:
-        found = await survey(f"http://127.0.0.1:{port}")
+        found = await fetch_status(f"http://127.0.0.1:{port}")
     assert (found.servers[0].health, found.servers[0].wrong, found.is_healthy) == ("timeout", ["unhealthy"], False)
 
 
 async def test_a_survey_does_not_tell_who_asks():
     async with heading() as head:
-        found = await survey(head.replace("http://", "http://me:hush@"))
+        found = await fetch_status(head.replace("http://", "http://me:hush@"))
     with pytest.raises(Failed) as caught:
-        await survey(f"http://me:hush@127.0.0.1:{free()}")
+        await fetch_status(f"http://me:hush@127.0.0.1:{free()}")
     assert "hush" not in f"{found.model_dump_json()} {caught.value}"
 
 
@@ -191,11 +192,11 @@ async def test_the_head_of_another_gym_is_asked_for_its_list(installed: Callable
     installed()
     async with serving(["sums"]) as running:
         [there] = (
-            each for each in (await http.get(f"{running.head_url}/server_instances")).json() if each["name"] == "sums"
+            each for each in (await client.get(f"{running.head_url}/server_instances")).json() if each["name"] == "sums"
         )
         made = FastAPI()
         made.add_api_route("/server_instances", lambda: [there], methods=["GET"])
         async with listening(made) as port:
-            found = await survey(f"http://127.0.0.1:{port}")
+            found = await fetch_status(f"http://127.0.0.1:{port}")
     assert (found.round_trip_by, found.registered, found.is_healthy) == ("command", 1, True)
     assert found.servers[1].round_trip is not None

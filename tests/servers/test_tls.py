@@ -15,10 +15,12 @@ import httpx
 import orjson
 import pytest
 
-from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials, http, trust
-from gymsdk.servers.door.safety import Safety, Tls
-from gymsdk.servers.watching.health import status
-from gymsdk.servers.wire.remote import Remote
+from gymsdk import Environment, Failed, ServerClient, Task, UsageError, credentials
+from gymsdk.http import client as http
+from gymsdk.http import tls as trust
+from gymsdk.observability.health import check_status
+from gymsdk.servers.auth import Security, Tls
+from gymsdk.servers.remote import RemoteEnvironment
 
 from .secured import TOKEN, secured
 
@@ -43,7 +45,7 @@ def tls(tmp_path: Path) -> Tls:
 
 
 async def test_every_server_speaks_tls_and_is_told_of_so(counter: Callable[..., Environment], tls: Tls) -> None:
-    async with secured(counter(), Safety(token=TOKEN, tls=tls)) as up:
+    async with secured(counter(), Security(token=TOKEN, tls=tls)) as up:
         assert {url.partition(":")[0] for url in (up.head, *up.urls.values())} == {"https"}
         context = ssl.create_default_context(cafile=str(tls.certificate))
         headers = {"authorization": f"Bearer {TOKEN.get_secret_value()}"}
@@ -62,21 +64,21 @@ async def test_what_a_process_shows_itself_it_believes_whatever_the_name(
     counter: Callable[..., Environment], tmp_path: Path
 ) -> None:
     tls = issued(tmp_path, "DNS:gym.test")
-    async with secured(counter(), Safety(tls=tls)) as up:
-        remote = Remote(up.urls["counter"], "counter")
+    async with secured(counter(), Security(tls=tls)) as up:
+        remote = RemoteEnvironment(up.urls["counter"], "counter")
         await remote.close(await remote.reset(ROW))
-        assert trust.at("127.0.0.1").check_hostname is False
-        assert trust.at("gym.elsewhere.test").check_hostname is True
-    assert trust.at("127.0.0.1").check_hostname is True
+        assert trust.get_ssl_context("127.0.0.1").check_hostname is False
+        assert trust.get_ssl_context("gym.elsewhere.test").check_hostname is True
+    assert trust.get_ssl_context("127.0.0.1").check_hostname is True
 
 
 async def test_who_speaks_plainly_to_tls_is_turned_away(counter: Callable[..., Environment], tls: Tls) -> None:
-    async with secured(counter(), Safety(tls=tls)) as up:
+    async with secured(counter(), Security(tls=tls)) as up:
         with pytest.raises(Failed, match="broke off its answer"):
             await http.get(up.head.replace("https", "http"), retry=http.Retry(times=0))
         port = int(up.head.rpartition(":")[2])
-        assert await status("127.0.0.1", port) != "success"
-        assert await status("127.0.0.1", port, "https") == "success"
+        assert await check_status("127.0.0.1", port) != "success"
+        assert await check_status("127.0.0.1", port, "https") == "success"
 
 
 async def run(*words: object, **variables: object) -> tuple[int, str]:
@@ -101,11 +103,11 @@ async def test_a_run_over_tls_with_the_token_needs_two_variables_alone(
     rows.write_bytes(orjson.dumps(ROW | {"agent_ref": {"name": "counter_simple_agent"}}) + b"\n")
     words = ("rollout", "--tasks", rows, "--output", output, "--head")
     known, held = {"GYMSDK_CA_FILE": tls.certificate}, {"GYMSDK_TOKEN_FILE": token}
-    async with secured(counter(), Safety(token=TOKEN, tls=tls)) as up:
+    async with secured(counter(), Security(token=TOKEN, tls=tls)) as up:
         ends = await asyncio.gather(run(*words, up.head, **held), run(*words, up.head, **known))
         assert [code for code, _ in ends] == [1, 1]
         assert "GYMSDK_CA_FILE" in ends[0][1]
-        assert f"asks for a token; set {credentials.VARIABLE}" in ends[1][1]
+        assert f"asks for a token; set {credentials.TOKEN_FILE_VARIABLE}" in ends[1][1]
         code, said = await run(*words, up.head, **known, **held)
     assert code == 0, said
     written = [each.read_bytes() for each in output.iterdir()]
@@ -131,9 +133,9 @@ def test_files_that_are_no_certificate_and_its_key_are_refused(tls: Tls, tmp_pat
 
 
 def test_a_file_of_authorities_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(trust.VARIABLE, str(tmp_path / "none.pem"))
+    monkeypatch.setenv(trust.CA_FILE_VARIABLE, str(tmp_path / "none.pem"))
     with pytest.raises(UsageError, match=r"none\.pem cannot be read"):
-        trust.at("gym.test")
+        trust.get_ssl_context("gym.test")
 
 
 def authority(folder: Path) -> Path:
@@ -148,14 +150,14 @@ def test_what_a_process_shows_is_believed_where_it_is_shown_and_no_issuer_with_i
     own, issuer = (ssl.PEM_cert_to_DER_cert(each.read_text()) for each in (tls.certificate, ca))
 
     def believed(host: str) -> list[bytes]:
-        return trust.at(host).get_ca_certs(binary_form=True)
+        return trust.get_ssl_context(host).get_ca_certs(binary_form=True)
 
-    with trust.answering("10.0.0.5", chain, ["gym.test"]):
+    with trust.trust_own_certificate("10.0.0.5", chain, ["gym.test"]):
         for host in ("127.0.0.1", "10.0.0.5", "gym.test"):
             assert own in believed(host)
             assert issuer not in believed(host)
         assert not {own, issuer} & {*believed("elsewhere.test"), *believed("10.0.0.6")}
-        assert [trust.at(host).check_hostname for host in ("10.0.0.5", "gym.test", "elsewhere.test")] == [
+        assert [trust.get_ssl_context(host).check_hostname for host in ("10.0.0.5", "gym.test", "elsewhere.test")] == [
             False,
             True,
             True,

@@ -14,8 +14,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from gymsdk import http, load
-from gymsdk.launch import Running, serving
+from gymsdk import load
+from gymsdk.deploy.process import Running, serving
+from gymsdk.http import client as http
 
 NAMES = ("math", "multineedle", "tool_call")
 Json = dict[str, Any]

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from gymsdk import Environment, Step, Task, Verdict, hookimpl, play, wire
+from gymsdk import Environment, Step, Task, Verdict, hookimpl, play, responses
+from gymsdk.episode import verify_transcript
 from gymsdk.errors import EpisodeError
-from gymsdk.gym import Env, VectorEnv
-from gymsdk.judging import judged
-from gymsdk.models.scripted import Scripted
+from gymsdk.gym.env import Env
+from gymsdk.gym.vector import VectorEnv
+from gymsdk.models.scripted import ScriptedModel
 from gymsdk.servers import agent, resources
 from gymsdk.servers import environment as environment_server
 
 from .reached import asked
 
 ROW = Task.ask("go").row()
-SAID = wire.response([wire.message("42")], model="m")
+SAID = responses.build_response([responses.build_message("42")], model="m")
 EPISODE = {
     "episode_id": {"rollout_id": "r1", "attempt": 0},
     "task": {"task_id": {"taskset": "t", "task_id": 1}, "task_input": ROW},
@@ -68,7 +69,7 @@ CASES: dict[str, tuple[Callable[[], Verdict], float, str]] = {
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("case", CASES)
 async def test_a_verdict_that_cannot_stand_is_a_failure_of_its_episode(
-    case: str, policy: Callable[..., Scripted]
+    case: str, policy: Callable[..., ScriptedModel]
 ) -> None:
     verdict, paid, kind = CASES[case]
     environment = Environment("judges", Judges(verdict, paid))
@@ -79,19 +80,19 @@ async def test_a_verdict_that_cannot_stand_is_a_failure_of_its_episode(
     assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == ("verify", kind, False)
 
     with pytest.raises(EpisodeError) as caught:
-        await judged(environment, ROW, SAID["output"], seed=0, ended="done", seconds=5)
+        await verify_transcript(environment, ROW, SAID["output"], seed=0, ended="done", seconds=5)
     assert (caught.value.stage, caught.value.kind) == ("verify", kind)
 
     for app, path, body in (
-        (agent.app(environment, policy("42")), "/run", ROW),
-        (resources.app(environment), "/verify", ROW | {"response": SAID}),
+        (agent.create_app(environment, policy("42")), "/run", ROW),
+        (resources.create_app(environment), "/verify", ROW | {"response": SAID}),
     ):
         async with asked(app) as client:
             answer = await client.post(path, json=body)
         told = answer.json()
         assert (answer.status_code, told["stage"], told["kind"], "reward" in told) == (422, "verify", kind, False)
 
-    async with asked(environment_server.app(environment, policy("42"))) as client:
+    async with asked(environment_server.create_app(environment, policy("42"))) as client:
         flat = await client.post("/run", json=ROW)
         told = flat.json()
         assert (flat.status_code, told["failure_kind"], "reward" in told) == (200, f"gymsdk:{kind}", False)
@@ -99,7 +100,7 @@ async def test_a_verdict_that_cannot_stand_is_a_failure_of_its_episode(
         failure = (await client.post("/run", json=EPISODE)).json()["failure"]
     assert (failure["failure_kind"], failure["stage"]) == (f"gymsdk:{kind}", "verification")
 
-    async with asked(resources.app(environment)) as client:
+    async with asked(resources.create_app(environment)) as client:
         await client.post("/reset", json=ROW)
         answer = await client.post("/step", json={"response": SAID})
     assert (answer.status_code, answer.json()["kind"]) == (422, kind)
@@ -122,9 +123,9 @@ async def test_a_policy_whose_reply_has_a_number_for_its_content_is_no_trouble_o
 ) -> None:
     class Numeric:
         async def respond(self, request: dict[str, Any], *, episode: object = None) -> dict[str, Any]:
-            return wire.response([wire.message("5") | {"content": 5}], model="m", request=request)
+            return responses.build_response([responses.build_message("5") | {"content": 5}], model="m", request=request)
 
     row = Task.ask("add", initial_count=1, expected_count=1).row()
-    async with asked(agent.app(counter(), Numeric())) as client:
+    async with asked(agent.create_app(counter(), Numeric())) as client:
         answer = await client.post("/run", json=row)
     assert (answer.status_code, answer.json()["kind"], answer.json()["retryable"]) == (422, "model_bad_answer", False)

@@ -11,14 +11,14 @@ import httpx
 import pytest
 import yaml
 
-from gymsdk import http
-from gymsdk.launch import serving
-from gymsdk.servers.nodes.node import Node
-from gymsdk.servers.nodes.reports import Exit
-from gymsdk.servers.nodes.service import Service
-from gymsdk.servers.watching import gpus
-from gymsdk.servers.watching.figures import Figures, Sample
-from gymsdk.servers.watching.survey import IDLE, RECENT, SLOW, samples
+from gymsdk.deploy.node import Node
+from gymsdk.deploy.process import serving
+from gymsdk.http import client as http
+from gymsdk.observability import metrics
+from gymsdk.observability.metrics import Sample, ServerMetrics
+from gymsdk.observability.status import IDLE_UTILIZATION, RECENT_EXIT_SECONDS, SLOW_SECONDS, parse_samples
+from gymsdk.servers.reports import Exit
+from gymsdk.servers.service import Service
 
 from .nodes import heading, noded, until
 
@@ -34,7 +34,7 @@ async def closed():
 
 async def figures(url: str) -> list[tuple[str, dict[str, str], float]]:
     async with httpx.AsyncClient() as client:
-        return [*samples((await client.get(f"{url}/metrics")).text)]
+        return [*parse_samples((await client.get(f"{url}/metrics")).text)]
 
 
 def rules() -> list[dict[str, Any]]:
@@ -103,21 +103,21 @@ async def test_the_rules_are_about_figures_that_are_there(installed, monkeypatch
 
 def test_the_rules_have_the_thresholds_that_are_marked():
     by_name = {each["alert"]: each["expr"] for each in rules()}
-    assert by_name["GymsdkRoundTripSlow"].endswith(f"> {SLOW}")
-    assert by_name["GymsdkGpuIdle"].endswith(f"< {IDLE}")
-    assert f"< {RECENT:g})" in by_name["GymsdkServerExited"]
+    assert by_name["GymsdkRoundTripSlow"].endswith(f"> {SLOW_SECONDS}")
+    assert by_name["GymsdkGpuIdle"].endswith(f"< {IDLE_UTILIZATION}")
+    assert f"< {RECENT_EXIT_SECONDS:g})" in by_name["GymsdkServerExited"]
     assert all(each["annotations"].keys() == {"summary", "description"} for each in rules())
 
 
 def test_a_gpu_that_does_not_tell_is_left_out():
     said = "0, 93\n1, [N/A]\n2, 0\n\nNo devices were found\n"
-    assert gpus.read(said) == [Sample(0.93, {"gpu": "0"}), Sample(0.0, {"gpu": "2"})]
+    assert metrics.parse_utilization(said) == [Sample(0.93, {"gpu": "0"}), Sample(0.0, {"gpu": "2"})]
 
 
 def test_a_machine_without_the_tool_has_no_figure_of_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    made = Figures("lamp")
-    gpus.watched(made)
+    made = ServerMetrics("lamp")
+    metrics.add_gpu_metrics(made)
     assert not made.looks
 
 
@@ -127,12 +127,12 @@ async def test_a_tool_that_fails_says_nothing(monkeypatch, tmp_path, script):
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    made = Figures("lamp")
-    gpus.watched(made)
+    made = ServerMetrics("lamp")
+    metrics.add_gpu_metrics(made)
     assert "gpu_utilization_ratio{" not in await made.render_current()
 
 
 def test_a_label_is_written_so_that_it_can_be_read():
-    made = Figures("lamp")
+    made = ServerMetrics("lamp")
     made.samples["odd"] = lambda: [Sample(1.0, {"name": 'a"b\\c\nd'})]
     assert r'gymsdk_odd{server="lamp",name="a\"b\\c\nd"} 1' in made.render()

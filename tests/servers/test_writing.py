@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 
-from gymsdk.servers.watching.writing import Writer
+from gymsdk.observability.logging import LogWriter
 
 
 def test_who_logs_waits_for_nobody_and_is_told_how_many_lines_were_dropped() -> None:
     reading, writing = os.pipe()
-    writer = Writer(lambda number: b"%d dropped\n" % number, most=5)
+    writer = LogWriter(lambda number: b"%d dropped\n" % number, most=5)
     line = b"x" * 99_999 + b"\n"
     for _ in range(50):
         writer.put(writing, line)
@@ -33,7 +33,7 @@ def test_who_logs_waits_for_nobody_and_is_told_how_many_lines_were_dropped() -> 
 
 def test_what_was_put_is_there_once_it_is_flushed() -> None:
     reading, writing = os.pipe()
-    writer = Writer(lambda _: b"")
+    writer = LogWriter(lambda _: b"")
     for number in range(100):
         writer.put(writing, b"%d\n" % number)
     assert writer.flush()

@@ -14,8 +14,7 @@ import orjson
 
 from gymsdk import load, model, play
 from gymsdk.rollouts.jobs import Job, seed_of, stamped
-from gymsdk.transcript import Item
-from gymsdk.types import Row
+from gymsdk.types import Item, Row
 
 POLICIES = ("scripted/oracle:0.7", "scripted/random")
 Answers = tuple[list[str], Row]

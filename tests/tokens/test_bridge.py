@@ -6,13 +6,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gymsdk.tokens.bridge import Bridge, Unbridged
-from gymsdk.tokens.bytes import Bytes
+from gymsdk.tokens.bridge import Bridge, BridgeError
+from gymsdk.tokens.tokenizer import ByteTokenizer
 
 from .made import CHATML, STYLES, Made, deaf, lines
 
 ANSWER = "ANSWER"
-BYTES = Bytes()
+BYTES = ByteTokenizer()
 EVERY = {**STYLES, "bytes": (BYTES, "<|im_end|>")}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
@@ -115,7 +115,7 @@ def test_a_terminator_among_the_words_of_a_prompt_is_none():
     ids=["no terminator", "leaves the turn out", "refuses the messages"],
 )
 def test_what_cannot_be_proven_is_refused(tokenizer, messages):
-    with pytest.raises(Unbridged, match="chat template"):
+    with pytest.raises(BridgeError, match="chat template"):
         Bridge(tokenizer).suffix([65, 66], messages)
 
 
@@ -124,7 +124,7 @@ def test_a_template_that_ends_a_turn_otherwise_once_messages_follow_is_refused()
         ends = ["<|endoftext|>" if message is messages[-1] else "<|im_end|>" for message in messages]
         return "".join(message["content"] + end for message, end in zip(messages, ends, strict=True))
 
-    with pytest.raises(Unbridged, match="another way"):
+    with pytest.raises(BridgeError, match="another way"):
         Bridge(Made(fickle, CHATML, "<|im_end|>")).suffix([65], [{"role": "user", "content": "go on"}])
 
 

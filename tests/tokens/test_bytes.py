@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from gymsdk.errors import UsageError
 from gymsdk.tokens import chatml
-from gymsdk.tokens.bytes import Bytes
-from gymsdk.tokens.chatml import Mark
+from gymsdk.tokens.chatml import SpecialToken
+from gymsdk.tokens.tokenizer import ByteTokenizer
 
-BYTES = Bytes()
+BYTES = ByteTokenizer()
 END = BYTES.eos_token_id
 
 prose = st.text(st.characters(exclude_categories=["Cs"]))
@@ -30,13 +30,13 @@ def test_any_ids_can_be_read(ids):
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.lists(st.sampled_from([*Mark, "words", "答"])))
+@given(st.lists(st.sampled_from([*SpecialToken, "words", "答"])))
 def test_a_conversation_in_ids_says_what_it_says_in_text(contents):
     messages = [{"role": "user", "content": content} for content in contents]
-    assert BYTES.decode(BYTES.apply_chat_template(messages)) == "".join(chatml.pieces(messages))
+    assert BYTES.decode(BYTES.apply_chat_template(messages)) == "".join(chatml.render_pieces(messages))
 
 
-@pytest.mark.parametrize("mark", Mark)
+@pytest.mark.parametrize("mark", SpecialToken)
 def test_words_that_spell_a_mark_stay_words(mark):
     ids = BYTES.apply_chat_template([{"role": "user", "content": f"{mark}\nforged"}])
     assert [number for number in ids if number > 255] == [257, 258]

@@ -6,13 +6,13 @@ import pytest
 
 from gymsdk.errors import UsageError
 from gymsdk.tokens import chatml
-from gymsdk.tokens.spoken import Call, spoken
+from gymsdk.tokens.parse import ParsedCall, parse_output
 
 FUNCTION = {"name": "look", "arguments": {"at": "home"}}
 
 
 def written(*messages, **options):
-    return chatml.text(chatml.pieces(messages, **options))
+    return chatml.join_pieces(chatml.render_pieces(messages, **options))
 
 
 def test_a_turn_stands_between_marks():
@@ -38,8 +38,8 @@ def test_a_turn_of_the_policy_is_read_as_it_was_written():
         "tool_calls": [{"function": FUNCTION}],
     }
     turn = written(message).removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
-    said = spoken(turn)
-    assert (said.reasoning, said.text, said.calls) == (["hm"], "Well.", [Call("look", '{"at": "home"}')])
+    said = parse_output(turn)
+    assert (said.reasoning, said.text, said.calls) == (["hm"], "Well.", [ParsedCall("look", '{"at": "home"}')])
 
 
 def test_an_output_cannot_end_itself():

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gymsdk.tokens import hermes
-from gymsdk.tokens.spoken import Call, spoken
+from gymsdk.tokens import chatml
+from gymsdk.tokens.parse import ParsedCall, parse_output
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | st.sampled_from(["</tool_call>", "<think>", "'\"\\"]),
@@ -18,7 +18,7 @@ values = st.recursive(
     max_leaves=4,
 )
 arguments = st.dictionaries(st.text(), values, max_size=3).map(json.dumps)
-calls = st.lists(st.builds(Call, st.text(min_size=1), arguments), min_size=1, max_size=3)
+calls = st.lists(st.builds(ParsedCall, st.text(min_size=1), arguments), min_size=1, max_size=3)
 SCRAPS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "words", "'", '"', "\\", " ", "\n", *"{}[],:"]
 SCRAPS += ['{"name": "f"', '"arguments": ', "{'name': 'g'}", '{"name": "h", "arguments": {}}']
 scribble = st.lists(st.sampled_from(SCRAPS)).map("".join)
@@ -27,21 +27,21 @@ scribble = st.lists(st.sampled_from(SCRAPS)).map("".join)
 @settings(deadline=None, max_examples=50)
 @given(calls)
 def test_calls_come_back_as_they_were_written(made):
-    written = "\n".join(hermes.call({"name": call.name, "arguments": call.arguments}) for call in made)
-    assert spoken(written).calls == made
+    written = "\n".join(chatml.format_tool_call({"name": call.name, "arguments": call.arguments}) for call in made)
+    assert parse_output(written).calls == made
 
 
 @settings(deadline=None, max_examples=50)
 @given(scribble)
 def test_whatever_is_written_is_read(written):
-    said = spoken(written)
+    said = parse_output(written)
     assert all(call.name for call in said.calls)
 
 
 @settings(deadline=None, max_examples=50)
 @given(scribble)
 def test_what_makes_no_call_and_no_thought_stays_to_the_letter(written):
-    said = spoken(written)
+    said = parse_output(written)
     assert said.calls or said.reasoning or "think>" in written or said.text == written
 
 
@@ -70,7 +70,7 @@ BROKEN = {
 
 @pytest.mark.parametrize(("written", "arguments"), BROKEN.values(), ids=BROKEN)
 def test_what_has_a_name_is_a_call_with_its_arguments_verbatim(written, arguments):
-    assert spoken(written).calls == [Call("f", arguments)]
+    assert parse_output(written).calls == [ParsedCall("f", arguments)]
 
 
 @pytest.mark.parametrize(
@@ -86,22 +86,24 @@ def test_what_has_a_name_is_a_call_with_its_arguments_verbatim(written, argument
     ],
 )
 def test_what_has_no_name_stays_text(written):
-    assert (spoken(written).text, spoken(written).calls) == (written, [])
+    assert (parse_output(written).text, parse_output(written).calls) == (written, [])
 
 
 def test_a_broken_call_does_not_swallow_the_next():
-    said = spoken('<tool_call>{"name": "f", "arguments": {"a": "b}}</tool_call>\n<tool_call>{"name": "g"}</tool_call>')
+    said = parse_output(
+        '<tool_call>{"name": "f", "arguments": {"a": "b}}</tool_call>\n<tool_call>{"name": "g"}</tool_call>'
+    )
     assert [call.name for call in said.calls] == ["f", "g"]
 
 
 def test_text_stands_beside_calls():
-    said = spoken('First:\n<tool_call>{"name": "f"}\n</tool_call>\nthen <tool_call>{"name": "g"} and after')
+    said = parse_output('First:\n<tool_call>{"name": "f"}\n</tool_call>\nthen <tool_call>{"name": "g"} and after')
     assert (said.text, len(said.calls)) == ("First:\n\nthen  and after", 2)
 
 
 def test_an_object_without_a_name_beside_others_stays_text():
-    said = spoken('<tool_call>[{"name": "f"}, {"nome": "g"}]</tool_call>')
-    assert (said.text, said.calls) == ('{"nome": "g"}', [Call("f", "{}")])
+    said = parse_output('<tool_call>[{"name": "f"}, {"nome": "g"}]</tool_call>')
+    assert (said.text, said.calls) == ('{"nome": "g"}', [ParsedCall("f", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -117,22 +119,24 @@ def test_an_object_without_a_name_beside_others_stays_text():
     ],
 )
 def test_thoughts_are_split_off(written, thoughts, text):
-    said = spoken(written)
+    said = parse_output(written)
     assert (said.reasoning, said.text, said.calls) == (thoughts, text, [])
 
 
 def test_thoughts_the_prompt_has_opened_may_hold_a_call():
-    said = spoken('why <tool_call>{"name": "f"}</tool_call>', thinking=True)
+    said = parse_output('why <tool_call>{"name": "f"}</tool_call>', thinking=True)
     assert (said.reasoning, said.calls) == (['why <tool_call>{"name": "f"}</tool_call>'], [])
 
 
 def test_thoughts_in_the_arguments_of_a_call_belong_to_it():
     arguments = '{"text": "<think>a</think>"}'
-    assert spoken(hermes.call({"name": "f", "arguments": arguments})).calls == [Call("f", arguments)]
+    assert parse_output(chatml.format_tool_call({"name": "f", "arguments": arguments})).calls == [
+        ParsedCall("f", arguments)
+    ]
 
 
 def test_items_have_the_ids_of_their_turn():
-    items = spoken('<think>a</think>b<tool_call>{"name": "f"}</tool_call>').build_items(turn=3)
+    items = parse_output('<think>a</think>b<tool_call>{"name": "f"}</tool_call>').build_items(turn=3)
     assert [(item["type"], item["id"]) for item in items] == [
         ("reasoning", "rs_3_0"),
         ("message", "msg_3_1"),
@@ -142,7 +146,7 @@ def test_items_have_the_ids_of_their_turn():
 
 
 def test_nothing_is_an_empty_reply():
-    [item] = spoken("").build_items(turn=0)
+    [item] = parse_output("").build_items(turn=0)
     assert item["content"][0]["text"] == ""
 
 
@@ -152,7 +156,7 @@ SPAM += ["<think>a</think><think>", "</tool_call>", '<tool_call>["",', '{"name":
 
 def seconds(written):
     begun = time.process_time()
-    spoken(written)
+    parse_output(written)
     return time.process_time() - begun
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from gymsdk.errors import UsageError
 from gymsdk.tokens import tokenizer as tokenizers
-from gymsdk.tokens.bytes import Bytes
-from gymsdk.tokens.tokenizer import rendered, tokenizer
+from gymsdk.tokens.tokenizer import ByteTokenizer, load_tokenizer, render_messages
 
 from .made import CHATML, STYLES, Made
 
@@ -18,23 +17,23 @@ ASKED = [{"role": "user", "content": "go"}]
 
 
 def test_none_is_the_tokenizer_of_bytes():
-    assert isinstance(tokenizer(), Bytes)
+    assert isinstance(load_tokenizer(), ByteTokenizer)
 
 
 def test_an_object_is_taken_as_it_is():
     made, _ = STYLES["qwen"]
-    assert tokenizer(made) is made
+    assert load_tokenizer(made) is made
 
 
 def test_what_is_no_tokenizer_is_refused():
     with pytest.raises(UsageError, match="int is no tokenizer"):
-        tokenizer(7)
+        load_tokenizer(7)
 
 
 def test_a_name_without_transformers_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UsageError, match="pip install transformers"):
-        tokenizer("some/model")
+        load_tokenizer("some/model")
 
 
 @pytest.fixture
@@ -55,41 +54,41 @@ def transformers(monkeypatch):
 
 
 def test_the_tokenizer_of_a_model_is_loaded_once(transformers):
-    assert tokenizer("known/model") is tokenizer("known/model") is STYLES["qwen"][0]
+    assert load_tokenizer("known/model") is load_tokenizer("known/model") is STYLES["qwen"][0]
     assert transformers == ["known/model"]
 
 
 def test_a_model_that_is_not_there_is_a_sentence(transformers):
     with pytest.raises(UsageError, match=r"no tokenizer could be loaded from 'lost/model'.*: lost/model is not there$"):
-        tokenizer("lost/model")
+        load_tokenizer("lost/model")
 
 
 def test_what_is_wrong_with_the_messages_is_said_as_it_is():
     with pytest.raises(UsageError, match=r"^a chat message has no role 'judge'"):
-        rendered(tokenizer(), [{"role": "judge", "content": "guilty"}])
+        render_messages(load_tokenizer(), [{"role": "judge", "content": "guilty"}])
 
 
 def test_ids_in_a_mapping_are_found():
     plain, boxed = STYLES["chatml"][0], STYLES["chatml boxed"][0]
-    assert rendered(boxed, ASKED) == rendered(plain, ASKED)
+    assert render_messages(boxed, ASKED) == render_messages(plain, ASKED)
 
 
 def test_a_template_that_fails_is_a_sentence():
     with pytest.raises(UsageError, match="cannot write these messages: no system role"):
-        rendered(STYLES["gemma"][0], [{"role": "system", "content": "be good"}])
+        render_messages(STYLES["gemma"][0], [{"role": "system", "content": "be good"}])
 
 
 def test_a_template_that_gives_text_is_refused():
     made = Made(lambda *_: "text", CHATML, "<|im_end|>")
     made.encode = lambda text: text
     with pytest.raises(UsageError, match="gave str, not a list of token ids"):
-        rendered(made, ASKED)
+        render_messages(made, ASKED)
 
 
 def test_what_a_tokenizer_tells_of_itself_is_read():
     made, _ = STYLES["gemma"]
-    assert (tokenizers.size(made), tokenizers.end(made)) == (1004, 1001)
-    assert set(tokenizers.special(made).values()) == {"<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"}
+    assert (tokenizers.get_vocab_size(made), tokenizers.get_eos_id(made)) == (1004, 1001)
+    assert set(tokenizers.get_special_tokens(made).values()) == {"<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"}
 
 
 def test_what_it_does_not_tell_is_not_made_up():
@@ -97,4 +96,8 @@ def test_what_it_does_not_tell_is_not_made_up():
         apply_chat_template = encode = decode = None
 
     silent = Silent()
-    assert (tokenizers.size(silent), tokenizers.end(silent), tokenizers.special(silent)) == (None, None, {})
+    assert (
+        tokenizers.get_vocab_size(silent),
+        tokenizers.get_eos_id(silent),
+        tokenizers.get_special_tokens(silent),
+    ) == (None, None, {})

@@ -10,8 +10,8 @@ import pytest
 
 from gymsdk import offload
 from gymsdk.errors import Failed, Unscorable
-from gymsdk.workers.offload import use
-from gymsdk.workers.processes import Local
+from gymsdk.workers.offload import use_executor
+from gymsdk.workers.processes import ProcessExecutor
 
 
 class Unreadable(Exception):
@@ -61,15 +61,15 @@ def descend() -> int:
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[Local]:
-    workers = Local(1)
+def local() -> Iterator[ProcessExecutor]:
+    workers = ProcessExecutor(1)
     yield workers
     workers.close()
 
 
 @pytest.fixture(autouse=True)
-def chosen(local: Local) -> Iterator[Local]:
-    with use(local):
+def chosen(local: ProcessExecutor) -> Iterator[ProcessExecutor]:
+    with use_executor(local):
         yield local
 
 

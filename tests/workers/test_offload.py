@@ -10,8 +10,8 @@ import pytest
 
 from gymsdk import offload
 from gymsdk.errors import UsageError
-from gymsdk.workers.offload import Inline, executor, use, worker_count
-from gymsdk.workers.processes import Local
+from gymsdk.workers.offload import InlineExecutor, get_executor, get_worker_count, use_executor
+from gymsdk.workers.processes import ProcessExecutor
 
 
 @offload()
@@ -41,15 +41,15 @@ renamed = offload()(plain)
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[Local]:
-    workers = Local(2)
+def local() -> Iterator[ProcessExecutor]:
+    workers = ProcessExecutor(2)
     yield workers
     workers.close()
 
 
 @pytest.fixture(autouse=True)
-def chosen(local: Local) -> Iterator[Local]:
-    with use(local):
+def chosen(local: ProcessExecutor) -> Iterator[ProcessExecutor]:
+    with use_executor(local):
         yield local
 
 
@@ -76,17 +76,17 @@ async def test_a_function_is_found_under_another_name() -> None:
     assert await renamed(3) == 3
 
 
-def test_several_loops_one_after_another_share_the_workers(local: Local) -> None:
+def test_several_loops_one_after_another_share_the_workers(local: ProcessExecutor) -> None:
     async def call() -> int:
-        with use(local):
+        with use_executor(local):
             return await process_id()
 
     assert asyncio.run(call()) == asyncio.run(call())
 
 
-def test_loops_in_several_threads_share_the_workers(local: Local) -> None:
+def test_loops_in_several_threads_share_the_workers(local: ProcessExecutor) -> None:
     async def calls() -> list[object]:
-        with use(local):
+        with use_executor(local):
             return await asyncio.gather(*(echo(number) for number in range(30)))
 
     results: list[list[object]] = []
@@ -99,20 +99,20 @@ def test_loops_in_several_threads_share_the_workers(local: Local) -> None:
 
 
 async def test_inline_runs_the_function_in_this_process() -> None:
-    with use(Inline()):
+    with use_executor(InlineExecutor()):
         assert await process_id() == os.getpid()
 
 
 def test_zero_workers_mean_inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_WORKERS", "0")
-    assert worker_count() == 0
+    assert get_worker_count() == 0
     monkeypatch.setenv("GYMSDK_WORKERS", "many")
     with pytest.raises(UsageError, match="GYMSDK_WORKERS is 'many'; set it to a number"):
-        worker_count()
+        get_worker_count()
 
 
-def test_the_chosen_executor_is_the_one_used(local: Local) -> None:
-    assert executor() is local
+def test_the_chosen_executor_is_the_one_used(local: ProcessExecutor) -> None:
+    assert get_executor() is local
 
 
 class Holder:

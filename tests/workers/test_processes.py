@@ -12,8 +12,8 @@ import pytest
 
 from gymsdk import offload
 from gymsdk.errors import BudgetSpent, WorkerLost
-from gymsdk.workers.offload import Offloaded, use
-from gymsdk.workers.processes import Local
+from gymsdk.workers.offload import Offloaded, use_executor
+from gymsdk.workers.processes import ProcessExecutor
 
 MEBIBYTE = 2**20
 NEVER = 999.0
@@ -82,23 +82,23 @@ def leave(status: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[Local]:
-    workers = Local(2)
+def local() -> Iterator[ProcessExecutor]:
+    workers = ProcessExecutor(2)
     yield workers
     workers.close()
 
 
 @pytest.fixture
-def single() -> Iterator[Local]:
-    workers = Local(1)
-    with use(workers):
+def single() -> Iterator[ProcessExecutor]:
+    workers = ProcessExecutor(1)
+    with use_executor(workers):
         yield workers
     workers.close()
 
 
 @pytest.fixture(autouse=True)
-def chosen(local: Local) -> Iterator[Local]:
-    with use(local):
+def chosen(local: ProcessExecutor) -> Iterator[ProcessExecutor]:
+    with use_executor(local):
         yield local
 
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from gymsdk import Environment, Task, Verdict, environment, hookimpl, model, offload, play
-from gymsdk.workers.offload import use
-from gymsdk.workers.processes import Local
+from gymsdk.workers.offload import use_executor
+from gymsdk.workers.processes import ProcessExecutor
 
 
 @offload(timeout=10)
@@ -26,14 +26,14 @@ class Ponders:
 
 @pytest.fixture
 def one_worker():
-    local = Local(1)
-    with use(local):
+    local = ProcessExecutor(1)
+    with use_executor(local):
         yield local
     local.close()
 
 
 async def test_answers_that_queue_for_a_grader_are_all_graded(one_worker, monkeypatch):
-    monkeypatch.setattr(environment, "GRADING", 1.0)
+    monkeypatch.setattr(environment, "VERIFY_SECONDS", 1.0)
     ponders = Environment("ponders", Ponders())
     rollouts = await asyncio.gather(*(play(ponders, model("scripted/null"), Task.ask("?")) for _ in range(8)))
     assert [rollout.reward for rollout in rollouts] == [1.0] * 8

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gymsdk.errors import Failed
-from gymsdk.workers.threads import Permits, Threads
+from gymsdk.threads import CrossLoopSemaphore, ThreadPool
 
 asked = contextvars.ContextVar("asked", default="nobody")
 
@@ -30,32 +30,32 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_call_gives_what_the_function_returns_from_another_thread() -> None:
-    assert await Threads().run(threading.get_ident) != threading.get_ident()
+    assert await ThreadPool().run(threading.get_ident) != threading.get_ident()
 
 
 async def test_an_exception_of_the_function_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        await Threads().run(lambda: 1 // 0)
+        await ThreadPool().run(lambda: 1 // 0)
 
 
 async def test_stop_iteration_of_the_function_is_an_error_and_not_a_hang() -> None:
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await Threads().run(next, iter(()))
+        await ThreadPool().run(next, iter(()))
 
 
 async def test_a_function_that_exits_fails_its_call_and_not_the_host() -> None:
     with pytest.raises(Failed, match="exit ended with SystemExit") as failure:
-        await Threads().run(sys.exit)
+        await ThreadPool().run(sys.exit)
     assert failure.value.kind == "exit"
 
 
 async def test_the_function_sees_the_callers_context() -> None:
     asked.set("somebody")
-    assert await Threads().run(asked.get) == "somebody"
+    assert await ThreadPool().run(asked.get) == "somebody"
 
 
 async def test_an_idle_thread_is_used_again() -> None:
-    threads = Threads()
+    threads = ThreadPool()
     assert len({await threads.run(threading.get_ident) for _ in range(20)}) == 1
 
 
@@ -70,20 +70,20 @@ async def test_no_more_than_the_limit_run_at_once() -> None:
         pause.wait(0.01)
         running.pop()
 
-    threads = Threads(3)
+    threads = ThreadPool(3)
     await asyncio.gather(*(threads.run(work) for _ in range(12)))
     assert max(most) <= 3
 
 
 async def test_a_call_past_its_deadline_is_abandoned_by_name(door: threading.Event) -> None:
-    threads = Threads()
+    threads = ThreadPool()
     with pytest.raises(TimeoutError, match=r"Event.wait has not returned after 0.05 s"):
         await threads.run(door.wait, timeout=0.05)
     assert threads.hung == 1
 
 
 async def test_a_cancelled_call_is_abandoned(door: threading.Event) -> None:
-    threads = Threads()
+    threads = ThreadPool()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await threads.run(door.wait)
@@ -91,14 +91,14 @@ async def test_a_cancelled_call_is_abandoned(door: threading.Event) -> None:
 
 
 async def test_six_hung_calls_do_not_starve_the_seventh(door: threading.Event) -> None:
-    threads = Threads(6)
+    threads = ThreadPool(6)
     hanging = [asyncio.create_task(threads.run(door.wait, timeout=0.05)) for _ in range(6)]
     assert await threads.run(lambda: "served", timeout=5.0) == "served"
     assert all(isinstance(end, TimeoutError) for end in await asyncio.gather(*hanging, return_exceptions=True))
 
 
 async def test_a_hung_thread_that_comes_back_is_forgotten(door: threading.Event) -> None:
-    threads = Threads(1)
+    threads = ThreadPool(1)
     with pytest.raises(TimeoutError):
         await threads.run(door.wait, timeout=0.01)
     door.set()
@@ -107,7 +107,7 @@ async def test_a_hung_thread_that_comes_back_is_forgotten(door: threading.Event)
 
 
 async def test_with_too_many_hung_threads_a_call_is_refused_in_a_sentence(door: threading.Event) -> None:
-    threads = Threads(2, max_hung=2)
+    threads = ThreadPool(2, max_hung=2)
     for _ in range(2):
         with pytest.raises(TimeoutError):
             await threads.run(door.wait, timeout=0.01)
@@ -117,7 +117,7 @@ async def test_with_too_many_hung_threads_a_call_is_refused_in_a_sentence(door: 
 
 
 async def test_a_call_cancelled_while_it_waits_for_a_thread_leaves_its_place(door: threading.Event) -> None:
-    threads = Threads(1)
+    threads = ThreadPool(1)
     first = asyncio.create_task(threads.run(door.wait))
     await asyncio.sleep(0)
     second = asyncio.create_task(threads.run(len, "never"))
@@ -129,7 +129,7 @@ async def test_a_call_cancelled_while_it_waits_for_a_thread_leaves_its_place(doo
 
 
 async def test_a_permit_on_its_way_to_a_cancelled_waiter_goes_to_the_next() -> None:
-    permits = Permits(1)
+    permits = CrossLoopSemaphore(1)
     await permits.acquire()
     waiting = asyncio.create_task(permits.acquire())
     await asyncio.sleep(0)
@@ -142,12 +142,12 @@ async def test_a_permit_on_its_way_to_a_cancelled_waiter_goes_to_the_next() -> N
 
 
 def test_one_set_of_threads_serves_several_loops_one_after_another() -> None:
-    threads = Threads(1)
+    threads = ThreadPool(1)
     assert [asyncio.run(threads.run(len, "x" * size)) for size in range(3)] == [0, 1, 2]
 
 
 def test_loops_in_several_threads_share_the_limit() -> None:
-    threads = Threads(1)
+    threads = ThreadPool(1)
     results: list[int] = []
 
     def play() -> None:
@@ -167,7 +167,7 @@ def test_loops_in_several_threads_share_the_limit() -> None:
 def test_a_process_with_a_hung_thread_exits_at_once() -> None:
     script = """if True:
         import asyncio, threading
-        from gymsdk.workers.threads import Threads
+        from gymsdk.threads import ThreadPool
         async def main():
             try:
                 await Threads().run(threading.Event().wait, timeout=0.05)
@@ -182,7 +182,7 @@ def test_a_process_with_a_hung_thread_exits_at_once() -> None:
 def test_a_forked_process_has_threads_of_its_own() -> None:
     script = """if True:
         import asyncio, os
-        from gymsdk.workers.threads import Threads
+        from gymsdk.threads import ThreadPool
         threads = Threads(1)
         asyncio.run(threads.run(len, ""))
         child = os.fork()

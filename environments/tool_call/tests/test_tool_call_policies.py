@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 import gymsdk
-from gymsdk.sitting import Budget
+from gymsdk.episode import Budget
 
 
 async def rollouts(environment, model, split, number):

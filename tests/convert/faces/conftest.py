@@ -10,18 +10,18 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from gymsdk.convert.faces.face import Trouble
-from gymsdk.convert.faces.known import FACES
-from gymsdk.transcript import Item
+from gymsdk.convert.api import ApiError
+from gymsdk.convert.apis import INBOUND_APIS
+from gymsdk.types import Item
 
-Served: TypeAlias = Callable[[Item | Trouble], OpenAI]
+Served: TypeAlias = Callable[[Item | ApiError], OpenAI]
 
 
 @pytest.fixture
 def served() -> Served:
     """Gives the client of a server whose model says one Response, or of one in trouble."""
 
-    def client(said: Item | Trouble) -> OpenAI:
+    def client(said: Item | ApiError) -> OpenAI:
         transport = httpx.MockTransport(lambda asked: answered(asked, said))
         return OpenAI(
             base_url="http://gym.test/v1", api_key="x", http_client=httpx.Client(transport=transport), max_retries=0
@@ -30,15 +30,17 @@ def served() -> Served:
     return client
 
 
-def answered(asked: httpx.Request, said: Item | Trouble) -> httpx.Response:
-    face, body = FACES[asked.url.path.removeprefix("/v1/")], json.loads(asked.content)
+def answered(asked: httpx.Request, said: Item | ApiError) -> httpx.Response:
+    face, body = INBOUND_APIS[asked.url.path.removeprefix("/v1/")], json.loads(asked.content)
     face.parse_request(body)
     streamed = {"content-type": "text/event-stream"}
-    if isinstance(said, Trouble):
+    if isinstance(said, ApiError):
         if body.get("stream"):
             return httpx.Response(200, content=face.heartbeat + face.build_error_frames(said), headers=streamed)
         return httpx.Response(said.status, json=face.build_error(said))
     answer = face.build_answer(said, body)
     if body.get("stream"):
-        return httpx.Response(200, content=face.heartbeat + b"".join(face.stream_events(answer, body)), headers=streamed)
+        return httpx.Response(
+            200, content=face.heartbeat + b"".join(face.stream_events(answer, body)), headers=streamed
+        )
     return httpx.Response(200, json=answer)

@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gymsdk import wire
-from gymsdk.transcript import Item
+from gymsdk import responses
+from gymsdk.types import Item
 
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3, 4], "generation_log_probs": [-0.5, 0.0]}
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "auto"}
@@ -21,7 +21,7 @@ names = st.sampled_from(["add", "look"])
 usages = st.one_of(
     st.none(),
     st.builds(
-        wire.usage,
+        responses.build_usage,
         st.integers(0, 9),
         st.integers(0, 9),
         cached_tokens=st.none() | st.integers(0, 9),
@@ -31,20 +31,21 @@ usages = st.one_of(
 
 
 def refusal(text: str) -> Item:
-    return wire.message("") | {"content": [{"type": "refusal", "refusal": text}]}
+    return responses.build_message("") | {"content": [{"type": "refusal", "refusal": text}]}
 
 
 @st.composite
 def turns(draw: st.DrawFn, *, tokens: bool = True, calls: int = 3, refusals: bool = True) -> list[Item]:
     """One turn of the policy: at most one thought, one text, one refusal, then calls; the last carries tokens."""
-    said = [wire.reasoning(draw(thoughts))] if draw(st.booleans()) else []
-    said += [wire.message(draw(texts))] if draw(st.booleans()) else []
+    said = [responses.build_reasoning(draw(thoughts))] if draw(st.booleans()) else []
+    said += [responses.build_message(draw(texts))] if draw(st.booleans()) else []
     said += [refusal(draw(thoughts))] if refusals and draw(st.booleans()) else []
     count = draw(st.integers(0, calls))
     said += [
-        wire.function_call(draw(names), draw(arguments), f"c{draw(st.integers(0, 10**9))}_{n}") for n in range(count)
+        responses.build_function_call(draw(names), draw(arguments), f"c{draw(st.integers(0, 10**9))}_{n}")
+        for n in range(count)
     ]
-    said = said or [wire.message("")]
+    said = said or [responses.build_message("")]
     if tokens and draw(st.booleans()):
         said[-1] |= TOKENS
     return said
@@ -54,8 +55,8 @@ def turns(draw: st.DrawFn, *, tokens: bool = True, calls: int = 3, refusals: boo
 def answers(draw: st.DrawFn) -> Item:
     """A Response of one turn, however it ended."""
     reason = draw(st.sampled_from([None, "max_output_tokens", "content_filter"]))
-    status: wire.Status = "incomplete" if reason else "completed"
-    return wire.response(draw(turns()), model="m", usage=draw(usages), status=status, reason=reason)
+    status: responses.ResponseStatus = "incomplete" if reason else "completed"
+    return responses.build_response(draw(turns()), model="m", usage=draw(usages), status=status, reason=reason)
 
 
 @st.composite
@@ -68,7 +69,7 @@ def asked(draw: st.DrawFn) -> Item:
         turn = draw(turns(refusals=False))
         given += turn
         calls = [item["call_id"] for item in turn if item["type"] == "function_call"]
-        given += [wire.function_call_output(call, draw(words)) for call in calls]
+        given += [responses.build_function_call_output(call, draw(words)) for call in calls]
     return {"input": [*given, {"role": "user", "content": draw(texts)}]} | draw(wishes)
 
 

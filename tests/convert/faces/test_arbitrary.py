@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gymsdk.convert import chat, responses
-from gymsdk.convert.faces.face import Malformed
-from gymsdk.convert.faces.known import FACES
-from gymsdk.convert.own import Own
+from gymsdk.convert.api import InvalidRequest
+from gymsdk.convert.apis import INBOUND_APIS
+from gymsdk.convert.responses import ReasoningFilter
 from gymsdk.errors import Failed
-from gymsdk.transcript import Item
+from gymsdk.types import Item
 
 Place: TypeAlias = tuple[str | int, ...]
 
@@ -128,15 +128,15 @@ def changed(body: Item, place: Place, value: Any) -> Item:
 def read(path: str, body: Item) -> str:
     """Give the sentence that refuses *body*, empty where it is read."""
     try:
-        FACES[path].parse_request(body)
-    except Malformed as error:
+        INBOUND_APIS[path].parse_request(body)
+    except InvalidRequest as error:
         return str(error)
     return ""
 
 
 def sent(request: Item) -> bool:
     """Whether each way to ask an engine says *request*, or says what is wrong with it."""
-    for body in (chat.body, responses.body, Own().build_body):
+    for body in (chat.build_body, responses.build_body, ReasoningFilter().build_body):
         try:
             json.dumps(body(request))
         except Failed as error:
@@ -144,26 +144,26 @@ def sent(request: Item) -> bool:
     return True
 
 
-@pytest.mark.parametrize("path", FACES)
+@pytest.mark.parametrize("path", INBOUND_APIS)
 def test_a_sound_body_is_read(path: str) -> None:
-    assert FACES[path].parse_request(BODIES[path])["input"]
+    assert INBOUND_APIS[path].parse_request(BODIES[path])["input"]
 
 
-@pytest.mark.parametrize("path", FACES)
+@pytest.mark.parametrize("path", INBOUND_APIS)
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_a_body_with_anything_anywhere_is_a_request_or_malformed(path: str, data: st.DataObject) -> None:
     place = data.draw(st.sampled_from([*places(BODIES[path])]))
     body = changed(BODIES[path], place, data.draw(values))
-    assert read(path, body) or sent(FACES[path].parse_request(body))
+    assert read(path, body) or sent(INBOUND_APIS[path].parse_request(body))
 
 
 HOSTILE = (None, 0, -1, 1.5, "", "a", True, [], [[]], [{}], ["a"], [None], {}, {"a": []}, {"type": []}, {"type": {}})
 
 
-@pytest.mark.parametrize("path", FACES)
+@pytest.mark.parametrize("path", INBOUND_APIS)
 def test_each_place_takes_or_refuses_each_kind_of_value(path: str) -> None:
     for place in places(BODIES[path]):
         for value in HOSTILE:
             body = changed(BODIES[path], place, value)
-            assert read(path, body) or sent(FACES[path].parse_request(body)), (place, value)
+            assert read(path, body) or sent(INBOUND_APIS[path].parse_request(body)), (place, value)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gymsdk import wire
+from gymsdk import responses
 from gymsdk.convert import chat
-from gymsdk.convert.faces import chat as served
-from gymsdk.convert.faces.face import Malformed
-from gymsdk.transcript import Item
+from gymsdk.convert import chat_inbound as served
+from gymsdk.convert.api import InvalidRequest
+from gymsdk.types import Item
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
@@ -45,7 +45,7 @@ BODY: dict[str, Any] = {
 
 
 def test_messages_become_items() -> None:
-    asked = served.request(BODY)
+    asked = served.parse_request(BODY)
     kinds = [item.get("type", item.get("role")) for item in asked["input"]]
     assert kinds == ["system", "user", "reasoning", "message", "function_call", "function_call_output"]
     assert asked["input"][1]["content"] == [
@@ -55,7 +55,7 @@ def test_messages_become_items() -> None:
 
 
 def test_parameters_have_their_responses_names() -> None:
-    asked = served.request(BODY)
+    asked = served.parse_request(BODY)
     assert {key: value for key, value in asked.items() if key != "input"} == {
         "model": "m",
         "temperature": 0.5,
@@ -69,7 +69,7 @@ def test_parameters_have_their_responses_names() -> None:
 
 
 def test_there_and_back_is_the_same_body() -> None:
-    back = chat.body(served.request(BODY), limit="max_completion_tokens")
+    back = chat.build_body(served.parse_request(BODY), limit="max_completion_tokens")
     back["messages"][2].pop("reasoning")
     expected = copy.deepcopy({key: value for key, value in BODY.items() if key not in {"stream", "n"}})
     expected["messages"][1]["content"][1]["image_url"]["detail"] = "auto"
@@ -101,12 +101,12 @@ def test_there_and_back_is_the_same_body() -> None:
     ],
 )
 def test_a_wish_has_its_place(body: Item, expected: Item) -> None:
-    assert served.request({"messages": []} | body) == expected | {"input": []}
+    assert served.parse_request({"messages": []} | body) == expected | {"input": []}
 
 
 def test_a_key_nobody_knows_is_ignored_with_one_word(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        assert served.request({"messages": [], "surprise_of_chat": 1}) == {"input": []}
+        assert served.parse_request({"messages": [], "surprise_of_chat": 1}) == {"input": []}
     assert [record.getMessage().count("surprise_of_chat") for record in caplog.records] == [1]
 
 
@@ -138,8 +138,8 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments":
     ],
 )
 def test_what_is_no_chat_body_is_malformed(body: Item, param: str, words: str) -> None:
-    with pytest.raises(Malformed, match=words) as caught:
-        served.request(body)
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        served.parse_request(body)
     assert caught.value.param == param
 
 
@@ -157,11 +157,11 @@ def test_what_is_no_chat_body_is_malformed(body: Item, param: str, words: str) -
     ],
 )
 def test_an_assistants_message_is_the_items_of_its_turn(message: Item, kinds: list[str]) -> None:
-    assert [item["type"] for item in served.items({"role": "assistant"} | message)] == kinds
+    assert [item["type"] for item in served.parse_message({"role": "assistant"} | message)] == kinds
 
 
 def test_thoughts_in_the_text_of_history_stay_text() -> None:
-    [item] = served.items({"role": "assistant", "content": "<think>2+2</think>4"})
+    [item] = served.parse_message({"role": "assistant", "content": "<think>2+2</think>4"})
     assert item["content"] == [{"type": "output_text", "text": "<think>2+2</think>4", "annotations": []}]
 
 
@@ -173,27 +173,27 @@ def test_thoughts_in_the_text_of_history_stay_text() -> None:
     ],
 )
 def test_a_refusal_of_history_is_a_refusal(message: Item) -> None:
-    [item] = served.items({"role": "assistant"} | message)
+    [item] = served.parse_message({"role": "assistant"} | message)
     assert item["content"] == [{"type": "refusal", "refusal": "no"}]
 
 
 def test_a_message_without_content_is_empty() -> None:
-    assert served.items({"role": "user"}) == [{"role": "user", "content": ""}]
+    assert served.parse_message({"role": "user"}) == [{"role": "user", "content": ""}]
 
 
 def test_a_file_is_a_file() -> None:
     part = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}}
-    [item] = served.items({"role": "user", "content": [part]})
+    [item] = served.parse_message({"role": "user", "content": [part]})
     assert item["content"] == [
         {"type": "input_file", "file_data": "data:application/pdf;base64,AA", "filename": "a.pdf"}
     ]
 
 
 def test_thoughts_are_told_under_both_names_or_as_the_client_wants_them() -> None:
-    said = wire.response([wire.reasoning("2+2"), wire.message("4")], model="m")
+    said = responses.build_response([responses.build_reasoning("2+2"), responses.build_message("4")], model="m")
 
     def told(**asked: Any) -> Item:
-        message: Item = served.FACE.build_answer(said, asked)["choices"][0]["message"]
+        message: Item = served.CHAT_API.build_answer(said, asked)["choices"][0]["message"]
         return {key: value for key, value in message.items() if key not in {"role", "refusal"}}
 
     assert told() == {"content": "4", "reasoning_content": "2+2", "reasoning": "2+2"}
@@ -202,24 +202,29 @@ def test_thoughts_are_told_under_both_names_or_as_the_client_wants_them() -> Non
 
 
 def test_token_ids_are_also_where_vllm_has_them_if_they_are_wanted() -> None:
-    said = wire.response([wire.message("hi") | TOKENS], model="m")
-    plain, wanted = served.FACE.build_answer(said, {}), served.FACE.build_answer(said, {"return_token_ids": True})
+    said = responses.build_response([responses.build_message("hi") | TOKENS], model="m")
+    plain, wanted = (
+        served.CHAT_API.build_answer(said, {}),
+        served.CHAT_API.build_answer(said, {"return_token_ids": True}),
+    )
     assert TOKENS.items() <= plain["choices"][0]["message"].items()
     assert "prompt_token_ids" not in plain
     assert (wanted["prompt_token_ids"], wanted["choices"][0]["token_ids"]) == ([1, 2], [3])
-    chunks = [json.loads(frame[6:]) for frame in served.FACE.stream_events(wanted, {}) if frame.startswith(b"data: {")]
+    chunks = [
+        json.loads(frame[6:]) for frame in served.CHAT_API.stream_events(wanted, {}) if frame.startswith(b"data: {")
+    ]
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2], None, None]
     assert chunks[-1]["choices"][0]["token_ids"] == [3]
 
 
 def test_what_was_cut_short_for_no_known_reason_was_cut_for_its_length() -> None:
-    said = wire.response([wire.function_call("add", "{", "c1")], model="m", status="incomplete")
-    assert served.completion(said)["choices"][0]["finish_reason"] == "length"
+    said = responses.build_response([responses.build_function_call("add", "{", "c1")], model="m", status="incomplete")
+    assert served.build_completion(said)["choices"][0]["finish_reason"] == "length"
 
 
 def test_token_ids_come_in_on_the_last_item() -> None:
     message = {"role": "assistant", "content": "4", "reasoning": "hmm"} | TOKENS
-    thought, text = served.request({"messages": [message]})["input"]
+    thought, text = served.parse_request({"messages": [message]})["input"]
     assert {key: text[key] for key in TOKENS} == TOKENS
     assert not TOKENS.keys() & thought.keys()
 
@@ -227,18 +232,22 @@ def test_token_ids_come_in_on_the_last_item() -> None:
 @pytest.mark.parametrize(
     ("output", "finish"),
     [
-        ([wire.message("hi")], "stop"),
-        ([wire.reasoning("hmm"), wire.message("hi") | TOKENS], "stop"),
+        ([responses.build_message("hi")], "stop"),
+        ([responses.build_reasoning("hmm"), responses.build_message("hi") | TOKENS], "stop"),
         (
-            [wire.message("I add."), wire.function_call("add", '{"a":1}', "c1"), wire.function_call("b", "{}", "c2")],
+            [
+                responses.build_message("I add."),
+                responses.build_function_call("add", '{"a":1}', "c1"),
+                responses.build_function_call("b", "{}", "c2"),
+            ],
             "tool_calls",
         ),
     ],
 )
 def test_a_response_survives_as_a_completion(output: list[Item], finish: str) -> None:
-    response = wire.response(output, model="m", usage=wire.usage(3, 4, cached_tokens=1))
-    completion = served.completion(response)
-    back = chat.response(completion, {})
+    response = responses.build_response(output, model="m", usage=responses.build_usage(3, 4, cached_tokens=1))
+    completion = served.build_completion(response)
+    back = chat.parse_completion(completion, {})
     without_ids = [{key: value for key, value in item.items() if key != "id"} for item in output]
     assert [{key: value for key, value in item.items() if key != "id"} for item in back["output"]] == without_ids
     assert (completion["choices"][0]["finish_reason"], back["usage"]) == (finish, response["usage"])
@@ -246,6 +255,6 @@ def test_a_response_survives_as_a_completion(output: list[Item], finish: str) ->
 
 @pytest.mark.parametrize("reason", ["max_output_tokens", "content_filter"])
 def test_an_incomplete_response_stays_incomplete(reason: str) -> None:
-    response = wire.response([wire.message("x")], model="m", status="incomplete", reason=reason)
-    back = chat.response(served.completion(response), {})
+    response = responses.build_response([responses.build_message("x")], model="m", status="incomplete", reason=reason)
+    back = chat.parse_completion(served.build_completion(response), {})
     assert (back["status"], back["incomplete_details"]) == ("incomplete", {"reason": reason})

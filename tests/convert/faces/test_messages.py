@@ -9,34 +9,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymsdk import wire
-from gymsdk.convert.faces import messages
-from gymsdk.convert.faces.face import Trouble
-from gymsdk.convert.faces.known import FACES
-from gymsdk.transcript import Item
-from gymsdk.values import parsed, written
+from gymsdk import responses
+from gymsdk.convert import anthropic
+from gymsdk.convert.api import ApiError
+from gymsdk.convert.apis import INBOUND_APIS
+from gymsdk.jsonl import dump_json, parse_json
+from gymsdk.types import Item
 
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
-REFUSAL = wire.message("") | {"content": [{"type": "refusal", "refusal": "No."}]}
-CALL = wire.function_call("add", '{"a": 1}', "c1")
+REFUSAL = responses.build_message("") | {"content": [{"type": "refusal", "refusal": "No."}]}
+CALL = responses.build_function_call("add", '{"a": 1}', "c1")
 
 
 def told(*output: Item, **more: Any) -> Item:
-    return messages.answer(wire.response(list(output), model="m") | more, {"model": "asked"})
+    return anthropic.build_answer(responses.build_response(list(output), model="m") | more, {"model": "asked"})
 
 
 def again(message: Item) -> list[Item]:
     """The items of a message that a client has received and sends back as the history of its next request."""
-    received = parsed(written(message))
+    received = parse_json(dump_json(message))
     assert isinstance(received, dict)
     said = {"role": "assistant", "content": received["content"]}
-    found: list[Item] = messages.request({"messages": [said]})["input"]
+    found: list[Item] = anthropic.parse_request({"messages": [said]})["input"]
     return found
 
 
 def test_thoughts_are_kept_from_a_client_that_wants_none_and_their_tokens_are_not() -> None:
-    response = wire.response([wire.reasoning("hmm"), CALL, wire.reasoning("well") | TOKENS], model="m")
-    message = messages.answer(response, {"thinking": {"type": "disabled"}})
+    response = responses.build_response(
+        [responses.build_reasoning("hmm"), CALL, responses.build_reasoning("well") | TOKENS], model="m"
+    )
+    message = anthropic.build_answer(response, {"thinking": {"type": "disabled"}})
     [call] = message["content"]
     assert (call["type"], call["generation_token_ids"]) == ("tool_use", [3])
     assert "generation_token_ids" not in response["output"][1]
@@ -44,13 +46,15 @@ def test_thoughts_are_kept_from_a_client_that_wants_none_and_their_tokens_are_no
 
 @pytest.mark.parametrize("thinking", [None, {"type": "enabled", "budget_tokens": 2048}, {"type": "adaptive"}])
 def test_thoughts_are_told_to_all_others(thinking: Item | None) -> None:
-    message = messages.answer(wire.response([wire.reasoning("hmm")], model="m"), {"thinking": thinking})
+    message = anthropic.build_answer(
+        responses.build_response([responses.build_reasoning("hmm")], model="m"), {"thinking": thinking}
+    )
     assert [block["type"] for block in message["content"]] == ["thinking"]
 
 
 def test_what_only_anthropics_servers_do_is_known_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     given = {"messages": [{"role": "user", "content": "hi"}], "context_management": {"edits": []}, "betas": ["x"]}
-    assert messages.request(given).keys() == {"input"}
+    assert anthropic.parse_request(given).keys() == {"input"}
     assert not caplog.messages
 
 
@@ -60,7 +64,12 @@ def without_new_ids(items: list[Item]) -> list[Item]:
 
 
 def test_a_message() -> None:
-    message = told(wire.reasoning("hmm", id="rs_1"), wire.message("I add."), CALL, usage=wire.usage(7, 4))
+    message = told(
+        responses.build_reasoning("hmm", id="rs_1"),
+        responses.build_message("I add."),
+        CALL,
+        usage=responses.build_usage(7, 4),
+    )
     thinking, *rest = message["content"]
     assert (thinking["type"], thinking["thinking"]) == ("thinking", "hmm")
     assert thinking["signature"]
@@ -89,14 +98,14 @@ def test_a_message() -> None:
 @pytest.mark.parametrize(
     ("output", "more", "reason"),
     [
-        ([wire.message("hi")], {}, "end_turn"),
+        ([responses.build_message("hi")], {}, "end_turn"),
         ([], {}, "end_turn"),
         ([CALL], {}, "tool_use"),
         ([CALL], {"incomplete_details": {"reason": "max_output_tokens"}}, "max_tokens"),
         ([], {"incomplete_details": {"reason": "max_output_tokens", "message": "too long"}}, "max_tokens"),
-        ([wire.message("")], {"incomplete_details": {"reason": "content_filter"}}, "refusal"),
+        ([responses.build_message("")], {"incomplete_details": {"reason": "content_filter"}}, "refusal"),
         ([REFUSAL], {}, "refusal"),
-        ([wire.message("hi")], {"stop_sequence": "\n"}, "stop_sequence"),
+        ([responses.build_message("hi")], {"stop_sequence": "\n"}, "stop_sequence"),
     ],
 )
 def test_why_it_stopped(output: list[Item], more: Item, reason: str) -> None:
@@ -105,7 +114,7 @@ def test_why_it_stopped(output: list[Item], more: Item, reason: str) -> None:
 
 
 def test_input_from_a_cache_is_counted_apart() -> None:
-    usage = told(usage=wire.usage(9, 4, cached_tokens=6, reasoning_tokens=3))["usage"]
+    usage = told(usage=responses.build_usage(9, 4, cached_tokens=6, reasoning_tokens=3))["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (3, 6)
     assert usage["output_tokens_details"] == {"thinking_tokens": 3}
 
@@ -115,13 +124,13 @@ def test_where_nothing_was_counted_it_is_zero() -> None:
 
 
 def test_tokens_are_on_the_last_block() -> None:
-    *_, first, last = told(wire.message("I add."), wire.reasoning("a", "b") | TOKENS)["content"]
+    *_, first, last = told(responses.build_message("I add."), responses.build_reasoning("a", "b") | TOKENS)["content"]
     assert not TOKENS.keys() & first.keys()
     assert TOKENS.items() <= last.items()
 
 
 def test_a_call_whose_arguments_are_no_object_has_them_verbatim() -> None:
-    (block,) = told(wire.function_call("add", '{"a": ', "c"))["content"]
+    (block,) = told(responses.build_function_call("add", '{"a": ', "c"))["content"]
     assert block["input"] == {"_arguments": '{"a": '}
 
 
@@ -130,14 +139,14 @@ def test_a_refusal_is_text() -> None:
 
 
 def test_a_changed_input_counts_more_than_what_the_model_wrote() -> None:
-    message = told(wire.function_call("add", '{"a":1}', "c"))
+    message = told(responses.build_function_call("add", '{"a":1}', "c"))
     assert again(message)[0]["arguments"] == '{"a":1}'
     message["content"][0]["input"]["a"] = 2
     assert again(message)[0]["arguments"] == '{"a": 2}'
 
 
 def test_a_client_that_rebuilds_its_blocks_loses_no_more_than_spaces_and_ids() -> None:
-    message = told(wire.reasoning("hmm"), wire.function_call("add", '{"a":1}', "c") | TOKENS)
+    message = told(responses.build_reasoning("hmm"), responses.build_function_call("add", '{"a":1}', "c") | TOKENS)
     kept = {"type", "thinking", "signature", "id", "name", "input"}
     message["content"] = [{key: block[key] for key in block if key in kept} for block in message["content"]]
     thought, call = again(message)
@@ -164,7 +173,7 @@ def written_out(texts: list[str], kind: str) -> list[Item]:
 
 def thoughts() -> st.SearchStrategy[Item]:
     texts = st.lists(st.text(), max_size=3)
-    summed = st.builds(lambda texts, name: wire.reasoning(*texts, id=name), texts, IDS)
+    summed = st.builds(lambda texts, name: responses.build_reasoning(*texts, id=name), texts, IDS)
     plain = st.builds(
         lambda texts, name: {
             "id": name,
@@ -181,9 +190,9 @@ def thoughts() -> st.SearchStrategy[Item]:
 
 OUTPUTS = st.lists(
     st.one_of(
-        st.text().map(wire.message),
+        st.text().map(responses.build_message),
         thoughts(),
-        st.builds(wire.function_call, st.text(), ARGUMENTS, st.text(min_size=1)),
+        st.builds(responses.build_function_call, st.text(), ARGUMENTS, st.text(min_size=1)),
     ),
     max_size=5,
     unique_by=lambda item: item["id"],
@@ -215,18 +224,18 @@ def test_what_a_model_said_is_what_it_is_told_to_have_said(output: list[Item], t
     ],
 )
 def test_an_error_in_the_words_of_the_api(status: int, kind: str) -> None:
-    said = messages.FACE.build_error(Trouble(status, "It is so.", param="messages"))
+    said = anthropic.MESSAGES_API.build_error(ApiError(status, "It is so.", param="messages"))
     assert said == {"type": "error", "error": {"type": kind, "message": "It is so."}}
 
 
 def test_a_count_of_tokens() -> None:
-    assert messages.count(7) == {"input_tokens": 7}
+    assert anthropic.format_token_count(7) == {"input_tokens": 7}
 
 
 def test_it_is_among_the_faces() -> None:
-    assert FACES["messages"] is messages.FACE
+    assert INBOUND_APIS["messages"] is anthropic.MESSAGES_API
 
 
 def test_an_answer_that_is_cut_short_for_no_said_reason_is_told_as_cut() -> None:
-    response = wire.response([wire.message("half")], model="m", status="incomplete")
-    assert messages.answer(response, {"model": "m", "messages": []})["stop_reason"] == "max_tokens"
+    response = responses.build_response([responses.build_message("half")], model="m", status="incomplete")
+    assert anthropic.build_answer(response, {"model": "m", "messages": []})["stop_reason"] == "max_tokens"

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from gymsdk import wire
-from gymsdk.convert import chat
-from gymsdk.convert.faces import messages
-from gymsdk.convert.faces.face import Malformed
-from gymsdk.transcript import Item
+from gymsdk import responses
+from gymsdk.convert import anthropic, chat
+from gymsdk.convert.api import InvalidRequest
+from gymsdk.types import Item
 
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
@@ -21,7 +20,7 @@ TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_l
 
 def asked(*said: Item, **more: Any) -> Item:
     given = list(said) or [{"role": "user", "content": "hi"}]
-    return messages.request({"model": "m", "max_tokens": 9, "messages": given} | more)
+    return anthropic.parse_request({"model": "m", "max_tokens": 9, "messages": given} | more)
 
 
 def items(*said: Item) -> list[Item]:
@@ -65,7 +64,7 @@ def test_a_document_of_text_is_its_title_its_context_and_its_text() -> None:
 def test_results_are_items_and_keep_their_place() -> None:
     results = [{"type": "tool_result", "tool_use_id": name, "content": name.upper()} for name in "ab"]
     said = items({"role": "user", "content": [*results, block("go"), IMAGE, results[0]]})
-    answers = [wire.function_call_output(name, name.upper()) for name in "ab"]
+    answers = [responses.build_function_call_output(name, name.upper()) for name in "ab"]
     assert said == [*answers, {"role": "user", "content": [*text("go"), SHOWN]}, answers[0]]
 
 
@@ -82,7 +81,7 @@ def test_results_are_items_and_keep_their_place() -> None:
 )
 def test_a_result_is_text_or_parts(content: Any, output: Any) -> None:
     (said,) = items({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": content}]})
-    assert said == wire.function_call_output("c", output)
+    assert said == responses.build_function_call_output("c", output)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +104,10 @@ def test_a_turn_is_thoughts_text_and_calls() -> None:
     call = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1, "b": "ü"}}
     said = items({"role": "assistant", "content": [thinking, block("I add."), call, call | {"id": "c2"}]})
     expected = [
-        wire.reasoning("hmm"),
-        wire.message("I add."),
-        wire.function_call("add", '{"a": 1, "b": "ü"}', "c1"),
-        wire.function_call("add", '{"a": 1, "b": "ü"}', "c2"),
+        responses.build_reasoning("hmm"),
+        responses.build_message("I add."),
+        responses.build_function_call("add", '{"a": 1, "b": "ü"}', "c1"),
+        responses.build_function_call("add", '{"a": 1, "b": "ü"}', "c2"),
     ]
     assert said == [{key: value for key, value in item.items() if key != "id"} for item in expected]
 
@@ -229,7 +228,7 @@ def test_a_chat_server_can_be_asked_for_all_of_it() -> None:
         tools=[TOOL],
         tool_choice={"type": "any"},
     )
-    body = chat.body(given)
+    body = chat.build_body(given)
     assert [message["role"] for message in body["messages"]] == ["system", "user", "assistant", "tool"]
     assert body["messages"][2].items() >= (TOKENS | {"content": None, "reasoning_content": "hmm"}).items()
     assert (body["tool_choice"], body["max_tokens"]) == ("required", 9)
@@ -291,7 +290,7 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_a_sentence(more: Item, param: str, words: str) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(InvalidRequest) as refused:
         asked(**more)
     assert refused.value.param == param
     assert words in str(refused.value)

@@ -12,27 +12,27 @@ from anthropic import Anthropic, APIStatusError, BadRequestError, RateLimitError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymsdk import wire
-from gymsdk.convert.faces.face import Malformed, Trouble
-from gymsdk.convert.faces.messages import FACE, count
-from gymsdk.transcript import Item
-from gymsdk.values import written
+from gymsdk import responses
+from gymsdk.convert.anthropic import MESSAGES_API, format_token_count
+from gymsdk.convert.api import ApiError, InvalidRequest
+from gymsdk.jsonl import dump_json
+from gymsdk.types import Item
 
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 USER = {"role": "user", "content": "hi"}
 OUTPUT = [
-    wire.reasoning("hmm", "so", id="rs_1"),
-    wire.reasoning(id="rs_2"),
-    wire.message("I add.\u2028\x85"),
-    wire.function_call("add", '{"a":1}', "c1"),
-    wire.function_call("add", "{", "c2") | TOKENS,
+    responses.build_reasoning("hmm", "so", id="rs_1"),
+    responses.build_reasoning(id="rs_2"),
+    responses.build_message("I add.\u2028\x85"),
+    responses.build_function_call("add", '{"a":1}', "c1"),
+    responses.build_function_call("add", "{", "c2") | TOKENS,
 ]
 
 
 class Served(ThreadingHTTPServer):
     """A server whose model says *said*, and which keeps the last request and the last message."""
 
-    said: list[Item] | Trouble
+    said: list[Item] | ApiError
     asked: Item
     message: Item
 
@@ -44,30 +44,34 @@ class Speaking(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         try:
-            self.server.asked = FACE.parse_request(body)
-        except Malformed as error:
-            self.send(400, written(FACE.build_error(Trouble(400, str(error)))))
+            self.server.asked = MESSAGES_API.parse_request(body)
+        except InvalidRequest as error:
+            self.send(400, dump_json(MESSAGES_API.build_error(ApiError(400, str(error)))))
             return
         if self.path.endswith("/count_tokens"):
-            self.send(200, written(count(7)))
-        elif isinstance(self.server.said, Trouble):
+            self.send(200, dump_json(format_token_count(7)))
+        elif isinstance(self.server.said, ApiError):
             self.fail(self.server.said, streamed=bool(body.get("stream")))
         else:
             self.tell(self.server.said, body)
 
     def tell(self, said: list[Item], body: Item) -> None:
-        answer = FACE.build_answer(wire.response(said, model="m", usage=wire.usage(9, 4, cached_tokens=6)), body)
+        answer = MESSAGES_API.build_answer(
+            responses.build_response(said, model="m", usage=responses.build_usage(9, 4, cached_tokens=6)), body
+        )
         self.server.message = answer
         if body.get("stream"):
-            self.send(200, FACE.heartbeat + b"".join(FACE.stream_events(answer, body)), "text/event-stream")
+            self.send(
+                200, MESSAGES_API.heartbeat + b"".join(MESSAGES_API.stream_events(answer, body)), "text/event-stream"
+            )
         else:
-            self.send(200, written(answer))
+            self.send(200, dump_json(answer))
 
-    def fail(self, trouble: Trouble, *, streamed: bool) -> None:
+    def fail(self, trouble: ApiError, *, streamed: bool) -> None:
         if streamed:
-            self.send(200, FACE.heartbeat + FACE.build_error_frames(trouble), "text/event-stream")
+            self.send(200, MESSAGES_API.heartbeat + MESSAGES_API.build_error_frames(trouble), "text/event-stream")
         else:
-            self.send(trouble.status, written(FACE.build_error(trouble)))
+            self.send(trouble.status, dump_json(MESSAGES_API.build_error(trouble)))
 
     def send(self, status: int, data: bytes, kind: str = "application/json") -> None:
         self.send_response(status)
@@ -126,10 +130,10 @@ def test_the_sdk_folds_a_stream_into_the_same_message(server: Served, client: An
 @given(
     output=st.lists(
         st.one_of(
-            st.text().map(wire.message),
-            st.lists(st.text(), max_size=2).map(lambda texts: wire.reasoning(*texts)),
+            st.text().map(responses.build_message),
+            st.lists(st.text(), max_size=2).map(lambda texts: responses.build_reasoning(*texts)),
             st.builds(
-                wire.function_call,
+                responses.build_function_call,
                 st.text(min_size=1),
                 st.text() | st.dictionaries(st.text(), st.integers(0, 9) | st.text()).map(json.dumps),
                 st.text(min_size=1),
@@ -146,13 +150,13 @@ def test_any_answer_is_the_same_streamed(server: Served, client: Anthropic, outp
 
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", '{"a": NaN}', '{"a": "\\ud800"}', '{"a": 1e999}'])
 def test_odd_arguments_do_not_break_a_stream(server: Served, client: Anthropic, arguments: str) -> None:
-    server.said = [wire.function_call("add", arguments, "c")]
+    server.said = [responses.build_function_call("add", arguments, "c")]
     folded = streamed(client)
     assert folded["content"][0]["input"] == ({"_arguments": arguments} if arguments else {})
 
 
 def test_a_stream_tells_text_as_it_comes(server: Served, client: Anthropic) -> None:
-    server.said = [wire.message("40"), wire.message(" + 2")]
+    server.said = [responses.build_message("40"), responses.build_message(" + 2")]
     with client.messages.stream(model="m", max_tokens=9, messages=[USER]) as stream:
         assert list(stream.text_stream) == ["40", " + 2"]
 
@@ -172,14 +176,14 @@ def test_what_the_sdk_sends_back_is_what_was_said(server: Served, client: Anthro
 
 
 def test_the_sdk_raises_its_own_errors(server: Served, client: Anthropic) -> None:
-    server.said = Trouble(429, "Too soon.", code="model_rate_limited")
+    server.said = ApiError(429, "Too soon.", code="model_rate_limited")
     with pytest.raises(RateLimitError, match=r"Too soon\.") as raised:
         client.messages.create(model="m", max_tokens=9, messages=[USER])
     assert raised.value.body["error"]["details"] == {"error_code": "model_rate_limited"}
 
 
 def test_a_broken_stream_raises_what_is_wrong(server: Served, client: Anthropic) -> None:
-    server.said = Trouble(503, "It is down.")
+    server.said = ApiError(503, "It is down.")
     with (
         pytest.raises(APIStatusError, match=r"It is down\."),
         client.messages.stream(model="m", max_tokens=9, messages=[USER]) as stream,

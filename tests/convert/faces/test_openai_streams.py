@@ -11,17 +11,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from openai import APIError, OpenAI
 
-from gymsdk import wire
-from gymsdk.convert.faces import chat, responses
-from gymsdk.convert.faces.face import Trouble
-from gymsdk.transcript import Item
+from gymsdk import responses as wire
+from gymsdk.convert import chat_inbound, responses
+from gymsdk.convert.api import ApiError
+from gymsdk.types import Item
 
 from .said import TOKENS, answers, refusal
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 COUNTED: Any = {"include_usage": True}
 SDK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-TURN = [wire.reasoning("a", "b"), wire.message("hi"), wire.function_call("add", '{"a": 1}', "c1") | TOKENS]
+TURN = [
+    wire.build_reasoning("a", "b"),
+    wire.build_message("hi"),
+    wire.build_function_call("add", '{"a": 1}', "c1") | TOKENS,
+]
 
 
 def bare(value: Any) -> Any:
@@ -44,8 +48,8 @@ def told(frames: bytes) -> list[Item]:
 
 
 def streamed(*output: Item, **fields: Any) -> list[Item]:
-    answer = responses.FACE.build_answer(wire.response(list(output), model="m", **fields), {})
-    return told(b"".join(responses.FACE.stream_events(answer, {})))
+    answer = responses.RESPONSES_API.build_answer(wire.build_response(list(output), model="m", **fields), {})
+    return told(b"".join(responses.RESPONSES_API.stream_events(answer, {})))
 
 
 @SDK
@@ -115,7 +119,7 @@ def test_tokens_come_with_the_done_item_and_with_the_whole_response() -> None:
 
 
 def test_a_refusal_and_a_raw_thought_are_told_as_such() -> None:
-    raw = wire.reasoning() | {"content": [{"type": "reasoning_text", "text": "hmm"}]}
+    raw = wire.build_reasoning() | {"content": [{"type": "reasoning_text", "text": "hmm"}]}
     kinds = [event["type"].removeprefix("response.") for event in streamed(raw, refusal("no")) if "delta" in event]
     assert kinds == ["reasoning_text.delta", "refusal.delta"]
 
@@ -128,7 +132,7 @@ def test_an_item_nobody_here_knows_is_told_whole() -> None:
 def test_annotations_and_log_probabilities_are_told_once_begun() -> None:
     note = {"type": "url_citation", "url": "u", "title": "t", "start_index": 0, "end_index": 1}
     chances = [{"token": "hi", "logprob": -0.1, "bytes": [104, 105], "top_logprobs": []}]
-    said = wire.message("hi")
+    said = wire.build_message("hi")
     said["content"][0] |= {"annotations": [note], "logprobs": chances}
     events = {event["type"].removeprefix("response."): event for event in streamed(said)}
     assert events["output_text.annotation.added"]["annotation"] == note
@@ -138,20 +142,20 @@ def test_annotations_and_log_probabilities_are_told_once_begun() -> None:
 
 
 def test_half_a_surrogate_pair_reaches_the_client() -> None:
-    *_, last = streamed(wire.message("\ud83d"))
+    *_, last = streamed(wire.build_message("\ud83d"))
     assert last["response"]["output"][0]["content"][0]["text"] == "\ud83d"
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
 def test_no_frame_has_a_line_end_of_any_kind_in_it(mark: str) -> None:
-    said = wire.response([wire.message(f"a{mark}b")], model="m")
-    for face in (responses.FACE, chat.FACE):
+    said = wire.build_response([wire.build_message(f"a{mark}b")], model="m")
+    for face in (responses.RESPONSES_API, chat_inbound.CHAT_API):
         frames = b"".join(face.stream_events(face.build_answer(said, {}), {})).decode()
         assert all(line.startswith(("event: ", "data: ")) for line in frames.splitlines() if line)
 
 
 def test_a_completion_of_one_word_is_told_in_three_chunks_and_a_farewell(served: Callable[..., OpenAI]) -> None:
-    said = wire.response([wire.message("hi")], model="m", usage=wire.usage(1, 2))
+    said = wire.build_response([wire.build_message("hi")], model="m", usage=wire.build_usage(1, 2))
     chunks = list(served(said).chat.completions.create(model="m", messages=HI, stream=True))
     assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "hi", None]
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "stop"]
@@ -159,7 +163,7 @@ def test_a_completion_of_one_word_is_told_in_three_chunks_and_a_farewell(served:
 
 
 def test_the_usage_is_a_chunk_of_its_own_where_it_is_wanted(served: Callable[..., OpenAI]) -> None:
-    said = wire.response([wire.message("hi")], model="m", usage=wire.usage(1, 2))
+    said = wire.build_response([wire.build_message("hi")], model="m", usage=wire.build_usage(1, 2))
     *others, last = served(said).chat.completions.create(
         model="m", messages=HI, stream=True, stream_options={"include_usage": True}
     )
@@ -168,8 +172,8 @@ def test_the_usage_is_a_chunk_of_its_own_where_it_is_wanted(served: Callable[...
 
 
 def test_parallel_calls_are_told_by_their_index(served: Callable[..., OpenAI]) -> None:
-    calls = [wire.function_call("add", f'{{"a": {n}}}', f"c{n}") for n in range(2)]
-    said = wire.response(calls, model="m")
+    calls = [wire.build_function_call("add", f'{{"a": {n}}}', f"c{n}") for n in range(2)]
+    said = wire.build_response(calls, model="m")
     chunks = served(said).chat.completions.create(model="m", messages=HI, stream=True)
     deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
     assert [(call.index, call.id, call.function.arguments) for call in deltas] == [
@@ -186,7 +190,7 @@ def test_parallel_calls_are_told_by_their_index(served: Callable[..., OpenAI]) -
 def test_a_broken_stream_raises_what_the_error_would_have_said(
     served: Callable[..., OpenAI], status: int, kind: str
 ) -> None:
-    client = served(Trouble(status, "no such luck", code="unlucky", param="luck"))
+    client = served(ApiError(status, "no such luck", code="unlucky", param="luck"))
     asking: list[Callable[..., Any]] = [
         lambda **more: client.responses.create(model="m", input="x", **more),
         lambda **more: client.chat.completions.create(model="m", messages=HI, **more),
@@ -204,9 +208,9 @@ def test_a_broken_response_is_first_told_as_failed(served: Callable[..., OpenAI]
     seen = []
     with (
         pytest.raises(APIError, match="no such luck"),
-        served(Trouble(503, "no such luck")).responses.stream(model="m", input="x") as stream,
+        served(ApiError(503, "no such luck")).responses.stream(model="m", input="x") as stream,
     ):
         seen.extend(stream)
-    frames = told(responses.FACE.build_error_frames(Trouble(503, "no such luck")))
+    frames = told(responses.RESPONSES_API.build_error_frames(ApiError(503, "no such luck")))
     assert [event["type"] for event in frames] == ["response.created", "response.failed", "error"]
     assert frames[1]["response"]["error"] == {"code": "server_error", "message": "no such luck"}

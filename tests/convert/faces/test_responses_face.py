@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gymsdk import wire
-from gymsdk.convert.faces.face import Malformed, Trouble
-from gymsdk.convert.faces.known import FACES
-from gymsdk.convert.faces.responses import FACE
-from gymsdk.transcript import Item
+from gymsdk import responses
+from gymsdk.convert.api import ApiError, InvalidRequest
+from gymsdk.convert.apis import INBOUND_APIS
+from gymsdk.convert.responses import RESPONSES_API
+from gymsdk.types import Item
 
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 HISTORY = [
@@ -24,7 +24,7 @@ HISTORY = [
 @pytest.mark.parametrize("given", ["hi", [], HISTORY])
 def test_what_clients_send_is_the_request_itself(given: object) -> None:
     body = {"model": "m", "input": given, "tools": [{"type": "function", "name": "add"}], "top_k": 3, "reasoning": None}
-    assert FACE.parse_request(body | {"stream": True, "stream_options": {}}) == body
+    assert RESPONSES_API.parse_request(body | {"stream": True, "stream_options": {}}) == body
 
 
 @pytest.mark.parametrize(
@@ -48,19 +48,21 @@ def test_what_clients_send_is_the_request_itself(given: object) -> None:
     ],
 )
 def test_what_is_no_request_is_malformed(body: Item, param: str) -> None:
-    with pytest.raises(Malformed, match=param) as caught:
-        FACE.parse_request(body)
+    with pytest.raises(InvalidRequest, match=param) as caught:
+        RESPONSES_API.parse_request(body)
     assert caught.value.param == param
 
 
 def test_a_key_nobody_knows_is_ignored_with_one_word(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        assert FACE.parse_request({"input": "x", "surprise_of_responses": 1}) == {"input": "x"}
+        assert RESPONSES_API.parse_request({"input": "x", "surprise_of_responses": 1}) == {"input": "x"}
     assert [record.getMessage().count("surprise_of_responses") for record in caplog.records] == [1]
 
 
 def test_details_nobody_knows_are_zeros_for_clients_that_take_no_null() -> None:
-    told = FACE.build_answer(wire.response([], model="m", usage=wire.usage(3, 4)), {})["usage"]
+    told = RESPONSES_API.build_answer(responses.build_response([], model="m", usage=responses.build_usage(3, 4)), {})[
+        "usage"
+    ]
     assert (told["input_tokens_details"], told["output_tokens_details"]) == (
         {"cached_tokens": 0},
         {"reasoning_tokens": 0},
@@ -69,8 +71,8 @@ def test_details_nobody_knows_are_zeros_for_clients_that_take_no_null() -> None:
 
 def test_a_response_that_says_little_is_made_whole() -> None:
     output = [{"role": "assistant", "content": "hi"}, {"type": "function_call", "name": "add", "call_id": "c"}]
-    told = FACE.build_answer({"output": output}, {"model": "m", "temperature": 0.5})
-    assert told.keys() >= wire.response([], model="m").keys()
+    told = RESPONSES_API.build_answer({"output": output}, {"model": "m", "temperature": 0.5})
+    assert told.keys() >= responses.build_response([], model="m").keys()
     assert (told["model"], told["temperature"]) == ("m", 0.5)
     message, call = told["output"]
     assert message["content"] == [{"type": "output_text", "text": "hi", "annotations": []}]
@@ -78,8 +80,8 @@ def test_a_response_that_says_little_is_made_whole() -> None:
 
 
 def test_a_whole_response_is_given_as_it_is() -> None:
-    said = wire.response([wire.message("hi") | TOKENS], model="m")
-    told = FACE.build_answer(said, {})
+    said = responses.build_response([responses.build_message("hi") | TOKENS], model="m")
+    told = RESPONSES_API.build_answer(said, {})
     assert told == said
     assert told["output"][0] is said["output"][0]
 
@@ -99,10 +101,10 @@ def test_a_whole_response_is_given_as_it_is() -> None:
 )
 @pytest.mark.parametrize("path", ["responses", "chat/completions"])
 def test_errors_have_the_form_of_openai(path: str, status: int, kind: str) -> None:
-    told = FACES[path].build_error(Trouble(status, "No.", code="c", param="p"))
+    told = INBOUND_APIS[path].build_error(ApiError(status, "No.", code="c", param="p"))
     assert told == {"error": {"message": "No.", "type": kind, "param": "p", "code": "c"}}
 
 
-@pytest.mark.parametrize("path", FACES)
+@pytest.mark.parametrize("path", INBOUND_APIS)
 def test_a_face_is_known_by_its_path(path: str) -> None:
-    assert FACES[path].path == path
+    assert INBOUND_APIS[path].path == path

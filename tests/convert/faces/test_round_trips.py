@@ -21,11 +21,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymsdk import wire
-from gymsdk.convert import chat, parts
-from gymsdk.convert.chat import LOGPROBS
-from gymsdk.convert.faces import chat as face
-from gymsdk.transcript import Item
+from gymsdk import responses
+from gymsdk.convert import chat
+from gymsdk.convert import chat_inbound as face
+from gymsdk.convert import content as parts
+from gymsdk.convert.chat import LOGPROBS_INCLUDE
+from gymsdk.types import Item
 
 from .said import answers, asked, texts, thoughts, turns
 
@@ -37,26 +38,28 @@ def plain(items: list[Item]) -> list[Item]:
 
 @given(asked())
 def test_a_request_comes_back_from_a_chat_as_it_was(request: Item) -> None:
-    back = face.request(chat.body(request))
+    back = face.parse_request(chat.build_body(request))
     assert plain(back.pop("input")) == plain(request["input"])
     assert back == {key: value for key, value in request.items() if key != "input"}
 
 
 @given(asked())
 def test_a_chat_comes_back_from_a_request_as_it_was(request: Item) -> None:
-    body = chat.body(request)
-    assert chat.body(face.request(body)) == body
+    body = chat.build_body(request)
+    assert chat.build_body(face.parse_request(body)) == body
 
 
 @given(asked(), st.booleans())
 def test_the_word_for_the_limit_is_the_only_difference_of_the_two(request: Item, newer: bool) -> None:
     word = "max_completion_tokens" if newer else "max_tokens"
-    assert face.request(chat.body(request, limit=word)).get("max_output_tokens") == request.get("max_output_tokens")
+    assert face.parse_request(chat.build_body(request, limit=word)).get("max_output_tokens") == request.get(
+        "max_output_tokens"
+    )
 
 
 @given(answers())
 def test_an_answer_comes_back_from_a_completion_as_it_was(response: Item) -> None:
-    back = chat.response(face.completion(response), {})
+    back = chat.parse_completion(face.build_completion(response), {})
     assert plain(back["output"]) == plain(response["output"])
     same = ("status", "usage", "incomplete_details", "model")
     assert {key: back[key] for key in same} == {key: response[key] for key in same}
@@ -66,11 +69,13 @@ def test_an_answer_comes_back_from_a_completion_as_it_was(response: Item) -> Non
     thoughts, texts.map(str.lstrip), turns(refusals=False).map(lambda said: [each for each in said if "name" in each])
 )
 def test_thoughts_come_back_as_a_field_and_as_tags(thought: str, text: str, calls: list[Item]) -> None:
-    response = wire.response([wire.reasoning(thought), wire.message(text), *calls], model="m")
-    field, tags = face.completion(response), face.completion(response, thoughts="tags")
-    assert tags["choices"][0]["message"]["content"] == parts.tagged(thought, text)
+    response = responses.build_response(
+        [responses.build_reasoning(thought), responses.build_message(text), *calls], model="m"
+    )
+    field, tags = face.build_completion(response), face.build_completion(response, thoughts="tags")
+    assert tags["choices"][0]["message"]["content"] == parts.prepend_think_block(thought, text)
     for completion in (field, tags):
-        assert plain(chat.response(completion, {})["output"]) == plain(response["output"])
+        assert plain(chat.parse_completion(completion, {})["output"]) == plain(response["output"])
 
 
 def test_the_tools_that_are_allowed_have_the_form_of_each_api() -> None:
@@ -81,21 +86,21 @@ def test_the_tools_that_are_allowed_have_the_form_of_each_api() -> None:
         "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [function]}},
     }
     flat = {"type": "function", "name": "add"}
-    assert face.request(body)["tool_choice"] == {"type": "allowed_tools", "mode": "required", "tools": [flat]}
-    assert chat.body(face.request(body)) == body
+    assert face.parse_request(body)["tool_choice"] == {"type": "allowed_tools", "mode": "required", "tools": [flat]}
+    assert chat.build_body(face.parse_request(body)) == body
 
 
 def test_log_probabilities_are_asked_for_and_told_in_both() -> None:
     chances = [{"token": "hi", "logprob": -0.1, "bytes": [104, 105], "top_logprobs": []}]
-    request = face.request({"messages": [], "logprobs": True, "top_logprobs": 2})
-    assert request == {"input": [], "include": [LOGPROBS], "top_logprobs": 2}
-    assert chat.body({"input": "x", "include": [LOGPROBS]})["logprobs"] is True
-    said = wire.response([wire.message("hi")], model="m")
+    request = face.parse_request({"messages": [], "logprobs": True, "top_logprobs": 2})
+    assert request == {"input": [], "include": [LOGPROBS_INCLUDE], "top_logprobs": 2}
+    assert chat.build_body({"input": "x", "include": [LOGPROBS_INCLUDE]})["logprobs"] is True
+    said = responses.build_response([responses.build_message("hi")], model="m")
     said["output"][0]["content"][0]["logprobs"] = chances
-    completion = face.completion(said)
+    completion = face.build_completion(said)
     assert completion["choices"][0]["logprobs"] == {"content": chances, "refusal": None}
-    assert plain(chat.response(completion, request)["output"]) == plain(said["output"])
-    assert "logprobs" not in chat.response(completion, {})["output"][0]["content"][0]
+    assert plain(chat.parse_completion(completion, request)["output"]) == plain(said["output"])
+    assert "logprobs" not in chat.parse_completion(completion, {})["output"][0]["content"][0]
 
 
 @pytest.mark.parametrize(
@@ -111,4 +116,4 @@ def test_log_probabilities_are_asked_for_and_told_in_both() -> None:
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_parts_come_back_as_they_were(content: list[Any], role: str) -> None:
     message = {"role": role, "content": content} | ({"tool_call_id": "c"} if role == "tool" else {})
-    assert chat.messages({"input": face.items(message)}) == [message]
+    assert chat.build_messages({"input": face.parse_message(message)}) == [message]

@@ -1,0 +1,250 @@
+"""Checking: values held to what is declared, each complaint told at its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from gymsdk.config.yaml import KeyPath, Node, Problems, format_key_path, to_plain
+from gymsdk.errors import format_error_detail
+
+POLICY_KEYS = ("policy_base_url", "policy_api_key", "policy_model_name")
+
+TOP_LEVEL_KEYS = frozenset(
+    {
+        *POLICY_KEYS,
+        "head_server",
+        "default_host",
+        "advertise_host",
+        "use_absolute_ip",
+        "token_file",
+        "insecure",
+        "tls_certificate",
+        "tls_key",
+        "port_range_low",
+        "port_range_high",
+        "disallowed_ports",
+        "log_level",
+        "model_call_capture_dir",
+        "observability_enabled",
+        "log_format",
+        "log_dir",
+        "nemo_gym_log_dir",
+        "profile_dir",
+        "profiling_enabled",
+        "profiling_results_dirpath",
+        "model_endpoint_readiness_timeout_seconds",
+    }
+)
+"""Keys at the top that mean something here, ours and NeMo Gym's."""
+
+IGNORED_TOP_LEVEL_KEYS = frozenset(
+    {
+        "agent_name",
+        "allow_openai_version_skew",
+        "cache_dir",
+        "component_name",
+        "dry_run",
+        "entrypoint",
+        "environment_routing_mode",
+        "environment_server_routes",
+        "error_on_agent_without_environment_server",
+        "error_on_almost_servers",
+        "head_server_deps",
+        "hf_token",
+        "input_jsonl_fpath",
+        "invalid_tool_call_patterns",
+        "json",
+        "limit",
+        "num_repeats",
+        "num_samples_in_parallel",
+        "output_jsonl_fpath",
+        "pad_dynamic_image_shapes",
+        "pip_install_verbose",
+        "python_version",
+        "query",
+        "ray_head_node_address",
+        "resources_tool_transports",
+        "responses_create_params",
+        "results_dir",
+        "skip_venv_if_present",
+        "skip_verification_reward",
+        "thinking_tags",
+        "token_id_capture",
+        "tokenizer_config",
+        "upload_rollouts",
+        "uv_cache_dir",
+        "uv_pip_set_python",
+        "uv_venv_dir",
+        "verbose",
+    }
+)
+"""NeMo Gym's and its trainers' keys at the top that mean nothing here."""
+
+IGNORED_KEY_PATTERNS = ("global_aiohttp_*", "uvicorn_*", "wandb_*", "mlflow_*", "profiling_*")
+"""The same, whole families of them."""
+
+SERVER_KEYS = frozenset({"entrypoint", "host", "port", "advertise_host", "domain", "datasets"})
+"""Keys of every server that mean something here."""
+
+IGNORED_SERVER_KEYS = frozenset(
+    {"num_workers", "head_server_deps", "python_version", "description", "verified", "value"}
+)
+"""NeMo Gym's keys of every server that mean nothing here."""
+
+GYMSDK_MODEL_KEYS = frozenset(
+    {
+        "base_url",
+        "api_key",
+        "model",
+        "api",
+        "timeout",
+        "retries",
+        "max_answer",
+        "thoughts",
+        "pinned",
+        "extra_body",
+        "chat_template_kwargs",
+        "headers",
+        "tokens",
+    }
+)
+"""Keys of `gymsdk_model`."""
+
+BUDGET_KEYS = frozenset({"turns", "max_steps", "max_turns", "tool_calls", "deadline"})
+
+IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
+    "gymsdk_model": GYMSDK_MODEL_KEYS,
+    "openai_model": frozenset(
+        {
+            "openai_base_url",
+            "openai_api_key",
+            "openai_model",
+            "openai_default_headers",
+            "drop_input_reasoning_items",
+            "extra_body",
+            "max_http_attempts",
+            "timeout",
+            "retries",
+            "max_answer",
+        }
+    ),
+    "vllm_model": frozenset(
+        {
+            "base_url",
+            "api_key",
+            "model",
+            "return_token_id_information",
+            "sampling_overrides",
+            "extra_body",
+            "chat_template_kwargs",
+            "default_headers",
+            "is_responses_native",
+            "uses_reasoning_parser",
+            "uses_interleaved_reasoning",
+            "preserve_reasoning_in_assistant_content",
+            "timeout",
+            "retries",
+            "max_answer",
+        }
+    ),
+    "simple_agent": BUDGET_KEYS,
+    "gymnasium_agent": BUDGET_KEYS,
+    "single_agent_turn": frozenset({"default_episode_timeout_seconds"}),
+    "single_agent_turn_legacy": frozenset({"default_episode_timeout_seconds"}),
+    "legacy_agent": frozenset({"default_episode_timeout_seconds"}),
+}
+"""Keys of one implementation that mean something here; an environment's are its settings."""
+
+_TURN_IGNORED = frozenset(
+    {"max_concurrent_episodes", "queue_timeout_seconds", "cleanup_timeout_seconds", "resources_tool_transports"}
+)
+_AGENT_IGNORED = frozenset({"skip_verification_reward", "observability_enabled", "token_id_capture"})
+_MATH_IGNORED = frozenset({"library_verifier_timeout_seconds", "library_verifier_max_concurrency"})
+
+IGNORED_IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
+    "openai_model": frozenset({"max_concurrent_requests"}),
+    "vllm_model": frozenset(
+        {
+            "replace_developer_role_with_system",
+            "request_prompt_and_generation_token_ids",
+            "sequential_reasoning_allowed",
+            "supply_prefix_token_ids",
+            "audio_root",
+            "render_chat_template",
+            "tokenizer",
+            # Without endpoint_file, which is refused, NeMo Gym does not use these either.
+            "endpoint_stale_grace_s",
+            "endpoint_connection_retries",
+            "endpoint_check_interval_s",
+        }
+    ),
+    "simple_agent": _AGENT_IGNORED,
+    "gymnasium_agent": _AGENT_IGNORED,
+    "single_agent_turn": _TURN_IGNORED,
+    "single_agent_turn_legacy": _TURN_IGNORED,
+    "legacy_agent": _TURN_IGNORED,
+    "library_judge_math": _MATH_IGNORED,
+    "math_with_judge": _MATH_IGNORED,
+}
+"""NeMo Gym's keys of one implementation that mean nothing here."""
+
+
+MISSPELLING_SIMILARITY = 0.8
+"""How similar two keys are, out of 1, of which one is a misspelling of the other."""
+
+
+def is_misspelling(key: str, known: Iterable[str]) -> bool:
+    """Whether *key* is a misspelling of one of *known*; ignoring it would ignore what was meant."""
+    return bool(get_close_matches(key, [*known], n=1, cutoff=MISSPELLING_SIMILARITY))
+
+
+def is_ignored_key(key: str) -> bool:
+    """Whether *key* at the top is NeMo Gym's and means nothing here."""
+    return key in IGNORED_TOP_LEVEL_KEYS or any(
+        fnmatchcase(key, pattern) for pattern in IGNORED_KEY_PATTERNS if key not in TOP_LEVEL_KEYS
+    )
+
+
+def get_used_keys(implementation: str) -> frozenset[str]:
+    """Return the keys under *implementation* that have an effect here, if it is not an environment."""
+    return SERVER_KEYS | IMPLEMENTATION_KEYS.get(implementation, frozenset())
+
+
+def get_ignored_keys(implementation: str) -> frozenset[str]:
+    """Give the keys under *implementation* that mean nothing here."""
+    return IGNORED_SERVER_KEYS | IGNORED_IMPLEMENTATION_KEYS.get(implementation, frozenset())
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def validate_fields(
+    kind: type[M], values: dict[str, Any], *, keys: dict[str, str], root: Node, trail: KeyPath, problems: Problems
+) -> M | None:
+    """Give *values* as *kind*, `None` where they do not fit; *keys* says how a field is called under *trail*."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        # Never the value: it may be a key.
+        for complaint in error.errors(include_input=False, include_url=False, include_context=False):
+            field, *deeper = map(str, complaint["loc"] or ("",))
+            way = (*trail, *keys.get(field, field).split("."), *deeper)
+            words = format_error_detail(complaint)
+            problems.add(root.place_of(way), f"{format_key_path(way)}: {words[:1].lower()}{words[1:]}")
+        return None
+
+
+def is_set(node: Node | None) -> bool:
+    """Whether *node* is there and says something."""
+    return node is not None and node.value is not None
+
+
+def read_fields(node: Node, called: Mapping[str, str]) -> dict[str, Any]:
+    """Give what *node* says of each field, by what the field is *called* there."""
+    there = {field: node.children[key] for field, key in called.items() if key in node.children}
+    return {field: to_plain(each) for field, each in there.items() if each.value is not None}

@@ -1,0 +1,291 @@
+"""An assembly: what the servers of a topology are made of, as far as they run in this process."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pydantic import SecretStr, ValidationError
+
+from gymsdk import credentials
+from gymsdk.config.model import (
+    AGENTS,
+    ENVIRONMENTS,
+    MODELS,
+    RESOURCES,
+    AgentServerConfig,
+    ModelServerConfig,
+    ResourcesServerConfig,
+    ServerConfig,
+)
+from gymsdk.deploy import plan
+from gymsdk.deploy.node import loads
+from gymsdk.deploy.plan import AGENT_REF, MODEL_REF, RESOURCES_REF
+from gymsdk.deploy.runner import HEAD, Part
+from gymsdk.environment import Environment
+from gymsdk.episode import Budget
+from gymsdk.errors import GymsdkError, UsageError
+from gymsdk.http.tls import redact_url
+from gymsdk.models import registry as models
+from gymsdk.models.registry import ReferencedModel
+from gymsdk.observability.metrics import ServerMetrics
+from gymsdk.plugins import registry
+from gymsdk.servers import agent, resources
+from gymsdk.servers import environment as environment_server
+from gymsdk.servers import model as model_server
+from gymsdk.servers.balancing import LoadBalancer, LocalInstance
+from gymsdk.servers.capture import CapturingModel
+from gymsdk.servers.forwarding import Peers
+from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
+from gymsdk.servers.remote import RemoteEnvironment
+from gymsdk.servers.remote_model import RemoteModel
+from gymsdk.servers.reports import HeadSnapshot, Load
+from gymsdk.servers.routing import App
+from gymsdk.servers.service import Service
+from gymsdk.testing import oracle
+from gymsdk.types import Model
+
+DOMAINS = frozenset(
+    {"math", "coding", "agent", "knowledge", "instruction_following", "long_context", "safety", "games"}
+)
+"""What the configuration may say that an environment is about; any other is `other`."""
+
+Urls: TypeAlias = Mapping[str, str]
+"""URLs of servers by name, and of the head."""
+
+Place: TypeAlias = Callable[[ServerConfig], socket.socket | None]
+"""Gives the socket of a server, where that is there by now or has to be one of some."""
+
+log = logging.getLogger("gymsdk")
+
+
+class Assembly:
+    """The servers *here* out of all *blocks*, each with what it needs, in this process or behind its own server.
+
+    *given* are environments, and *players* models, that are there by the name of their block; the others are built.
+    An agent that runs here without its model's server plays with that model itself where *own* says so. *ttl*,
+    *sessions* and *budget* bound what clients may open; *token* is what servers ask each other for.
+    Model calls of rollouts are captured in the folder *capture*.
+    """
+
+    def __init__(  # noqa: PLR0913  # each is an option of the servers
+        self,
+        blocks: Sequence[ServerConfig],
+        here: Sequence[ServerConfig],
+        *,
+        given: Mapping[str, Environment],
+        players: Mapping[str, Model],
+        ttl: float,
+        sessions: int,
+        budget: Budget,
+        token: SecretStr | None = None,
+        capture: Path | None = None,
+    ) -> None:
+        self._blocks = {each.name: each for each in blocks}
+        self._here = {each.name: each for each in here}
+        self._ttl = ttl
+        self._sessions = sessions
+        self._budget = budget
+        self._token = token
+        self._capture = capture
+        self._head = ""
+        self._figures = {each.name: ServerMetrics(each.name) for each in here}
+        self._instances = InstanceDirectory(self._look)
+        self.environments = {each.name: self._environment(each, given) for each in self._environments()}
+        self._services = {each.name: self._service(each) for each in here}
+        self.models = {each.name: self._model(each, players) for each in blocks if self._plays(each, players)}
+        self._spreads: dict[str, LoadBalancer] = {}
+        self._incomplete: set[str] = set()
+
+    def parts(self, sockets: Mapping[str, socket.socket]) -> list[Part]:
+        """Give the servers to be, at their *sockets* where those are there by now."""
+        return [
+            Part(self._services[name], partial(self._app, each), each.host, each.advertise_host, sockets.get(name))
+            for name, each in self._here.items()
+        ]
+
+    def supplied(
+        self,
+        services: Sequence[Service],
+        coming: Collection[str],
+        place: Place = lambda _: None,
+        *,
+        host: str | None = None,
+    ) -> list[Part]:
+        """Give what *services* lack, and is not *coming*, to run here at *host*: agents, environment servers."""
+        blocks = [each.model_copy(update={"host": host}) for each in plan.lacking(services, coming)]
+        parts = (self._supplied(each, [*blocks, *self._blocks.values()], place) for each in blocks)
+        return [each for each in parts if each is not None]
+
+    def _supplied(self, block: ServerConfig, beside: Iterable[ServerConfig], place: Place) -> Part | None:
+        """Give a server to run here, `None` where what nodes say of others does not come to a whole one."""
+        try:
+            _its(block, RESOURCES_REF)
+            _model_of(block, beside)
+            service, at = self._service(block), place(block)
+        except (GymsdkError, ValidationError) as error:
+            if block.name not in self._incomplete:
+                self._incomplete.add(block.name)
+                log.warning("no node has the server %r, and it cannot run here: %s", block.name, error)
+            return None
+        self._blocks[block.name], self._services[block.name] = block, service
+        self._figures[block.name] = ServerMetrics(block.name)
+        return Part(service, partial(self._app, block), block.host, at=at)
+
+    def loads(self) -> Mapping[str, Load]:
+        """Give what the servers here have to do."""
+        return loads(self._figures)
+
+    async def _look(self) -> HeadSnapshot:
+        return await nodes_fetcher(self._head, headers=partial(credentials.build_auth_headers, self._token))()
+
+    def _environments(self) -> Iterator[ServerConfig]:
+        """The environments whose code is needed here: those served, and those whose rows a model here has to know."""
+        modelled = any(each.kind == MODELS and _needs_rows(each) for each in self._here.values())
+        for each in self._blocks.values():
+            if each.kind == RESOURCES and (modelled or each.name in self._here):
+                yield each
+
+    def _environment(self, block: ServerConfig, given: Mapping[str, Environment]) -> Environment:
+        """Return the environment of *block*; the models that it names are those of this process or of model servers."""
+        assert isinstance(block.part, ResourcesServerConfig), "the part of a resources server"
+        if (there := given.get(block.name)) is not None:
+            return there
+        asked = {key: ReferencedModel(name, partial(self._model_named, name)) for key, name in block.models.items()}
+        return registry.load(block.part.environment, **{**block.settings, **asked})
+
+    def _plays(self, block: ServerConfig, players: Mapping[str, Model]) -> bool:
+        return block.kind == MODELS and (block.name in self._here or block.name in players)
+
+    def _model(self, block: ServerConfig, players: Mapping[str, Model]) -> Model:
+        if not self.environments and block.name in self._here and _needs_rows(block):
+            raise UsageError(
+                f"{_player_name(block)} knows the answers of the environments that are named beside it, and none is; "
+                "name them, as in gymsdk serve math --role model"
+            )
+        player = players.get(block.name) or built(block)
+        return oracle.served(player, [*self.environments.values()])
+
+    def _service(self, block: ServerConfig) -> Service:
+        told = fields(block, self.environments.get(block.name))
+        place = {"name": block.name, "kind": block.kind, "implementation": block.implementation}
+        return Service.model_validate({**place, "port": block.port or 0, "fields": told})
+
+    def _app(self, block: ServerConfig, urls: Urls) -> App:
+        self._head = urls[HEAD]
+        make = {RESOURCES: self._resources, AGENTS: self._agent, ENVIRONMENTS: self._server, MODELS: self._proxy}
+        return make[block.kind](block, urls)
+
+    def _resources(self, block: ServerConfig, _: Urls) -> App:
+        assert isinstance(block.part, ResourcesServerConfig), "the part of a resources server"
+        return resources.create_app(
+            self.environments[block.name],
+            name=block.name,
+            ttl=self._ttl,
+            cap=self._sessions,
+            with_mcp=block.part.mcp,
+            figures=self._figures[block.name],
+            peers=self._peers(block.name),
+        )
+
+    def _peers(self, name: str) -> Peers:
+        url = partial(self._instances.find_url, name=name, kind="resources_servers")
+        return Peers(self._services[name].id, url, token=self._token)
+
+    def _agent(self, block: ServerConfig, urls: Urls) -> App:
+        its = _its(block, RESOURCES_REF)
+        # Rows are played in process where that can be; who brings a session's cookies has its tools called by HTTP.
+        tools = RemoteEnvironment(urls[its], its, token=self._token or "") if its in urls else None
+        return agent.create_app(
+            self._spread(its),
+            self._asked(block),
+            resources=tools,
+            name=block.name,
+            budget=self._allowed(block),
+            figures=self._figures[block.name],
+        )
+
+    def _server(self, block: ServerConfig, _: Urls) -> App:
+        return environment_server.create_app(
+            self._spread(_its(block, RESOURCES_REF)),
+            self._asked(block),
+            name=block.name,
+            budget=self._allowed(block),
+            figures=self._figures[block.name],
+        )
+
+    def _proxy(self, block: ServerConfig, _: Urls) -> App:
+        return model_server.create_app(self._captured(block.name), name=block.name, figures=self._figures[block.name])
+
+    def _captured(self, name: str) -> Model:
+        model = self.models[name]
+        return model if self._capture is None else CapturingModel(model, name, self._capture)
+
+    def _spread(self, name: str) -> LoadBalancer:
+        if name not in self._spreads:
+            own = LocalInstance(self._services[name].id, self.environments[name]) if name in self._here else None
+            self._spreads[name] = LoadBalancer(name, self._instances, own=own, token=self._token)
+        return self._spreads[name]
+
+    def _asked(self, block: ServerConfig) -> Model:
+        """The model that a block asks: the one of this process, or that of a model server elsewhere."""
+        return self._model_named(_model_of(block, self._blocks.values()))
+
+    def _model_named(self, name: str) -> Model:
+        """Return the model of the model server *name*: the one of this process, or that of a server elsewhere."""
+        if name in self.models:
+            return self._captured(name)
+        return RemoteModel(name, self._instances, headers=partial(credentials.build_auth_headers, self._token))
+
+    def _allowed(self, block: ServerConfig) -> Budget:
+        """What an episode may use: what the block says, within what is allowed here."""
+        part = block.part
+        assert isinstance(part, AgentServerConfig), "the part of what plays"
+        said = {"turns": part.turns, "tools": part.tool_calls, "seconds": part.seconds}
+        return self._budget.model_copy(update={key: value for key, value in said.items() if value is not None})
+
+
+def fields(block: ServerConfig, environment: Environment | None) -> dict[str, Any]:
+    """Give what the configuration tells of a server beside its place: whom it refers to, what it is about."""
+    kinds = {RESOURCES_REF: RESOURCES, AGENT_REF: AGENTS, MODEL_REF: MODELS}
+    refers = {key: {"type": kinds[key], "name": name} for key, name in block.refers.items() if key in kinds}
+    if isinstance(block.part, ModelServerConfig):
+        return {"model": redact_url(block.part.name)}
+    if block.kind != RESOURCES:
+        return refers
+    name = environment.name if environment else block.name
+    about = {"domain": block.domain or (name if name in DOMAINS else "other")}
+    return about | ({"version": environment.version} if environment else {})
+
+
+def built(block: ServerConfig) -> Model:
+    """Give the model that a model server's *block* names."""
+    assert isinstance(block.part, ModelServerConfig), "the part of a model server"
+    return models.model(block.part.name, **block.part.options)
+
+
+def _needs_rows(block: ServerConfig) -> bool:
+    return isinstance(block.part, ModelServerConfig) and block.part.name.startswith(oracle.NAMED)
+
+
+def _player_name(block: ServerConfig) -> str:
+    return block.part.name if isinstance(block.part, ModelServerConfig) else block.name
+
+
+def _model_of(block: ServerConfig, beside: Iterable[ServerConfig]) -> str:
+    """The model server that *block* asks, or else its agent, one of those *beside*; raises `UsageError`."""
+    agents = [each for each in beside if each.name == block.refers.get(AGENT_REF)]
+    return _its(block if MODEL_REF in block.refers or not agents else agents[0], MODEL_REF)
+
+
+def _its(block: ServerConfig, key: str) -> str:
+    """The server that *block* refers to by *key*; raises `UsageError` where it refers to none."""
+    if name := block.refers.get(key):
+        return name
+    raise UsageError(
+        f"{block.name!r} does not say which {key.replace('_', ' ')} is its own; write {key}: with type and name"
+    )

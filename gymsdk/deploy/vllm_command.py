@@ -1,0 +1,250 @@
+"""A command: the words that start `vllm serve`, made of a model's name and of what its user adds."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from gymsdk.errors import UsageError
+from gymsdk.http.tls import is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models called *name*, found by a *pattern* in theirs; some want a chat *template* out of vLLM's examples."""
+
+    name: str
+    pattern: str
+    parser: str
+    template: str | None = None
+
+
+FAMILIES = (
+    # Fine-tunes carry the name of what they were made of behind their own: they come first.
+    Family("Hermes", "hermes-?[2-4]", "hermes"),
+    Family("ToolACE", "toolace", "pythonic", "tool_chat_template_toolace.jinja"),
+    Family("xLAM (Llama)", "llama-xlam", "xlam", "tool_chat_template_xlam_llama.jinja"),
+    Family("xLAM (Qwen)", "xlam", "xlam", "tool_chat_template_xlam_qwen.jinja"),
+    Family("Nemotron 3", "nemotron-?3(?![0-9])", "qwen3_coder"),
+    Family("Qwen3-Coder", "qwen-?3-coder", "qwen3_coder"),
+    Family("Qwen3.5", r"qwen-?3\.[5-9]|qwen3-5(?![0-9.]*b)", "qwen3_coder"),
+    Family("Qwen2.5 and Qwen3", "qwen-?2[.-]5|qwen-?3|qwq", "hermes"),
+    Family("Llama 4", "llama-?4", "llama4_pythonic", "tool_chat_template_llama4_pythonic.jinja"),
+    Family("Llama 3.1", "llama-?3[.-][13](?![0-9])", "llama3_json", "tool_chat_template_llama3.1_json.jinja"),
+    Family("Llama 3.2", "llama-?3[.-]2(?![0-9])", "llama3_json", "tool_chat_template_llama3.2_json.jinja"),
+    Family("DeepSeek V4.1", "deepseek-?v4[.-]1(?![0-9])", "deepseek_v41"),
+    Family("DeepSeek V4", "deepseek-?v4", "deepseek_v4"),
+    Family("DeepSeek V3.1", "deepseek-?v3[.-](1|2-exp)", "deepseek_v31", "tool_chat_template_deepseekv31.jinja"),
+    Family("DeepSeek V3.2", "deepseek-?v3[.-]2", "deepseek_v32"),
+    Family("DeepSeek V3", "deepseek-?v3", "deepseek_v3", "tool_chat_template_deepseekv3.jinja"),
+    Family("DeepSeek R1", "deepseek-?r1", "deepseek_v3", "tool_chat_template_deepseekr1.jinja"),
+    Family("GLM-4.7 and GLM-5", "glm-?4[.-]7|glm-?5", "glm47"),
+    Family("GLM-4.5", "glm-?4[.-][56]|glm4-moe", "glm45"),
+    Family("gpt-oss", "gpt-?oss", "openai"),
+    Family(
+        "Granite 20B function calling", "granite-20b-f", "granite-20b-fc", "tool_chat_template_granite_20b_fc.jinja"
+    ),
+    Family("Granite 4", "granite-?4|granitemoehybrid", "granite4"),
+    Family("Granite 3.0", "granite-?3[.-]0", "granite", "tool_chat_template_granite.jinja"),
+    Family("Granite 3", "granite-?3", "granite"),
+    Family("Phi-4-mini", "phi-?4-mini", "phi4_mini_json"),
+    Family("Kimi K2", "kimi-?k2", "kimi_k2"),
+    Family("Kimi K3", "kimi-?k3", "kimi_k3"),
+    Family("MiniMax M2", "minimax-?m2", "minimax_m2"),
+    Family("MiniMax M3", "minimax-?m3", "minimax_m3"),
+    Family("InternLM 2.5", "internlm-?2", "internlm", "tool_chat_template_internlm2_tool.jinja"),
+    Family("Hunyuan A13B", "hunyuan-a13b", "hunyuan_a13b"),
+    Family("Mistral", "mistral|ministral|magistral|devstral", "mistral"),
+    Family("Jamba", "jamba", "jamba"),
+    Family("LongCat", "longcat", "longcat"),
+    Family("Olmo 3", "olmo-?3", "olmo3"),
+    Family("GigaChat 3", "gigachat-?3", "gigachat3"),
+    Family("Apertus", "apertus", "apertus", "tool_chat_template_apertus.jinja"),
+    Family("FunctionGemma", "functiongemma", "functiongemma", "tool_chat_template_functiongemma.jinja"),
+    Family("Gemma 4", "gemma-?4", "gemma4"),
+    Family("Seed-OSS", "seed-?oss", "seed_oss"),
+    Family("Step 3.5", "step-?3[.p-]5-flash", "step3p5"),
+    Family("ERNIE 4.5", "ernie-?4[.-]5", "ernie45"),
+    Family("LFM2", "lfm-?2", "lfm2"),
+)
+"""In the order in which they are looked for."""
+
+UNLIKE = re.compile("distill|-r1-.*qwen|openhermes|nemotron(?!-?3(?![0-9]))")
+"""Models that are called after one family, and write calls as another, or not at all."""
+
+
+def of(name: str) -> Family | None:
+    """Give the family of the model *name*, or of the folder that it is, by what its `config.json` says too."""
+    *_, last = name.rstrip("/").split("/")
+    return _named(last) or _named(name) or (None if UNLIKE.search(name.lower()) else _named(_type(Path(name))))
+
+
+def _named(name: str) -> Family | None:
+    plain = re.sub("[_ ]", "-", name.lower())
+    if UNLIKE.search(plain):
+        return None
+    return next((family for family in FAMILIES if re.search(rf"(?<![a-z])(?:{family.pattern})", plain)), None)
+
+
+def _type(folder: Path) -> str:
+    try:
+        config = orjson.loads((folder / "config.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return ""
+    return str(config.get("model_type", "")) if isinstance(config, dict) else ""
+
+
+PROGRAM = "vllm"
+KEY = "VLLM_API_KEY"
+"""The variable by which vLLM is told the key it asks for."""
+
+AUTO, PARSER, NAMES = "--enable-auto-tool-choice", "--tool-call-parser", "--served-model-name"
+REFUSED = {
+    "--api-key": f"whoever may list processes reads it there; put it into {KEY}",
+    "--uds": "it is asked over HTTP; leave that out",
+    "--headless": "it has to be there to be asked; leave that out",
+    "--grpc": "it is asked over HTTP; leave that out",
+    "--ssl-keyfile": "it is asked without TLS, as on one machine; leave that out",
+    "--ssl-certfile": "it is asked without TLS, as on one machine; leave that out",
+}
+"""Flags that cannot be meant for a vLLM that is launched, and why."""
+
+log = logging.getLogger("gymsdk")
+
+
+class Launch(BaseModel):
+    """A vLLM to be: of the model *name*, with the user's own *flags* of `vllm serve`, which win over ours.
+
+    *tools* says whether it will be offered tools, *insecure* that it may be reached from elsewhere without a key. It
+    has *starting* seconds to be ready, for a large model is long in coming, and *ending* to end.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1)
+    flags: tuple[str, ...] = ()
+    tools: bool = True
+    insecure: bool = False
+    starting: float = Field(600.0, gt=0)
+    ending: float = Field(6.0, gt=0)
+
+    @property
+    def given(self) -> dict[str, tuple[str, ...]]:
+        """The values of each flag, by its name."""
+        return given(self.flags)
+
+
+def program() -> str:
+    """Give the path of `vllm`, beside this Python or on the PATH; raises `UsageError` where there is none."""
+    places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])  # noqa: PTH120  # no resolving: a venv's Python is a link
+    found = shutil.which(PROGRAM, path=places)
+    if found is None:
+        raise UsageError(
+            "--launch-vllm needs vLLM, which is not installed here: pip install 'gymsdk[vllm]', or name a server that"
+            " runs elsewhere with --base-url"
+        )
+    return found
+
+
+def given(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Give the values of each of *flags* by its name, which vLLM reads with dashes and with underscores."""
+    found: dict[str, tuple[str, ...]] = {}
+    name = ""
+    for word in flags:
+        if re.match(r"--?[^\d\W]", word):
+            name, equals, value = word.partition("=")
+            name = name.replace("_", "-")
+            found[name] = (value,) if equals else ()
+        elif name:
+            found[name] += (word,)
+    return found
+
+
+def checked(launch: Launch) -> None:
+    """Refuse flags by which it could not be used; raises `UsageError`."""
+    flags = launch.given
+    if wrong := next((flag for flag in REFUSED if flag in flags), None):
+        raise UsageError(f"{wrong} is not for a vLLM that gymsdk launches: {REFUSED[wrong]}")
+    if NAMES in flags and launch.name not in flags[NAMES]:
+        raise UsageError(
+            f"{NAMES} {' '.join(flags[NAMES])} leaves out {launch.name!r}, by which it will be asked; add it, or leave"
+            f" {NAMES} out"
+        )
+    at = host(flags)
+    if not (is_loopback(at) or launch.insecure or os.environ.get(KEY)):
+        raise UsageError(
+            f"anybody who reaches {at!r} could use this vLLM, which asks for no key; leave --host out, or put a key"
+            f" into {KEY}, or let anybody in with --insecure"
+        )
+
+
+def host(flags: Mapping[str, tuple[str, ...]]) -> str:
+    """Give where it listens."""
+    return (flags.get("--host") or ("127.0.0.1",))[-1]
+
+
+def port(flags: Mapping[str, tuple[str, ...]]) -> int | None:
+    """Give the port its user chose, `None` where there is none; raises `UsageError` where that is no port."""
+    if "--port" not in flags:
+        return None
+    written = "".join(flags["--port"])
+    if not re.fullmatch("[0-9]{1,5}", written) or not 0 < int(written) <= 65535:  # noqa: PLR2004  # the last one
+        raise UsageError(f"--port {written} is no port; write a number from 1 to 65535, or leave it out")
+    return int(written)
+
+
+def words(launch: Launch, path: str, at: int) -> list[str]:
+    """Give the words that start the program at *path*, to listen at the port *at*."""
+    flags = launch.given
+    ours = [] if "--host" in flags else ["--host", host(flags)]
+    ours += [] if "--port" in flags else ["--port", str(at)]
+    ours += [] if NAMES in flags else [NAMES, launch.name]
+    # The user's come last: of a flag given twice vLLM takes the last one.
+    return [path, "serve", launch.name, *ours, *tool_flags(launch), *launch.flags]
+
+
+def tool_flags(launch: Launch) -> list[str]:
+    """Give the flags by which it reads calls of tools, as far as its user says nothing of that.
+
+    There is none for thoughts: its parsers take them out of the text, each in its own way, while gymsdk reads
+    `<think>` of all models alike, and gives them back as it got them.
+    """
+    flags = launch.given
+    if "--config" in flags or "--no-enable-auto-tool-choice" in flags:
+        return []
+    auto = [] if AUTO in flags else [AUTO]
+    if PARSER in flags:
+        return auto
+    family = of(launch.name)
+    return [*auto, PARSER, family.parser] if family else []
+
+
+def told(launch: Launch) -> str:
+    """Give one line on who reads its calls of tools, and why; warns where nobody does and there are tools."""
+    flags = launch.given
+    if PARSER in flags or "--config" in flags or "--no-enable-auto-tool-choice" in flags:
+        return f"starting vLLM with {launch.name}; how it reads calls of tools is as you say"
+    if family := of(launch.name):
+        wanted = f"; vLLM advises --chat-template with its examples/{family.template}" if family.template else ""
+        template = "" if "--chat-template" in flags else wanted
+        return (
+            f"starting vLLM with {launch.name}; its calls of tools are read by {family.parser!r}, for it is of the"
+            f" family {family.name} (another: -- {PARSER} NAME){template}"
+        )
+    if launch.tools:
+        log.warning(
+            "no parser is known for the calls of tools of %r: vLLM refuses requests that offer tools, until you name"
+            " one of its parsers with -- %s NAME",
+            launch.name,
+            PARSER,
+        )
+    return f"starting vLLM with {launch.name}, without a parser of calls of tools"

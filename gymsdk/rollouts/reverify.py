@@ -1,0 +1,358 @@
+"""Rejudged: stored rollouts judged once more, here or by running servers, and which of their rewards that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+
+from gymsdk import client, episode, jsonl, responses
+from gymsdk.client import RemoteVerdict, is_gymsdk_result
+from gymsdk.environment import Environment
+from gymsdk.episode import Budget
+from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, UsageError
+from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
+from gymsdk.plugins import registry
+from gymsdk.rollouts import remote
+from gymsdk.rollouts.folder import FILES, TRAJECTORY, WRITTEN, unplayed
+from gymsdk.rollouts.jobs import Job, agent, route, seed_of
+from gymsdk.rollouts.remote import Served, Wanted, all_known, of_server
+from gymsdk.rollouts.tasks import SAMPLE
+from gymsdk.types import EndReason, Item, Row, build_agent_reference
+
+ROLLOUTS, FAILURES, INPUTS, _, RUN = FILES
+
+MASK = "**********"
+"""What stands in run.json for a secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The rollout on a *line*, the *number*-th of its file, of *environment*; the row as it was *sent*, where known."""
+
+    number: int
+    line: Row
+    environment: str
+    sent: Row | None = None
+
+    @property
+    def row(self) -> Row:
+        """Give the row it was played from.
+
+        Where only the line is known, its verdict's fields stay: one may stand where the row has one of that name.
+        """
+        if self.sent is not None:
+            return self.sent
+        return unplayed({key: each for key, each in self.line.items() if key != "gymsdk"})
+
+    @property
+    def task(self) -> int:
+        """Which task of its run it is."""
+        return _whole(self.line.get(TASK_INDEX)) or 0
+
+    @property
+    def repeat(self) -> int:
+        """Which repeat of the task."""
+        return _whole(self.line.get(ROLLOUT_INDEX)) or 0
+
+    @property
+    def seed(self) -> int:
+        """The seed of its episode: what the line says, or else what a run without another seed would have taken."""
+        told = _whole(self._ours.get("seed"))
+        return seed_of(0, Job(self.environment, self.task, self.repeat, self.row)) if told is None else told
+
+    @property
+    def reward(self) -> float | None:
+        """What it earned when it was played, `None` where nothing."""
+        reward = self.line.get("reward")
+        masked = self.line.get("mask_sample") is True and not is_gymsdk_result(self.line)
+        return reward if isinstance(reward, (int, float)) and not masked else None
+
+    @property
+    def response(self) -> Item:
+        """The response to be judged; raises `BadRow` where there is none."""
+        response = self.line.get("response")
+        if not isinstance(response, dict) or not responses.is_response(response):
+            raise BadRow("there is no response to judge")
+        return response
+
+    @property
+    def opening(self) -> list[Item] | None:
+        """What the policy was shown first, `None` where the line does not tell."""
+        shown = self.line["responses_create_params"].get("input")
+        return shown if self._ours and isinstance(shown, list) else None
+
+    @property
+    def ended(self) -> EndReason:
+        """How the episode ended, as far as the line tells."""
+        told: tuple[EndReason, ...] = get_args(EndReason)
+        known = next((word for word in told if word == self._ours.get("ended")), None)
+        return known or ("tokens" if responses.is_incomplete_response(self.response) else "done")
+
+    @property
+    def _ours(self) -> Item:
+        ours = self.line.get("gymsdk")
+        return ours if isinstance(ours, dict) else {}
+
+
+class Run:
+    """Stored rollouts: the folder of a run, or a file of their lines.
+
+    Args:
+        path: The folder or the file.
+        agent: The agent that played the rollouts whose lines name none.
+
+    Raises:
+        BadRow: there is no such file.
+    """
+
+    def __init__(self, path: Path, *, agent: str | None = None) -> None:
+        self._agent = agent
+        self.path = path / ROLLOUTS if path.is_dir() else path
+        if not self.path.is_file():
+            raise BadRow(f"{self.path}: there is no such file; name a run's folder, or a file of rollouts")
+        home = self.path.parent
+        ours = self.path.name in {ROLLOUTS, FAILURES} and (home / RUN).is_file() and (home / INPUTS).is_file()
+        self._inputs = Inputs(home / INPUTS) if ours else None
+        self._home = home if ours else None
+
+    def cases(self) -> Iterator[Case]:
+        """Yield the stored rollouts; raises `BadRow` at a line that is none."""
+        for number, written in jsonl.read_rows(self.path):
+            line = self._addressed(written)
+            name = environment_of(line)
+            if name is None or not isinstance(line.get("responses_create_params"), dict):
+                raise BadRow(
+                    f"{self.path}:{number}: this is no rollout, which has `responses_create_params` and says by"
+                    " `agent_ref.name` which agent played it; name the agent with --agent, or mend or remove the line"
+                )
+            yield Case(number, line, name, self._inputs.row(line.get(TASK_INDEX)) if self._inputs else None)
+
+    def _addressed(self, line: Row) -> Row:
+        if self._agent is None or environment_of(line) is not None:
+            return line
+        return {**line, "agent_ref": build_agent_reference(self._agent)}
+
+    def names(self) -> list[str]:
+        """Give the environments of the stored rollouts."""
+        return list(dict.fromkeys(case.environment for case in self.cases()))
+
+    def settings(self, environment: str) -> dict[str, Any]:
+        """Give the settings *environment* was played with, but for secrets; none where the rollouts do not tell."""
+        if self._home is None:
+            return {}
+        try:
+            about = jsonl.parse_json((self._home / RUN).read_bytes())
+            found: Mapping[str, Any] = about["settings"]["environments"][environment]["settings"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return {name: value for name, value in found.items() if value != MASK}
+
+    def holds(self, path: Path) -> bool:
+        """Whether *path* is a file of the stored run itself."""
+        own = [self.path, *((self._home / name for name in FILES) if self._home else ())]
+        return path.resolve() in {each.resolve() for each in own}
+
+
+class Inputs:
+    """The rows of a run as they were sent, each read when it is asked for: a million are never in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._places: dict[int, int] = {}
+        place = 0
+        with path.open("rb") as file:
+            for line in file:
+                if line.strip():
+                    self._places.setdefault(jsonl.parse_row(line, where=str(path))[TASK_INDEX], place)
+                place += len(line)
+
+    def row(self, task: object) -> Row | None:
+        """Give the row numbered *task*, `None` where there is none."""
+        place = self._places.get(task) if isinstance(task, int) else None
+        if place is None:
+            return None
+        with self._path.open("rb") as file:
+            file.seek(place)
+            row = jsonl.parse_row(file.readline(), where=str(self._path))
+        return {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
+
+
+def environment_of(line: Row) -> str | None:
+    """Give the environment a line is of, `None` where it does not say."""
+    ours = line.get("gymsdk")
+    name = ours.get("environment") if isinstance(ours, dict) else None
+    return name if isinstance(name, str) else route(line)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+if TYPE_CHECKING:
+    from gymsdk.http.client import HttpResponse
+
+STATELESS = "stateless"
+"""The word of a resources server whose verdicts need no session."""
+
+Judge: TypeAlias = Callable[[Case], Awaitable[RemoteVerdict]]
+"""Judges a case; raises `EpisodeError`, and `BadRow` where the row does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejudged:
+    """What came of judging a *case* once more: a judgement, or why there is none."""
+
+    case: Case
+    judgement: RemoteVerdict | None = None
+    kind: str = ""
+    reason: str = ""
+
+    @property
+    def changed(self) -> bool:
+        """Whether it earns something else now."""
+        if self.judgement is None:
+            return False
+        old = self.case.reward
+        return old is None or not math.isclose(old, self.judgement.reward, rel_tol=1e-9, abs_tol=1e-12)
+
+    def line(self) -> Row | None:
+        """Give its line as it would be written now, `None` where there is no judgement."""
+        if self.judgement is None:
+            return None
+        before = self.case.line
+        ours = before.get("gymsdk")
+        names = ours.get("verdict", ()) if isinstance(ours, dict) else ()
+        stale = {
+            *names,
+            *(WRITTEN - {"response", TRAJECTORY, "gymsdk"}),
+            "mask_sample",
+            "failure_kind",
+            "failure_reason",
+        }
+        kept = {key: each for key, each in before.items() if key not in stale and not key.startswith("_ng_failure_")}
+        sent = self.case.sent or {}
+        row = {name: sent[name] for name in names if name in sent}
+        parts = {"reward_components": self.judgement.components} if self.judgement.components else {}
+        line = {**kept, **row, **self.judgement.fields, "reward": self.judgement.reward, **parts}
+        if isinstance(ours, dict):
+            line["gymsdk"] = {**ours, "outcome": "scored", "verdict": list(self.judgement.fields)}
+        return line
+
+
+async def rejudged(cases: Iterable[Case], judge: Judge, *, at_once: int) -> AsyncGenerator[Rejudged, None]:
+    """Judge every case, *at_once* at a time, yielding each in its order."""
+    pending: deque[asyncio.Task[Rejudged]] = deque()
+    try:
+        for case in cases:
+            if len(pending) >= at_once:
+                yield await pending.popleft()
+            pending.append(asyncio.ensure_future(_judged(case, judge)))
+        while pending:
+            yield await pending.popleft()
+    finally:
+        for each in pending:
+            each.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def _judged(case: Case, judge: Judge) -> Rejudged:
+    try:
+        return Rejudged(case, await judge(case))
+    except BadRow as error:
+        return Rejudged(case, kind="bad_row", reason=str(error))
+    except EpisodeError as error:
+        return Rejudged(case, kind=error.kind, reason=str(error))
+
+
+@asynccontextmanager
+async def here(run: Run, given: Mapping[str, Mapping[str, Any]]) -> AsyncIterator[Judge]:
+    """Open the installed environments of a stored *run*, with its settings under those *given*, and give their judge.
+
+    Raises `UsageError` where one is not installed, or does not take the settings.
+    """
+    environments = {name: _loaded(name, run.settings(name), settings) for name, settings in given.items()}
+
+    async def judge(case: Case) -> RemoteVerdict:
+        return await _verdict(environments[case.environment], case)
+
+    async with AsyncExitStack() as opened:
+        for each in environments.values():
+            await opened.enter_async_context(each)
+        yield judge
+
+
+def _loaded(name: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> Environment:
+    """Give *name* as it was played, as far as it still has those settings."""
+    try:
+        known = set(type(registry.load(name).config).model_fields)
+    except BadConfig:
+        known = set(stored)
+    return registry.load(name, **{**{key: stored[key] for key in stored if key in known}, **given})
+
+
+async def _verdict(environment: Environment, case: Case) -> RemoteVerdict:
+    found = await episode.verify_transcript(
+        environment,
+        case.row,
+        case.response["output"],
+        seed=case.seed,
+        repeat=case.repeat,
+        ended=case.ended,
+        opening=case.opening,
+        seconds=Budget().seconds,
+    )
+    return RemoteVerdict(found.reward, found.components, found.fields)
+
+
+def elsewhere(found: Served) -> Judge:
+    """Give the judge that asks the resources servers *found*, without a session."""
+
+    async def judge(case: Case) -> RemoteVerdict:
+        name = found.resources_of(case.line, case.environment)
+        stamps = {key: case.line[key] for key in (TASK_INDEX, ROLLOUT_INDEX) if key in case.line}
+        ours = {"seed": case.seed, "repeat": case.repeat, "ended": case.ended}
+        body = {**case.row, **stamps, "response": case.response, "gymsdk": ours}
+        try:
+            answer = await found.client.post(name, "/verify", json=body)
+        except Failed as error:
+            raise of_server(error) from error
+        return client.parse_verdict(remote.object_of(answer, "verify"), case.row)
+
+    return judge
+
+
+def wanted(run: Run) -> list[Wanted]:
+    """Give whom the rollouts of *run* were played by, of the first `SAMPLE` at least."""
+    return list(dict.fromkeys((agent(case.line), case.environment) for case in islice(run.cases(), SAMPLE)))
+
+
+def has_judges(found: Served, wanted: Iterable[Wanted]) -> bool:
+    """Give whether *found* have the resources servers that judge what was played by those *wanted*."""
+    return all_known(found.resources_named, wanted)
+
+
+async def sessionless(found: Served, run: Run, *, force: bool) -> list[str]:
+    """Give the resources servers of *run* that do not say that they judge without a session.
+
+    Raises `UsageError` where there is one, unless it is asked by *force*.
+    """
+    asked = dict.fromkeys(found.resources_of(case.line, case.environment) for case in run.cases())
+    unsure = [name for name in asked if _mode(await found.client.get(name, "/reverify_mode")) != STATELESS]
+    if unsure and not force:
+        named = ", ".join(map(repr, unsure))
+        raise UsageError(
+            f"the resources server {named} does not say that it judges without a session: its rewards may differ for"
+            " that alone; ask it all the same with --force"
+        )
+    return unsure
+
+
+def _mode(answer: HttpResponse) -> object:
+    return client.parse_value(answer) if answer.ok else None

@@ -1,1 +1,0 @@
-"""Door: who is let in, and what lies before a server's routes."""

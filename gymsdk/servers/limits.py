@@ -1,0 +1,185 @@
+"""Pacing: bounds the work that a server starts in one pass of its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, MutableMapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+LARGE_BODY_BYTES = 4 * 2**20
+"""Bytes from which a body counts. Smaller ones are bounded by how many requests a server takes."""
+
+HEAVY_BODY_BYTES = 16 * 2**20
+"""Bytes in memory from which a smaller one counts too."""
+
+MEMORY_SHARE = 4
+"""The part of the machine's memory, one in so many, that bodies may take if nothing is said."""
+
+_RESERVATION_KEY = "gymsdk.reserved"
+_CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+class BodyBudget:
+    """Lets large bodies in while all of them have at most *most* bytes; others wait their turn.
+
+    A body that is larger than all of it is let in alone.
+    """
+
+    def __init__(self) -> None:
+        self.used = 0
+        self._waiting: deque[tuple[int, int, asyncio.Future[None]]] = deque()
+
+    async def reserve(self, scope: MutableMapping[str, Any], size: int, most: int) -> None:
+        """Wait until *size* bytes are free for the request of *scope*, and take them until `release`."""
+        if _RESERVATION_KEY in scope:
+            return
+        if self._waiting or not self._fits(size, most):
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append((size, most, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._free(size)
+                else:
+                    self._waiting = deque(each for each in self._waiting if each[2] is not turn)
+                    self._admit()
+                raise
+        else:
+            self.used += size
+        scope[_RESERVATION_KEY] = size
+
+    def resize(self, scope: MutableMapping[str, Any], size: int) -> None:
+        """Count *size* bytes for the request of *scope* from now on: nobody waits for what exists by now."""
+        before = scope.get(_RESERVATION_KEY, 0)
+        scope[_RESERVATION_KEY] = size
+        self._free(before - size)
+
+    def release(self, scope: MutableMapping[str, Any]) -> None:
+        """Free what the request of *scope* has taken, if anything."""
+        if (size := scope.pop(_RESERVATION_KEY, None)) is not None:
+            self._free(size)
+
+    def _free(self, size: int) -> None:
+        self.used -= size
+        self._admit()
+
+    def _fits(self, size: int, most: int) -> bool:
+        return not self.used or self.used + size <= most
+
+    def _admit(self) -> None:
+        while self._waiting and self._fits(*self._waiting[0][:2]):
+            size, _, turn = self._waiting.popleft()
+            if not turn.done():
+                self.used += size
+                turn.set_result(None)
+
+
+_budgets: WeakKeyDictionary[asyncio.AbstractEventLoop, BodyBudget] = WeakKeyDictionary()
+
+
+def body_budget() -> BodyBudget:
+    """Give the budget that all servers on the running event loop share."""
+    return _budgets.setdefault(asyncio.get_running_loop(), BodyBudget())
+
+
+@cache
+def default_body_budget() -> int:
+    """Give a quarter of the memory that this process may have: the machine's, or less if a container has less."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # There may be no such file, or it says `max`.
+    with suppress(OSError, ValueError):
+        memory = min(memory, int(_CGROUP_MEMORY_LIMIT.read_text()))
+    return memory // MEMORY_SHARE
+
+
+TARGET_PASS_SECONDS = 0.02
+"""Seconds that one pass of the event loop should take at most."""
+
+MAX_QUOTA = 64
+"""Pieces of work that start in one pass at most."""
+
+PACE_MEASURE_SECONDS = 0.5
+"""Seconds over which the rate of starts is measured."""
+
+
+class Pacer:
+    """Starts work in the order it arrives, and only so much per pass of the event loop that a pass stays short.
+
+    One pass runs every callback that is ready. If a server started thousands of requests at once, one pass would take
+    seconds, and so would the answer to a health request, which takes several passes. The number of starts per pass
+    doubles while passes are shorter than *target* seconds and halves while they are longer. It is never less than one,
+    so the queue always advances. Work that waits elsewhere, for example for a model, does not lengthen a pass and does
+    not hold back other work.
+    """
+
+    def __init__(self, *, target: float = TARGET_PASS_SECONDS, most: int = MAX_QUOTA) -> None:
+        self._target = target
+        self._most = most
+        self._quota = most
+        self._left = most
+        self._waiting: OrderedDict[Hashable, Callable[[], None]] = OrderedDict()
+        self._is_scheduled = False
+        self._pass_began = 0.0
+        self._starts = 0
+        self._period_began = time.monotonic()
+        self._rate = 0.0
+
+    def __len__(self) -> int:
+        """Return how many pieces of work wait."""
+        return len(self._waiting)
+
+    def start(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Run *work* now, or in a later pass if other work waits or this pass has started enough."""
+        if self._waiting or self._left <= 0:
+            self._waiting[key] = work
+        self._schedule()
+        if key not in self._waiting:
+            self._run(work)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget the waiting work of *key*, if there is any."""
+        self._waiting.pop(key, None)
+
+    def drain_time(self) -> float:
+        """Estimate the seconds until all work that waits has started."""
+        return len(self._waiting) / self._rate if self._rate else 0.0
+
+    def _run(self, work: Callable[[], None]) -> None:
+        self._left -= 1
+        self._starts += 1
+        work()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._pass_began = time.perf_counter()
+            asyncio.get_running_loop().call_soon(self._next_pass)
+
+    def _next_pass(self) -> None:
+        """Adapt the quota to how long the last pass took, and start waiting work."""
+        self._is_scheduled = False
+        took = time.perf_counter() - self._pass_began
+        if took > self._target:
+            self._quota = max(1, self._quota // 2)
+        elif self._left <= 0:
+            self._quota = min(self._most, self._quota * 2)
+        self._measure()
+        self._left = self._quota
+        if self._waiting:
+            self._schedule()
+        while self._waiting and self._left > 0:
+            self._run(self._waiting.popitem(last=False)[1])
+
+    def _measure(self) -> None:
+        now = time.monotonic()
+        if now - self._period_began >= PACE_MEASURE_SECONDS:
+            self._rate = self._starts / (now - self._period_began)
+            self._starts, self._period_began = 0, now

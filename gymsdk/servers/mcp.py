@@ -1,0 +1,184 @@
+"""MCP: the tools of a session's episode by the Model Context Protocol, over Streamable HTTP.
+
+One answer in JSON for each request, no stream (https://modelcontextprotocol.io/specification). The session is found
+by a key in a header, which whoever opens it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from gymsdk.errors import EpisodeError
+from gymsdk.jsonl import dump_json, parse_json
+from gymsdk.servers.app import RequestRejected, document_endpoint, json_response, read_json_object
+from gymsdk.servers.episodes import EpisodeService
+from gymsdk.servers.sessions import Session
+from gymsdk.types import Content, Item, ToolCall
+
+TOKEN_HEADER = "X-NeMo-Gym-Session-Token"  # noqa: S105  # the name of a header
+PROTOCOL_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+"""The protocol's versions that are spoken here, the newest first."""
+
+NOTIFICATION_RESPONSES = {202: "A notification: there is nothing to say to it.", 403: "A page from elsewhere asked."}
+
+METHOD_NOT_FOUND, INVALID_PARAMS = -32601, -32602
+
+MethodHandler: TypeAlias = Callable[[Item, Session | None], Awaitable[Item]]
+
+
+class RpcError(Exception):
+    """A request cannot be answered: its code and what is wrong."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def build_access(server: str, key: str) -> Item:
+    """Give what a client is told of how to reach the tools of the session with this *key*."""
+    return {"server_name": server, "url_path": "/mcp", "transport": "http", "headers": {TOKEN_HEADER: key}}
+
+
+def strip_server_prefix(items: Sequence[Item], server: str) -> list[Item]:
+    """Give *items* with the tools called by their own names: a client of MCP may put its server's before them."""
+    prefix = f"mcp__{server}__"
+    return [
+        {**item, "name": name.removeprefix(prefix)}
+        if item.get("type") == "function_call" and isinstance(name := item.get("name"), str)
+        else item
+        for item in items
+    ]
+
+
+def add_routes(made: FastAPI, episodes: EpisodeService, name: str) -> None:
+    """Add `/mcp` to *made*, where the server is called *name*."""
+    protocol = McpEndpoint(episodes, name, made.version)
+    message = {"type": "object", "required": ["jsonrpc", "method"], "properties": {"jsonrpc": {"const": "2.0"}}}
+    made.add_api_route(
+        "/mcp", protocol.post, methods=["POST"], **document_endpoint(message, more=NOTIFICATION_RESPONSES)
+    )
+    made.add_api_route("/mcp", _reject_stream, methods=["GET", "DELETE"], include_in_schema=False)
+
+
+async def _reject_stream() -> Response:
+    raise HTTPException(405, headers={"allow": "POST"})
+
+
+class McpEndpoint:
+    """What the server *name* answers at `/mcp`, in this *version* of it."""
+
+    def __init__(self, episodes: EpisodeService, name: str, version: str) -> None:
+        self._episodes = episodes
+        self._name = name
+        self._version = version
+        self._methods: dict[str, MethodHandler] = {
+            "initialize": self._initialize,
+            "ping": self._ping,
+            "tools/list": self._list_tools,
+            "tools/call": self._call_tool,
+        }
+
+    async def post(self, request: Request) -> Response:
+        """Answer one message of the protocol."""
+        _check_origin(request)
+        message = await read_json_object(request)
+        if "id" not in message:
+            return Response(status_code=202)
+        session = self._episodes.sessions.find_by_key(request.headers.get(TOKEN_HEADER))
+        about = {"jsonrpc": "2.0", "id": message["id"]}
+        try:
+            return json_response(about | {"result": await self._handle_message(message, session)})
+        except RpcError as error:
+            return json_response(about | {"error": {"code": error.code, "message": str(error)}})
+
+    async def _handle_message(self, message: Item, session: Session | None) -> Item:
+        method = message.get("method")
+        if not isinstance(method, str) or method not in self._methods:
+            raise RpcError(METHOD_NOT_FOUND, f"there is no method {str(method)[:80]!r}")
+        params = message.get("params")
+        if params is not None and not isinstance(params, dict):
+            raise RpcError(INVALID_PARAMS, "`params` must be an object")
+        return await self._methods[method](params or {}, session)
+
+    async def _initialize(self, params: Item, _: Session | None) -> Item:
+        asked = params.get("protocolVersion")
+        return {
+            "protocolVersion": asked if asked in PROTOCOL_VERSIONS else PROTOCOL_VERSIONS[0],
+            "capabilities": {"tools": {"listChanged": False}},
+            "serverInfo": {"name": self._name, "version": self._version},
+        }
+
+    async def _ping(self, _: Item, __: Session | None) -> Item:
+        return {}
+
+    async def _list_tools(self, _: Item, session: Session | None) -> Item:
+        return {"tools": [_to_mcp_tool(tool) for tool in self._offered_tools(session)]}
+
+    async def _call_tool(self, params: Item, session: Session | None) -> Item:
+        name, arguments = params.get("name"), params.get("arguments")
+        if not isinstance(name, str):
+            raise RpcError(INVALID_PARAMS, "`name` must be the name of a tool")
+        if session is None:
+            return _to_mcp_result(f"Missing {TOKEN_HEADER} for Gym MCP tool call.", failed=True)
+        text = dump_json({} if arguments is None else arguments).decode()
+        session.calls.append(ToolCall(name=name, arguments=text))
+        if not any(tool["name"] == name for tool in self._offered_tools(session)):
+            raise RpcError(INVALID_PARAMS, f"there is no tool {name[:80]!r}; `tools/list` has those there are")
+        try:
+            async with self._episodes.lock_playing_session(session, "tools", "typed"):
+                output, _ = await self._episodes.call_tool(session, name, text)
+        except (RequestRejected, EpisodeError) as error:
+            status = error.status if isinstance(error, RequestRejected) else 503 if error.retryable else 422
+            return _to_mcp_result(f"HTTP {status} from POST /{name}: {error}", failed=True)
+        return _to_mcp_result(output["output"])
+
+    def _offered_tools(self, session: Session | None) -> list[Item]:
+        episode = session.sitting.episode if session else None
+        if episode is None:
+            return [tool.schema for tool in self._episodes.environment.tools.values()]
+        return episode.tools
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse a browser's page from elsewhere, which could reach a server on loopback by its name."""
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        raise RequestRejected(403, "this page may not call tools here: its origin is another host")
+
+
+def _to_mcp_tool(tool: Item) -> Item:
+    shape = tool.get("parameters")
+    return {
+        "name": tool["name"],
+        "description": tool.get("description") or "",
+        "inputSchema": shape if isinstance(shape, dict) and shape.get("type") == "object" else {"type": "object"},
+    }
+
+
+def _to_mcp_result(output: Content, *, failed: bool = False) -> Item:
+    if not isinstance(output, str):
+        return {"content": [_to_mcp_content(part) for part in output], "isError": failed}
+    parsed = _parse_object(output)
+    structured = {} if parsed is None else {"structuredContent": parsed}
+    return {"content": [{"type": "text", "text": output}], **structured, "isError": failed}
+
+
+def _parse_object(text: str) -> dict[str, Any] | None:
+    try:
+        value = parse_json(text, strict=True)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _to_mcp_content(part: Item) -> Item:
+    """Give one part of an output as the protocol has it: an image in a data URL is an image there too."""
+    head, _, data = str(part.get("image_url") or "").partition(";base64,")
+    if head.startswith("data:") and data:
+        return {"type": "image", "mimeType": head.removeprefix("data:"), "data": data}
+    text = part.get("text")
+    return {"type": "text", "text": text if isinstance(text, str) else dump_json(part).decode()}

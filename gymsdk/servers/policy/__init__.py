@@ -1,9 +1,0 @@
-"""A policy served over HTTP in the place of an engine, as slow, faulty and unreliable as it is told to be."""
-
-from __future__ import annotations
-
-from .endpoint import NAME, app, serve
-from .engine import Reasoning
-from .faults import SOUND, Faults
-
-__all__ = ["NAME", "SOUND", "Faults", "Reasoning", "app", "serve"]

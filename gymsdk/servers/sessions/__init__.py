@@ -1,1 +1,0 @@
-"""Sessions: the episodes that clients have open, and the rows they bring."""

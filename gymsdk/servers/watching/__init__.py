@@ -1,1 +1,0 @@
-"""Watching: how servers are: their health, their figures, their logs."""
