@@ -1,4 +1,4 @@
-"""The client of a whole topology: servers asked by name, their addresses looked up at the head."""
+"""The client of a deployment: send requests to servers by name, and parse their answers."""
 
 from __future__ import annotations
 
@@ -12,164 +12,53 @@ from pydantic import SecretStr
 
 from gymsdk import credentials
 from gymsdk.errors import EpisodeError, Failed, Unscorable, format_suggestion
-from gymsdk.http import client
+from gymsdk.http import client as http
 from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.http.tls import get_reachable_host
 from gymsdk.jsonl import is_finite_number, parse_json
 from gymsdk.types import ROLLOUT_FIELDS, UNMASKED_FIELDS, Item, Row
 
-NON_VERDICT_FIELDS = ROLLOUT_FIELDS | UNMASKED_FIELDS.keys() | {"reward", "components", "task_source", "skills_ref"}
-"""What a judged row holds beside its own fields and the verdict's."""
-
-STAMP_PREFIXES = ("_ng_", "ng_")
-"""What the names begin with of what NeMo Gym's collector and its captures write."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteVerdict:
-    """A reward, its parts, and the verdict's own fields as plain JSON."""
-
-    reward: float
-    components: dict[str, float]
-    fields: Item
-
-
-def parse_object(answer: HttpResponse, stage: str) -> Item:
-    """Give the object that *answer* holds; raises `Failed` where there is none."""
-    value = parse_value(answer)
-    if isinstance(value, dict):
-        return value
-    raise build_bad_answer_error(
-        f"{answer.host} answered {answer.status} with no JSON object: {answer.text[:MAX_EXCERPT_CHARS]!r}", stage
-    )
-
-
-def parse_value(answer: HttpResponse) -> object:
-    """Give the JSON value that *answer* holds, `None` where there is none."""
-    try:
-        return parse_json(answer.body)
-    except (ValueError, RecursionError):
-        return None
-
-
-def parse_failure(answer: HttpResponse) -> EpisodeError | None:
-    """Give what *answer* says is broken beneath the environment, `None` where it is the environment's own answer."""
-    value = None if answer.ok else parse_value(answer)
-    said = value if isinstance(value, dict) else {}
-    kind, where, retryable = said.get("kind"), said.get("stage"), said.get("retryable")
-    if not (isinstance(kind, str) and isinstance(where, str)):
-        return None
-    into = Unscorable if said.get("outcome") == "unscorable" else Failed
-    return into(
-        str(said.get("detail")),
-        kind=kind,
-        stage=where,
-        retryable=retryable if isinstance(retryable, bool) else answer.status >= 500,  # noqa: PLR2004 - its own errors
-        retry_after=answer.retry_after,
-    )
-
-
-def build_failure(answer: HttpResponse, stage: str) -> EpisodeError:
-    """Give the failure that an *answer* which is no success means at *stage*."""
-    found = parse_failure(answer)
-    if found is not None:
-        return found
-    message = f"{answer.host} answered {answer.status}: {answer.text[:MAX_EXCERPT_CHARS]}"
-    again = client.is_retryable_status(answer.status)
-    return Failed(message, kind="server_error", stage=stage, retryable=again, retry_after=answer.retry_after)
-
-
-def is_gymsdk_result(body: Row) -> bool:
-    """Whether *body* was judged by gymsdk, and does not just carry on what was sent under that name."""
-    ours = body.get("gymsdk")
-    return isinstance(ours, dict) and isinstance(ours.get("verdict"), list) and "outcome" in ours
-
-
-def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
-    """Give what *body* judges of *row*; raises `Unscorable` where it says itself that its reward is none."""
-    if (masked := _parse_masked_reward(body)) is not None:
-        raise masked
-    reward: object = body.get("reward")
-    parts = body.get("reward_components") or {}
-    if not _is_number(reward):
-        raise build_bad_answer_error(f"the server judged without a reward: {str(reward)[:MAX_EXCERPT_CHARS]}", "verify")
-    if not isinstance(parts, dict) or not all(map(_is_number, parts.values())):
-        raise build_bad_answer_error(
-            f"the server's `reward_components` are no numbers by name: {str(parts)[:MAX_EXCERPT_CHARS]}", "verify"
-        )
-    return RemoteVerdict(reward=float(reward), components=parts, fields=_get_verdict_fields(body, row))
-
-
-def build_bad_answer_error(message: str, stage: str) -> Failed:
-    """Give the failure of an answer that cannot be read."""
-    return Failed(message, kind="bad_answer", stage=stage)
-
-
-def _parse_masked_reward(body: Row) -> Unscorable | None:
-    """Give why the reward in *body* does not count, `None` where it does."""
-    # Ours has a verdict only where its reward counts; a field of that name is then the environment's own.
-    if is_gymsdk_result(body) and body["gymsdk"]["outcome"] == "scored":
-        return None
-    if not (body.get("mask_sample") is True or body.get("_ng_failure_class") or body.get("verification_skipped")):
-        return None
-    skipped = "verification_skipped" if body.get("verification_skipped") else "judge_failed"
-    kind = str(body.get("failure_kind") or body.get("_ng_failure_class") or skipped)
-    told = (body.get(f"_ng_failure_{word}") for word in ("judge_error", "message"))
-    why = body.get("failure_reason") or next(filter(None, told), f"the server gives no reward: {kind}")
-    again = body.get("_ng_failure_terminal") is not True
-    return Unscorable(str(why), kind=kind, stage="verify", retryable=again)
-
-
-def _get_verdict_fields(body: Row, row: Row) -> Item:
-    """Give the verdict's own fields: those *body* names as that, or else what neither the row has so nor a stamp is."""
-    if is_gymsdk_result(body):
-        return {name: body[name] for name in body["gymsdk"]["verdict"] if name in body}
-    told = (
-        (name, each)
-        for name, each in body.items()
-        if name not in NON_VERDICT_FIELDS and not name.startswith(STAMP_PREFIXES)
-    )
-    return {name: each for name, each in told if name not in row or row[name] != each}
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return is_finite_number(value)
-
-
 DEFAULT_HEAD_URL = "http://127.0.0.1:11000"
-"""Where a head is where nobody says otherwise."""
 
 RETRYABLE_PATHS = frozenset({"/verify", "/aggregate_metrics", "/v1/responses", "/v1/chat/completions"})
-"""POSTs that may be sent again: the second does nothing that the first has not."""
+"""The paths to which a POST may be repeated, because the second has no further effect."""
 
 VERSION_KEY = "gymsdk_version"
-"""The key under which the configuration of our own servers says which gymsdk they are of."""
+"""The key of the gymsdk version in the configuration of gymsdk's servers."""
 
 SETTLE_SECONDS = 30.0
-"""Seconds that a head is asked again in, at most, that may hear of more servers: it says itself until when."""
+"""The longest time to wait for servers to register with a head that has just started."""
 
 POLL_SECONDS = 0.25
-"""Seconds between two questions."""
+"""The time between two requests to such a head."""
 
 MISSING_STATUSES = frozenset({404, 405})
-"""The statuses of an endpoint that is not there."""
+"""The statuses of an endpoint that does not exist."""
 
 SERVER_KINDS = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
 
+NON_VERDICT_FIELDS = ROLLOUT_FIELDS | UNMASKED_FIELDS.keys() | {"reward", "components", "task_source", "skills_ref"}
+"""The fields of a verified row that belong neither to the row nor to the verdict."""
+
+STAMP_PREFIXES = ("_ng_", "ng_")
+"""The prefixes of fields that NeMo Gym's collector and captures add."""
+
 
 class UnknownServer(Failed):
-    """A head knows no server of that name."""
+    """The head knows no server of the requested name."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, kind="server_unreachable", stage="host", retryable=True)
 
 
 class ServerClient:
-    """Asks servers by their names, which the *head* knows the addresses of, ours or NeMo Gym's.
+    """Sends requests to servers by name; a head server, of gymsdk or NeMo Gym, provides their addresses.
 
-    An answer comes within *seconds*, or `Failed` is raised; what only this time has no answer is asked again, as
-    *retry* says, unless that might do something twice. Every request carries the *token*: if none is given, the one in
-    the file that GYMSDK_TOKEN_FILE names.
+    Args:
+        head: The URL of the head.
+        seconds: Seconds for each request and its retries.
+        retry: How to retry. A POST that could act twice is not repeated.
+        token: The bearer token of every request; by default the token in the file that GYMSDK_TOKEN_FILE names.
     """
 
     def __init__(
@@ -177,7 +66,7 @@ class ServerClient:
         head: str = DEFAULT_HEAD_URL,
         *,
         seconds: float = 600.0,
-        retry: client.Retry = client.DEFAULT_RETRY,
+        retry: http.Retry = http.DEFAULT_RETRY,
         token: SecretStr | str | None = None,
     ) -> None:
         self.head = head.rstrip("/")
@@ -185,11 +74,11 @@ class ServerClient:
         self._seconds = seconds
         self._retry = retry
         self._servers: dict[str, str] | None = None
-        self._looking: dict[str, asyncio.Task[dict[str, str]]] = {}
+        self._lookups: dict[str, asyncio.Task[dict[str, str]]] = {}
 
     @classmethod
     def load_from_global_config(cls, head: str = DEFAULT_HEAD_URL) -> Self:
-        """Give the client of the servers that the *head* knows."""
+        """Return a client of the servers that *head* knows."""
         return cls(head)
 
     async def post(
@@ -201,17 +90,36 @@ class ServerClient:
         cookies: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> HttpResponse:
-        """Give what the server answers to *json* posted at *url_path*; raises `Unknown` where none has the name."""
-        body = {} if json is None else json
-        again = url_path in RETRYABLE_PATHS
+        """Post a JSON body to a server.
 
-        def ask(url: str) -> Awaitable[HttpResponse]:
-            sent = self._sent(url, headers, cookies)
-            return client.post(
-                url + url_path, body, headers=sent, timeout=self._seconds, retry=self._retry, once=not again
+        Args:
+            server_name: The server's name.
+            url_path: The path, with a leading slash.
+            json: The body; an empty object by default.
+            cookies: Cookies to send.
+            headers: Further headers.
+
+        Returns:
+            The response, with any status.
+
+        Raises:
+            UnknownServer: The head knows no server of this name.
+            Failed: There is no response.
+        """
+        body = {} if json is None else json
+        repeatable = url_path in RETRYABLE_PATHS
+
+        def send(url: str) -> Awaitable[HttpResponse]:
+            return http.post(
+                url + url_path,
+                body,
+                headers=self._build_headers(url, headers, cookies),
+                timeout=self._seconds,
+                retry=self._retry,
+                once=not repeatable,
             )
 
-        return await self._found(server_name, ask, again=again)
+        return await self._send_to_server(server_name, send, repeatable=repeatable)
 
     async def get(
         self,
@@ -221,133 +129,142 @@ class ServerClient:
         cookies: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> HttpResponse:
-        """Give what the server has at *url_path*; raises `Unknown` where none has the name."""
+        """Get *url_path* of a server; arguments and errors as in `post`."""
 
-        def ask(url: str) -> Awaitable[HttpResponse]:
-            sent = self._sent(url, headers, cookies)
-            return client.get(url + url_path, headers=sent, timeout=self._seconds, retry=self._retry)
+        def send(url: str) -> Awaitable[HttpResponse]:
+            sent_headers = self._build_headers(url, headers, cookies)
+            return http.get(url + url_path, headers=sent_headers, timeout=self._seconds, retry=self._retry)
 
-        return await self._found(server_name, ask, again=True)
+        return await self._send_to_server(server_name, send, repeatable=True)
 
-    def build_headers_for(self, url: str) -> client.Headers:
-        """Give what a request to *url* carries: the token not in the clear where the head is asked by TLS."""
+    async def url(self, server_name: str) -> str:
+        """Return the base URL of a server.
+
+        Raises:
+            UnknownServer: The head knows no server of this name.
+        """
+        if self._servers is None or server_name not in self._servers:
+            self._servers = await self._look_up(server_name)
+        if server_name in self._servers:
+            return self._servers[server_name]
+        known = ", ".join(self._servers) or "none"
+        suggestion = format_suggestion(server_name, self._servers, f"its servers: {known}")
+        raise UnknownServer(f"{http.get_host(self.head)} knows no server {server_name!r}{suggestion}")
+
+    def forget(self, server_name: str, url: str) -> None:
+        """Look the server up again before the next request, if its address is still *url*."""
+        if self._servers is not None and self._servers.get(server_name) == url:
+            self._servers = None
+
+    async def servers(self) -> dict[str, str]:
+        """Return the base URLs of all servers that the head knows, by name."""
+        return dict(_iter_server_urls(await self.config()))
+
+    async def config(self) -> dict[str, Any]:
+        """Return the head's configuration: a nested block of three levels per server, by server name."""
+        return _parse_config(_check_head_answer(await self._get_from_head("/global_config_dict_yaml")))
+
+    async def wait_for_config(self, is_complete: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return the head's configuration once it is complete, or once no further server is expected.
+
+        A head that has just started does not know the servers that ran before it.
+
+        Args:
+            is_complete: Whether a configuration contains everything that the caller needs.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline, settled = clock() + SETTLE_SECONDS, False
+        while not is_complete(config := await self.config()) and not settled and clock() < deadline:
+            settled = await self._is_settled()
+            if not settled:
+                await asyncio.sleep(POLL_SECONDS)
+        return config
+
+    def build_headers_for(self, url: str) -> http.Headers:
+        """Return the authentication headers for *url*; none if the head uses TLS and *url* does not."""
         return {} if self.head.startswith("https:") and not url.startswith("https:") else self.headers
 
-    def _sent(self, url: str, headers: Mapping[str, str] | None, cookies: Mapping[str, str] | None) -> client.Headers:
-        return {**self.build_headers_for(url), **(headers or {}), **client.build_cookie_header(cookies or {})}
+    def _build_headers(
+        self, url: str, headers: Mapping[str, str] | None, cookies: Mapping[str, str] | None
+    ) -> http.Headers:
+        return {**self.build_headers_for(url), **(headers or {}), **http.build_cookie_header(cookies or {})}
 
-    async def _found(
-        self, server_name: str, ask: Callable[[str], Awaitable[HttpResponse]], *, again: bool
+    async def _send_to_server(
+        self, server_name: str, send: Callable[[str], Awaitable[HttpResponse]], *, repeatable: bool
     ) -> HttpResponse:
-        """Give what is answered to *ask* at a server's address; where nobody is there, at the one it has moved to.
+        """Call *send* with the server's address, and again with its new address if it has moved.
 
-        What is not to be asked *again* is asked there only where it cannot have arrived before.
+        A request that is not *repeatable* is sent again only if it cannot have arrived.
         """
         url = await self.url(server_name)
         try:
-            return await ask(url)
+            return await send(url)
         except Failed as error:
             if error.kind != "model_unreachable":
                 raise
             self.forget(server_name, url)
-            if not (again or isinstance(error, client.NotSent)) or (moved := await self.url(server_name)) == url:
+            may_repeat = repeatable or isinstance(error, http.NotSent)
+            if not may_repeat or (moved := await self.url(server_name)) == url:
                 raise
-        return await ask(moved)
+        return await send(moved)
 
-    def forget(self, server_name: str, url: str) -> None:
-        """Look a server up again before it is next asked: at *url* it was not there."""
-        if self._servers is not None and self._servers.get(server_name) == url:
-            self._servers = None
+    async def _look_up(self, server_name: str) -> dict[str, str]:
+        """Return all servers of the head; simultaneous callers that look for the same server share one lookup."""
+        lookup = self._lookups.get(server_name)
+        if lookup is None:
 
-    async def url(self, server_name: str) -> str:
-        """Give the base URL of a server, as the head told it last; raises `Unknown` where it knows none."""
-        if self._servers is None or server_name not in self._servers:
-            self._servers = await self._looked_up(server_name)
-        if server_name in self._servers:
-            return self._servers[server_name]
-        known = ", ".join(self._servers) or "none"
-        meant = format_suggestion(server_name, self._servers, f"its servers: {known}")
-        raise UnknownServer(f"{client.get_host(self.head)} knows no server {server_name!r}{meant}")
+            async def look_up() -> dict[str, str]:
+                config = await self.wait_for_config(lambda config: server_name in dict(_iter_server_urls(config)))
+                return dict(_iter_server_urls(config))
 
-    async def _looked_up(self, server_name: str) -> dict[str, str]:
-        """Ask the head for its servers, once for all callers that look for the same one at the same time."""
-        looking = self._looking.get(server_name)
-        if looking is None:
+            lookup = self._lookups[server_name] = asyncio.ensure_future(look_up())
+            lookup.add_done_callback(lambda _: self._lookups.pop(server_name, None))
+        # The cancellation of one caller must not cancel the lookup of the others.
+        return await asyncio.shield(lookup)
 
-            async def look() -> dict[str, str]:
-                return dict(
-                    _iter_server_urls(
-                        await self.wait_for_config(lambda config: server_name in dict(_iter_server_urls(config)))
-                    )
-                )
-
-            looking = self._looking[server_name] = asyncio.ensure_future(look())
-            looking.add_done_callback(lambda _: self._looking.pop(server_name, None))
-        # A caller that is cancelled must not cancel the others' lookup.
-        return await asyncio.shield(looking)
-
-    async def servers(self) -> dict[str, str]:
-        """Give the base URL of every server that the head knows, by name."""
-        return dict(_iter_server_urls(await self.config()))
-
-    async def wait_for_config(self, there: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Give the configuration as soon as all that is wanted is *there*, or no more is to be expected.
-
-        A head that has just begun does not know yet who was there before it.
-        """
-        clock = asyncio.get_running_loop().time
-        until, settled = clock() + SETTLE_SECONDS, False
-        while not there(found := await self.config()) and not settled and clock() < until:
-            settled = await self._settled()
-            if not settled:
-                await asyncio.sleep(POLL_SECONDS)
-        return found
-
-    async def _settled(self) -> bool:
-        """Whether the head has had the time to hear of all servers; one of NeMo Gym's says nothing of it."""
-        answer = await self._told("/nodes")
-        if answer.status in MISSING_STATUSES:
+    async def _is_settled(self) -> bool:
+        """Return whether all servers had time to register with the head; a head of NeMo Gym does not say."""
+        response = await self._get_from_head("/nodes")
+        if response.status in MISSING_STATUSES:
             return True
-        value = parse_value(_check_head_answer(answer))
+        value = parse_value(_check_head_answer(response))
         return not (isinstance(value, dict) and value.get("settled") is False)
 
-    async def config(self) -> dict[str, Any]:
-        """Give the configuration the head tells: for each server, by its name, a block of three levels."""
-        return _parse_config(_check_head_answer(await self._told("/global_config_dict_yaml")))
-
-    async def _told(self, path: str) -> HttpResponse:
-        """Give what the head answers at *path*; raises `Failed` where it answers nothing, or wants another token."""
-        answer = await client.get(self.head + path, headers=self.headers, timeout=self._seconds, retry=self._retry)
-        if answer.status == credentials.UNAUTHORIZED:
-            raise credentials.build_unauthorized_error(answer.host, had_token=bool(self.headers))
-        return answer
+    async def _get_from_head(self, path: str) -> HttpResponse:
+        """Get *path* of the head; raises `Failed` if there is no response or the token is wrong."""
+        response = await http.get(self.head + path, headers=self.headers, timeout=self._seconds, retry=self._retry)
+        if response.status == credentials.UNAUTHORIZED:
+            raise credentials.build_unauthorized_error(response.host, had_token=bool(self.headers))
+        return response
 
 
-def _check_head_answer(answer: HttpResponse) -> HttpResponse:
-    """Give an *answer* of a head that is none of its refusals; raises `Failed`."""
-    if not answer.ok:
-        raise Failed(f"{answer.host} answered {answer.status}: is it a head?", kind="head_error", retryable=True)
-    return answer
+def _check_head_answer(response: HttpResponse) -> HttpResponse:
+    if not response.ok:
+        message = f"{response.host} answered {response.status}; check that it is a head server"
+        raise Failed(message, kind="head_error", retryable=True)
+    return response
 
 
-def _parse_config(answer: HttpResponse) -> dict[str, Any]:
-    """Give the configuration in *answer*: YAML, mostly in a JSON string."""
+def _parse_config(response: HttpResponse) -> dict[str, Any]:
+    """Return the configuration in *response*: YAML, usually inside a JSON string."""
     import yaml
 
     try:
-        told = json.loads(answer.body)
+        value = json.loads(response.body)
     except ValueError:
-        told = answer.text
+        value = response.text
     try:
-        found = yaml.safe_load(told) if isinstance(told, str) else told
+        config = yaml.safe_load(value) if isinstance(value, str) else value
     except yaml.YAMLError:
-        found = None
-    if not isinstance(found, dict):
-        raise Failed(f"{answer.host} has no configuration of servers: is it a head?", kind="head_error")
-    return found
+        config = None
+    if not isinstance(config, dict):
+        message = f"{response.host} has no configuration of servers; check that it is a head server"
+        raise Failed(message, kind="head_error")
+    return config
 
 
 def _iter_server_urls(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the name and base URL of every server in *config*."""
     for name, block in config.items():
         for kind in SERVER_KINDS:
             implementations = block.get(kind) if isinstance(block, dict) else None
@@ -356,3 +273,136 @@ def _iter_server_urls(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                     host = get_reachable_host(str(server["host"]))
                     scheme = "https" if server.get("scheme") == "https" else "http"
                     yield str(name), f"{scheme}://{f'[{host}]' if ':' in host else host}:{server['port']}"
+
+
+# Answers
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteVerdict:
+    """A verdict that a server returned.
+
+    Attributes:
+        reward: The reward, including the rewards of the steps.
+        components: Named parts of the reward.
+        fields: The verdict's own fields as plain JSON.
+    """
+
+    reward: float
+    components: dict[str, float]
+    fields: Item
+
+
+def parse_value(response: HttpResponse) -> object:
+    """Return the JSON value in *response*, or `None` if there is none."""
+    try:
+        return parse_json(response.body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def parse_object(response: HttpResponse, stage: str) -> Item:
+    """Return the JSON object in *response*; raises `Failed` at *stage* if there is none."""
+    value = parse_value(response)
+    if isinstance(value, dict):
+        return value
+    excerpt = response.text[:MAX_EXCERPT_CHARS]
+    raise build_bad_answer_error(
+        f"{response.host} answered {response.status} without a JSON object: {excerpt!r}", stage
+    )
+
+
+def parse_failure(response: HttpResponse) -> EpisodeError | None:
+    """Return the failure that *response* describes, or `None` if it describes none."""
+    value = None if response.ok else parse_value(response)
+    body = value if isinstance(value, dict) else {}
+    kind, stage, retryable = body.get("kind"), body.get("stage"), body.get("retryable")
+    if not (isinstance(kind, str) and isinstance(stage, str)):
+        return None
+    error_type = Unscorable if body.get("outcome") == "unscorable" else Failed
+    is_server_error = response.status >= 500  # noqa: PLR2004 - HTTP's server errors
+    return error_type(
+        str(body.get("detail")),
+        kind=kind,
+        stage=stage,
+        retryable=retryable if isinstance(retryable, bool) else is_server_error,
+        retry_after=response.retry_after,
+    )
+
+
+def build_failure(response: HttpResponse, stage: str) -> EpisodeError:
+    """Return the failure at *stage* for a *response* with an error status."""
+    failure = parse_failure(response)
+    if failure is not None:
+        return failure
+    message = f"{response.host} answered {response.status}: {response.text[:MAX_EXCERPT_CHARS]}"
+    retryable = http.is_retryable_status(response.status)
+    return Failed(message, kind="server_error", stage=stage, retryable=retryable, retry_after=response.retry_after)
+
+
+def build_bad_answer_error(message: str, stage: str) -> Failed:
+    """Return the failure for an answer that cannot be interpreted."""
+    return Failed(message, kind="bad_answer", stage=stage)
+
+
+def is_gymsdk_result(body: Row) -> bool:
+    """Return whether gymsdk verified *body*; a field `gymsdk` alone may have been part of the request."""
+    stamp = body.get("gymsdk")
+    return isinstance(stamp, dict) and isinstance(stamp.get("verdict"), list) and "outcome" in stamp
+
+
+def parse_verdict(body: Row, row: Row) -> RemoteVerdict:
+    """Return the verdict in the answer *body* to a request with *row*.
+
+    Raises:
+        Unscorable: The answer says that its reward does not count.
+        Failed: The reward or its components are invalid.
+    """
+    if (masked := _parse_masked_reward(body)) is not None:
+        raise masked
+    reward: object = body.get("reward")
+    components = body.get("reward_components") or {}
+    if not _is_number(reward):
+        excerpt = str(reward)[:MAX_EXCERPT_CHARS]
+        raise build_bad_answer_error(f"the server's verdict has no numeric reward: {excerpt}", "verify")
+    if not isinstance(components, dict) or not all(map(_is_number, components.values())):
+        excerpt = str(components)[:MAX_EXCERPT_CHARS]
+        message = f"the server's `reward_components` must be an object of numbers, got {excerpt}"
+        raise build_bad_answer_error(message, "verify")
+    return RemoteVerdict(reward=float(reward), components=components, fields=_get_verdict_fields(body, row))
+
+
+def _parse_masked_reward(body: Row) -> Unscorable | None:
+    """Return why the reward in *body* does not count, or `None` if it counts."""
+    # If gymsdk scored the row, a field of one of these names is the environment's own.
+    if is_gymsdk_result(body) and body["gymsdk"]["outcome"] == "scored":
+        return None
+    if not (body.get("mask_sample") is True or body.get("_ng_failure_class") or body.get("verification_skipped")):
+        return None
+    default_kind = "verification_skipped" if body.get("verification_skipped") else "judge_failed"
+    kind = str(body.get("failure_kind") or body.get("_ng_failure_class") or default_kind)
+    messages = (body.get(f"_ng_failure_{name}") for name in ("judge_error", "message"))
+    reason = body.get("failure_reason") or next(filter(None, messages), f"the server gives no reward: {kind}")
+    retryable = body.get("_ng_failure_terminal") is not True
+    return Unscorable(str(reason), kind=kind, stage="verify", retryable=retryable)
+
+
+def _get_verdict_fields(body: Row, row: Row) -> Item:
+    """Return the verdict's own fields.
+
+    gymsdk lists their names. Of another server's answer they are the fields that the row does not contain with the same
+    value and that have no reserved name.
+    """
+    if is_gymsdk_result(body):
+        return {name: body[name] for name in body["gymsdk"]["verdict"] if name in body}
+    return {
+        name: value
+        for name, value in body.items()
+        if name not in NON_VERDICT_FIELDS
+        and not name.startswith(STAMP_PREFIXES)
+        and (name not in row or row[name] != value)
+    }
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return is_finite_number(value)

@@ -1,4 +1,4 @@
-"""A trail: which server, request and rollout a line of the log, or a call of another server, belongs to."""
+"""The log context: the server, request and rollout that log lines and outgoing requests belong to."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from gymsdk.profiling import CpuCounter
 
 REQUEST_ID_HEADER, ROLLOUT_ID_HEADER = "x-request-id", "x-gymsdk-rollout"
-"""The headers by which a call tells where it comes from."""
+"""The headers that carry the ids of the request and the rollout between servers."""
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9._:/@+=-]{1,128}")
-"""What is taken for an id: it is written into logs, and sent on."""
+"""A valid id; other ids from clients are ignored, because ids are written into logs and sent to other servers."""
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -27,9 +27,15 @@ LogField: TypeAlias = str | int | float | bool | None
 
 @dataclass(slots=True)
 class LogContext:
-    """The *server* that is at work, the *request* it answers, the *rollout* that is for, as far as they are known.
+    """What the running code works on.
 
-    What is *told* of the request goes into its line; its CPU goes to the *account*, or is *spent* until that is known.
+    Attributes:
+        server: The server's name; empty if unknown.
+        request: The id of the request that the server answers; empty if unknown.
+        rollout: The id of the rollout that the request belongs to; empty if unknown.
+        fields: Further fields for the log line of the request.
+        cpu_counter: The counter that receives the request's CPU time, once its route is known.
+        cpu_seconds: The request's CPU time until then.
     """
 
     server: str = ""
@@ -40,58 +46,70 @@ class LogContext:
     cpu_seconds: float = 0.0
 
 
-_log_context: ContextVar[LogContext | None] = ContextVar("gymsdk_trail", default=None)
+_log_context: ContextVar[LogContext | None] = ContextVar("gymsdk_log_context", default=None)
 
 
 def get_log_context() -> LogContext | None:
-    """Give the trail of what runs, `None` where there is none."""
+    """Return the log context of the running code, or `None`."""
     return _log_context.get()
 
 
-def set_log_context(trail: LogContext) -> Token[LogContext | None]:
-    """Have what runs from now on be on *trail*."""
-    return _log_context.set(trail)
+def set_log_context(context: LogContext) -> Token[LogContext | None]:
+    """Make *context* the log context of the running code; `reset_log_context` undoes it."""
+    return _log_context.set(context)
 
 
 def reset_log_context(token: Token[LogContext | None]) -> None:
-    """Have what runs be where it was before `follow` gave *token*."""
+    """Restore the log context that was current before the call of `set_log_context` that returned *token*."""
     _log_context.reset(token)
 
 
 def build_log_context(server: str, headers: Iterable[tuple[bytes, bytes]], rollout: str | None = None) -> LogContext:
-    """Give the trail of a request to *server* that carries *headers*; the one in its path goes before theirs."""
-    request, of = "", (rollout or "")[:128]
+    """Return the log context of a request.
+
+    Args:
+        server: The name of the server that received the request.
+        headers: The headers of the request, as in an ASGI scope.
+        rollout: The rollout id in the request's path, if any; it takes precedence over the header.
+    """
+    request_id, rollout_id = "", (rollout or "")[:128]
     for name, value in headers:
         if name == b"x-request-id":
-            request = request or _parse_id(value)
+            request_id = request_id or _parse_id(value)
         elif name == b"x-gymsdk-rollout":
-            of = of or _parse_id(value)
-    return LogContext(server, request or secrets.token_hex(8), of)
+            rollout_id = rollout_id or _parse_id(value)
+    return LogContext(server, request_id or secrets.token_hex(8), rollout_id)
 
 
 def set_rollout_id(rollout: str) -> None:
-    """Say which *rollout* the request in hand is for, now that it is known."""
-    here = _log_context.get()
-    if here is not None and rollout:
-        here.rollout = rollout
+    """Set the rollout id of the current log context, unless *rollout* is empty."""
+    current = _log_context.get()
+    if current is not None and rollout:
+        current.rollout = rollout
 
 
 def add_log_fields(**fields: LogField) -> None:
-    """Say more of the request in hand, for its line; nothing that a prompt, an answer or a key may be part of."""
-    here = _log_context.get()
-    if here is not None:
-        here.fields.update(fields)
+    """Add *fields* to the log line of the current request.
+
+    They must not contain any part of a prompt, a response or a key.
+    """
+    current = _log_context.get()
+    if current is not None:
+        current.fields.update(fields)
 
 
 @contextmanager
 def use_rollout_id(rollout: str) -> Iterator[None]:
-    """Have what runs inside be for *rollout*; a request is for one alone, so its whole is."""
-    here = _log_context.get()
-    if not rollout or (here is not None and here.request):
+    """Set the rollout id inside the block.
+
+    Inside a request the id stays set, because a request belongs to one rollout.
+    """
+    current = _log_context.get()
+    if not rollout or (current is not None and current.request):
         set_rollout_id(rollout)
         yield
         return
-    token = _log_context.set(LogContext(rollout=rollout) if here is None else replace(here, rollout=rollout))
+    token = _log_context.set(LogContext(rollout=rollout) if current is None else replace(current, rollout=rollout))
     try:
         yield
     finally:
@@ -99,11 +117,11 @@ def use_rollout_id(rollout: str) -> Iterator[None]:
 
 
 def build_context_headers() -> Mapping[str, str]:
-    """Give what a call of another server carries, nothing where nobody knows what it is for."""
-    here = _log_context.get()
-    if here is None:
+    """Return the headers that pass the request and rollout ids to another server; empty without a log context."""
+    current = _log_context.get()
+    if current is None:
         return NO_HEADERS
-    ids = {REQUEST_ID_HEADER: here.request, ROLLOUT_ID_HEADER: here.rollout}
+    ids = {REQUEST_ID_HEADER: current.request, ROLLOUT_ID_HEADER: current.rollout}
     return {header: value for header, value in ids.items() if value and ID_PATTERN.fullmatch(value)}
 
 

@@ -1,4 +1,4 @@
-"""Credentials: the token that says who may ask our servers: read from a file, carried by our own clients."""
+"""Bearer tokens of gymsdk servers, and redaction of secrets from messages."""
 
 from __future__ import annotations
 
@@ -16,54 +16,74 @@ from pydantic import SecretStr
 
 from gymsdk.errors import Failed, UsageError
 
-TOKEN_FILE_VARIABLE = "GYMSDK_TOKEN_FILE"
-"""The environment variable that names the file of the token, for servers and clients alike."""
+TOKEN_FILE_VARIABLE = "GYMSDK_TOKEN_FILE"  # noqa: S105 - the name of a variable
+"""The environment variable that names the token file, for servers and clients."""
 
 AUTHORIZATION_HEADER = "authorization"
 
 MIN_TOKEN_CHARS = 16
-"""Characters that a token has at least."""
-
 MAX_TOKEN_CHARS = 1024
-"""Characters that it has at most."""
 
-TOKEN_HINT = "make one with: (umask 077; openssl rand -hex 32 > token.txt)"
+TOKEN_HINT = "create one with: (umask 077; openssl rand -hex 32 > token.txt)"  # noqa: S105 - a command
 
 UNAUTHORIZED = 401
-"""The status of a server that asks for a token."""
+"""The status with which a server requires a token."""
+
+MAX_MESSAGE_CHARS = 500
+"""The maximum length of a redacted failure message."""
+
+MIN_DISTINCTIVE_CHARS = 8
+"""The length from which a secret is redacted even inside a word; a shorter one may be part of an ordinary word."""
 
 log = logging.getLogger("gymsdk")
 
 
+# Tokens
+
+
 def read_token(file: Path | str) -> SecretStr:
-    """Give the token in *file*, its one line; raises `UsageError` where there is none, or one too easily guessed."""
+    """Return the token in *file*.
+
+    Args:
+        file: A file with one line, the token.
+
+    Raises:
+        UsageError: The file cannot be read, or the token is too short, too long or not plain ASCII.
+    """
     try:
         with Path(file).open("rb") as opened:
             if os.fstat(opened.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH):
-                log.warning("%s holds a token that others can read; run: chmod 600 %s", file, file)
-            found = opened.read(4 * MAX_TOKEN_CHARS)
+                log.warning("%s holds a token that other users can read; run: chmod 600 %s", file, file)
+            content = opened.read(4 * MAX_TOKEN_CHARS)
     except OSError as error:
         raise UsageError(f"the token file {file} cannot be read ({error.strerror or error}); {TOKEN_HINT}") from None
-    text = found.decode("ascii", "replace").strip()
-    # The text itself is in no message.
-    if len(text) < MIN_TOKEN_CHARS:
+    token = content.decode("ascii", "replace").strip()
+    # No message contains the token.
+    if len(token) < MIN_TOKEN_CHARS:
         raise UsageError(
-            f"the token in {file} has {len(text)} characters and needs at least {MIN_TOKEN_CHARS}; {TOKEN_HINT}"
+            f"the token in {file} has {len(token)} characters and needs at least {MIN_TOKEN_CHARS}; {TOKEN_HINT}"
         )
-    if len(text) > MAX_TOKEN_CHARS or not re.fullmatch(r"[!-~]+", text):
+    if len(token) > MAX_TOKEN_CHARS or not re.fullmatch(r"[!-~]+", token):
         raise UsageError(
             f"{file} must hold one line of at most {MAX_TOKEN_CHARS} plain characters without spaces; {TOKEN_HINT}"
         )
-    return SecretStr(text)
+    return SecretStr(token)
 
 
 def get_process_token(file: Path | str | None = None) -> SecretStr | None:
-    """Give this process's token: that in *file*, or else in the file the environment names; `None` where none is named.
+    """Return the token of this process; each file is read once.
 
-    A file is read once.
+    Args:
+        file: The token file; by default the file that `GYMSDK_TOKEN_FILE` names.
+
+    Returns:
+        The token, or `None` if no file is named.
+
+    Raises:
+        UsageError: The file holds no valid token.
     """
-    named = str(file) if file is not None else os.environ.get(TOKEN_FILE_VARIABLE, "").strip()
-    return _read_token_once(os.path.abspath(Path(named).expanduser())) if named else None  # noqa: PTH100 - links stay as they are
+    name = str(file) if file is not None else os.environ.get(TOKEN_FILE_VARIABLE, "").strip()
+    return _read_token_once(os.path.abspath(Path(name).expanduser())) if name else None  # noqa: PTH100 - keeps links
 
 
 @cache
@@ -72,46 +92,53 @@ def _read_token_once(file: str) -> SecretStr:
 
 
 def build_auth_headers(token: SecretStr | None) -> dict[str, SecretStr]:
-    """Give what a request to a server of ours carries: the *token*, where there is one."""
-    given = token.get_secret_value() if token is not None else ""
-    return {AUTHORIZATION_HEADER: SecretStr(f"Bearer {given}")} if given else {}
+    """Return the headers that authenticate a request with *token*; none without a token."""
+    value = token.get_secret_value() if token is not None else ""
+    return {AUTHORIZATION_HEADER: SecretStr(f"Bearer {value}")} if value else {}
 
 
 def resolve_auth_headers(token: SecretStr | str | None) -> dict[str, SecretStr]:
-    """Give what requests carry: the *token*, or this process's own where none is given; an empty one is none."""
+    """Return the headers that authenticate a request.
+
+    Args:
+        token: The token; `None` stands for this process's token, an empty string for no token.
+    """
     if token is None:
         return build_auth_headers(get_process_token())
     return build_auth_headers(token if isinstance(token, SecretStr) else SecretStr(token))
 
 
 def check_head_url(url: str) -> str:
-    """Give the *url* of a head, which anybody may be told; raises `UsageError` where it is none, or says who asks."""
-    named = url.rpartition("@")[2]
-    if named != url:
-        cure = f"leave them out, and have a token in the file that {TOKEN_FILE_VARIABLE} names"
-        raise UsageError(f"--head {named}: a name and a password would be seen wherever the head is told of; {cure}")
+    """Return the *url* of a head server without a trailing slash.
+
+    Raises:
+        UsageError: It is not a URL, or contains credentials.
+    """
+    without_credentials = url.rpartition("@")[2]
+    if without_credentials != url:
+        advice = f"remove them, and put a token into the file that {TOKEN_FILE_VARIABLE} names"
+        raise UsageError(
+            f"--head {without_credentials}: the URL must not contain a user name and a password, because the head's URL"
+            f" is shown in many places; {advice}"
+        )
     if not re.fullmatch(r"https?://[^\s?#]+", url):
         raise UsageError(f"--head {url.partition('?')[0]}: write it as a URL, as in http://127.0.0.1:11000")
     return url.rstrip("/")
 
 
 def build_unauthorized_error(host: str, *, had_token: bool) -> Failed:
-    """Give the failure that *host* asks for a token, where one was *carried*, which is wrong, or none was."""
-    cure = f"set {TOKEN_FILE_VARIABLE} to the file that holds it"
-    said = f"takes another token; {cure}" if had_token else f"asks for a token; {cure}"
-    return Failed(f"{host} {said}", kind="server_unauthorized", stage="host")
+    """Return the failure for a server that rejected the request's token, or requires one."""
+    advice = f"set {TOKEN_FILE_VARIABLE} to the file that holds it"
+    problem = "takes another token" if had_token else "requires a token"
+    return Failed(f"{host} {problem}; {advice}", kind="server_unauthorized", stage="host")
 
 
-MAX_MESSAGE_CHARS = 500
-"""How much of a message is kept."""
-
-MIN_DISTINCTIVE_CHARS = 8
-"""Characters from which on a secret is one wherever it stands: a shorter one may be a part of any word."""
+# Redaction
 
 
 @contextmanager
 def redact_failures(*secrets: SecretStr | None) -> Iterator[None]:
-    """Keep *secrets* out of the message of any `Failed` raised inside, and cut the message only then."""
+    """Redact *secrets* in the message of a `Failed` raised inside the block, and truncate the message afterwards."""
     try:
         yield
     except Failed as error:
@@ -120,14 +147,15 @@ def redact_failures(*secrets: SecretStr | None) -> Iterator[None]:
 
 
 def redact(text: str, secrets: Iterable[SecretStr]) -> str:
-    """Give *text* without *secrets*, in whichever way JSON or Python may have written them.
+    """Return *text* with *secrets* replaced by `***`, in every form in which JSON or Python may write them.
 
-    One of fewer than `TELLING` characters is left out only where it stands by itself: else the key `any` would make
-    `m***` of `many`.
+    A secret of fewer than `MIN_DISTINCTIVE_CHARS` characters is redacted only as a whole word: otherwise the key `any`
+    would turn `many` into `m***`.
     """
     for secret in filter(None, (each.get_secret_value().strip() for each in secrets)):
         for form in {json.dumps(secret)[1:-1], repr(secret)[1:-1], secret.replace("/", r"\/"), secret}:
-            text = text.replace(form, "***") if len(secret) >= MIN_DISTINCTIVE_CHARS else _redact_word(text, form)
+            is_distinctive = len(secret) >= MIN_DISTINCTIVE_CHARS
+            text = text.replace(form, "***") if is_distinctive else _redact_word(text, form)
     return text
 
 

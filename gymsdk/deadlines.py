@@ -1,4 +1,4 @@
-"""Deadlines: the time by which an author's code must have answered, as its stage sets it."""
+"""Deadlines for an environment's code: the current stage's deadline, and coroutines that run until a deadline."""
 
 from __future__ import annotations
 
@@ -12,60 +12,72 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 DEFAULT_STAGE_SECONDS = 600.0
-"""Seconds a stage may take that has no deadline of its own."""
+"""Seconds that a stage may take if it has no deadline."""
+
+MAX_LOOP_BLOCK_SECONDS = 0.05
+"""Seconds that a coroutine may block the event loop before a warning names it."""
+
+CANCEL_GRACE_SECONDS = 1.0
+"""Seconds that a cancelled coroutine has to clean up before it is abandoned."""
+
+T = TypeVar("T")
+log = logging.getLogger("gymsdk")
 
 
 class Deadline:
-    """A time of the event loop's clock; a *patient* one moves on while its code waits for something bounded itself.
+    """A time of the event loop's clock until which code must finish.
 
-    A verdict's is patient: an answer queued behind other answers' graders, or a slow judge, is no slow verifier.
+    Args:
+        at: The time of the event loop's clock.
+        pausable: Whether the deadline moves while the code waits for an operation with its own time limit. The deadline
+            of `verify` does: time spent in a queue for a worker or for a slow judge does not make a verifier slow.
     """
 
     def __init__(self, at: float, *, pausable: bool = False) -> None:
         self._at = at
-        self._patient = pausable
-        self._waiting = 0
-        self._since = 0.0
+        self._pausable = pausable
+        self._pauses = 0
+        self._paused_at = 0.0
 
     def get_remaining_seconds(self) -> float:
-        """Give the seconds left, 0 where it has passed."""
-        now = self._since if self._waiting else asyncio.get_running_loop().time()
+        """Return the seconds until the deadline, 0 if it has passed."""
+        now = self._paused_at if self._pauses else asyncio.get_running_loop().time()
         return max(0.0, self._at - now)
 
     @property
     def at(self) -> float:
-        """The time it stands at now."""
+        """The deadline as of now, as a time of the event loop's clock."""
         return asyncio.get_running_loop().time() + self.get_remaining_seconds()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Let it move on with the clock inside the block, where it is patient."""
-        if not self._patient:
+        """Stop the deadline's clock inside the block, if the deadline is pausable."""
+        if not self._pausable:
             yield
             return
         loop = asyncio.get_running_loop()
-        if not self._waiting:
-            self._since = loop.time()
-        self._waiting += 1
+        if not self._pauses:
+            self._paused_at = loop.time()
+        self._pauses += 1
         try:
             yield
         finally:
-            self._waiting -= 1
-            if not self._waiting:
-                self._at += loop.time() - self._since
+            self._pauses -= 1
+            if not self._pauses:
+                self._at += loop.time() - self._paused_at
 
 
 _current_deadline: ContextVar[Deadline | None] = ContextVar("gymsdk_deadline", default=None)
 
 
 def get_deadline() -> Deadline:
-    """Give the deadline of the stage that runs; outside of any, `LONGEST` from now."""
+    """Return the deadline of the current stage; outside a stage, `DEFAULT_STAGE_SECONDS` from now."""
     return _current_deadline.get() or Deadline(get_loop_time_after(DEFAULT_STAGE_SECONDS))
 
 
 @contextmanager
 def apply_deadline(deadline: Deadline) -> Iterator[None]:
-    """Put what runs inside under *deadline*."""
+    """Make *deadline* the current deadline inside the block."""
     token = _current_deadline.set(deadline)
     try:
         yield
@@ -75,7 +87,7 @@ def apply_deadline(deadline: Deadline) -> Iterator[None]:
 
 @contextmanager
 def pause_deadline() -> Iterator[None]:
-    """Wait, inside the block, for something that has a bound of its own: a patient deadline does not count it."""
+    """Pause the current deadline inside the block, which waits for an operation with its own time limit."""
     deadline = _current_deadline.get()
     if deadline is None:
         yield
@@ -85,69 +97,81 @@ def pause_deadline() -> Iterator[None]:
 
 
 def get_loop_time_after(seconds: float) -> float:
-    """Give the time of the loop's clock *seconds* from now."""
+    """Return the time of the event loop's clock *seconds* from now."""
     return asyncio.get_running_loop().time() + seconds
 
 
-MAX_LOOP_BLOCK_SECONDS = 0.05
-"""Seconds a coroutine may hold the event loop before it is named."""
-
-CANCEL_GRACE_SECONDS = 1.0
-"""Seconds a cancelled coroutine gets to clean up before it is left behind."""
-
-T = TypeVar("T")
-log = logging.getLogger("gymsdk")
-
-
 @types.coroutine
-def warn_when_blocking(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, Any, T]:
-    """Run *coroutine*, naming it in a warning each time it holds the loop for more than `LONG` seconds.
+def warn_when_blocking(coroutine: Coroutine[Any, Any, T], name: str) -> Generator[Any, Any, T]:
+    """Run *coroutine*, and log a warning whenever it blocks the loop for more than `MAX_LOOP_BLOCK_SECONDS`.
 
-    Measured is the wall clock, so that whatever else stops the thread meanwhile counts too: a garbage collection, which
-    with a thousand episodes in memory may last longer than `LONG`, or a machine that is busy otherwise.
+    The measure is wall-clock time, so it includes other causes that stop the thread: a garbage collection, which with
+    a thousand episodes in memory can exceed the limit, or a busy machine.
+
+    Args:
+        coroutine: The coroutine.
+        name: What the warning calls it.
+
+    Raises:
+        RuntimeError: The coroutine raised `SystemExit`.
     """
-    send: Callable[[Any], Any] = coroutine.send
-    given: Any = None
+    resume: Callable[[Any], Any] = coroutine.send
+    value: Any = None
     while True:
         started = time.perf_counter()
         try:
-            waited_for = send(given)
+            awaited = resume(value)
         except StopIteration as stop:
-            value: T = stop.value
-            return value
+            result: T = stop.value
+            return result
         except SystemExit as error:
-            # In a task, which is where this runs, it would end the loop and every other episode with it.
+            # Raised in a task, SystemExit would stop the loop and all other episodes.
             raise RuntimeError(f"it ended with {error!r}") from error
         finally:
-            held = time.perf_counter() - started
-            if held > MAX_LOOP_BLOCK_SECONDS:
-                log.warning("%s held the event loop for %.0f ms; make it `def`, or offload the work", what, held * 1e3)
+            blocked = time.perf_counter() - started
+            if blocked > MAX_LOOP_BLOCK_SECONDS:
+                log.warning(
+                    "%s held the event loop for %.0f ms; write it as a plain `def`, or offload the work",
+                    name,
+                    blocked * 1e3,
+                )
         try:
-            given = yield waited_for
-            send = coroutine.send
+            value = yield awaited
+            resume = coroutine.send
         except GeneratorExit:
             coroutine.close()
             raise
-        except BaseException as error:  # noqa: BLE001  # handed to the coroutine, as `yield from` would
-            given, send = error, coroutine.throw
+        except BaseException as error:  # noqa: BLE001 - passed on to the coroutine, as `yield from` does
+            value, resume = error, coroutine.throw
 
 
 async def run_until_deadline(coroutine: Coroutine[Any, Any, T], deadline: Deadline, *, name: str | None = None) -> T:
-    """Await *coroutine* in a task called *name* until *deadline*, then cancel it; raises `TimeoutError`.
+    """Run *coroutine* in a task and cancel the task at *deadline*.
 
-    A coroutine that swallows its cancellation is left behind after `GRACE` seconds.
+    A coroutine that suppresses its cancellation is abandoned after `CANCEL_GRACE_SECONDS`.
+
+    Args:
+        coroutine: The coroutine.
+        deadline: When to cancel it.
+        name: The name of the task.
+
+    Returns:
+        The result of the coroutine.
+
+    Raises:
+        TimeoutError: The coroutine did not finish in time.
     """
     task = asyncio.create_task(coroutine, name=name)
     try:
-        while not task.done() and (left := deadline.get_remaining_seconds()):
-            # Again where it has moved meanwhile, but not at every instant while it moves.
-            await asyncio.wait({task}, timeout=max(left, MAX_LOOP_BLOCK_SECONDS))
+        while not task.done() and (remaining := deadline.get_remaining_seconds()):
+            # The deadline may have moved, so wait again, but do not poll while it is paused.
+            await asyncio.wait({task}, timeout=max(remaining, MAX_LOOP_BLOCK_SECONDS))
     except asyncio.CancelledError:
-        await _cancel_and_wait(task)
+        await cancel_and_wait(task)
         task.add_done_callback(_log_late_failure)
         raise
     if not task.done():
-        await _cancel_and_wait(task)
+        await cancel_and_wait(task)
     if not task.done():
         task.add_done_callback(_log_late_failure)
         raise TimeoutError
@@ -156,11 +180,12 @@ async def run_until_deadline(coroutine: Coroutine[Any, Any, T], deadline: Deadli
     return task.result()
 
 
-async def _cancel_and_wait(task: asyncio.Future[Any]) -> None:
+async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
+    """Cancel *task* and wait at most `CANCEL_GRACE_SECONDS` until it is done."""
     task.cancel()
     await asyncio.wait({task}, timeout=CANCEL_GRACE_SECONDS)
 
 
 def _log_late_failure(task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and (error := task.exception()):
-        log.warning("code left behind failed later: %r", error)
+        log.warning("abandoned code failed after its deadline: %r", error)

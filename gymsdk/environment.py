@@ -1,4 +1,4 @@
-"""An environment: a stack of plugins behind typed calls."""
+"""An environment: its plugins behind typed, bounded calls, and its settings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from typing import Any, Self
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from gymsdk import errors, tools
+from gymsdk import tools
 from gymsdk.config.redaction import is_secret
 from gymsdk.deadlines import DEFAULT_STAGE_SECONDS, Deadline, get_loop_time_after
 from gymsdk.errors import (
+    INTERRUPTS,
     BadConfig,
     BadRow,
     BrokenEnvironment,
@@ -28,12 +29,27 @@ from gymsdk.errors import (
     UnknownSplit,
     UsageError,
     WorkerLost,
+    describe_exception,
+    format_error_detail,
+    format_error_location,
     format_suggestion,
+    format_validation_error,
 )
 from gymsdk.models import registry
 from gymsdk.models.registry import MeteredModel
-from gymsdk.plugins import calls as answers
-from gymsdk.plugins.calls import HookRunner, Lifespan, run_stage
+from gymsdk.plugins.calls import (
+    HookRunner,
+    Lifespan,
+    add_rewards,
+    check_metrics,
+    check_reset,
+    check_solution,
+    check_step,
+    check_type,
+    check_verdict,
+    copy_state,
+    run_stage,
+)
 from gymsdk.plugins.stack import DefaultPlugin, HookImplementation, build_stack
 from gymsdk.responses import get_played_actions, iter_turn_spans
 from gymsdk.threads import iterate_in_thread
@@ -57,103 +73,31 @@ from gymsdk.types import (
     build_agent_reference,
 )
 
-
-def build_config(name: str, kind: type[Config], given: Mapping[str, Any]) -> Config:
-    """Give environment *name*'s config; raises `BadConfig` naming the setting that is unknown, missing or wrong."""
-    known = f"its settings: {', '.join(kind.model_fields) or 'none'}"
-    unknown = {key: format_suggestion(key, kind.model_fields, known) for key in given if key not in kind.model_fields}
-    if unknown:
-        told = [f"environment {name!r} has no setting {key!r}{near}" for key, near in unknown.items()]
-        about = [((key,), f"no setting of environment {name!r}{near}") for key, near in unknown.items()]
-        raise _set_setting_errors(BadConfig(told[0]), about)
-    models = {
-        key: _resolve_model(key, given.get(key, field.get_default(call_default_factory=True)))
-        for key, field in kind.model_fields.items()
-        if is_model_field(field) and (key in given or not field.is_required())
-    }
-    try:
-        return kind.model_validate({**given, **models})
-    except ValidationError as error:
-        wrong = [(tuple(map(str, each["loc"])), _format_detail(each)) for each in error.errors(include_input=False)]
-        raise _set_setting_errors(
-            BadConfig(f"environment {name!r}: {_format_config_errors(kind, error)}"), wrong
-        ) from None
-    except errors.INTERRUPTS:
-        raise
-    except BaseException as error:
-        raise BrokenEnvironment(
-            f"environment {name!r}: its config raised {errors.describe_exception(error)}"
-        ) from error
-
-
-def is_model_field(field: FieldInfo) -> bool:
-    """Whether a config field is annotated with `Model`, alone or among others."""
-    return field.annotation is Model or Model in typing.get_args(field.annotation)
-
-
-def _resolve_model(role: str, value: object) -> object:
-    if isinstance(value, str) and value:
-        try:
-            value = registry.model(value)
-        except UsageError as error:
-            _set_setting_errors(error, [((role,), str(error))])
-            raise
-    return MeteredModel(value, role=role) if isinstance(value, Model) and not isinstance(value, MeteredModel) else value
-
-
-def _set_setting_errors(error: UsageError, sentences: Sequence[tuple[tuple[str, ...], str]]) -> UsageError:
-    """Give *error* with a sentence for each setting it is about."""
-    error.setting_errors = tuple(sentences)
-    return error
-
-
-def _format_detail(each: Mapping[str, Any]) -> str:
-    words = errors.format_error_detail(each)
-    return words[:1].lower() + words[1:]
-
-
-def _format_config_errors(kind: type[Config], error: ValidationError) -> str:
-    return "; ".join(_format_config_error(kind, each) for each in error.errors())
-
-
-def _format_config_error(kind: type[Config], each: Mapping[str, Any]) -> str:
-    where = errors.format_error_location(each)
-    if each["type"] == "missing":
-        return f"setting {where!r} is required; give it with --set {where}={_get_example_value(kind, where)}"
-    about = f"setting {where!r} is wrong" if where else "its settings do not fit"
-    got = "" if _is_secret_location(kind, each["loc"]) else f" (got {each['input']!r})"
-    return f"{about}: {errors.format_error_detail(each)}{got}"
-
-
-def _is_secret_location(kind: type[Config], way: tuple[int | str, ...]) -> bool:
-    """Whether what *way* leads to may be a key: nobody is told it."""
-    if not way:
-        return any(_is_secret_field(name, field) for name, field in kind.model_fields.items())
-    field = kind.model_fields.get(str(way[0]))
-    return any(is_secret((str(key),)) for key in way) or (field is not None and _is_secret_field(str(way[0]), field))
-
-
-def _is_secret_field(name: str, field: FieldInfo) -> bool:
-    return "Secret" in str(field.annotation) or is_secret((name,))
-
-
-def _get_example_value(kind: type[Config], where: str) -> str:
-    field = kind.model_fields.get(where)
-    return "PROVIDER/NAME" if field and is_model_field(field) else "VALUE"
-
-
 VERIFY_SECONDS = 120.0
-"""Seconds `verify` may take, whatever is left of the episode; waiting for a worker or a judge does not count."""
+"""Seconds that `verify` may take, independent of the episode's deadline.
+
+The wait for a worker or a judge does not count.
+"""
 
 CLOSE_SECONDS = 10.0
-"""Seconds `close` may take."""
+"""Seconds that `close` may take."""
 
 
 class Environment:
-    """One environment: *plugin* (a module or an object with hooks) over the floor, with its *settings*.
+    """One environment.
 
-    Use it as `async with environment:` where it has a `lifespan`. Raises `BrokenEnvironment` where the plugin is
-    wrong, `BadConfig` where a setting is. Any episode method raises `EpisodeError` where the author's code fails.
+    Use it as `async with environment:` if it has a `lifespan`. The methods for episodes raise `EpisodeError` if the
+    author's code fails.
+
+    Args:
+        name: The environment's name.
+        plugin: A module or an object with hooks. Default implementations replace the hooks that it lacks.
+        settings: The environment's settings.
+        version: The version of the environment's package.
+
+    Raises:
+        BrokenEnvironment: The plugin is invalid.
+        BadConfig: A setting is missing or wrong.
     """
 
     def __init__(
@@ -162,34 +106,38 @@ class Environment:
         self.name = name
         self.version = version
         self.plugin = plugin
-        self._author = HookRunner(name)
-        self._floor = DefaultPlugin(self._author.run, _find_data_directory(plugin))
-        self._stack = build_stack(name, plugin, self._floor)
+        self._runner = HookRunner(name)
+        self._default_plugin = DefaultPlugin(self._runner.run, _find_data_directory(plugin))
+        self._stack = build_stack(name, plugin, self._default_plugin)
         self.config = build_config(name, self._stack.config_type, settings or {})
-        self.tools = self._offered()
-        self._floor.toolbox = self.tools
-        begins = self._stack.implementations["lifespan"]
-        self._lifespan = Lifespan(name, partial(self._at_once, begins[0]) if begins else None)
+        self.tools = self._collect_tools()
+        self._default_plugin.toolbox = self.tools
+        lifespans = self._stack.implementations["lifespan"]
+        self._lifespan = Lifespan(name, partial(self._call_sync, lifespans[0]) if lifespans else None)
 
     def __repr__(self) -> str:
         return f"<Environment {self.name!r} {self.version}>"
 
     @property
     def task_type(self) -> type[Task]:
-        """The row's schema."""
+        """The type of the environment's tasks."""
         return self._stack.task_type
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits it has tasks for."""
-        return self._floor.list_splits() if self._stack.splits is None else self._stack.splits
+        """The splits that the environment has tasks for."""
+        return self._default_plugin.list_splits() if self._stack.splits is None else self._stack.splits
 
     @property
     def needs_replay(self) -> bool:
-        """Whether a verdict takes more than the transcript: the state, or what the author's steps paid."""
-        return any("state" in each.parameter_names for each in self._stack.implementations["verify"]) or (
-            not self._stack.implementations["step"][0].is_default
-        )
+        """Whether a verdict depends on more than the transcript: on the state, or on rewards of the author's steps."""
+        reads_state = any("state" in each.parameter_names for each in self._stack.implementations["verify"])
+        return reads_state or not self._stack.implementations["step"][0].is_default
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether the environment has a `metrics` hook."""
+        return bool(self._stack.implementations["metrics"])
 
     async def __aenter__(self) -> Self:
         await self._lifespan.enter()
@@ -198,158 +146,61 @@ class Environment:
     async def __aexit__(self, *_: object) -> None:
         await self._lifespan.exit()
 
+    # Tasks
+
     def read(self, row: Row | Task) -> Task:
-        """Give *row* as this environment's task; raises `BadRow`."""
+        """Return *row* as a task of this environment.
+
+        Raises:
+            BadRow: The row does not fit the environment.
+        """
         if isinstance(row, self.task_type):
             return row
         try:
             return self.task_type.model_validate(row.row() if isinstance(row, Task) else row)
         except ValidationError as error:
-            raise BadRow(
-                f"the row does not fit environment {self.name!r}: {errors.format_validation_error(error)}"
-            ) from None
-        except errors.INTERRUPTS:
+            reason = format_validation_error(error)
+            raise BadRow(f"the row does not fit environment {self.name!r}: {reason}") from None
+        except INTERRUPTS:
             raise
         except BaseException as error:
-            message = f"the row does not fit environment {self.name!r}: its schema raised"
-            raise BadRow(f"{message} {errors.describe_exception(error)}") from error
+            reason = f"its schema raised {describe_exception(error)}"
+            raise BadRow(f"the row does not fit environment {self.name!r}: {reason}") from error
 
     def tasks(self, split: str, *, seed: int = 0) -> Iterator[Task]:
-        """Yield the tasks of *split*, lazily and perhaps without end; raises `UnknownSplit`.
+        """Yield the tasks of *split*, lazily; there may be infinitely many.
 
-        The author's code never runs inside a running event loop, so it may use `asyncio.run`: where this is called on
-        one, it runs in a thread.
+        The author's code never runs inside a running event loop, so it may use `asyncio.run`: if the caller runs on an
+        event loop, the code runs in a thread.
+
+        Args:
+            split: The split's name.
+            seed: The seed for generated tasks.
+
+        Raises:
+            UnknownSplit: The environment has no such split.
+            BadRow: A task does not fit the environment.
+            BrokenEnvironment: The `tasks` hook raised.
         """
         if split not in self.splits:
             known = ", ".join(self.splits) or "none"
-            near = format_suggestion(str(split), self.splits, f"its splits: {known}")
-            raise UnknownSplit(f"environment {self.name!r} has no split {split!r}{near}")
-        drawn = partial(self._drawn, split, seed)
-        return iterate_in_thread(drawn) if _is_loop_running() else drawn()
-
-    async def reset(
-        self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
-    ) -> Episode:
-        """Open an episode of *row*: state copied, opening messages and offered tools worked out."""
-        self._lifespan.check_entered()
-        task = self.read(row)
-        raw = row if isinstance(row, dict) else task.row()
-        async with run_stage("reset", _build_episode_deadline(deadline)):
-            answer = answers.check_reset(await self._ask("reset", task=task, seed=seed))
-            try:
-                state, offered = answers.copy_state(answer.state), self._on_offer(task, answer)
-            except Failed:
-                await self._ask("close", task=task, state=answer.state)
-                raise
-        return Episode(
-            id=id,
-            seed=seed,
-            task=task,
-            row=raw,
-            environment=self,
-            state=state,
-            transcript=Transcript(opening=[*deepcopy(task.input), *(message.item() for message in answer.messages)]),
-            tools=offered,
-            repeat=repeat,
-            deadline=deadline,
-        )
-
-    async def step(self, episode: Episode, action: Action) -> Step:
-        """Answer one tool call or reply; a call of a tool not on offer is answered, not run."""
-        if isinstance(action, ToolCall):
-            offered = {tool["name"]: tool for tool in episode.tools}
-            if action.name not in offered:
-                return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, offered)))
-        async with run_stage("step", _build_episode_deadline(episode.deadline)):
-            given = {"state": episode.state, "action": action, "transcript": episode.transcript}
-            step = answers.check_step(await self._ask("step", task=episode.task, **given), action)
-            episode.paid = answers.add_rewards(episode.paid, step.reward, "step")
-        return step
-
-    async def verify(self, episode: Episode) -> Verdict:
-        """Judge the transcript; raises `Unscorable` where the grader could not decide.
-
-        A grader that spent its own budget on the answer gives 0; one that lost its worker is asked once more.
-        """
-        for last in (False, True):
-            try:
-                return await self._verdict(episode)
-            except BudgetSpent:
-                break
-            except WorkerLost:
-                if last:
-                    raise
-        return Verdict(reward=0.0, grader_timeout=True)
-
-    async def close(self, episode: Episode) -> None:
-        """Release what `reset` took, within `CLOSING` seconds."""
-        async with run_stage("close", Deadline(get_loop_time_after(CLOSE_SECONDS))):
-            await self._ask("close", task=episode.task, state=episode.state)
-
-    async def replay(
-        self, row: Row | Task, items: Sequence[Item], *, seed: int = 0, deadline: float | None = None
-    ) -> Episode:
-        """Give the episode that ends where *items* do, its state rebuilt by playing their actions again."""
-        episode = await self.reset(row, seed=seed, deadline=deadline)
-        try:
-            await self.replay_into(episode, items)
-        except BaseException:
-            await self.close(episode)
-            raise
-        return episode
-
-    async def replay_into(self, episode: Episode, items: Sequence[Item], *, calls: bool = True) -> None:
-        """Have *episode* end where *items* do, their actions played; without *calls*, those have been before."""
-        for span in iter_turn_spans(items):
-            episode.transcript.items = list(items[: span.stop])
-            for action in get_played_actions(items, span):
-                if not episode.done and (calls or isinstance(action, Message)):
-                    episode.done = (await self.step(episode, action)).done
-        episode.transcript.items = list(items)
-
-    async def solve(self, episode: Episode) -> list[Action] | None:
-        """Give what a perfect policy does next, `None` where the environment does not say."""
-        async with run_stage("solve", _build_episode_deadline(episode.deadline)):
-            asked = {"state": episode.state, "transcript": episode.transcript}
-            return answers.check_solution(await self._ask("solve", task=episode.task, **asked))
-
-    async def claims(self, task: Task) -> Claims:
-        """Give what the environment claims of *task*."""
-        async with run_stage("claims", Deadline(get_loop_time_after(CLOSE_SECONDS))):
-            return answers.check_type(await self._ask("claims", task=task), Claims, "claims")
-
-    @property
-    def has_metrics(self) -> bool:
-        """Whether a hook of the environment has figures of its own."""
-        return bool(self._stack.implementations["metrics"])
-
-    async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Give the environment's own figures over scored *rollouts*."""
-        figures: dict[str, float] = {}
-        async with run_stage("metrics", Deadline(get_loop_time_after(VERIFY_SECONDS))):
-            for each in self._stack.implementations["metrics"]:
-                figures |= answers.check_metrics(await self._answer(each, {"rollouts": rollouts}))
-        return figures
-
-    async def _verdict(self, episode: Episode) -> Verdict:
-        async with run_stage("verify", Deadline(get_loop_time_after(VERIFY_SECONDS), pausable=True)):
-            given = {"state": episode.state, "transcript": episode.transcript}
-            verdict = answers.check_verdict(await self._ask("verify", task=episode.task, **given))
-            answers.add_rewards(episode.paid, verdict.reward, "verify")
-            return verdict
+            suggestion = format_suggestion(str(split), self.splits, f"its splits: {known}")
+            raise UnknownSplit(f"environment {self.name!r} has no split {split!r}{suggestion}")
+        source = partial(self._iter_tasks, split, seed)
+        return iterate_in_thread(source) if _is_loop_running() else source()
 
     async def row(self, task: Row | Task, *, seed: int = 0) -> Row:
-        """Return *task* as the row that `gymsdk tasks` writes: complete for agents that know nothing else of it.
+        """Return *task* as the row that `gymsdk tasks` writes, complete for agents that know only the row.
 
         To the task's own `row()` this adds the name of this environment's agent, and the tools that the episode offers,
-        which only a reset can say. The environment must be entered.
+        which only a reset determines. The environment must be entered.
 
         Args:
             task: A task, or a row.
             seed: The seed of the reset.
 
         Returns:
-            A JSON object with `agent_ref`, and with `responses_create_params.tools` where the episode offers any.
+            A JSON object with `agent_ref`, and with `responses_create_params.tools` if the episode offers any.
 
         Raises:
             BadRow: The task does not fit the environment.
@@ -364,66 +215,221 @@ class Environment:
         await self.close(episode)
         return {**row, "responses_create_params": {**params, "tools": episode.tools}} if episode.tools else row
 
-    def _drawn(self, split: str, seed: int) -> Iterator[Task]:
-        answers = (self._at_once(each, split=split, seed=seed) for each in self._stack.implementations["tasks"])
+    # Episodes
+
+    async def reset(
+        self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
+    ) -> Episode:
+        """Open an episode.
+
+        Args:
+            row: The row or task.
+            seed: The seed of the environment.
+            id: The episode's id.
+            repeat: The number of this play among the plays of its task, from 0.
+            deadline: When the episode must be over, as a time of the event loop's clock.
+
+        Raises:
+            BadRow: The row does not fit the environment.
+            UsageError: The environment has a lifespan and was not entered.
+            EpisodeError: The author's code failed.
+        """
+        self._lifespan.check_entered()
+        task = self.read(row)
+        async with run_stage("reset", _build_episode_deadline(deadline)):
+            result = check_reset(await self._call_hook("reset", task=task, seed=seed))
+            try:
+                state, offered_tools = copy_state(result.state), self._select_tools(task, result)
+            except Failed:
+                await self._call_hook("close", task=task, state=result.state)
+                raise
+        return Episode(
+            id=id,
+            seed=seed,
+            task=task,
+            row=row if isinstance(row, dict) else task.row(),
+            environment=self,
+            state=state,
+            transcript=Transcript(opening=[*deepcopy(task.input), *(message.item() for message in result.messages)]),
+            tools=offered_tools,
+            repeat=repeat,
+            deadline=deadline,
+        )
+
+    async def step(self, episode: Episode, action: Action) -> Step:
+        """Respond to one tool call or reply; the output for a tool that is not offered is an error message."""
+        if isinstance(action, ToolCall):
+            offered = {tool["name"]: tool for tool in episode.tools}
+            if action.name not in offered:
+                return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, offered)))
+        async with run_stage("step", _build_episode_deadline(episode.deadline)):
+            result = await self._call_hook(
+                "step", task=episode.task, state=episode.state, action=action, transcript=episode.transcript
+            )
+            step = check_step(result, action)
+            episode.paid = add_rewards(episode.paid, step.reward, "step")
+        return step
+
+    async def verify(self, episode: Episode) -> Verdict:
+        """Judge the transcript.
+
+        If the grader exceeds its own budget, the reward is 0. If it loses its worker, it runs once more.
+
+        Raises:
+            Unscorable: The grader could not decide.
+            Failed: The grader failed.
+        """
+        for is_last_attempt in (False, True):
+            try:
+                return await self._verify_once(episode)
+            except BudgetSpent:
+                break
+            except WorkerLost:
+                if is_last_attempt:
+                    raise
+        return Verdict(reward=0.0, grader_timeout=True)
+
+    async def close(self, episode: Episode) -> None:
+        """Release what `reset` acquired, within `CLOSE_SECONDS`."""
+        async with run_stage("close", Deadline(get_loop_time_after(CLOSE_SECONDS))):
+            await self._call_hook("close", task=episode.task, state=episode.state)
+
+    async def replay(
+        self, row: Row | Task, items: Sequence[Item], *, seed: int = 0, deadline: float | None = None
+    ) -> Episode:
+        """Open an episode and rebuild its state from the actions in *items*.
+
+        Args:
+            row: The row or task.
+            items: The items of the transcript to replay.
+            seed: The seed of the environment.
+            deadline: When the replay must be over, as a time of the event loop's clock.
+
+        Returns:
+            An episode that ends where *items* end.
+        """
+        episode = await self.reset(row, seed=seed, deadline=deadline)
         try:
-            for row in next((rows for rows in answers if rows is not None), ()):
+            await self.replay_into(episode, items)
+        except BaseException:
+            await self.close(episode)
+            raise
+        return episode
+
+    async def replay_into(self, episode: Episode, items: Sequence[Item], *, calls: bool = True) -> None:
+        """Play the actions in *items* in a new *episode*.
+
+        Args:
+            episode: The episode.
+            items: The items of the transcript to replay.
+            calls: Whether to play tool calls; `False` if they have been played already.
+        """
+        for span in iter_turn_spans(items):
+            episode.transcript.items = list(items[: span.stop])
+            for action in get_played_actions(items, span):
+                if not episode.done and (calls or isinstance(action, Message)):
+                    episode.done = (await self.step(episode, action)).done
+        episode.transcript.items = list(items)
+
+    # Further hooks
+
+    async def solve(self, episode: Episode) -> list[Action] | None:
+        """Return the next turn of a perfect policy, `None` if the environment has no solution."""
+        async with run_stage("solve", _build_episode_deadline(episode.deadline)):
+            result = await self._call_hook(
+                "solve", task=episode.task, state=episode.state, transcript=episode.transcript
+            )
+            return check_solution(result)
+
+    async def claims(self, task: Task) -> Claims:
+        """Return the properties of *task* that `gymsdk check` verifies."""
+        async with run_stage("claims", Deadline(get_loop_time_after(CLOSE_SECONDS))):
+            return check_type(await self._call_hook("claims", task=task), Claims, "claims")
+
+    async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Return the environment's own metrics over scored *rollouts*."""
+        metrics: dict[str, float] = {}
+        async with run_stage("metrics", Deadline(get_loop_time_after(VERIFY_SECONDS))):
+            for each in self._stack.implementations["metrics"]:
+                metrics |= check_metrics(await self._call_implementation(each, {"rollouts": rollouts}))
+        return metrics
+
+    async def _verify_once(self, episode: Episode) -> Verdict:
+        async with run_stage("verify", Deadline(get_loop_time_after(VERIFY_SECONDS), pausable=True)):
+            result = await self._call_hook(
+                "verify", task=episode.task, state=episode.state, transcript=episode.transcript
+            )
+            verdict = check_verdict(result)
+            add_rewards(episode.paid, verdict.reward, "verify")
+            return verdict
+
+    def _iter_tasks(self, split: str, seed: int) -> Iterator[Task]:
+        results = (self._call_sync(each, split=split, seed=seed) for each in self._stack.implementations["tasks"])
+        try:
+            for row in next((rows for rows in results if rows is not None), ()):
                 yield self.read(row)
-        except (GymsdkError, *errors.INTERRUPTS):
+        except (GymsdkError, *INTERRUPTS):
             raise
         except BaseException as error:
-            raise self._broken("tasks", error) from error
+            raise self._build_hook_error("tasks", error) from error
 
-    def _broken(self, hook: str, error: BaseException) -> BrokenEnvironment:
-        function = getattr(self.plugin, hook, None)
-        raised = errors.describe_exception(error, function)
-        return BrokenEnvironment(f"environment {self.name!r}: hook {hook!r} raised {raised}")
-
-    def _offered(self) -> dict[str, tools.Tool]:
+    def _collect_tools(self) -> dict[str, tools.Tool]:
         try:
-            return tools.build_toolbox(chain.from_iterable(map(self._listed, self._stack.implementations["tools"])))
+            return tools.build_toolbox(
+                chain.from_iterable(map(self._list_tool_functions, self._stack.implementations["tools"]))
+            )
         except TypeError as error:
             raise BrokenEnvironment(f"environment {self.name!r}: {error}") from None
 
-    def _listed(self, each: HookImplementation) -> Iterable[Callable[..., Any]]:
-        answer = self._at_once(each)
-        if answer is None or isinstance(answer, Iterable):
-            return answer or ()
-        raise TypeError(f"hook 'tools' must answer a list of functions, not {type(answer).__name__}")
+    def _list_tool_functions(self, implementation: HookImplementation) -> Iterable[Callable[..., Any]]:
+        result = self._call_sync(implementation)
+        if result is None or isinstance(result, Iterable):
+            return result or ()
+        raise TypeError(f"hook 'tools' returned {type(result).__name__}, expected a list of functions")
 
-    def _on_offer(self, task: Task, answer: Reset) -> list[Item]:
-        written: list[Item] | None = task.responses_create_params.get("tools")
-        if written:
-            return [tool for tool in written if isinstance(tool.get("name"), str)]
-        names = list(self.tools) if answer.tools is None else answer.tools
+    def _select_tools(self, task: Task, result: Reset) -> list[Item]:
+        """Return the schemas that the episode offers: the row's, else those that `reset` names, else all."""
+        row_tools: list[Item] | None = task.responses_create_params.get("tools")
+        if row_tools:
+            return [tool for tool in row_tools if isinstance(tool.get("name"), str)]
+        names = list(self.tools) if result.tools is None else result.tools
         if missing := set(names) - self.tools.keys():
-            named = ", ".join(sorted(missing))
-            raise Failed(f"hook 'reset' offers tools the environment does not have: {named}", kind="bad_answer")
+            listed = ", ".join(sorted(missing))
+            raise Failed(f"hook 'reset' offers tools that the environment does not have: {listed}", kind="bad_answer")
         return [self.tools[name].schema for name in names]
 
-    def _at_once(self, each: HookImplementation, **given: Any) -> Any:
-        asked = {name: {"config": getattr(self, "config", None), **given}[name] for name in each.parameter_names}
+    # Calls of hooks
+
+    def _call_sync(self, implementation: HookImplementation, **values: Any) -> Any:
+        """Call a hook outside the event loop."""
+        available = {"config": getattr(self, "config", None), **values}
+        arguments = {name: available[name] for name in implementation.parameter_names}
         try:
-            return each.function(**asked)
-        except (GymsdkError, *errors.INTERRUPTS):
+            return implementation.function(**arguments)
+        except (GymsdkError, *INTERRUPTS):
             raise
         except BaseException as error:
-            raise self._broken(each.hook, error) from error
+            raise self._build_hook_error(implementation.hook, error) from error
 
-    async def _ask(self, hook: str, **given: Any) -> Any:
-        given |= {"config": self.config, "shared": self._lifespan.shared}
-        for each in self._stack.implementations[hook]:
-            answer = await self._answer(each, given)
-            if answer is not None:
-                return answer
+    async def _call_hook(self, hook: str, **values: Any) -> Any:
+        """Call the implementations of *hook* in order, and return the first result that is not `None`."""
+        values |= {"config": self.config, "shared": self._lifespan.shared}
+        for implementation in self._stack.implementations[hook]:
+            result = await self._call_implementation(implementation, values)
+            if result is not None:
+                return result
         return None
 
-    async def _answer(self, each: HookImplementation, given: Mapping[str, Any]) -> Any:
-        asked = {name: given[name] for name in each.parameter_names}
-        if not each.is_default:
-            return await self._author.run(f"hook {each.hook!r}", each.function, asked)
-        answer = each.function(**asked)
-        return await answer if inspect.isawaitable(answer) else answer
+    async def _call_implementation(self, implementation: HookImplementation, values: Mapping[str, Any]) -> Any:
+        arguments = {name: values[name] for name in implementation.parameter_names}
+        if not implementation.is_default:
+            return await self._runner.run(f"hook {implementation.hook!r}", implementation.function, arguments)
+        result = implementation.function(**arguments)
+        return await result if inspect.isawaitable(result) else result
+
+    def _build_hook_error(self, hook: str, error: BaseException) -> BrokenEnvironment:
+        reason = describe_exception(error, getattr(self.plugin, hook, None))
+        return BrokenEnvironment(f"environment {self.name!r}: hook {hook!r} raised {reason}")
 
 
 def _is_loop_running() -> bool:
@@ -439,7 +445,106 @@ def _build_episode_deadline(deadline: float | None) -> Deadline:
 
 
 def _find_data_directory(plugin: object) -> Path | None:
-    home = inspect.getmodule(plugin if inspect.ismodule(plugin) else type(plugin))
-    file = getattr(home, "__file__", None)
+    module = inspect.getmodule(plugin if inspect.ismodule(plugin) else type(plugin))
+    file = getattr(module, "__file__", None)
     path = Path(file).parent / "data" if file else None
     return path if path and path.is_dir() else None
+
+
+# Settings
+
+
+def build_config(name: str, kind: type[Config], settings: Mapping[str, Any]) -> Config:
+    """Return the configuration of an environment.
+
+    Args:
+        name: The environment's name.
+        kind: The type of the configuration.
+        settings: The settings by name. A setting of type `Model` may be the name of a model.
+
+    Raises:
+        BadConfig: A setting is unknown, missing or wrong.
+        BrokenEnvironment: The author's configuration class raised another error.
+    """
+    known = f"its settings: {', '.join(kind.model_fields) or 'none'}"
+    unknown = {
+        key: format_suggestion(key, kind.model_fields, known) for key in settings if key not in kind.model_fields
+    }
+    if unknown:
+        messages = [f"environment {name!r} has no setting {key!r}{suggestion}" for key, suggestion in unknown.items()]
+        details = [((key,), f"no setting of environment {name!r}{suggestion}") for key, suggestion in unknown.items()]
+        raise _set_setting_errors(BadConfig(messages[0]), details)
+    models = {
+        key: _resolve_model(key, settings.get(key, field.get_default(call_default_factory=True)))
+        for key, field in kind.model_fields.items()
+        if is_model_field(field) and (key in settings or not field.is_required())
+    }
+    try:
+        return kind.model_validate({**settings, **models})
+    except ValidationError as error:
+        errors = [
+            (tuple(map(str, detail["loc"])), _format_detail(detail)) for detail in error.errors(include_input=False)
+        ]
+        message = f"environment {name!r}: {_format_config_errors(kind, error)}"
+        raise _set_setting_errors(BadConfig(message), errors) from None
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
+        raise BrokenEnvironment(f"environment {name!r}: its config raised {describe_exception(error)}") from error
+
+
+def is_model_field(field: FieldInfo) -> bool:
+    """Return whether a config field is annotated with `Model`, alone or in a union."""
+    return field.annotation is Model or Model in typing.get_args(field.annotation)
+
+
+def _resolve_model(role: str, value: object) -> object:
+    """Return the model that *value* names, with its usage counted under *role*; other values unchanged."""
+    if isinstance(value, str) and value:
+        try:
+            value = registry.model(value)
+        except UsageError as error:
+            _set_setting_errors(error, [((role,), str(error))])
+            raise
+    return MeteredModel(value, role=role) if isinstance(value, Model) and not isinstance(value, MeteredModel) else value
+
+
+def _set_setting_errors(error: UsageError, errors: Sequence[tuple[tuple[str, ...], str]]) -> UsageError:
+    error.setting_errors = tuple(errors)
+    return error
+
+
+def _format_detail(detail: Mapping[str, Any]) -> str:
+    message = format_error_detail(detail)
+    return message[:1].lower() + message[1:]
+
+
+def _format_config_errors(kind: type[Config], error: ValidationError) -> str:
+    return "; ".join(_format_config_error(kind, detail) for detail in error.errors())
+
+
+def _format_config_error(kind: type[Config], detail: Mapping[str, Any]) -> str:
+    location = format_error_location(detail)
+    if detail["type"] == "missing":
+        return f"setting {location!r} is required; give it with --set {location}={_get_example_value(kind, location)}"
+    subject = f"setting {location!r} is wrong" if location else "its settings are wrong"
+    value = "" if _is_secret_location(kind, detail["loc"]) else f" (got {detail['input']!r})"
+    return f"{subject}: {format_error_detail(detail)}{value}"
+
+
+def _is_secret_location(kind: type[Config], location: tuple[int | str, ...]) -> bool:
+    """Return whether the value at *location* may be or contain a secret, which no message may show."""
+    if not location:
+        return any(_is_secret_field(name, field) for name, field in kind.model_fields.items())
+    field = kind.model_fields.get(str(location[0]))
+    is_secret_key = any(is_secret((str(key),)) for key in location)
+    return is_secret_key or (field is not None and _is_secret_field(str(location[0]), field))
+
+
+def _is_secret_field(name: str, field: FieldInfo) -> bool:
+    return "Secret" in str(field.annotation) or is_secret((name,))
+
+
+def _get_example_value(kind: type[Config], name: str) -> str:
+    field = kind.model_fields.get(name)
+    return "PROVIDER/NAME" if field and is_model_field(field) else "VALUE"

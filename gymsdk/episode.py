@@ -1,4 +1,4 @@
-"""One episode, played: the loop between a model and whatever answers its actions, written once."""
+"""Play one episode: the loop between a model and an environment, and the verification of finished transcripts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,23 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gymsdk import context, responses, types
+from gymsdk.context import use_rollout_id
 from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError, Failed, Unscorable, UsageError
-from gymsdk.plugins import calls as answers
-from gymsdk.responses import is_policy_item, iter_turn_spans
+from gymsdk.plugins.calls import STEPS_COMPONENT, add_rewards
+from gymsdk.responses import (
+    MAX_OUTPUT_CHARS,
+    NOT_RUN_OUTPUT,
+    build_function_call_output,
+    build_response,
+    check_model,
+    is_incomplete_response,
+    is_policy_item,
+    iter_turn_spans,
+    parse_actions,
+    query_model,
+    truncate_output,
+)
 from gymsdk.types import (
     Action,
     EndReason,
@@ -35,22 +47,31 @@ from gymsdk.types import (
     ToolCall,
     ToolRun,
     Transcript,
+    Usage,
+    UsageByRole,
     Verdict,
+    collect_usage,
+    record_usage,
+    usage_to_item,
 )
 
 MIN_STEP_SHARE = 0.1
-"""The share of an episode's seconds that a step must have had to be blamed for the deadline."""
+"""The share of an episode's seconds that a step must have had if a timeout is to count as the step's failure."""
 
 RECORDED_RESPONSE_FIELDS = frozenset({"id", "model", "status", "incomplete_details", "usage"})
-"""The fields of a response that are kept for each model call."""
+"""The fields of a response that are recorded for each model call."""
 
 log = logging.getLogger("gymsdk")
 
 
 class Budget(BaseModel):
-    """What one episode may use: model calls, tool calls, seconds from its reset to its last turn.
+    """The limits of one episode.
 
-    Of one tool's *output* that many characters are shown.
+    Attributes:
+        turns: The maximum number of model calls.
+        tools: The maximum number of tool calls.
+        seconds: The maximum time from the reset to the last turn.
+        output: The maximum length of one tool output in characters; longer outputs are truncated.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,13 +79,130 @@ class Budget(BaseModel):
     turns: int = Field(default=32, ge=1)
     tools: int = Field(default=128, ge=0)
     seconds: float = Field(default=600.0, gt=0)
-    # It keeps out what breaks a run, and is no part of what a run is: no row or folder says it.
-    output: int = Field(default=responses.MAX_OUTPUT_CHARS, ge=1000, exclude=True)
+    # Excluded from rows and run folders: it only protects a run against excessive outputs.
+    output: int = Field(default=MAX_OUTPUT_CHARS, ge=1000, exclude=True)
+
+
+async def play(
+    environment: Playable,
+    model: Model,
+    row: Row | Task,
+    *,
+    seed: int = 0,
+    repeat: int = 0,
+    id: str = "",
+    budget: Budget | None = None,
+    sampling: Mapping[str, Any] | None = None,
+) -> Rollout:
+    """Play one episode.
+
+    Args:
+        environment: The environment.
+        model: The policy.
+        row: The row or task.
+        seed: The environment's seed.
+        repeat: The number of this play among the plays of its task, from 0.
+        id: The rollout's id.
+        budget: The limits of the episode.
+        sampling: Request parameters that override the row's `responses_create_params`.
+
+    Returns:
+        The rollout: scored, unscorable or failed. Errors of the episode are in its `failure`.
+
+    Raises:
+        UsageError: The row does not fit the environment, or an argument has the wrong type.
+    """
+    _check_arguments(environment, model)
+    runner = EpisodeRunner(environment, budget, sampling)
+    with use_rollout_id(id):
+        try:
+            episode = await runner.open(row, seed=seed, id=id, repeat=repeat)
+            while not runner.is_over:
+                await _query_and_play_turn(runner, episode, model)
+            await runner.verify()
+        except EpisodeError as error:
+            runner.result = error
+        finally:
+            await runner.close()
+    return runner.build_rollout()
+
+
+def build_request(episode: Episode, sampling: Mapping[str, Any]) -> Item:
+    """Return the Responses request for the episode's next turn.
+
+    Args:
+        episode: The episode.
+        sampling: Request parameters that override the row's.
+    """
+    params = {key: value for key, value in episode.task.responses_create_params.items() if value is not None}
+    params.pop("tools", None)
+    history = [*episode.transcript.opening, *episode.transcript.items]
+    tools = {"tools": episode.tools} if episode.tools else {}
+    return {**params, **sampling, "input": history, **tools}
+
+
+def _check_arguments(environment: object, model: object) -> None:
+    if isinstance(environment, str):
+        raise UsageError(f"play takes an environment, not its name; write gymsdk.load({environment!r})")
+    if isinstance(model, str):
+        raise UsageError(f"play takes a model, not its name; write gymsdk.model({model!r})")
+    check_model(model)
+
+
+async def _query_and_play_turn(runner: EpisodeRunner, episode: Episode, model: Model) -> None:
+    """Query the model and play its turn, or end the episode if its deadline has passed."""
+    if episode.deadline is not None and asyncio.get_running_loop().time() >= episode.deadline:
+        episode.transcript.ended = "deadline"
+        return
+    await runner.apply_response(await _query_model(runner, episode, model))
+
+
+async def _query_model(runner: EpisodeRunner, episode: Episode, model: Model) -> Item:
+    """Return the model's response.
+
+    Raises:
+        EpisodeError: The model failed, or did not respond before the episode's deadline (kind `model_timeout`). The
+            policy did not use that time, so the episode has failed and is not verified as truncated.
+    """
+    request = build_request(episode, runner.sampling)
+    with runner.time_stage("model"):
+        try:
+            async with asyncio.timeout_at(episode.deadline):
+                return await query_model(model, request, episode=episode)
+        except TimeoutError as error:
+            raise Failed(
+                f"the model did not answer before the episode's deadline of {runner.budget.seconds:g} s"
+                f"{_format_last_attempt(error)}; check the model's server, allow more time (--deadline) or lower the"
+                " load",
+                kind="model_timeout",
+                retryable=True,
+                stage="model",
+            ) from error
+        except EpisodeError as error:
+            error.stage = "model"
+            raise
+
+
+def _format_last_attempt(error: TimeoutError) -> str:
+    """Return the last answer of the model's server, which the cancelled call added to its error as a note."""
+    notes: list[str] = getattr(error.__cause__, "__notes__", [])
+    return f" (the last attempt: {notes[-1]})" if notes else ""
+
+
+# Turns
 
 
 @dataclass(slots=True)
 class TurnResult:
-    """What came of one turn: the items to show the policy next, what it paid, whether a budget or it ended."""
+    """The result of one turn.
+
+    Attributes:
+        items: The items that the policy sees next.
+        reward: The sum of the rewards of the turn's steps.
+        calls: The number of tool calls that were run.
+        ended: Why the turn ended the episode; `None` if the episode continues.
+        runs: The tool calls and their timing.
+    """
 
     items: list[Item] = field(default_factory=list)
     reward: float = 0.0
@@ -80,27 +218,36 @@ async def play_turn(
     result: TurnResult,
     *,
     calls_left: int = 128,
-    max_output_chars: int = responses.MAX_OUTPUT_CHARS,
+    max_output_chars: int = MAX_OUTPUT_CHARS,
 ) -> None:
-    """Answer the actions in *output*, one `step` each, in order; what comes of it is *taken*, and on the transcript.
+    """Play the actions in *output*, one `step` each, in order.
 
-    After the episode is done, or the tool budget spent, a turn's remaining calls are answered `not run`. Where a step
-    raises, what came before it stays. An output beyond the *longest* is cut.
+    The calls after the end of the episode or of the tool budget are not run; their output is `NOT_RUN_OUTPUT`.
+    If a step raises, *result* and the transcript keep the steps before it.
+
+    Args:
+        environment: The environment.
+        episode: The episode.
+        output: The policy's items.
+        result: Receives the result of the turn.
+        calls_left: The number of tool calls that the episode may still make.
+        max_output_chars: The maximum length of one tool output.
     """
     messages: list[Item] = []
     episode.transcript.items.extend(output)
-    acts = responses.parse_actions(output)
+    actions = parse_actions(output)
     try:
-        for action in acts:
+        for action in actions:
             if result.ended or (isinstance(action, ToolCall) and result.calls >= calls_left):
                 result.ended = result.ended or "tools"
                 result.items.append(_build_not_run_output(action))
                 result.runs += _record_tool_run(action, time.time(), answered=False)
                 continue
-            began, started = time.time(), time.perf_counter()
+            started, started_clock = time.time(), time.perf_counter()
             step = await environment.step(episode, action)
-            result.runs += _record_tool_run(action, began, milliseconds=(time.perf_counter() - started) * 1e3)
-            result.reward = answers.add_rewards(result.reward, step.reward, "step")
+            milliseconds = (time.perf_counter() - started_clock) * 1e3
+            result.runs += _record_tool_run(action, started, milliseconds=milliseconds)
+            result.reward = add_rewards(result.reward, step.reward, "step")
             result.items.extend(_build_tool_output(action, step, max_output_chars))
             result.calls += isinstance(action, ToolCall)
             messages += [message.item() for message in step.messages]
@@ -108,16 +255,16 @@ async def play_turn(
     finally:
         result.items += messages
         episode.transcript.items.extend(result.items)
-    if not acts:
-        # Nothing to answer: asking again on the same history loops for hours with reasoning models.
+    if not actions:
+        # A turn without an action would repeat the same request; reasoning models can do so for hours.
         result.ended = "done"
     episode.done = result.ended is not None
 
 
-def _build_tool_output(action: Action, step: Step, longest: int) -> list[Item]:
+def _build_tool_output(action: Action, step: Step, max_chars: int) -> list[Item]:
     if not isinstance(action, ToolCall):
         return []
-    return [responses.build_function_call_output(action.call_id, responses.truncate_output(step.output or "", longest))]
+    return [build_function_call_output(action.call_id, truncate_output(step.output or "", max_chars))]
 
 
 def _record_tool_run(
@@ -130,14 +277,38 @@ def _record_tool_run(
 
 def _build_not_run_output(action: Action) -> Item:
     call_id = action.call_id if isinstance(action, ToolCall) else ""
-    return responses.build_function_call_output(call_id, responses.NOT_RUN_OUTPUT)
+    return build_function_call_output(call_id, NOT_RUN_OUTPUT)
+
+
+# Episodes
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenArguments:
+    """The arguments of `EpisodeRunner.open`."""
+
+    row: Row
+    id: str
+    seed: int
+    repeat: int
 
 
 class EpisodeRunner:
-    """One episode of *environment* while it is played within *budget*.
+    """Runs one episode within a budget.
 
-    `open` it, give `answer` the model's responses until it is `over`, `judge`, `close`; `rollout` is what came of it.
-    Whoever catches an `EpisodeError` of one of these hands it over as the *ending*. One of `close` is *unreleased*.
+    Call `open`, then `apply_response` with the model's responses until `is_over`, then `verify`, `close` and
+    `build_rollout`. A caller that catches an `EpisodeError` from one of these sets it as *result*.
+
+    Args:
+        environment: The environment.
+        budget: The limits of the episode.
+        sampling: Request parameters that override the row's.
+
+    Attributes:
+        episode: The episode, once it is open.
+        result: The verdict, or the error that ended the episode.
+        close_error: The error of `close`, if it failed.
+        usage: Token usage by role.
     """
 
     def __init__(
@@ -149,186 +320,201 @@ class EpisodeRunner:
         self.episode: Episode | None = None
         self.result: Verdict | EpisodeError | None = None
         self.close_error: EpisodeError | None = None
-        self.usage: types.UsageByRole = {}
-        self._opened: _OpenArguments | None = None
-        self._response: Item | None = None
+        self.usage: UsageByRole = {}
+        self._arguments: _OpenArguments | None = None
+        self._last_response: Item | None = None
         self._paid = 0.0
         self._turns = 0
-        self._calls = 0
-        self._stages: dict[str, float] = {}
-        self._model_calls: list[float] = []
-        self._asked_at: float | None = None
-        self._observed: list[ModelCall] = []
+        self._tool_calls = 0
+        self._stage_milliseconds: dict[str, float] = {}
+        self._model_milliseconds: list[float] = []
+        self._query_started: float | None = None
+        self._model_calls: list[ModelCall] = []
 
     @property
     def is_over(self) -> bool:
-        """Whether the policy has no turn left."""
+        """Whether the policy has no further turn."""
         return self.result is not None or (self.episode is not None and self.episode.transcript.ended is not None)
 
     @contextmanager
     def time_stage(self, stage: str) -> Iterator[None]:
-        """Count the time and the tokens of what runs inside to *stage*."""
+        """Add the time of the block to *stage*, and its token usage to the episode."""
         started = time.perf_counter()
         if stage == "model":
-            self._asked_at = time.time()
+            self._query_started = time.time()
         try:
-            with types.collect_usage(self.usage):
+            with collect_usage(self.usage):
                 yield
         finally:
-            spent = (time.perf_counter() - started) * 1e3
-            self._stages[stage] = self._stages.get(stage, 0.0) + spent
+            milliseconds = (time.perf_counter() - started) * 1e3
+            self._stage_milliseconds[stage] = self._stage_milliseconds.get(stage, 0.0) + milliseconds
             if stage == "model":
-                self._model_calls.append(round(spent, 3))
+                self._model_milliseconds.append(round(milliseconds, 3))
 
     async def open(self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0) -> Episode:
-        """Reset the environment; raises `EpisodeError`, and `UsageError` where the row does not fit."""
-        self._opened = _OpenArguments(row.row() if isinstance(row, Task) else row, id, seed, repeat)
+        """Reset the environment.
+
+        Args:
+            row: The row or task.
+            seed: The environment's seed.
+            id: The rollout's id.
+            repeat: The number of this play among the plays of its task, from 0.
+
+        Raises:
+            UsageError: The row does not fit the environment.
+            EpisodeError: The reset failed.
+        """
+        self._arguments = _OpenArguments(row.row() if isinstance(row, Task) else row, id, seed, repeat)
         with self.time_stage("reset"):
-            self.episode = await self.environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=self._from_now())
+            deadline = self._compute_deadline()
+            self.episode = await self.environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
         return self.episode
 
     def restart_deadline(self) -> None:
-        """Let the episode's seconds count anew: the time a policy outside takes is not the environment's."""
+        """Start the episode's seconds again: the time that an external policy takes is not the environment's."""
         if self.episode:
-            self.episode.deadline = self._from_now()
+            self.episode.deadline = self._compute_deadline()
 
     def pause_deadline(self) -> None:
-        """Stop the episode's seconds between two turns, while a policy outside of gymsdk decides on its next one."""
+        """Stop the episode's seconds between two turns, while an external policy decides on its next turn."""
         if self.episode:
             self.episode.deadline = None
 
     def limit_turns(self, turns: int) -> None:
-        """Let the episode have at most *turns* turns in all; it is judged when they are over."""
+        """Lower the turn budget to *turns*; the episode is verified when it is used up."""
         self.budget = self.budget.model_copy(update={"turns": min(turns, self.budget.turns)})
 
     async def apply_response(self, response: Item) -> TurnResult:
-        """Give what came of the turn in *response*; what ended the episode is on its transcript."""
-        episode = self._playing()
+        """Play the turn in the model's *response*; raises `EpisodeError` if a step fails."""
+        episode = self._get_episode()
         self._turns += 1
-        self._response = response
-        first = len(episode.transcript.items)
+        self._last_response = response
+        first_index = len(episode.transcript.items)
         with self.time_stage("step"):
-            types.record_usage("policy", response)
-            taken = await self._taken(episode, response)
-        self._observe(response, first, taken)
-        self._paid = answers.add_rewards(self._paid, taken.reward, "step")
-        self._calls += taken.calls
-        if taken.ended is None and self._turns >= self.budget.turns:
-            taken.ended = "turns"
-        episode.transcript.ended = taken.ended
-        return taken
+            record_usage("policy", response)
+            result = await self._play_turn(episode, response)
+        self._record_model_call(response, first_index, result)
+        self._paid = add_rewards(self._paid, result.reward, "step")
+        self._tool_calls += result.calls
+        if result.ended is None and self._turns >= self.budget.turns:
+            result.ended = "turns"
+        episode.transcript.ended = result.ended
+        return result
 
     async def verify(self) -> None:
-        """Have the transcript judged: the verdict is the *ending*. Raises `EpisodeError`."""
+        """Judge the transcript and set *result* to the verdict; raises `EpisodeError` if that fails."""
         with self.time_stage("verify"):
-            verdict = await self.environment.verify(self._playing())
-        answers.add_rewards(self._paid, verdict.reward, "verify")
+            verdict = await self.environment.verify(self._get_episode())
+        add_rewards(self._paid, verdict.reward, "verify")
         self.result = verdict
 
     async def close(self) -> None:
-        """Close the episode, if there is one."""
+        """Close the episode, if it is open."""
         if self.episode is None:
             return
         with self.time_stage("close"):
             try:
                 await self.environment.close(self.episode)
             except EpisodeError as error:
-                # The verdict stands: what was graded does not change because the cleaning up failed.
+                # A failed cleanup does not change the verdict.
                 log.warning("episode %s: %s", self.episode.id or "without an id", error)
                 self.close_error = error
 
     def build_rollout(self) -> Rollout:
-        """Give the rollout of what was played, its *ending* known."""
-        assert self.result is not None, "a rollout has an ending"
-        assert self._opened is not None, "a rollout was opened"
+        """Return the rollout; *result* must be set."""
+        assert self.result is not None, "the episode has a result"
+        assert self._arguments is not None, "the episode was opened"
         episode, verdict = self.episode, self.result if isinstance(self.result, Verdict) else None
         transcript = episode.transcript if episode else Transcript()
-        stages = {stage: round(spent, 3) for stage, spent in self._stages.items()}
+        stages = {stage: round(milliseconds, 3) for stage, milliseconds in self._stage_milliseconds.items()}
         return Rollout(
-            id=self._opened.id,
+            id=self._arguments.id,
             environment=self.environment.name,
-            row=self._opened.row,
-            seed=self._opened.seed,
-            repeat=self._opened.repeat,
+            row=self._arguments.row,
+            seed=self._arguments.seed,
+            repeat=self._arguments.repeat,
             outcome=_classify_outcome(self.result),
             ended=transcript.ended,
             sampling=self.sampling,
             opening=transcript.opening,
             tools=episode.tools if episode else [],
-            response=self._whole_response(transcript),
+            response=self._join_responses(transcript),
             reward=None if verdict is None else verdict.reward + self._paid,
             components={} if verdict is None else combine_components(verdict, self._paid),
             verdict=verdict,
             failure=_build_failure(self.result) if isinstance(self.result, EpisodeError) else None,
             turns=self._turns,
             usage=dict(self.usage),
-            timing=Timing(total=round(sum(stages.values()), 3), stages=stages, model_calls=self._model_calls),
-            calls=self._observed,
+            timing=Timing(total=round(sum(stages.values()), 3), stages=stages, model_calls=self._model_milliseconds),
+            calls=self._model_calls,
         )
 
-    def _observe(self, response: Item, first: int, taken: TurnResult) -> None:
-        """Keep what the rollout's response, which joins those of all turns, does not tell of one of them."""
-        spent = self._model_calls[-1] if self._asked_at is not None and self._model_calls else 0.0
-        about = {key: value for key, value in response.items() if key in RECORDED_RESPONSE_FIELDS}
-        asked_at, self._asked_at = self._asked_at or time.time(), None
-        count = len(response["output"])
-        self._observed.append(ModelCall(asked_at, spent, about, first, count, tuple(taken.runs)))
+    def _record_model_call(self, response: Item, first_index: int, result: TurnResult) -> None:
+        was_queried = self._query_started is not None and self._model_milliseconds
+        self._model_calls.append(
+            ModelCall(
+                started=self._query_started or time.time(),
+                milliseconds=self._model_milliseconds[-1] if was_queried else 0.0,
+                response={key: value for key, value in response.items() if key in RECORDED_RESPONSE_FIELDS},
+                first=first_index,
+                count=len(response["output"]),
+                tools=tuple(result.runs),
+            )
+        )
+        self._query_started = None
 
-    def _playing(self) -> Episode:
-        assert self.episode is not None, "a sitting is opened first"
+    def _get_episode(self) -> Episode:
+        assert self.episode is not None, "the episode was opened"
         return self.episode
 
-    def _from_now(self) -> float:
+    def _compute_deadline(self) -> float:
         return asyncio.get_running_loop().time() + self.budget.seconds
 
-    async def _taken(self, episode: Episode, response: Item) -> TurnResult:
-        """Give what came of one turn; out of time where the deadline passed in a step that had hardly any left."""
+    async def _play_turn(self, episode: Episode, response: Item) -> TurnResult:
+        """Play one turn; a step that times out because little time was left ends the episode with `deadline`."""
         output: list[Item] = response["output"]
-        if responses.is_incomplete_response(response):
+        if is_incomplete_response(response):
             episode.transcript.items.extend(output)
             return TurnResult(ended="tokens")
-        taken, started = TurnResult(), time.perf_counter()
+        result, started = TurnResult(), time.perf_counter()
         try:
-            calls_left, longest = self.budget.tools - self._calls, self.budget.output
-            await play_turn(self.environment, episode, output, taken, calls_left=calls_left, max_output_chars=longest)
+            await play_turn(
+                self.environment,
+                episode,
+                output,
+                result,
+                calls_left=self.budget.tools - self._tool_calls,
+                max_output_chars=self.budget.output,
+            )
         except Failed as error:
-            # The model spent the episode's time; the code that was asked last is not to blame.
-            late = time.perf_counter() - started < MIN_STEP_SHARE * self.budget.seconds
-            if error.kind not in {"hook_timeout", "tool_timeout"} or not late:
+            # If the model used up the time, the step that ran last is not at fault.
+            had_little_time = time.perf_counter() - started < MIN_STEP_SHARE * self.budget.seconds
+            if error.kind not in {"hook_timeout", "tool_timeout"} or not had_little_time:
                 raise
-            taken.ended = "deadline"
-        return taken
+            result.ended = "deadline"
+        return result
 
-    def _whole_response(self, transcript: Transcript) -> Item | None:
-        if self._response is None and transcript.ended is None:
+    def _join_responses(self, transcript: Transcript) -> Item | None:
+        """Return the last response with all items of the episode and the policy's total usage."""
+        if self._last_response is None and transcript.ended is None:
             return None
-        return (self._response or responses.build_response([], model="", status="incomplete")) | {
+        return (self._last_response or build_response([], model="", status="incomplete")) | {
             "output": transcript.items,
-            "usage": types.usage_to_item(self.usage.get("policy", types.Usage())),
+            "usage": usage_to_item(self.usage.get("policy", Usage())),
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenArguments:
-    """What a sitting was opened with."""
-
-    row: Row
-    id: str
-    seed: int
-    repeat: int
-
-
-def _classify_outcome(ending: Verdict | EpisodeError) -> Outcome:
-    if isinstance(ending, Verdict):
-        return "scored"
-    return "unscorable" if isinstance(ending, Unscorable) else "failed"
-
-
 def combine_components(verdict: Verdict, paid: float) -> dict[str, float]:
-    """Give the parts of a reward: those of its *verdict*, and what the steps *paid*."""
+    """Return the components of a reward: those of the *verdict*, and the rewards that the steps *paid*."""
     if not paid:
         return dict(verdict.components)
-    return (verdict.components or {"verdict": verdict.reward}) | {answers.STEPS_COMPONENT: paid}
+    return (verdict.components or {"verdict": verdict.reward}) | {STEPS_COMPONENT: paid}
+
+
+def _classify_outcome(result: Verdict | EpisodeError) -> Outcome:
+    if isinstance(result, Verdict):
+        return "scored"
+    return "unscorable" if isinstance(result, Unscorable) else "failed"
 
 
 def _build_failure(error: EpisodeError) -> Failure:
@@ -341,100 +527,18 @@ def _build_failure(error: EpisodeError) -> Failure:
     )
 
 
-async def play(
-    environment: Playable,
-    model: Model,
-    row: Row | Task,
-    *,
-    seed: int = 0,
-    repeat: int = 0,
-    id: str = "",
-    budget: Budget | None = None,
-    sampling: Mapping[str, Any] | None = None,
-) -> Rollout:
-    """Play one episode of *row* and give its rollout: scored, unscorable or failed, never raised.
-
-    *sampling* goes over the row's own `responses_create_params`. Raises `UsageError` where the row does not fit the
-    environment; anything else that goes wrong is in the rollout's `failure`.
-    """
-    _check_arguments(environment, model)
-    sitting = EpisodeRunner(environment, budget, sampling)
-    with context.use_rollout_id(id):
-        try:
-            episode = await sitting.open(row, seed=seed, id=id, repeat=repeat)
-            while not sitting.is_over:
-                await _query_and_play_turn(sitting, episode, model)
-            await sitting.verify()
-        except EpisodeError as error:
-            sitting.result = error
-        finally:
-            await sitting.close()
-    return sitting.build_rollout()
-
-
-async def _query_and_play_turn(sitting: EpisodeRunner, episode: Episode, model: Model) -> None:
-    """Ask the model once and play its turn; end the episode as truncated if its deadline has passed."""
-    if not _has_time(episode):
-        episode.transcript.ended = "deadline"
-        return
-    await sitting.apply_response(await _query_model(sitting, episode, model))
-
-
-def _has_time(episode: Episode) -> bool:
-    return episode.deadline is None or asyncio.get_running_loop().time() < episode.deadline
-
-
-async def _query_model(sitting: EpisodeRunner, episode: Episode, model: Model) -> Item:
-    """Return the model's response.
-
-    Raises:
-        EpisodeError: The model failed, or did not answer before the episode's deadline (kind `model_timeout`). The
-            policy did not spend that time, so the episode is not truncated and judged: it has failed.
-    """
-    request = build_request(episode, sitting.sampling)
-    with sitting.time_stage("model"):
-        try:
-            async with asyncio.timeout_at(episode.deadline):
-                return await responses.query_model(model, request, episode=episode)
-        except TimeoutError as error:
-            raise Failed(
-                f"the model did not answer before the episode's deadline of {sitting.budget.seconds:g} s{_format_last_attempt(error)};"
-                " check the model's server, allow more time (--deadline) or lower the load",
-                kind="model_timeout",
-                retryable=True,
-                stage="model",
-            ) from error
-        except EpisodeError as error:
-            error.stage = "model"
-            raise
-
-
-def _format_last_attempt(error: TimeoutError) -> str:
-    """Return what the model's server answered last, which the interrupted call noted on its cancellation."""
-    notes: list[str] = getattr(error.__cause__, "__notes__", [])
-    return f" (the last attempt: {notes[-1]})" if notes else ""
-
-
-def _check_arguments(environment: object, model: object) -> None:
-    if isinstance(environment, str):
-        raise UsageError(f"play takes an environment, not its name; write gymsdk.load({environment!r})")
-    if isinstance(model, str):
-        raise UsageError(f"play takes a model, not its name; write gymsdk.model({model!r})")
-    responses.check_model(model)
-
-
-def build_request(episode: Episode, sampling: Mapping[str, Any]) -> Item:
-    """Give the Responses request for the episode's next turn: its history, its tools, the row's own parameters."""
-    own = {key: value for key, value in episode.task.responses_create_params.items() if value is not None}
-    own.pop("tools", None)
-    history = [*episode.transcript.opening, *episode.transcript.items]
-    tools = {"tools": episode.tools} if episode.tools else {}
-    return {**own, **sampling, "input": history, **tools}
+# Verification of finished transcripts
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedEpisode:
-    """A verdict, what the steps *paid* beside it, and how the episode that was judged *ended*."""
+    """The result of a verification.
+
+    Attributes:
+        verdict: The verdict.
+        paid: The sum of the rewards of the steps.
+        ended: Why the episode ended.
+    """
 
     verdict: Verdict
     paid: float
@@ -442,12 +546,12 @@ class JudgedEpisode:
 
     @property
     def reward(self) -> float:
-        """The whole reward."""
+        """The sum of the verdict's and the steps' rewards."""
         return self.verdict.reward + self.paid
 
     @property
     def components(self) -> dict[str, float]:
-        """What adds up to it."""
+        """Named parts that sum to the reward."""
         return combine_components(self.verdict, self.paid)
 
     @property
@@ -467,10 +571,23 @@ async def verify_transcript(
     repeat: int = 0,
     opening: list[Item] | None = None,
 ) -> JudgedEpisode:
-    """Give the verdict on *items* as the episode of *row* that has *ended*: opened, judged and closed.
+    """Open an episode of *row*, judge *items* as its transcript, and close it.
 
-    Where the verdict takes more than the transcript, the actions are played again, within *seconds*. The policy was
-    shown *opening*, where that is known. Raises `BadRow` where the row does not fit, else `EpisodeError`.
+    If the verdict depends on more than the transcript, the actions are replayed first.
+
+    Args:
+        environment: The environment.
+        row: The row.
+        items: The items of the transcript.
+        seed: The environment's seed.
+        ended: Why the episode ended.
+        seconds: The time limit of the replay.
+        repeat: The number of the play among the plays of its task, from 0.
+        opening: The items that the policy saw before its first turn, if known.
+
+    Raises:
+        BadRow: The row does not fit the environment.
+        EpisodeError: The replay or the verification failed.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     episode = await environment.reset(row, seed=seed, repeat=repeat, deadline=deadline)
@@ -487,14 +604,14 @@ async def verify_transcript(
 async def verify_episode(
     environment: Environment, episode: Episode, items: Sequence[Item], ended: EndReason
 ) -> JudgedEpisode:
-    """Give the verdict on *items* as what was said in *episode*, open and played as far as they go."""
+    """Judge *items* as the transcript of an open *episode* whose actions have been played."""
     episode.transcript.items = list(items)
     episode.transcript.ended = ended
     return JudgedEpisode(await environment.verify(episode), episode.paid, ended)
 
 
 def drop_unfinished_turn(items: Sequence[Item], ended: EndReason) -> Sequence[Item]:
-    """Give *items* as far as they were played: a turn that the model did not finish is shown to nobody."""
+    """Return *items* without a last turn that the model did not finish, because such a turn is not played."""
     if ended != "tokens" or not items or not is_policy_item(items[-1]):
         return items
     *_, last = iter_turn_spans(items)
@@ -505,5 +622,5 @@ async def _close_after_verify(environment: Environment, episode: Episode) -> Non
     try:
         await environment.close(episode)
     except EpisodeError as error:
-        # The verdict stands: what was graded does not change because the cleaning up failed.
-        log.warning("an episode opened to be judged: %s", error)
+        # A failed cleanup does not change the verdict.
+        log.warning("an episode opened for verification: %s", error)

@@ -1,7 +1,7 @@
-"""Every way gymsdk can fail.
+"""The exceptions of gymsdk, and one-sentence descriptions of errors for messages.
 
 GymsdkError
-├── UsageError               wrong input: the command line answers with exit code 2
+├── UsageError               wrong input: the command line exits with code 2
 │   ├── UnknownEnvironment   no installed environment has that name
 │   ├── UnknownModel         no provider or policy has that name
 │   ├── UnknownSplit         the environment has no such split
@@ -9,13 +9,13 @@ GymsdkError
 │   ├── BadRow               a task row does not fit the environment
 │   ├── BadModelOption       a model's option or endpoint is missing or wrong
 │   └── BadOutput            the output folder cannot be used, or holds a run with other settings
-├── ModelLost                a run stopped early: its model gives no answers
+├── ModelLost                a run stopped early because its model stopped answering
 ├── BrokenEnvironment        an installed environment cannot be loaded
-└── EpisodeError             one episode could not be played to a reward
+└── EpisodeError             one episode ended without a reward
     ├── Failed               the model, a tool or the environment broke
     └── Unscorable           the grader could not decide
-        ├── BudgetSpent      an offloaded call used up its own CPU or memory
-        └── WorkerLost       an offloaded call lost its worker, or its wall clock, to something else
+        ├── BudgetSpent      an offloaded call exceeded its own CPU or memory limit
+        └── WorkerLost       an offloaded call lost its worker or its wall-clock time
 """
 
 from __future__ import annotations
@@ -25,39 +25,61 @@ import difflib
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from pydantic import ValidationError
+
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""Exceptions that stop running code from outside; they must never be caught as errors of an environment.
+
+Every other exception raised by an environment's code is an error of that code, including exceptions that do not derive
+from `Exception`: `SystemExit`, or a panic in a Rust extension.
+"""
+
+CALLING_LIBRARIES = ("pydantic", "pluggy")
+"""Libraries through which gymsdk calls an environment's code; their frames are not the author's."""
+
+MAX_REPORTED_ERRORS = 8
+"""The number of validation errors that one message lists."""
+
+MAX_ERROR_CHARS = 300
+"""The length of one validation error in a message; an error may quote text that a policy wrote."""
+
+MESSAGE_OVERRIDES = {
+    "path_type": "Input should be a path",
+    "tuple_type": "Input should be a list",
+}
+"""Messages by pydantic's error type that replace Python terms with the terms of JSON and YAML."""
 
 
 class GymsdkError(Exception):
-    """Anything gymsdk raises on purpose."""
+    """The base class of every error that gymsdk raises on purpose."""
 
 
 class UsageError(GymsdkError):
-    """Wrong input; the message says which and what to do.
+    """Wrong input; the message names the input and says how to correct it.
 
-    Where settings are wrong, *about* has a sentence for each, by the keys that lead to it.
+    Attributes:
+        setting_errors: For wrong settings, one `(path, sentence)` pair per setting, where `path` holds the keys that
+            lead to the setting.
     """
 
     setting_errors: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
 class UnknownEnvironment(UsageError):
-    """No installed environment has that name."""
+    """No installed environment has the requested name."""
 
 
 class UnknownModel(UsageError):
-    """No provider or policy has that name."""
+    """No provider or policy has the requested name."""
 
 
 class UnknownSplit(UsageError):
-    """The environment has no such split."""
+    """The environment has no split of the requested name."""
 
 
 class BadConfig(UsageError):
@@ -73,23 +95,25 @@ class BadModelOption(UsageError):
 
 
 class BadOutput(UsageError):
-    """The output folder cannot be used."""
+    """The output folder cannot be used, or holds a run with other settings."""
 
 
 class BrokenEnvironment(GymsdkError):
-    """An installed environment cannot be loaded; the message names it."""
+    """An installed environment cannot be loaded; the message names the environment."""
 
 
 class ModelLost(GymsdkError):
-    """A run stopped early, since its model gives no answers; what has finished is on disk."""
+    """A run stopped early because its model stopped answering; finished rollouts are on disk."""
 
 
 class EpisodeError(GymsdkError):
-    """One episode could not be played to a reward.
+    """One episode ended without a reward.
 
-    *kind* is a short machine-readable word (`hook_timeout`, `model_unreachable`, `judge_failed`, …),
-    *stage* where it happened (`reset`, `model`, `step`, `verify`, `close`; filled in by the host),
-    *retryable* whether the same episode may go well another time, *retry_after* in how many seconds at the soonest.
+    Attributes:
+        kind: A short machine-readable word, such as `hook_timeout`, `model_unreachable` or `judge_failed`.
+        stage: Where the error occurred: `reset`, `model`, `step`, `verify` or `close`. The host fills it in.
+        retryable: Whether the same episode may succeed on another attempt.
+        retry_after: Seconds to wait before that attempt; `None` if unknown.
     """
 
     def __init__(
@@ -108,7 +132,7 @@ class EpisodeError(GymsdkError):
         self.retry_after = retry_after
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Give how to make the error again elsewhere: what an exception gives by itself leaves the kind out."""
+        """Pickle the error with its attributes; the default would call `__init__` without `kind`."""
         return _rebuild_error, (type(self), self.args, self.__dict__)
 
 
@@ -117,7 +141,7 @@ class Failed(EpisodeError):
 
 
 class Unscorable(EpisodeError):
-    """The grader could not decide: raised in `verify`, it is never a reward of 0."""
+    """The grader could not decide. Raise it in `verify`; it never counts as a reward of 0."""
 
     def __init__(
         self,
@@ -131,13 +155,28 @@ class Unscorable(EpisodeError):
         super().__init__(message, kind=kind, retryable=retryable, stage=stage, retry_after=retry_after)
 
 
+class BudgetSpent(Unscorable):
+    """An offloaded call exceeded its own CPU or memory limit: its input was too much for it, at any load."""
+
+
+class WorkerLost(Unscorable):
+    """An offloaded call lost its worker or its wall-clock time for a reason other than its own work."""
+
+
 E = TypeVar("E", Failed, Unscorable)
 
 
 def convert_error(
     error: EpisodeError, error_type: type[E], *, message: str | None = None, kind: str | None = None
 ) -> E:
-    """Give *error* as one of another type, all that is not given anew kept."""
+    """Return a copy of *error* as another exception type.
+
+    Args:
+        error: The error to convert.
+        error_type: The type of the copy.
+        message: The message of the copy; that of *error* by default.
+        kind: The kind of the copy; that of *error* by default.
+    """
     return error_type(
         message or str(error),
         kind=kind or error.kind,
@@ -147,20 +186,81 @@ def convert_error(
     )
 
 
-class BudgetSpent(Unscorable):
-    """An offloaded call used up its own CPU or memory: the input was too much for it, whatever the load."""
-
-
-class WorkerLost(Unscorable):
-    """An offloaded call lost its worker, or its wall clock, to something other than its own work."""
-
-
 def format_suggestion(name: str, known: Iterable[str], then: str = "") -> str:
-    """`; did you mean 'x'?` when a known name is near *name*, else nothing; *then* follows, joined to either."""
+    """Return the end of a message about an unknown name.
+
+    Args:
+        name: The unknown name.
+        known: The names that exist.
+        then: Further advice, appended in either case.
+
+    Returns:
+        `; did you mean 'x'? Then …` if a known name is similar to *name*, else `; then …`; empty without either.
+    """
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     if nearest:
         return " ".join(filter(None, [f"; did you mean {nearest[0]!r}?", then[:1].upper() + then[1:]]))
     return f"; {then}" if then else ""
+
+
+def format_validation_error(error: ValidationError) -> str:
+    """Return the first `MAX_REPORTED_ERRORS` errors of a pydantic *error* as one sentence, each with its location."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    described = [
+        _shorten(": ".join(filter(None, [format_error_location(detail), format_error_detail(detail)])))
+        for detail in details[:MAX_REPORTED_ERRORS]
+    ]
+    omitted = len(details) - MAX_REPORTED_ERRORS
+    return "; ".join([*described, f"and {omitted} more"] if omitted > 0 else described)
+
+
+def format_error_location(detail: Mapping[str, Any]) -> str:
+    """Return the location of one pydantic error *detail* as in `world.contacts.0.name`; empty for the whole value."""
+    return ".".join(map(str, detail["loc"]))
+
+
+def format_error_detail(detail: Mapping[str, Any]) -> str:
+    """Return the message of one pydantic error *detail*, in the terms of JSON and YAML."""
+    if detail["type"] in MESSAGE_OVERRIDES:
+        return MESSAGE_OVERRIDES[detail["type"]]
+    message: str = detail["msg"]
+    return message.removeprefix("Value error, ")
+
+
+def describe_exception(error: BaseException, function: Callable[..., Any] | None = None) -> str:
+    """Return the type and message of an exception raised by an environment's code, and the author's line.
+
+    Args:
+        error: The exception.
+        function: The author's function that gymsdk called, if known. Its package distinguishes the author's lines from
+            those of libraries. Without it, the package of the outermost line outside gymsdk and `CALLING_LIBRARIES`
+            does.
+    """
+    # Imported here: `import gymsdk` must not import pydantic.
+    from pydantic import ValidationError
+
+    message = format_validation_error(error) if isinstance(error, ValidationError) else str(error)
+    line = find_author_line(traceback.extract_tb(error.__traceback__), function)
+    return f"{type(error).__name__}: {message}" + (f" ({line})" if line else "")
+
+
+def find_author_line(frames: Sequence[traceback.FrameSummary], function: Callable[..., Any] | None = None) -> str:
+    """Return the innermost line of the author's code among *frames*, and the line of the library that it called."""
+    foreign = [
+        frame
+        for frame in frames
+        if not (_is_host_or_stdlib(Path(frame.filename)) or frame.filename.startswith("<frozen"))
+    ]
+    if not foreign:
+        return ""
+    first = next(
+        (each for each in foreign if _find_package(Path(each.filename)).name not in CALLING_LIBRARIES), foreign[0]
+    )
+    package = _find_package(Path(_get_source_file(function) or first.filename))
+    authored = [frame for frame in foreign if _find_package(Path(frame.filename)) == package]
+    if not authored or authored[-1] is foreign[-1]:
+        return _format_position(foreign[-1])
+    return f"{_format_position(authored[-1])}, in a call that ended at {_format_library_position(foreign[-1])}"
 
 
 def _rebuild_error(kind: type[EpisodeError], args: tuple[object, ...], state: dict[str, object]) -> EpisodeError:
@@ -169,100 +269,19 @@ def _rebuild_error(kind: type[EpisodeError], args: tuple[object, ...], state: di
     return error
 
 
-INTERRUPTS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
-"""What ends the code that is running from outside.
-
-Everything else that an author's code raises is an error of that code, also what is no `Exception`: `SystemExit`, or the
-panic of a Rust extension.
-"""
-
-CALLING_LIBRARIES = ("pydantic", "pluggy")
-"""Libraries by which gymsdk calls an author's code."""
-
-MAX_REPORTED_ERRORS = 8
-"""How many complaints a sentence names."""
-
-MAX_ERROR_CHARS = 300
-"""How many characters one complaint may take: it may quote what a policy wrote."""
-
-MESSAGE_OVERRIDES = {
-    "path_type": "Input should be a path",
-    "tuple_type": "Input should be a list",
-}
-"""Complaints in the words of JSON and YAML, where pydantic has Python's."""
-
-
-def format_validation_error(error: ValidationError) -> str:
-    """Give the complaints of *error*, each behind the place it is about; the first of many."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    named = [
-        _shorten(
-            f"{where}: {format_error_detail(each)}"
-            if (where := format_error_location(each))
-            else format_error_detail(each)
-        )
-        for each in found[:MAX_REPORTED_ERRORS]
-    ]
-    more = [f"and {len(found) - MAX_REPORTED_ERRORS} more"] if len(found) > MAX_REPORTED_ERRORS else []
-    return "; ".join(named + more)
-
-
 def _shorten(text: str) -> str:
     return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}…"
 
 
-def format_error_location(complaint: Mapping[str, Any]) -> str:
-    """Give the place one complaint is about, as in `world.contacts.0.name`; nothing where it is about the whole."""
-    return ".".join(map(str, complaint["loc"]))
-
-
-def format_error_detail(complaint: Mapping[str, Any]) -> str:
-    """Give one complaint's own words."""
-    if complaint["type"] in MESSAGE_OVERRIDES:
-        return MESSAGE_OVERRIDES[complaint["type"]]
-    message: str = complaint["msg"]
-    return message.removeprefix("Value error, ")
-
-
-def describe_exception(error: BaseException, function: Callable[..., Any] | None = None) -> str:
-    """Give an error's type and message, and the line of the author's code that it comes from.
-
-    Args:
-        error: What the author's code raised.
-        function: The author's function that was called, where it is known. Its package tells the author's lines from
-            those of libraries. Without it, the package of the outermost line does, apart from gymsdk and `CALLERS`.
-    """
-    message = format_validation_error(error) if isinstance(error, ValidationError) else str(error)
-    where = find_author_line(traceback.extract_tb(error.__traceback__), function)
-    return f"{type(error).__name__}: {message}" + (f" ({where})" if where else "")
-
-
-def find_author_line(frames: Sequence[traceback.FrameSummary], function: Callable[..., Any] | None = None) -> str:
-    """Give the innermost line of the author's own code among *frames*, and the library's line where it ended."""
-    foreign = [
-        each for each in frames if not (_is_host_or_stdlib(Path(each.filename)) or each.filename.startswith("<frozen"))
-    ]
-    if not foreign:
-        return ""
-    first = next(
-        (each for each in foreign if _find_package(Path(each.filename)).name not in CALLING_LIBRARIES), foreign[0]
-    )
-    home = _find_package(Path(_source_file(function) or first.filename))
-    own = [frame for frame in foreign if _find_package(Path(frame.filename)) == home]
-    if not own or own[-1] is foreign[-1]:
-        return _format_position(foreign[-1])
-    return f"{_format_position(own[-1])}, in a call that ended at {_format_library_position(foreign[-1])}"
-
-
-def _source_file(function: Callable[..., Any] | None) -> str | None:
+def _get_source_file(function: Callable[..., Any] | None) -> str | None:
     code = getattr(inspect.unwrap(function), "__code__", None) if function else None
     return code.co_filename if code else None
 
 
 def _find_package(file: Path) -> Path:
-    """Give the outermost package that *file* is in, or the file itself where it is a module of its own."""
+    """Return the folder of the outermost package that contains *file*, or *file* itself for a single module."""
     if not file.is_absolute():
-        # Code made at run time is in no file: its frames are called `<string>` and the like.
+        # Code compiled at run time has no file; its frames have names such as `<string>`.
         return file
     package = file
     while package.parent != package and (package.parent / "__init__.py").exists():
@@ -280,6 +299,7 @@ def _format_library_position(frame: traceback.FrameSummary) -> str:
 
 
 def _is_host_or_stdlib(file: Path) -> bool:
-    """Whether *file* is the host's or Python's own, and no author's."""
-    homes = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
-    return "site-packages" not in file.parts[len(homes[1].parts) :] and any(home in file.parents for home in homes)
+    """Return whether *file* belongs to gymsdk or to Python's standard library."""
+    host, stdlib = Path(__file__).parent, Path(sysconfig.get_path("stdlib"))
+    in_site_packages = "site-packages" in file.parts[len(stdlib.parts) :]
+    return not in_site_packages and (host in file.parents or stdlib in file.parents)

@@ -1,4 +1,8 @@
-"""Rows: JSON objects, one to a line of a JSONL file, read and written."""
+"""Read and write JSON and JSONL files without loss.
+
+orjson reads an integer beyond 64 bits as a float, and does not write one; it neither reads nor writes an unpaired
+surrogate. This module falls back to the standard library for these values. All JSON of gymsdk goes through this module.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +22,36 @@ from gymsdk.errors import BadRow
 from gymsdk.types import Row
 
 MAX_INTEGER_DIGITS = 4300
-"""Digits that an integer may have: Python's own limit, as converting decimal digits takes quadratic time."""
+"""The number of digits of an integer: Python's own limit, because conversion takes quadratic time."""
 
 MIN_SAMPLED_BYTES = 4096
-"""Bytes from which a text is sampled before it is searched."""
+"""The size of a text that is sampled before it is searched for large integers."""
 
 SAMPLE_STRIDE_BYTES = 6
-"""Every so many bytes are sampled: at least three of them lie in 19 digits."""
+"""The distance of the sampled bytes; at least three of them lie within 19 digits."""
 
-# A number that begins a value stands behind one of these bytes. The digits of a fraction do not.
+BOM = b"\xef\xbb\xbf"
+"""The byte order mark that some editors write at the start of UTF-8 files."""
+
+# A number at the start of a value follows one of these bytes. The digits of a fraction do not.
 _NUMBER_PREFIXES = b"[,: \n\r\t-"
 _BYTE_SHAPES = bytes(
     ord("0") if byte in b"0123456789" else ord("<") if byte in _NUMBER_PREFIXES else ord("x") for byte in range(256)
 )
 _LONG_INTEGER_SHAPE = b"<" + b"0" * 19
-"""What an integer beyond 64 bits looks like: positive ones have 20 digits or more, negative ones 19."""
+"""The shape of an integer beyond 64 bits: a positive one has at least 20 digits, a negative one at least 19."""
 
 
 def parse_json(text: bytes | str, *, strict: bool = False) -> Any:
     """Return the JSON value in *text*.
 
     Args:
-        text: UTF-8, or a string.
-        strict: Refuse half of a surrogate pair, which a model may write and UTF-8 cannot hold.
+        text: UTF-8 bytes, or a string.
+        strict: Reject unpaired surrogates, which a model may write and UTF-8 cannot represent.
 
     Raises:
-        ValueError: *text* is no JSON, or one of its numbers is too large: an integer of more than `MAX_INTEGER_DIGITS`,
-            or a float beyond a double.
+        ValueError: *text* is not JSON, or a number is too large: an integer of more than `MAX_INTEGER_DIGITS` digits,
+            or a float beyond the range of a double.
     """
     data = text.encode() if isinstance(text, str) else text
     if _has_large_integer(data):
@@ -64,17 +71,17 @@ def dump_json(
     replace_surrogates: bool = False,
     default: Callable[[Any], Any] | None = None,
 ) -> bytes:
-    """Return *value* as JSON; NaN and the infinities, for which JSON has no word, are null.
+    """Return *value* as JSON; NaN and infinities, which JSON does not have, become null.
 
     Args:
-        value: What JSON can hold; keys may be numbers.
-        indent: Write it over many lines, for people.
-        replace_surrogates: Write `?` for half of a surrogate pair, instead of an escape that many readers refuse.
-        default: Returns what to write instead of something that JSON cannot hold.
+        value: The value; keys may be numbers.
+        indent: Write the value on several lines.
+        replace_surrogates: Write `?` for an unpaired surrogate instead of an escape, which many readers reject.
+        default: Converts an object that JSON does not support to one that it supports.
 
     Raises:
-        TypeError: JSON cannot hold *value*.
-        ValueError: *value* contains itself, or an integer of more than `MAX_INTEGER_DIGITS`.
+        TypeError: JSON does not support *value*.
+        ValueError: *value* contains itself, or an integer of more than `MAX_INTEGER_DIGITS` digits.
     """
     try:
         option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
@@ -89,16 +96,77 @@ def dump_json(
     return text.encode("utf-8", "replace")
 
 
+def dump_portable_json(value: Any, *, indent: bool = False) -> bytes:
+    """Return *value* as JSON that every reader accepts: unpaired surrogates become `?`."""
+    return dump_json(value, indent=indent, replace_surrogates=True)
+
+
 def dump_canonical_json(value: object) -> bytes:
-    """Return *value* as JSON that is the same in whatever order its keys came."""
+    """Return *value* as JSON with sorted keys, so that equal values give equal bytes."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:
         return json.dumps(value, sort_keys=True).encode()
 
 
+def dump_document(value: Any) -> bytes:
+    """Return *value* as an indented JSON file."""
+    return dump_portable_json(value, indent=True) + b"\n"
+
+
+def dump_row(row: Row) -> bytes:
+    """Return *row* as one line of JSONL."""
+    return dump_portable_json(row) + b"\n"
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a JSONL file with their line numbers.
+
+    Args:
+        path: The file.
+
+    Yields:
+        Pairs of a line number, from 1, and the row.
+
+    Raises:
+        BadRow: The file cannot be read, or a line is not a JSON object.
+    """
+    for number, line in read_lines(path):
+        yield number, parse_row(line, where=f"{path}:{number}")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that are not blank, numbered from 1; raises `BadRow` if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(len(BOM) if file.read(len(BOM)) == BOM else 0)
+            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+    except OSError as error:
+        raise BadRow(f"{path}: {error.strerror or error}; name a JSONL file that can be read") from None
+
+
+def parse_row(line: bytes, *, where: str) -> Row:
+    """Return the JSON object in *line*.
+
+    Args:
+        line: A line of JSONL.
+        where: The location of the line, for messages.
+
+    Raises:
+        BadRow: The line is not a JSON object.
+    """
+    try:
+        row = parse_json(line, strict=True)
+    except ValueError as error:
+        raise BadRow(f"{where}: not valid JSON ({error}); correct or remove the line") from None
+    if not isinstance(row, dict):
+        kind = type(row).__name__
+        raise BadRow(f"{where}: expected a JSON object, got {kind}; correct or remove the line")
+    return row
+
+
 def is_finite_number(value: object) -> TypeGuard[float]:
-    """Return whether *value* is a number that a double can hold: no NaN, no infinity, no larger integer."""
+    """Return whether *value* is a number within the range of a double, and neither NaN nor infinite."""
     try:
         return isinstance(value, (int, float)) and math.isfinite(value)
     except OverflowError:
@@ -106,7 +174,7 @@ def is_finite_number(value: object) -> TypeGuard[float]:
 
 
 def _has_large_integer(data: bytes) -> bool:
-    """Whether *data* may hold an integer beyond 64 bits; a text inside it that looks like one counts too."""
+    """Return whether *data* may hold an integer beyond 64 bits; a string with such digits counts too."""
     if len(data) > MIN_SAMPLED_BYTES and b"000" not in data[::SAMPLE_STRIDE_BYTES].translate(_BYTE_SHAPES):
         return False
     shape = data.translate(_BYTE_SHAPES)
@@ -129,13 +197,30 @@ def _parse_with_stdlib(data: bytes, *, strict: bool) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if strict and b"\\ud" in data.lower():
-        # Raises a ValueError for half of a surrogate pair.
+        # Raises a ValueError for an unpaired surrogate.
         json.dumps(value, ensure_ascii=False).encode()
     return value
 
 
+def _parse_integer(digits: str) -> int:
+    if len(digits) > MAX_INTEGER_DIGITS:
+        raise ValueError(f"an integer has {len(digits):,} digits; at most {MAX_INTEGER_DIGITS:,} are read")
+    return int(digits)
+
+
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("a number is larger than the largest double")
+    return number
+
+
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
 def _convert_to_plain(value: Any, default: Callable[[Any], Any] | None) -> Any:
-    """Return *value* as the standard library writes it: what orjson writes by itself is converted as orjson does."""
+    """Convert *value* to what the standard library can write, in the same way as orjson."""
     if isinstance(value, dict):
         return {_format_key(key): _convert_to_plain(each, default) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -160,7 +245,7 @@ def _convert_scalar(value: Any, default: Callable[[Any], Any] | None) -> Any:
 
 
 def _iter_members(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a dataclass that orjson writes: those that are not private."""
+    """Yield the public attributes of a dataclass, which orjson writes."""
     names = vars(value) if hasattr(value, "__dict__") else [each.name for each in dataclasses.fields(value)]
     return ((name, getattr(value, name)) for name in names if not name.startswith("_"))
 
@@ -174,66 +259,3 @@ def _format_key(key: Any) -> str:
         return str(int(plain))
     [name] = orjson.loads(orjson.dumps({plain: None}, option=orjson.OPT_NON_STR_KEYS))
     return str(name)
-
-
-def _parse_integer(digits: str) -> int:
-    if len(digits) > MAX_INTEGER_DIGITS:
-        raise ValueError(f"an integer has {len(digits):,} digits; at most {MAX_INTEGER_DIGITS:,} are read")
-    return int(digits)
-
-
-def _parse_float(text: str) -> float:
-    number = float(text)
-    if math.isinf(number):
-        raise ValueError("a number is larger than the largest double")
-    return number
-
-
-def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
-
-
-BOM = b"\xef\xbb\xbf"
-"""What some editors put before UTF-8."""
-
-
-def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield each row with its line number; raises `BadRow` at a line that is no JSON object."""
-    for number, line in read_lines(path):
-        yield number, parse_row(line, where=f"{path}:{number}")
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, numbered from 1."""
-    try:
-        with path.open("rb") as file:
-            file.seek(len(BOM) if file.read(len(BOM)) == BOM else 0)
-            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
-    except OSError as error:
-        raise BadRow(f"{path}: {error.strerror or error}; name a JSONL file that can be read") from None
-
-
-def parse_row(line: bytes, *, where: str) -> Row:
-    """Give the JSON object in *line*; raises `BadRow` that says *where*."""
-    try:
-        row = parse_json(line, strict=True)
-    except ValueError as error:
-        raise BadRow(f"{where}: not valid JSON ({error}); mend or remove the line") from None
-    if not isinstance(row, dict):
-        raise BadRow(f"{where}: a row is a JSON object, this is a {type(row).__name__}; mend or remove the line")
-    return row
-
-
-def dump_row(row: Row) -> bytes:
-    """Give *row* as one line of JSONL."""
-    return dump_portable_json(row) + b"\n"
-
-
-def dump_document(value: Any) -> bytes:
-    """Return *value* as a JSON file for people."""
-    return dump_portable_json(value, indent=True) + b"\n"
-
-
-def dump_portable_json(value: Any, *, indent: bool = False) -> bytes:
-    """Return *value* as JSON that every reader takes: half of a surrogate pair, which many refuse, becomes `?`."""
-    return dump_json(value, indent=indent, replace_surrogates=True)

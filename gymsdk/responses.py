@@ -1,4 +1,4 @@
-"""A model's response: asked for and checked, so that whatever a model does wrong is one `Failed`."""
+"""Responses API objects as plain JSON: build items and bodies, query a model, split turns, truncate output."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ from gymsdk.types import (
 )
 
 ResponseStatus: TypeAlias = Literal["completed", "incomplete", "failed"]
-"""How a Response ended."""
+"""The status of a Response object."""
 
 Api: TypeAlias = Literal["chat", "responses"]
-"""The two forms of the OpenAI API."""
+"""The two APIs of OpenAI: Chat Completions and Responses."""
 
 ReasoningFormat: TypeAlias = Literal["field", "tags", "drop"]
-"""How earlier reasoning goes back to a chat model: a field of its own, `<think>` text, or not at all.
+"""How earlier reasoning returns to a chat model: as a field, as `<think>` text, or not at all.
 
-A model asked in Responses is shown its items, or where they are to be dropped none but its own.
+A model that is queried through the Responses API receives its reasoning items, or with `drop` only those of its current
+turn.
 """
 
 FINISHED_STATUSES = (None, "completed", "incomplete")
-"""How an answer says that it is one; an engine that gave it up, or still works at it, says otherwise."""
+"""The statuses of a finished response; an engine that aborted a response or still works on it reports another."""
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-"""What an item of a training model carries of its tokens: all three, or none."""
+"""The fields with the tokens of an item of a training model; an item has all three or none."""
 
 ECHOED_REQUEST_FIELDS = (
     "instructions",
@@ -58,16 +59,31 @@ ECHOED_REQUEST_FIELDS = (
     "truncation",
     "user",
 )
-"""What a Response repeats of its request where the request has it."""
+"""The fields that a Response object repeats from its request."""
+
+NOT_RUN_OUTPUT = '{"error":"not run: the episode is over"}'
+"""The output of a tool call that follows the end of its episode."""
+
+MAX_EXCERPT_CHARS = 200
+"""The length of an invalid item in a message."""
+
+MAX_OUTPUT_CHARS = 4 * 2**20
+"""The default maximum length of one tool output, in characters; images and files count."""
+
+TRUNCATION_NOTE = "\n[truncated: this output has {size} characters; at most {max_chars} are shown]"
+OMITTED_PART_NOTE = "[omitted: {kind} of {size} characters; at most {max_chars} characters of one output are shown]"
+
+
+# Building items and bodies
 
 
 def generate_id(prefix: str) -> str:
-    """A new id: *prefix*, an underscore, 32 hexadecimal digits."""
+    """Return a new id: *prefix*, an underscore and 32 hexadecimal digits."""
     return f"{prefix}_{uuid4().hex}"
 
 
 def build_message(text: str, *, id: str | None = None) -> Item:
-    """The policy's reply *text* as an output item."""
+    """Return the policy's reply *text* as an output item."""
     return {
         "id": id or generate_id("msg"),
         "type": "message",
@@ -80,7 +96,7 @@ def build_message(text: str, *, id: str | None = None) -> Item:
 def build_function_call(
     name: str, arguments: str | Mapping[str, Any], call_id: str | None = None, *, id: str | None = None
 ) -> Item:
-    """A call of the tool *name* as an output item, its arguments verbatim where they are text."""
+    """Return a call of the tool *name* as an output item; text arguments are kept unchanged."""
     return {
         "id": id or generate_id("fc"),
         "type": "function_call",
@@ -91,20 +107,15 @@ def build_function_call(
     }
 
 
-def build_function_call_output(call_id: str, output: str | list[Item]) -> Item:
-    """The answer to the call *call_id* as an input item."""
+def build_function_call_output(call_id: str, output: Content) -> Item:
+    """Return the output of the call *call_id* as an input item."""
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 
 def build_reasoning(*texts: str, id: str | None = None) -> Item:
-    """The policy's thoughts as one output item, a summary part for each text."""
+    """Return the policy's reasoning as one output item with a summary part per text."""
     summary = [{"type": "summary_text", "text": text} for text in texts]
     return {"id": id or generate_id("rs"), "type": "reasoning", "status": "completed", "summary": summary}
-
-
-def is_finished(response: Item) -> bool:
-    """Whether *response* is an answer: one that was aborted, or is yet to come, is none."""
-    return response.get("status") in FINISHED_STATUSES
 
 
 def build_usage(
@@ -114,7 +125,7 @@ def build_usage(
     cached_tokens: int | None = None,
     reasoning_tokens: int | None = None,
 ) -> Item:
-    """The usage of one call; a detail is null where the provider did not report it."""
+    """Return the usage of one call; a detail is null if the provider did not report it."""
     return {
         "input_tokens": input_tokens,
         "input_tokens_details": {"cached_tokens": cached_tokens},
@@ -134,8 +145,18 @@ def build_response(
     request: Item | None = None,
     id: str | None = None,
 ) -> Item:
-    """A whole Response object around *output*; *reason* says why it is incomplete, *request* is echoed."""
-    asked = request or {}
+    """Return a complete Response object.
+
+    Args:
+        output: The output items.
+        model: The model's name.
+        usage: The token usage; see `build_usage`.
+        status: The status of the response.
+        reason: Why an incomplete response is incomplete.
+        request: The request, of which the response repeats `ECHOED_REQUEST_FIELDS` and the tool settings.
+        id: The response's id; a new one by default.
+    """
+    echoed = request or {}
     return {
         "id": id or generate_id("resp"),
         "object": "response",
@@ -146,75 +167,10 @@ def build_response(
         "incomplete_details": {"reason": reason} if reason else None,
         "output": output,
         "usage": usage,
-        "parallel_tool_calls": _get_or_default(asked, "parallel_tool_calls", default=True),
-        "tool_choice": _get_or_default(asked, "tool_choice", default="auto"),
-        "tools": _get_or_default(asked, "tools", default=[]),
-    } | {key: asked[key] for key in ECHOED_REQUEST_FIELDS if asked.get(key) is not None}
-
-
-_OVERFLOW_MESSAGE = re.compile(
-    r"context.?(length|window|size|limit)|maximum (model|allowed) length|prompt is too long"
-    r"|max_tokens must be at least 1, got -",
-    re.IGNORECASE,
-)
-# What llama.cpp calls it, whatever its status.
-_LLAMA_CPP_OVERFLOW_TYPE = "exceed_context_size_error"
-# Servers that check a request with pydantic quote it after these words.
-_QUOTED_REQUEST = re.compile(r"""['"]input['"]\s*:|input_value\s*=""")
-_CONTEXT_SIZE = re.compile(r"maximum context length (?:is|of) (\d+)", re.IGNORECASE)
-_REQUESTED_TOKENS = re.compile(
-    r"too large: (\d+)|requested (\d+) output tokens|(\d+) (?:tokens for|in) the completion", re.IGNORECASE
-)
-
-
-def is_context_overflow(status: int, body: bytes) -> bool:
-    """Whether a server's refusal says that the prompt does not fit its model's context.
-
-    Where the answer alone was to be longer than the context no prompt fits: that is a wrong request.
-    """
-    if status < 400:  # noqa: PLR2004 - what HTTP calls an error
-        return False
-    error = _parse_error(body)
-    if status not in {400, 413, 422}:
-        return error is not None and _get_error_type(error) == _LLAMA_CPP_OVERFLOW_TYPE
-    said = list(_iter_error_texts(error)) if error is not None else []
-    return any(map(_OVERFLOW_MESSAGE.search, said)) and not any(map(_requests_too_many_tokens, said))
-
-
-def _requests_too_many_tokens(words: str) -> bool:
-    room, requested = _CONTEXT_SIZE.search(words), _REQUESTED_TOKENS.search(words)
-    if not room or not requested:
-        return False
-    return int(next(filter(None, requested.groups()))) >= int(room[1])
-
-
-def _parse_error(body: bytes) -> Item | None:
-    try:
-        refused = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    return refused if isinstance(refused, dict) else None
-
-
-def _get_error_type(refused: Item) -> object:
-    error = refused.get("error")
-    return error.get("type") if isinstance(error, dict) else None
-
-
-def _iter_error_texts(refused: Item) -> Iterator[str]:
-    """What a refusal says in the server's own words: what it repeats of the request is not among them."""
-    error = refused.get("error")
-    own = [error.get("message"), error.get("code")] if isinstance(error, dict) else [error]
-    for words in (*own, refused.get("message"), refused.get("detail")):
-        if isinstance(words, str):
-            yield _QUOTED_REQUEST.split(words)[0]
-
-
-def build_overflow_response(body: str, *, model: str, request: Item) -> Item:
-    """The Response to a prompt that does not fit: incomplete and empty, with what the server said of it."""
-    none = build_usage(cached_tokens=0, reasoning_tokens=0)
-    empty = build_response([], model=model, usage=none, status="incomplete", request=request)
-    return empty | {"incomplete_details": {"reason": "max_output_tokens", "message": body[:500]}}
+        "parallel_tool_calls": _get_or_default(echoed, "parallel_tool_calls", default=True),
+        "tool_choice": _get_or_default(echoed, "tool_choice", default="auto"),
+        "tools": _get_or_default(echoed, "tools", default=[]),
+    } | {key: echoed[key] for key in ECHOED_REQUEST_FIELDS if echoed.get(key) is not None}
 
 
 def _get_or_default(request: Item, key: str, *, default: object) -> object:
@@ -222,23 +178,32 @@ def _get_or_default(request: Item, key: str, *, default: object) -> object:
     return default if value is None else value
 
 
-MAX_EXCERPT_CHARS = 200
-"""Characters of an unreadable item that a message shows."""
+# Querying a model
 
 
 async def query_model(model: Model, request: Item, *, episode: Episode | None, label: str = "the model") -> Item:
-    """Give *model*'s response to *request*; raises `Failed` where it gives none, or one that cannot be read."""
+    """Return *model*'s response to *request*.
+
+    Args:
+        model: The model.
+        request: The body of a Responses request.
+        episode: The episode that the request belongs to, if any.
+        label: What messages call the model.
+
+    Raises:
+        Failed: The model gave no response or an invalid one, or a content filter withheld it.
+    """
     response = await query_model_allowing_filtered(model, request, episode=episode, label=label)
     if (response.get("incomplete_details") or {}).get("reason") == "content_filter":
-        # What was held back is neither an answer nor a budget that ran out: there is nothing to grade.
-        raise Failed(f"{label}'s answer was held back by a content filter", kind="model_withheld")
+        # A withheld response is neither an answer nor an exhausted budget, so it cannot be graded.
+        raise Failed(f"a content filter withheld the response of {label}", kind="model_withheld")
     return response
 
 
 async def query_model_allowing_filtered(
     model: Model, request: Item, *, episode: Episode | None, label: str = "the model"
 ) -> Item:
-    """Give *model*'s response to *request* like `asked`, also one that a content filter held back."""
+    """Return *model*'s response like `query_model`, including a response that a content filter withheld."""
     try:
         response = await model.respond(request, episode=episode)
     except EpisodeError:
@@ -246,7 +211,7 @@ async def query_model_allowing_filtered(
     except asyncio.CancelledError as error:
         if is_task_cancelled():
             raise
-        # Nobody cancelled this: let through, it would pass for the end of the whole run.
+        # The model raised this by itself. Propagated, it would cancel the whole run.
         raise Failed(f"{label} raised CancelledError", kind="model_raised", retryable=True) from error
     except Exception as error:
         kind = "model_timeout" if isinstance(error, TimeoutError) else "model_raised"
@@ -254,42 +219,50 @@ async def query_model_allowing_filtered(
     if not is_response(response):
         raise _build_invalid_response_error(response, label)
     if response.get("error") or not is_finished(response):
-        why = response.get("error") or f"its answer is {response.get('status')!r}"
-        raise Failed(f"{label} failed: {why}", kind="model_error", retryable=True)
+        reason = response.get("error") or f"its response has the status {response.get('status')!r}"
+        raise Failed(f"{label} failed: {reason}", kind="model_error", retryable=True)
     return response
 
 
 def check_model(model: object) -> None:
-    """Refuse a *model* that cannot be asked; raises `UsageError`."""
+    """Check that *model* has a `respond` method that accepts a request and an episode.
+
+    Raises:
+        UsageError: It has not.
+    """
     kind, respond = type(model).__name__, getattr(model, "respond", None)
     advice = "write `async def respond(self, request, *, episode=None)`"
     if not callable(respond):
-        made = "take one of gymsdk.model(name)"
-        raise UsageError(f"a model is an object with a `respond`, which {kind} has not; {advice}, or {made}")
+        raise UsageError(f"model {kind} has no method `respond`; {advice}, or use gymsdk.model(name)")
     try:
-        taken = inspect.signature(respond)
+        signature = inspect.signature(respond)
     except ValueError:
-        # What is written in C need not say what it takes.
+        # Functions written in C need not have a signature.
         return
     try:
-        taken.bind({}, episode=None)
+        signature.bind({}, episode=None)
     except TypeError as error:
-        raise UsageError(f"the `respond` of model {kind} cannot be asked: {error}; {advice}") from None
+        raise UsageError(f"method `respond` of model {kind} cannot be called: {error}; {advice}") from None
 
 
 def is_task_cancelled() -> bool:
-    """Whether somebody cancelled the task that runs."""
+    """Return whether the cancellation of the current task was requested."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
+def is_finished(response: Item) -> bool:
+    """Return whether *response* is finished: not aborted and not in progress."""
+    return response.get("status") in FINISHED_STATUSES
+
+
 def is_incomplete_response(response: Item) -> bool:
-    """Whether the model ran out of tokens before it had finished."""
+    """Return whether the model ran out of tokens before the end of its response."""
     return response.get("status") == "incomplete" or bool(response.get("incomplete_details"))
 
 
 def is_response(value: object) -> bool:
-    """Return whether *value* is a Response object as far as gymsdk reads one."""
+    """Return whether *value* is a Response object, as far as gymsdk reads one."""
     return _has_output(value) and all(map(_is_valid_item, value["output"]))
 
 
@@ -303,68 +276,97 @@ def _is_valid_item(item: object) -> bool:
     return is_content(item.get("content")) and isinstance(item.get("type", "message"), str)
 
 
-def _build_invalid_response_error(value: object, who: str) -> Failed:
-    """Return the failure of an answer that is no Response object.
+def _build_invalid_response_error(value: object, label: str) -> Failed:
+    """Return the failure for a response that is not a Response object.
 
-    An answer without a list of items may come from a proxy and change with the next try. One whose items have the wrong
-    types is what the model's server makes of its model, and stays so.
+    A response without an output list may come from a proxy, so another attempt can help. Items with wrong types come
+    from the model's server and stay wrong.
     """
-    message = f"{who}'s answer is no Response object"
+    message = f"{label} did not return a Response object"
     if not _has_output(value):
         return Failed(message, kind="model_bad_answer", retryable=True)
-    number, item = next((number, item) for number, item in enumerate(value["output"]) if not _is_valid_item(item))
-    wrong = repr(item)[:MAX_EXCERPT_CHARS]
-    expected = "an item is an object whose `content` is text or a list of parts"
-    return Failed(f"{message}: item {number} of its output is {wrong}, and {expected}", kind="model_bad_answer")
+    index, item = next((index, item) for index, item in enumerate(value["output"]) if not _is_valid_item(item))
+    excerpt = repr(item)[:MAX_EXCERPT_CHARS]
+    expected = "expected an object whose `content` is text or a list of parts"
+    return Failed(f"{message}: item {index} of its output is {excerpt}; {expected}", kind="model_bad_answer")
 
 
-MAX_OUTPUT_CHARS = 4 * 2**20
-"""Characters of one output where nobody says otherwise; those of pictures and files in it count too."""
+# Context overflow
 
-TRUNCATION_NOTE = "\n[cut here: this output has {whole} characters, and at most {longest} of one are shown]"
-OMITTED_PART_NOTE = "[left out: {kind} of {size} characters, where at most {longest} of one output are shown]"
-
-
-def truncate_output(output: Content, max_chars: int = MAX_OUTPUT_CHARS) -> Content:
-    """Give *output* as it is, or *longest* characters of it, the last of which say that there was more."""
-    if isinstance(output, str):
-        return output if len(output) <= max_chars else _truncate_text(output, max_chars, max_chars)
-    if sum(map(_count_chars, output)) <= max_chars:
-        return output
-    return [*_truncate_parts(output, max_chars)]
-
-
-def _truncate_parts(parts: list[Item], longest: int) -> Iterator[Item]:
-    """Yield what fits of *parts*: texts are cut, of anything else half would be none."""
-    left = longest
-    for part in parts:
-        size, text = _count_chars(part), part.get("text")
-        if size <= left:
-            left -= size
-            yield part
-        elif isinstance(text, str):
-            yield {**part, "text": _truncate_text(text, left, longest)}
-            left = 0
-        else:
-            absent = OMITTED_PART_NOTE.format(kind=part.get("type"), size=size, longest=longest)
-            yield {"type": "input_text", "text": absent}
+_OVERFLOW_MESSAGE = re.compile(
+    r"context.?(length|window|size|limit)|maximum (model|allowed) length|prompt is too long"
+    r"|max_tokens must be at least 1, got -",
+    re.IGNORECASE,
+)
+# The error type that llama.cpp reports, with any status.
+_LLAMA_CPP_OVERFLOW_TYPE = "exceed_context_size_error"
+# Servers that validate requests with pydantic quote the request after these words.
+_QUOTED_REQUEST = re.compile(r"""['"]input['"]\s*:|input_value\s*=""")
+_CONTEXT_SIZE = re.compile(r"maximum context length (?:is|of) (\d+)", re.IGNORECASE)
+_REQUESTED_TOKENS = re.compile(
+    r"too large: (\d+)|requested (\d+) output tokens|(\d+) (?:tokens for|in) the completion", re.IGNORECASE
+)
 
 
-def _truncate_text(text: str, left: int, longest: int) -> str:
-    note = TRUNCATION_NOTE.format(whole=len(text), longest=longest)
-    return text[: max(0, left - len(note))] + note
+def is_context_overflow(status: int, body: bytes) -> bool:
+    """Return whether a server rejected a request because its prompt does not fit the model's context.
+
+    A request whose output limit alone exceeds the context is wrong for any prompt, so it is not an overflow.
+
+    Args:
+        status: The status of the server's answer.
+        body: The body of the answer.
+    """
+    if status < 400:  # noqa: PLR2004 - HTTP error statuses start here
+        return False
+    error = _parse_error(body)
+    if status not in {400, 413, 422}:
+        return error is not None and _get_error_type(error) == _LLAMA_CPP_OVERFLOW_TYPE
+    texts = list(_iter_error_texts(error)) if error is not None else []
+    return any(map(_OVERFLOW_MESSAGE.search, texts)) and not any(map(_requests_too_many_tokens, texts))
 
 
-def _count_chars(part: Item) -> int:
-    return sum(len(value) for value in part.values() if isinstance(value, str))
+def build_overflow_response(body: str, *, model: str, request: Item) -> Item:
+    """Return the Response for a prompt that does not fit: incomplete and empty, with an excerpt of *body*."""
+    usage = build_usage(cached_tokens=0, reasoning_tokens=0)
+    empty = build_response([], model=model, usage=usage, status="incomplete", request=request)
+    return empty | {"incomplete_details": {"reason": "max_output_tokens", "message": body[:500]}}
 
 
-NOT_RUN_OUTPUT = '{"error":"not run: the episode is over"}'
-"""What answers a call that came after the end of its episode."""
+def _requests_too_many_tokens(text: str) -> bool:
+    context_size, requested = _CONTEXT_SIZE.search(text), _REQUESTED_TOKENS.search(text)
+    if not context_size or not requested:
+        return False
+    return int(next(filter(None, requested.groups()))) >= int(context_size[1])
+
+
+def _parse_error(body: bytes) -> Item | None:
+    try:
+        error = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return error if isinstance(error, dict) else None
+
+
+def _get_error_type(body: Item) -> object:
+    error = body.get("error")
+    return error.get("type") if isinstance(error, dict) else None
+
+
+def _iter_error_texts(body: Item) -> Iterator[str]:
+    """Yield the server's messages in *body*, without the parts of the request that they quote."""
+    error = body.get("error")
+    messages = [error.get("message"), error.get("code")] if isinstance(error, dict) else [error]
+    for message in (*messages, body.get("message"), body.get("detail")):
+        if isinstance(message, str):
+            yield _QUOTED_REQUEST.split(message)[0]
+
+
+# Turns
 
 
 def parse_actions(output: Iterable[Item]) -> list[Action]:
-    """Give what one turn does: its tool calls in order, or else its text as one reply; nothing if it has neither."""
+    """Return the actions of one turn: its tool calls in order, else its text as one reply, else nothing."""
     items = list(output)
     calls: list[Action] = list(iter_tool_calls(items))
     if calls:
@@ -374,13 +376,13 @@ def parse_actions(output: Iterable[Item]) -> list[Action]:
 
 
 def iter_turns(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Yield the policy's items turn by turn: an item of the environment ends a turn."""
-    whole = list(items)
-    return (whole[span] for span in iter_turn_spans(whole))
+    """Yield the policy's items turn by turn; an item of the environment ends a turn."""
+    transcript = list(items)
+    return (transcript[span] for span in iter_turn_spans(transcript))
 
 
 def iter_turn_spans(items: Sequence[Item]) -> Iterator[slice]:
-    """Yield where in *items* each turn lies."""
+    """Yield the slice of *items* that holds each turn."""
     start = None
     for index, item in enumerate(items):
         if is_policy_item(item):
@@ -393,13 +395,58 @@ def iter_turn_spans(items: Sequence[Item]) -> Iterator[slice]:
 
 
 def get_played_actions(items: Sequence[Item], span: slice) -> list[Action]:
-    """Give the actions of one turn that were played: not a call without an answer, nor one answered `not run`."""
-    after = takewhile(lambda item: not is_policy_item(item), items[span.stop :])
-    run = [item.get("call_id") for item in after if item.get("output", NOT_RUN_OUTPUT) != NOT_RUN_OUTPUT]
-    return [act for act in parse_actions(items[span]) if isinstance(act, Message) or act.call_id in run]
+    """Return the actions of the turn at *span* that the environment ran.
+
+    Calls without an output and calls with `NOT_RUN_OUTPUT` are left out.
+    """
+    outputs = takewhile(lambda item: not is_policy_item(item), items[span.stop :])
+    run_ids = [item.get("call_id") for item in outputs if item.get("output", NOT_RUN_OUTPUT) != NOT_RUN_OUTPUT]
+    return [action for action in parse_actions(items[span]) if isinstance(action, Message) or action.call_id in run_ids]
 
 
 def is_policy_item(item: Item) -> bool:
-    """Whether the policy made *item*, not the environment."""
-    # No set, here and above: a client's item may have anything for its type and its id.
+    """Return whether the policy produced *item*, and not the environment."""
+    # A tuple, and a list in `get_played_actions`: a client's item may have an unhashable type or id.
     return is_reply(item) or item.get("type") in ("function_call", "reasoning")
+
+
+# Truncation of tool outputs
+
+
+def truncate_output(output: Content, max_chars: int = MAX_OUTPUT_CHARS) -> Content:
+    """Return *output* if it fits, else its first part with a note at the end.
+
+    Args:
+        output: The output of a tool.
+        max_chars: The maximum length, in characters, including the note.
+    """
+    if isinstance(output, str):
+        return output if len(output) <= max_chars else _truncate_text(output, max_chars, max_chars)
+    if sum(map(_count_chars, output)) <= max_chars:
+        return output
+    return [*_truncate_parts(output, max_chars)]
+
+
+def _truncate_parts(parts: list[Item], max_chars: int) -> Iterator[Item]:
+    """Yield the parts that fit: texts are truncated, other parts are replaced by a note."""
+    remaining = max_chars
+    for part in parts:
+        size, text = _count_chars(part), part.get("text")
+        if size <= remaining:
+            remaining -= size
+            yield part
+        elif isinstance(text, str):
+            yield {**part, "text": _truncate_text(text, remaining, max_chars)}
+            remaining = 0
+        else:
+            note = OMITTED_PART_NOTE.format(kind=part.get("type"), size=size, max_chars=max_chars)
+            yield {"type": "input_text", "text": note}
+
+
+def _truncate_text(text: str, remaining: int, max_chars: int) -> str:
+    note = TRUNCATION_NOTE.format(size=len(text), max_chars=max_chars)
+    return text[: max(0, remaining - len(note))] + note
+
+
+def _count_chars(part: Item) -> int:
+    return sum(len(value) for value in part.values() if isinstance(value, str))

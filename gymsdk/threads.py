@@ -1,4 +1,4 @@
-"""Daemon threads for blocking functions: bounded, under a deadline, replaced where one hangs."""
+"""Bounded pools of daemon threads for blocking functions, with time limits and replacement of hung threads."""
 
 from __future__ import annotations
 
@@ -19,203 +19,103 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-def resolve_future(future: asyncio.Future[T], value: T) -> bool:
-    """Whether *future*'s loop still runs; if so the future gets *value*, from whatever thread this is called in."""
-    try:
-        future.get_loop().call_soon_threadsafe(_set_result, future, value)
-    except RuntimeError:  # the loop is closed, so nobody waits
-        return False
-    return True
-
-
-def _set_result(future: asyncio.Future[T], value: T) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-class _EndOfIteration:
-    """What stands behind the last item of an iterator."""
-
-
-END_OF_ITERATION = _EndOfIteration()
-
-
-class CrossLoopSemaphore:
-    """So many at once, whichever event loop each of them runs in."""
-
-    def __init__(self, count: int) -> None:
-        self._lock = threading.Lock()
-        self._left = count
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def acquire(self) -> None:
-        """Return once one of the permits is the caller's."""
-        with self._lock:
-            if self._left > 0:
-                self._left -= 1
-                return
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            self._give_up(turn)
-            raise
-
-    def _give_up(self, turn: asyncio.Future[None]) -> None:
-        with self._lock:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-                return
-        self.release()  # the permit was on its way
-
-    def release(self) -> None:
-        """Hand one permit to whoever waits longest."""
-        with self._lock:
-            while self._waiting:
-                if resolve_future(self._waiting.popleft(), None):
-                    return
-            self._left += 1
-
-
-def iterate_in_thread(source: Callable[[], Iterable[T]]) -> Iterator[T]:
-    """Yield the items of what *source* returns, made in one daemon thread from first to last.
-
-    An item is made when it is asked for. The thread ends with the iteration, or once nothing refers to this iterator.
-    """
-    asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    made: queue.SimpleQueue[Callable[[], T | _EndOfIteration]] = queue.SimpleQueue()
-    context = contextvars.copy_context()
-
-    def serve() -> None:
-        items: Iterator[T] | None = None
-
-        def following() -> T | _EndOfIteration:
-            nonlocal items
-            if items is None:
-                items = iter(source())
-            return next(items, END_OF_ITERATION)
-
-        while asked.get():
-            made.put(_capture_outcome(lambda: context.run(following)))
-
-    threading.Thread(target=serve, name="gymsdk-iterator", daemon=True).start()
-    try:
-        while True:
-            asked.put(True)
-            item = made.get()()
-            if isinstance(item, _EndOfIteration):
-                return
-            yield item
-    finally:
-        asked.put(False)
-
-
-def _capture_outcome(function: Callable[[], T]) -> Callable[[], T]:
-    """Call *function*, and give a function that ends the same way: with its value or with its exception."""
-    try:
-        value = function()
-    except BaseException as raised:  # noqa: BLE001 - it is raised again where the caller waits
-        error = raised
-
-        def fail() -> T:
-            raise error
-
-        return fail
-    return lambda: value
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """One call: *work* makes it and gives what hands over its end; whoever is first sets *finished* or *abandoned*."""
-
-    work: Callable[[], Callable[[], object]]
-    finished: bool = False
-    abandoned: bool = False
-
-
 class ThreadPool:
-    """At most *limit* blocking calls at once, each in a daemon thread: reused afterwards, abandoned where it hangs.
+    """Runs blocking calls, each in a daemon thread that is reused afterwards.
 
-    An abandoned thread no longer counts towards *limit*; while *most_hung* of them hang, further calls are refused.
+    A thread whose call exceeds its time limit is abandoned and no longer counts towards *limit*.
+
+    Args:
+        limit: The maximum number of simultaneous calls.
+        max_hung: The number of hung threads at which further calls are refused.
     """
 
     def __init__(self, limit: int = 64, *, max_hung: int = 256) -> None:
         self._limit = limit
-        self._most_hung = max_hung
-        self._begin()
+        self._max_hung = max_hung
+        self._initialize()
 
-    def _begin(self) -> None:
+    def _initialize(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._permits = CrossLoopSemaphore(self._limit)
+        self._semaphore = CrossLoopSemaphore(self._limit)
         self._idle: list[queue.SimpleQueue[_Job]] = []
         self._hung = 0
 
     @property
     def hung(self) -> int:
-        """How many abandoned threads have not come back."""
+        """The number of abandoned threads whose calls have not returned."""
         return self._hung
 
-    async def run(self, function: Callable[[*Ts], T], *args: *Ts, timeout: float | None = None) -> T:  # noqa: ASYNC109 - it counts from when the call begins, not from now
-        """Give what *function* returns; raise `TimeoutError` where it runs longer than *timeout* seconds.
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts, timeout: float | None = None) -> T:  # noqa: ASYNC109 - counts from the start of the call
+        """Run *function* in a thread and return its result.
 
-        There, and where the caller is cancelled, the thread is abandoned. Waiting for a thread does not count.
+        If the call exceeds its time limit, or the caller is cancelled, the thread is abandoned.
+
+        Args:
+            function: The function.
+            *args: Its arguments.
+            timeout: Seconds that the call may take, without the wait for a free thread; `None` for no limit.
+
+        Raises:
+            TimeoutError: The call takes longer.
+            Failed: Too many threads hang, or the function tried to exit the process.
         """
         if self._process != os.getpid():
-            self._begin()  # threads do not survive a fork
-        permits = self._permits
-        await permits.acquire()
+            self._initialize()  # threads do not survive a fork
+        semaphore = self._semaphore
+        await semaphore.acquire()
         try:
-            end = await self._end(function, args, timeout)
+            outcome = await self._run_in_thread(function, args, timeout)
         finally:
-            permits.release()
-        return _unwrap_outcome(end, function)
+            semaphore.release()
+        return _unwrap_outcome(outcome, function)
 
-    async def _end(self, function: Callable[[*Ts], T], args: tuple[*Ts], limit: float | None) -> Callable[[], T]:
-        self._refuse_if_exhausted()
-        ended: asyncio.Future[Callable[[], T]] = asyncio.get_running_loop().create_future()
+    async def _run_in_thread(
+        self, function: Callable[[*Ts], T], args: tuple[*Ts], limit: float | None
+    ) -> Callable[[], T]:
+        self._check_hung_threads()
+        future: asyncio.Future[Callable[[], T]] = asyncio.get_running_loop().create_future()
         context = contextvars.copy_context()
 
         def work() -> Callable[[], object]:
-            end = _capture_outcome(lambda: context.run(function, *args))
-            return lambda: resolve_future(ended, end)
+            outcome = _capture_outcome(lambda: context.run(function, *args))
+            return lambda: resolve_future(future, outcome)
 
         job = _Job(work)
-        self._start(job)
+        self._submit(job)
         try:
             async with asyncio.timeout(limit):
-                return await ended
+                return await future
         except TimeoutError:
             raise TimeoutError(f"{_get_function_name(function)} has not returned after {limit:g} s") from None
         finally:
-            self._leave(job)
+            self._abandon_if_running(job)
 
-    def _refuse_if_exhausted(self) -> None:
-        if self._hung >= self._most_hung:
+    def _check_hung_threads(self) -> None:
+        if self._hung >= self._max_hung:
             raise Failed(
-                f"{self._hung} calls hang in abandoned threads, so no further one is begun; "
+                f"{self._hung} calls hang in abandoned threads, so no further call is started; "
                 "find the blocking call without a timeout in the environment's hooks and tools",
                 kind="threads_exhausted",
                 retryable=True,
             )
 
-    def _start(self, job: _Job) -> None:
+    def _submit(self, job: _Job) -> None:
         with self._lock:
             jobs = self._idle.pop() if self._idle else None
         if jobs is None:
             jobs = queue.SimpleQueue()
-            threading.Thread(target=self._serve, args=(jobs,), name="gymsdk", daemon=True).start()
+            threading.Thread(target=self._run_jobs, args=(jobs,), name="gymsdk", daemon=True).start()
         jobs.put(job)
 
-    def _serve(self, jobs: queue.SimpleQueue[_Job]) -> None:
+    def _run_jobs(self, jobs: queue.SimpleQueue[_Job]) -> None:
         while True:
             job = jobs.get()
-            hand_over = job.work()
+            deliver = job.work()
             if not self._finish(job, jobs):
                 return
-            hand_over()
-            del job, hand_over  # an idle thread must not keep a result alive
+            deliver()
+            del job, deliver  # an idle thread must not keep a result alive
 
     def _finish(self, job: _Job, jobs: queue.SimpleQueue[_Job]) -> bool:
         with self._lock:
@@ -226,24 +126,145 @@ class ThreadPool:
             self._idle.append(jobs)
             return True
 
-    def _leave(self, job: _Job) -> None:
+    def _abandon_if_running(self, job: _Job) -> None:
         with self._lock:
             if not job.finished:
                 job.abandoned = True
                 self._hung += 1
 
 
-def _unwrap_outcome(end: Callable[[], T], function: Callable[..., object]) -> T:
+class CrossLoopSemaphore:
+    """A first-come, first-served semaphore for tasks of any number of event loops and threads."""
+
+    def __init__(self, count: int) -> None:
+        self._lock = threading.Lock()
+        self._free = count
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    async def acquire(self) -> None:
+        """Wait for a permit and take it."""
+        with self._lock:
+            if self._free > 0:
+                self._free -= 1
+                return
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self._stop_waiting(waiter)
+            raise
+
+    def _stop_waiting(self, waiter: asyncio.Future[None]) -> None:
+        with self._lock:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                return
+        self.release()  # the waiter had received a permit already
+
+    def release(self) -> None:
+        """Return a permit; the task that has waited longest receives it."""
+        with self._lock:
+            while self._waiters:
+                if resolve_future(self._waiters.popleft(), None):
+                    return
+            self._free += 1
+
+
+def resolve_future(future: asyncio.Future[T], value: T) -> bool:
+    """Set the result of *future* from any thread; return `False` if its event loop is closed."""
     try:
-        return end()
+        future.get_loop().call_soon_threadsafe(_set_result, future, value)
+    except RuntimeError:  # the loop is closed
+        return False
+    return True
+
+
+def iterate_in_thread(source: Callable[[], Iterable[T]]) -> Iterator[T]:
+    """Yield the items of the iterable that *source* returns, computed on demand in one daemon thread.
+
+    The thread ends with the iteration, or when this iterator is garbage-collected.
+    """
+    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[Callable[[], T | _EndOfIteration]] = queue.SimpleQueue()
+    context = contextvars.copy_context()
+
+    def serve() -> None:
+        items: Iterator[T] | None = None
+
+        def compute_next() -> T | _EndOfIteration:
+            nonlocal items
+            if items is None:
+                items = iter(source())
+            return next(items, END_OF_ITERATION)
+
+        while requests.get():
+            outcomes.put(_capture_outcome(lambda: context.run(compute_next)))
+
+    threading.Thread(target=serve, name="gymsdk-iterator", daemon=True).start()
+    try:
+        while True:
+            requests.put(True)
+            item = outcomes.get()()
+            if isinstance(item, _EndOfIteration):
+                return
+            yield item
+    finally:
+        requests.put(False)
+
+
+class _EndOfIteration:
+    """A marker for the end of an iterator."""
+
+
+END_OF_ITERATION = _EndOfIteration()
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One call in a thread.
+
+    Attributes:
+        work: Makes the call and returns a function that delivers its outcome.
+        finished: Set by the thread if the caller still waits.
+        abandoned: Set by the caller if the thread has not finished.
+    """
+
+    work: Callable[[], Callable[[], object]]
+    finished: bool = False
+    abandoned: bool = False
+
+
+def _set_result(future: asyncio.Future[T], value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _capture_outcome(function: Callable[[], T]) -> Callable[[], T]:
+    """Call *function* and return a function with the same outcome: it returns the value or raises the exception."""
+    try:
+        value = function()
+    except BaseException as raised:  # noqa: BLE001 - raised again where the caller waits
+        error = raised
+
+        def fail() -> T:
+            raise error
+
+        return fail
+    return lambda: value
+
+
+def _unwrap_outcome(outcome: Callable[[], T], function: Callable[..., object]) -> T:
+    try:
+        return outcome()
     except Exception:
         raise
-    except BaseException as error:  # `sys.exit()` in a hook must not end the host, nor pass for a cancellation
+    except BaseException as error:  # `sys.exit()` in a hook must neither end the host nor look like a cancellation
         raise Failed(f"{_get_function_name(function)} ended with {error!r}", kind="exit") from error
 
 
 def _get_function_name(function: Callable[..., object]) -> str:
-    """Return what a message calls *function*: of a partial the function alone, as its arguments may hold anything."""
+    """Return the name of *function* for a message, without the arguments of a partial, which may be secret."""
     while isinstance(function, partial):
         function = function.func
     return getattr(function, "__qualname__", type(function).__name__)

@@ -1,7 +1,8 @@
-"""A tool: a function a policy may call, the schema it is shown, and the check its arguments pass.
+"""Tools: build a tool and its strict JSON schema from a function, and validate a policy's arguments.
 
-Schemas are strict in the sense of OpenAI's function calling: every argument is required, a defaulted one is
-nullable and null means the default (https://platform.openai.com/docs/guides/function-calling#strict-mode).
+Schemas are strict in the sense of OpenAI's function calling: every argument is required, and an argument with a default
+is nullable, where null stands for the default
+(https://platform.openai.com/docs/guides/function-calling#strict-mode).
 """
 
 from __future__ import annotations
@@ -20,42 +21,261 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, to_json
 from typing_extensions import TypedDict
 
-from gymsdk import errors, jsonl
-from gymsdk.errors import format_suggestion
+from gymsdk.errors import format_suggestion, format_validation_error
+from gymsdk.jsonl import dump_canonical_json, parse_json
 from gymsdk.types import Content, Item
 
+HOST_PARAMETERS = frozenset({"state", "task", "config", "shared"})
+"""The names of parameters that the host fills; they are not part of a tool's schema."""
+
+CONTENT_PART_TYPES = frozenset({"input_text", "input_image", "input_file"})
+"""The types of content parts that a tool may return in a list; any other list is data and written as JSON."""
+
 TYPE_KEYWORDS = frozenset({"type", "anyOf", "$ref", "enum", "const"})
-"""Keywords one of which says what a value is."""
+"""JSON Schema keywords that state the type of a value; a strict schema needs one of them."""
 
 STRICT_KEYWORDS = TYPE_KEYWORDS | {
     *("description", "properties", "required", "additionalProperties", "items", "minItems", "maxItems"),
     *("pattern", "format", "minLength", "maxLength"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-"""Keywords strict form knows; a provider refuses a schema with any other."""
+"""The keywords of strict schemas (https://platform.openai.com/docs/guides/structured-outputs#supported-schemas).
+
+Providers reject a strict schema with any other keyword.
+"""
 
 STRICT_FORMATS = frozenset({None, "date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
-"""Formats strict form knows."""
+"""The values of `format` in strict schemas."""
+
+
+class InvalidArguments(ValueError):
+    """A policy's arguments do not fit the tool; the message is shown to the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a policy may call.
+
+    Attributes:
+        name: The tool's name.
+        function: The function.
+        arguments: Validates the arguments that a policy gives.
+        optional: The names of the arguments with defaults.
+        host_parameters: The parameters that the host fills.
+        schema: The tool's schema in the form of the Responses API.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: TypeAdapter[dict[str, Any]]
+    optional: frozenset[str]
+    host_parameters: frozenset[str]
+    schema: Item
+
+    def parse_arguments(self, text: str) -> dict[str, Any]:
+        """Return the validated arguments in the JSON *text*.
+
+        Raises:
+            InvalidArguments: The arguments do not fit the tool.
+        """
+        try:
+            value = parse_json(text or "{}", strict=True)
+        except ValueError as error:
+            raise InvalidArguments(f"Invalid tool call arguments: {error}") from None
+        if not isinstance(value, dict):
+            raise InvalidArguments(f"Invalid tool call arguments: {self.name} takes a JSON object")
+        present = {key: each for key, each in value.items() if each is not None or key not in self.optional}
+        try:
+            return self.arguments.validate_python(present)
+        except ValidationError as error:
+            reason = format_validation_error(error)
+            raise InvalidArguments(f"Invalid tool call arguments for {self.name}: {reason}") from None
+
+    def received(self, text: str) -> bytes:
+        """Return the arguments that the function receives for *text*, as JSON that is equal for equal calls.
+
+        Values are converted to the types of the parameters, and defaults are filled in.
+
+        Raises:
+            InvalidArguments: The arguments do not fit the tool.
+            ValueError: JSON does not support an argument.
+        """
+        parameters = get_parameters(self.function)
+        defaults = {key: parameters[key].default for key in sorted(self.optional)}
+        arguments = defaults | self.parse_arguments(text)
+        return dump_canonical_json(self.arguments.dump_python(arguments, mode="json", warnings=False))
+
+
+def build_tool(function: Callable[..., Any]) -> Tool:
+    """Return the tool for *function*.
+
+    Args:
+        function: A named function with annotated parameters. Its docstring becomes the description.
+
+    Raises:
+        TypeError: The function or one of its parameters cannot be offered.
+    """
+    name = getattr(function, "__name__", "")
+    if not inspect.isroutine(function) or not name.isidentifier():
+        raise TypeError(f"tool {function!r} has no name that a policy could call; write it as a named function")
+    all_parameters = get_parameters(function)
+    parameters = {key: parameter for key, parameter in all_parameters.items() if key not in HOST_PARAMETERS}
+    optional = frozenset(key for key, parameter in parameters.items() if parameter.default is not parameter.empty)
+    types = {key: _get_parameter_type(name, function, parameter) for key, parameter in parameters.items()}
+    try:
+        arguments = _build_adapter(
+            name, {key: NotRequired[types[key]] if key in optional else types[key] for key in types}
+        )
+        schema = _build_schema(name, function, arguments.json_schema())
+    except PydanticUserError as error:
+        raise TypeError(f"tool {name!r}: {str(error).splitlines()[0]}") from None
+    return Tool(name, function, arguments, optional, HOST_PARAMETERS & all_parameters.keys(), schema)
+
+
+def build_toolbox(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
+    """Return the tools for *functions* by name; raises `TypeError` if one cannot be offered or two share a name."""
+    toolbox: dict[str, Tool] = {}
+    for tool in map(build_tool, functions):
+        if tool.name in toolbox:
+            raise TypeError(f"two tools are named {tool.name!r}")
+        toolbox[tool.name] = tool
+    return toolbox
+
+
+def serialize_output(value: object) -> Content:
+    """Return the result of a tool as a policy reads it: text and content parts unchanged, other values as JSON.
+
+    Raises:
+        TypeError: JSON does not support the value.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(map(_is_content_part, value)):
+        return value
+    try:
+        return to_json(value).decode()
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise TypeError(f"returned a value that JSON does not support: {error}") from None
+
+
+def format_error_output(message: str) -> str:
+    """Return *message* as the output of a call that was not run."""
+    return json.dumps({"error": message}, ensure_ascii=False)
+
+
+def format_unknown_tool(name: str, offered: Mapping[str, object]) -> str:
+    """Return the message for a call of a tool that is not in *offered*."""
+    listed = ", ".join(offered) or "none"
+    suggestion = format_suggestion(name, offered).replace("; did", "Did", 1)
+    return " ".join(filter(None, [f"There is no tool named {name!r}.", suggestion, f"Available tools: {listed}."]))
+
+
+# Signatures
+
+
+def get_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of *function* by name, without `self` of a bound method."""
+    return dict(inspect.signature(function).parameters)
+
+
+def resolve_annotation(function: Callable[..., Any], parameter: str) -> Any:
+    """Return the annotation of one parameter, `None` if it has none.
+
+    Only this annotation is resolved, so that errors in the others do not matter.
+
+    Raises:
+        NameError: The annotation cannot be resolved at run time.
+    """
+    plain = inspect.unwrap(getattr(function, "__func__", function))
+    annotation = getattr(plain, "__annotations__", {}).get(parameter)
+    if annotation is None:
+        return None
+    holder = SimpleNamespace(__annotations__={parameter: annotation})
+    try:
+        return typing.get_type_hints(holder, getattr(plain, "__globals__", {}), include_extras=True)[parameter]
+    except (AttributeError, SyntaxError, TypeError) as error:
+        raise NameError(f"{annotation!r}: {error}") from error
+
+
+def _get_parameter_type(name: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
+        raise TypeError(f"tool {name!r}: parameter {parameter.name!r} cannot be passed by name")
+    if isinstance(parameter.default, FieldInfo):
+        raise TypeError(
+            f"tool {name!r}: parameter {parameter.name!r} has a `Field(...)` as its default; write"
+            " `Annotated[..., Field(...)]` as its type, and a plain default"
+        )
+    try:
+        kind = resolve_annotation(function, parameter.name)
+    except NameError as error:
+        raise TypeError(f"tool {name!r}: the annotation of {parameter.name!r} cannot be resolved: {error}") from None
+    if kind is None:
+        raise TypeError(f"tool {name!r}: parameter {parameter.name!r} needs a type; it becomes the tool's schema")
+    return kind
+
+
+def _build_adapter(name: str, types: dict[str, Any]) -> TypeAdapter[dict[str, Any]]:
+    fields = TypedDict(name, types)  # type: ignore[misc]  # its fields are known only at run time
+    adapt: Callable[[Any], TypeAdapter[dict[str, Any]]] = TypeAdapter
+    return adapt(with_config(ConfigDict(extra="forbid"))(fields))
+
+
+def _is_content_part(value: object) -> bool:
+    return isinstance(value, dict) and str(value.get("type")) in CONTENT_PART_TYPES
+
+
+# Schemas
+
+
+def make_strict(schema: Item) -> Item | None:
+    """Return the *schema* of an object as a strict schema, in which optional properties are nullable.
+
+    Returns:
+        The strict schema, or `None` if a strict schema cannot express it.
+    """
+    required = set(schema.get("required", []))
+    try:
+        closed = {key: _close_schema(node) for key, node in schema.get("properties", {}).items()}
+        definitions = {key: _close_schema(node) for key, node in schema.get("$defs", {}).items()}
+    except _NotStrictError:
+        return None
+    properties = {key: node if key in required else _make_nullable(node) for key, node in closed.items()}
+    strict = {**schema, "properties": properties, "required": list(properties), "additionalProperties": False}
+    return strict | {"$defs": definitions} if definitions else strict
+
+
+def remove_titles(node: Any, *, has_names: bool = False) -> Any:
+    """Return the schema *node* without the titles that pydantic adds.
+
+    Args:
+        node: The schema, or a part of it.
+        has_names: Whether the keys of *node* are names of properties or definitions instead of keywords.
+    """
+    if isinstance(node, list):
+        return [remove_titles(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: remove_titles(value, has_names=key in {"properties", "$defs"} and not has_names)
+        for key, value in node.items()
+        if has_names or key != "title"
+    }
 
 
 class _NotStrictError(Exception):
-    """Strict form has no words for this schema."""
+    """A strict schema cannot express this schema."""
 
 
-def make_strict(shape: Item) -> Item | None:
-    """Give *shape*, the schema of an object, in strict form: what it does not require is nullable instead.
-
-    `None` where strict form cannot express it.
-    """
-    required = set(shape.get("required", []))
-    try:
-        closed = {key: _close_schema(node) for key, node in shape.get("properties", {}).items()}
-        definitions = {key: _close_schema(node) for key, node in shape.get("$defs", {}).items()}
-    except _NotStrictError:
-        return None
-    offered = {key: node if key in required else _make_nullable(node) for key, node in closed.items()}
-    whole = {**shape, "properties": offered, "required": list(offered), "additionalProperties": False}
-    return whole | {"$defs": definitions} if definitions else whole
+def _build_schema(name: str, function: Callable[..., Any], arguments: Item) -> Item:
+    plain = remove_titles(arguments)
+    strict = make_strict(plain)
+    return {
+        "type": "function",
+        "name": name,
+        "description": inspect.getdoc(function) or "",
+        "parameters": plain if strict is None else strict,
+        "strict": strict is not None,
+    }
 
 
 def _close_schema(node: Item) -> Item:
@@ -68,17 +288,17 @@ def _close_schema(node: Item) -> Item:
     if node.get("type") == "object":
         return _close_object(node)
     if "$ref" in node:
-        # A reference may have no neighbours.
-        words = {key: value for key, value in node.items() if key != "$ref"}
-        return {**words, "anyOf": [{"$ref": node["$ref"]}]} if words else node
-    inner = {"anyOf": [_close_schema(each) for each in node["anyOf"]]} if "anyOf" in node else {}
-    return {**node, **inner, **({"items": _close_schema(node["items"])} if "items" in node else {})}
+        # In a strict schema, $ref cannot have sibling keywords.
+        siblings = {key: value for key, value in node.items() if key != "$ref"}
+        return {**siblings, "anyOf": [{"$ref": node["$ref"]}]} if siblings else node
+    branches = {"anyOf": [_close_schema(each) for each in node["anyOf"]]} if "anyOf" in node else {}
+    return {**node, **branches, **({"items": _close_schema(node["items"])} if "items" in node else {})}
 
 
 def _close_object(node: Item) -> Item:
     properties = node.get("properties")
-    open_ended = properties is None or node.get("additionalProperties", False) is not False
-    if properties is None or open_ended or set(properties) != set(node.get("required", [])):
+    is_open = properties is None or node.get("additionalProperties", False) is not False
+    if properties is None or is_open or set(properties) != set(node.get("required", [])):
         raise _NotStrictError
     closed = {key: _close_schema(each) for key, each in properties.items()}
     return {**node, "properties": closed, "additionalProperties": False}
@@ -89,188 +309,8 @@ def _make_nullable(node: Item) -> Item:
     branches = plain.pop("anyOf", None)
     if branches is None and isinstance(plain.get("type"), str) and "enum" not in plain and "const" not in plain:
         return {**plain, "type": [plain["type"], "null"]}
-    words = {key: plain.pop(key) for key in ("description",) if key in plain}
+    description = {key: plain.pop(key) for key in ("description",) if key in plain}
     branches = branches or [plain]
     if {"type": "null"} not in branches:
         branches = [*branches, {"type": "null"}]
-    return {**words, "anyOf": branches}
-
-
-def remove_titles(node: Any, *, names: bool = False) -> Any:
-    """Give *node* without pydantic's titles; *names* says that the keys here are the author's own words."""
-    if isinstance(node, list):
-        return [remove_titles(each) for each in node]
-    if not isinstance(node, dict):
-        return node
-    inner = {"properties", "$defs"}
-    return {
-        key: remove_titles(value, names=key in inner and not names)
-        for key, value in node.items()
-        if names or key != "title"
-    }
-
-
-def get_parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Give the parameters of *function* by name, `self` of a bound method left out."""
-    return dict(inspect.signature(function).parameters)
-
-
-def resolve_annotation(function: Callable[..., Any], parameter: str) -> Any:
-    """Give the resolved annotation of one parameter, `None` where there is none.
-
-    Raises `NameError` where it means nothing at run time.
-    """
-    plain = inspect.unwrap(getattr(function, "__func__", function))
-    written = getattr(plain, "__annotations__", {}).get(parameter)
-    if written is None:
-        return None
-    holder = SimpleNamespace(__annotations__={parameter: written})
-    try:
-        return typing.get_type_hints(holder, getattr(plain, "__globals__", {}), include_extras=True)[parameter]
-    except (AttributeError, SyntaxError, TypeError) as error:
-        raise NameError(f"{written!r}: {error}") from error
-
-
-HOST_PARAMETERS = frozenset({"state", "task", "config", "shared"})
-"""Parameter names the host fills; a policy never sees them."""
-
-
-CONTENT_PART_TYPES = frozenset({"input_text", "input_image", "input_file"})
-"""The types of content parts a tool may return a list of; any other list is data, and written as JSON."""
-
-
-class InvalidArguments(ValueError):
-    """A policy's arguments do not fit the tool; the message is for the policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """One tool: its *function*, the *arguments* a policy gives it, what it asks of the host, its *schema*."""
-
-    name: str
-    function: Callable[..., Any]
-    arguments: TypeAdapter[dict[str, Any]]
-    optional: frozenset[str]
-    host_parameters: frozenset[str]
-    schema: Item
-
-    def parse_arguments(self, text: str) -> dict[str, Any]:
-        """Give the arguments written in *text*, validated; raises `WrongArguments`."""
-        try:
-            given = jsonl.parse_json(text or "{}", strict=True)
-        except ValueError as error:
-            raise InvalidArguments(f"Invalid tool call arguments: {error}") from None
-        if not isinstance(given, dict):
-            raise InvalidArguments(f"Invalid tool call arguments: {self.name} takes a JSON object")
-        present = {key: value for key, value in given.items() if value is not None or key not in self.optional}
-        try:
-            return self.arguments.validate_python(present)
-        except ValidationError as error:
-            raise InvalidArguments(
-                f"Invalid tool call arguments for {self.name}: {errors.format_validation_error(error)}"
-            ) from None
-
-    def received(self, text: str) -> bytes:
-        """Return what the function receives for the arguments in *text*, as JSON: equal for equal calls.
-
-        Values are converted to the types of the parameters, and defaults are filled in.
-
-        Raises:
-            WrongArguments: The tool refuses the arguments.
-            ValueError: JSON cannot hold what the function receives.
-        """
-        taken = get_parameters(self.function)
-        arguments = {key: taken[key].default for key in sorted(self.optional)} | self.parse_arguments(text)
-        return jsonl.dump_canonical_json(self.arguments.dump_python(arguments, mode="json", warnings=False))
-
-
-def build_tool(function: Callable[..., Any]) -> Tool:
-    """Give the tool *function* makes; raises `TypeError` naming a parameter that cannot be offered."""
-    name = getattr(function, "__name__", "")
-    if not inspect.isroutine(function) or not name.isidentifier():
-        raise TypeError(f"tool {function!r} has no name a policy could call; write it as a named function")
-    taken = get_parameters(function)
-    given = {key: parameter for key, parameter in taken.items() if key not in HOST_PARAMETERS}
-    optional = frozenset(key for key, parameter in given.items() if parameter.default is not parameter.empty)
-    kinds = {key: _get_parameter_type(name, function, parameter) for key, parameter in given.items()}
-    try:
-        arguments = _build_adapter(
-            name, {key: NotRequired[kinds[key]] if key in optional else kinds[key] for key in kinds}
-        )
-        schema = _build_schema(name, function, arguments.json_schema())
-    except PydanticUserError as error:
-        raise TypeError(f"tool {name!r}: {str(error).splitlines()[0]}") from None
-    return Tool(name, function, arguments, optional, HOST_PARAMETERS & taken.keys(), schema)
-
-
-def build_toolbox(functions: Iterable[Callable[..., Any]]) -> dict[str, Tool]:
-    """Give the tools *functions* make, by name; raises `TypeError` where one cannot be offered, or two share a name."""
-    found: dict[str, Tool] = {}
-    for made in map(build_tool, functions):
-        if made.name in found:
-            raise TypeError(f"two tools are named {made.name!r}")
-        found[made.name] = made
-    return found
-
-
-def _build_adapter(name: str, kinds: dict[str, Any]) -> TypeAdapter[dict[str, Any]]:
-    fields = TypedDict(name, kinds)  # type: ignore[misc]  # its fields are known at run time only
-    adapt: Callable[[Any], TypeAdapter[dict[str, Any]]] = TypeAdapter
-    return adapt(with_config(ConfigDict(extra="forbid"))(fields))
-
-
-def _get_parameter_type(name: str, function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY}:
-        raise TypeError(f"tool {name!r}: parameter {parameter.name!r} has no name a policy could give")
-    if isinstance(parameter.default, FieldInfo):
-        raise TypeError(
-            f"tool {name!r}: parameter {parameter.name!r} has a `Field(...)` for its default; write"
-            " `Annotated[..., Field(...)]` for its type, and a plain default"
-        )
-    try:
-        kind = resolve_annotation(function, parameter.name)
-    except NameError as error:
-        raise TypeError(f"tool {name!r}: the annotation of {parameter.name!r} names nothing: {error}") from None
-    if kind is None:
-        raise TypeError(f"tool {name!r}: parameter {parameter.name!r} needs a type; it becomes the tool's schema")
-    return kind
-
-
-def _build_schema(name: str, function: Callable[..., Any], shape: Item) -> Item:
-    plain = remove_titles(shape)
-    strict = make_strict(plain)
-    return {
-        "type": "function",
-        "name": name,
-        "description": inspect.getdoc(function) or "",
-        "parameters": plain if strict is None else strict,
-        "strict": strict is not None,
-    }
-
-
-def serialize_output(value: object) -> Content:
-    """Give what a tool returned as the policy reads it: text and content parts as they are, the rest as JSON."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and value and all(map(_is_content_part, value)):
-        return value
-    try:
-        return to_json(value).decode()
-    except (PydanticSerializationError, ValueError, RecursionError) as error:
-        raise TypeError(f"returned something JSON cannot hold: {error}") from None
-
-
-def _is_content_part(value: object) -> bool:
-    return isinstance(value, dict) and str(value.get("type")) in CONTENT_PART_TYPES
-
-
-def format_error_output(message: str) -> str:
-    """Give *message* as the output of a call that was not run."""
-    return json.dumps({"error": message}, ensure_ascii=False)
-
-
-def format_unknown_tool(name: str, offered: Mapping[str, object]) -> str:
-    """Give the sentence that answers a call of a tool that is not on offer."""
-    listed = ", ".join(offered) or "none"
-    near = format_suggestion(name, offered).replace("; did", "Did", 1)
-    return " ".join(filter(None, [f"There is no tool named {name!r}.", near, f"Tools on offer: {listed}."]))
+    return {**description, "anyOf": branches}

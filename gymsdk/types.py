@@ -1,4 +1,8 @@
-"""What flows: a task becomes an episode, its turns a transcript, the transcript a verdict."""
+"""The data types of gymsdk: tasks, messages, transcripts, verdicts, episodes, rollouts and token usage.
+
+A task becomes an episode, its turns a transcript, the transcript a verdict, and all of it a rollout. Items are objects
+of the OpenAI Responses API, kept as plain JSON (https://platform.openai.com/docs/api-reference/responses).
+"""
 
 from __future__ import annotations
 
@@ -24,19 +28,43 @@ from pydantic import (
 from gymsdk.errors import format_suggestion
 
 Item: TypeAlias = dict[str, Any]
-"""One Responses item, part or body: a JSON object."""
-
+"""A Responses API item, content part or body: a JSON object."""
 
 Content: TypeAlias = str | list[Item]
-"""Text, or a list of content parts (images are parts)."""
+"""Text, or a list of content parts; images are parts."""
 
+Row: TypeAlias = dict[str, Any]
+"""One line of a task file: `responses_create_params` and the environment's own fields."""
 
 EndReason: TypeAlias = Literal["done", "turns", "tools", "tokens", "deadline"]
-"""Why an episode ended: by itself, or because a budget ran out."""
+"""Why an episode ended: the environment ended it (`done`), or the named budget ran out."""
+
+Outcome: TypeAlias = Literal["scored", "unscorable", "failed"]
+"""How a rollout ended; only a scored rollout has a reward."""
+
+AGENT_SUFFIX = "_simple_agent"
+"""The suffix that turns an environment's name into the name of its agent (`agent_ref` of a row)."""
+
+ROLLOUT_FIELDS = frozenset({"responses_create_params", "response", "reward_components", "agent_ref", "gymsdk"})
+"""Reserved fields of a rollout's line; the other fields are the row's and the verdict's."""
+
+UNMASKED_FIELDS: Mapping[str, Any] = {"mask_sample": False, "failure_kind": None, "failure_reason": None}
+"""The fields that NeMo Gym 0.7 writes beside a reward that counts; a verdict's field of the same name wins."""
+
+
+def build_agent_reference(agent: str) -> Row:
+    """Return the `agent_ref` of a row for *agent*, in NeMo Gym's form."""
+    return {"type": "responses_api_agents", "name": agent}
+
+
+# Messages and transcripts
 
 
 class Message(BaseModel):
-    """A chat message: as an action it is the policy's plain reply, in a reset or step what it sees next."""
+    """A chat message.
+
+    As an action it is the policy's reply; in a `Reset` or `Step` it is what the policy sees next.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -45,11 +73,11 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """The message's text, its parts joined."""
+        """The text of the message, with its parts joined."""
         return extract_text(self.content)
 
     def item(self) -> Item:
-        """Give the message as an input item."""
+        """Return the message as an input item."""
         return {"type": "message", "role": self.role, "content": self.content}
 
 
@@ -58,7 +86,13 @@ def _arguments_to_json(arguments: object) -> object:
 
 
 class ToolCall(BaseModel):
-    """A policy's call of one tool, its arguments verbatim as JSON text (a mapping is written as JSON)."""
+    """A policy's call of one tool.
+
+    Attributes:
+        name: The tool's name.
+        arguments: The arguments as JSON text, exactly as the policy wrote them. A mapping is converted to JSON.
+        call_id: The id that the tool's output refers to.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -67,7 +101,7 @@ class ToolCall(BaseModel):
     call_id: str = ""
 
     def parsed(self) -> dict[str, Any] | None:
-        """Give the arguments as a dict, or `None` where they are not a JSON object."""
+        """Return the arguments as a dict, or `None` if they are not a JSON object."""
         try:
             value = json.loads(self.arguments)
         except (ValueError, RecursionError):
@@ -76,67 +110,29 @@ class ToolCall(BaseModel):
 
 
 Action: TypeAlias = Message | ToolCall
-"""What a policy does: a plain reply, or one tool call."""
+"""An action of the policy: a reply, or one tool call."""
 
 
 def extract_text(content: Content | None) -> str:
-    """Give the text in *content*: a string itself, or the text of its parts joined."""
+    """Return the text of *content*: the string itself, or the text of its parts joined."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(text for part in content if isinstance(text := part.get("text"), str))
 
 
 def is_object_list(value: object) -> TypeGuard[list[Item]]:
-    """Whether *value* is a list of JSON objects."""
+    """Return whether *value* is a list of JSON objects."""
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def is_content(value: object) -> TypeGuard[Content | None]:
-    """Return whether *value* can be the content of a message: text, a list of parts, or nothing."""
+    """Return whether *value* can be the content of a message: text, a list of parts, or `None`."""
     return value is None or isinstance(value, str) or is_object_list(value)
 
 
 def is_reply(item: Item) -> bool:
-    """Whether *item* is a message of the policy."""
+    """Return whether *item* is a message written by the policy."""
     return item.get("role") == "assistant" and item.get("type", "message") == "message"
-
-
-@dataclass(slots=True)
-class Transcript:
-    """What was said: the *opening* the policy was shown, then its own *items* and the environment's answers."""
-
-    opening: list[Item] = field(default_factory=list)
-    items: list[Item] = field(default_factory=list)
-    ended: EndReason | None = None
-
-    @property
-    def reply(self) -> str:
-        """The text of the policy's last turn where that turn called no tool, else an empty string."""
-        parts: list[str] = []
-        for item in reversed(self.items):
-            kind = item.get("type", "message")
-            if kind == "function_call":
-                return ""
-            if is_reply(item):
-                parts.append(extract_text(item.get("content")))
-            elif kind != "reasoning" and (parts or kind != "message"):
-                break
-        return "".join(reversed(parts))
-
-    def text(self) -> str:
-        """Give every text the policy wrote, reasoning excluded, joined without a separator."""
-        return "".join(extract_text(item.get("content")) for item in self.items if is_reply(item))
-
-    def calls(self, name: str | None = None) -> list[ToolCall]:
-        """Give the tool calls in order, all or those of one *name*."""
-        return [call for call in iter_tool_calls(self.items) if name is None or call.name == name]
-
-    def output(self, call_id: str) -> str | None:
-        """Give the text that answered the call with this id, or `None` where none did."""
-        for item in self.items:
-            if item.get("type") == "function_call_output" and item.get("call_id") == call_id:
-                return extract_text(item.get("output"))
-        return None
 
 
 def iter_tool_calls(items: Iterable[Item]) -> Iterator[ToolCall]:
@@ -151,17 +147,51 @@ def iter_tool_calls(items: Iterable[Item]) -> Iterator[ToolCall]:
             )
 
 
-Row: TypeAlias = dict[str, Any]
-"""One line of a task file: `responses_create_params` and the environment's own fields."""
+@dataclass(slots=True)
+class Transcript:
+    """The conversation of an episode.
+
+    Attributes:
+        opening: The items that the policy saw before its first turn.
+        items: The policy's items and the environment's responses to them, in order.
+        ended: Why the episode ended; `None` while it runs.
+    """
+
+    opening: list[Item] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    ended: EndReason | None = None
+
+    @property
+    def reply(self) -> str:
+        """The text of the policy's last turn if that turn called no tool, else an empty string."""
+        parts: list[str] = []
+        for item in reversed(self.items):
+            kind = item.get("type", "message")
+            if kind == "function_call":
+                return ""
+            if is_reply(item):
+                parts.append(extract_text(item.get("content")))
+            elif kind != "reasoning" and (parts or kind != "message"):
+                break
+        return "".join(reversed(parts))
+
+    def text(self) -> str:
+        """Return all text that the policy wrote, without reasoning, joined without a separator."""
+        return "".join(extract_text(item.get("content")) for item in self.items if is_reply(item))
+
+    def calls(self, name: str | None = None) -> list[ToolCall]:
+        """Return the tool calls in order; with *name*, only the calls of that tool."""
+        return [call for call in iter_tool_calls(self.items) if name is None or call.name == name]
+
+    def output(self, call_id: str) -> str | None:
+        """Return the text output of the call with this id, or `None` if it has no output."""
+        for item in self.items:
+            if item.get("type") == "function_call_output" and item.get("call_id") == call_id:
+                return extract_text(item.get("output"))
+        return None
 
 
-AGENT_SUFFIX = "_simple_agent"
-"""Suffix that makes the name of an environment's agent (`agent_ref` of a row)."""
-
-
-def build_agent_reference(agent: str) -> Row:
-    """Return how a row names the *agent* it is for, in NeMo Gym's form."""
-    return {"type": "responses_api_agents", "name": agent}
+# The contract of an environment
 
 
 def _check_prompt(params: Item) -> Item:
@@ -173,7 +203,10 @@ def _check_prompt(params: Item) -> Item:
 
 
 class Task(BaseModel):
-    """One row of an environment: subclass it to declare the row's own fields; undeclared ones are kept."""
+    """One row of an environment.
+
+    Subclass it to declare the row's fields; undeclared fields are kept.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -181,35 +214,48 @@ class Task(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Refuse a field that hides what every task has."""
+        """Reject fields that would hide a member of `Task`."""
         if hidden := sorted(cls.model_fields.keys() & {"ask", "input", "row"}):
-            raise TypeError(f"a task's field may not be called {hidden[0]!r}: every task has that; choose another name")
+            raise TypeError(
+                f"a task cannot have a field {hidden[0]!r}: it would hide `Task.{hidden[0]}`; rename the field"
+            )
 
     @classmethod
     def ask(cls, prompt: str, **fields: Any) -> Self:
-        """Give the task that opens with *prompt* as the user's message."""
+        """Return a task that opens with *prompt* as a user message.
+
+        Args:
+            prompt: The text of the message.
+            **fields: The task's other fields.
+        """
         params = {"input": [{"role": "user", "content": prompt}]}
         return cls.model_validate({"responses_create_params": params, **fields})
 
     @property
     def input(self) -> list[Item]:
-        """The row's own prompt, as items."""
-        given: Content = self.responses_create_params["input"]
-        return [{"role": "user", "content": given}] if isinstance(given, str) else given
+        """The row's prompt as items."""
+        prompt: Content = self.responses_create_params["input"]
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
     def row(self) -> Row:
-        """Return the task as a JSON object; `Environment.row` adds the agent and the tools, for clients elsewhere."""
+        """Return the task as a JSON object.
+
+        `Environment.row` adds the agent and the tools, which clients outside this process need.
+        """
         return self.model_dump(mode="json")
 
 
 class Config(BaseModel):
-    """An environment's settings: subclass it; every field needs a default unless the user must choose."""
+    """The settings of an environment.
+
+    Subclass it. Give every field a default unless the user must choose a value.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class State(BaseModel):
-    """What an episode remembers: the one mutable model, changed in place by `step` and tools."""
+    """The mutable state of one episode, which `step` and tools change in place."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -223,11 +269,17 @@ def _default_to_user(message: object) -> object:
 
 
 EnvironmentMessage = Annotated[Message, BeforeValidator(_default_to_user)]
-"""What an environment says: a message, or just its text; the user's unless its role is given."""
+"""A message from the environment, or only its text; the role is `user` unless given."""
 
 
 class Reset(BaseModel):
-    """How an episode opens: messages after the row's own prompt, the state, the names of the tools on offer."""
+    """How an episode opens.
+
+    Attributes:
+        messages: Messages that follow the row's prompt.
+        state: The initial state.
+        tools: The names of the tools that the episode offers; `None` offers all.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -238,12 +290,19 @@ class Reset(BaseModel):
 
 def _reject_assistant_messages(messages: list[Message]) -> list[Message]:
     if any(message.role == "assistant" for message in messages):
-        raise ValueError("the assistant is the policy itself; what it sees next has another role")
+        raise ValueError("role 'assistant' is reserved for the policy; use another role for messages to the policy")
     return messages
 
 
 class Step(BaseModel):
-    """The answer to one action: a tool's *output* or new *messages*, what it pays, whether the episode is over."""
+    """The environment's response to one action.
+
+    Attributes:
+        messages: New messages for the policy.
+        output: The output of a tool call; only valid if the action is a `ToolCall`.
+        reward: The reward of this step; it is added to the verdict's.
+        done: Whether the episode is over.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -253,18 +312,16 @@ class Step(BaseModel):
     done: bool = False
 
 
-ROLLOUT_FIELDS = frozenset({"responses_create_params", "response", "reward_components", "agent_ref", "gymsdk"})
-"""What a rollout's line holds beside the row's fields and the verdict's."""
-
-UNMASKED_FIELDS: Mapping[str, Any] = {"mask_sample": False, "failure_kind": None, "failure_reason": None}
-"""What NeMo Gym 0.7 writes beside a reward that counts; a verdict's field of that name wins."""
-
-
 class Verdict(BaseModel):
-    """The judgement of a transcript: subclass it to add fields, which go flat onto the rollout's line.
+    """The judgement of a transcript.
 
-    *components*, where given, sum to *reward*. *grader_timeout* says that the grader spent its own budget on
-    this answer. A field that the class does not declare is an error, unless a subclass allows it (`extra="allow"`).
+    Subclass it to add fields, which are written at the top level of the rollout's line. A field that the class does not
+    declare is an error unless a subclass sets `extra="allow"`.
+
+    Attributes:
+        reward: The reward of the transcript, without the rewards of the steps.
+        components: Named parts of the reward; if given, they sum to *reward*.
+        grader_timeout: Whether the grader used up its own budget on this transcript.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -275,30 +332,34 @@ class Verdict(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Refuse a field that would take the place of something else on the rollout's line."""
-        if taken := sorted(cls.model_fields.keys() & ROLLOUT_FIELDS):
-            raise TypeError(f"a verdict's field may not be called {taken[0]!r}: a rollout's line has its own")
+        """Reject fields whose names are reserved on a rollout's line."""
+        if reserved := sorted(cls.model_fields.keys() & ROLLOUT_FIELDS):
+            raise TypeError(
+                f"a verdict cannot have a field {reserved[0]!r}: every rollout's line has that field; rename yours"
+            )
 
     @model_validator(mode="wrap")
     @classmethod
-    def _explain_unknown_fields(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _explain_unknown_fields(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            return handler(given)
+            return handler(value)
         except ValidationError as error:
-            unknown = [each["loc"][0] for each in error.errors() if each["type"] == "extra_forbidden"]
+            unknown = [detail["loc"][0] for detail in error.errors() if detail["type"] == "extra_forbidden"]
             if not unknown:
                 raise
             name, known = str(unknown[0]), cls.model_fields
-            near = format_suggestion(name, known, f"its fields: {', '.join(known)}")
+            suggestion = format_suggestion(name, known, f"its fields: {', '.join(known)}")
             advice = "subclass Verdict and declare it there" if cls is Verdict else f"declare it in {cls.__name__}"
-            raise ValueError(f"{cls.__name__} has no field {name!r}{near}. To add a field, {advice}") from None
+            raise ValueError(f"{cls.__name__} has no field {name!r}{suggestion}. To add a field, {advice}") from None
 
 
 class Claims(BaseModel):
-    """What an environment may be held to on one task.
+    """Properties of one task that `gymsdk check` verifies.
 
-    *maximum* is the reward of a perfect policy, *chance* what a policy earns at most without understanding the
-    task, *variants* other replies that are right.
+    Attributes:
+        maximum: The reward of a perfect policy.
+        chance: The highest reward of a policy that does not understand the task.
+        variants: Other replies that are correct.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -310,10 +371,21 @@ class Claims(BaseModel):
 
 @dataclass(slots=True)
 class Episode:
-    """One play of a task: data only; *environment* is whoever can reset, step, verify and close it.
+    """One play of a task, as data.
 
-    *seed* is the environment's, the same for every *repeat* of a task; *tools* are the schemas on offer;
-    *deadline* is a time of the event loop's clock; *paid* is what the environment's steps in this process paid.
+    Attributes:
+        id: The episode's id.
+        seed: The environment's seed, the same for every repeat of a task.
+        task: The task.
+        row: The row that the task was read from.
+        environment: The environment that plays the episode, in this process or behind HTTP.
+        state: The episode's state.
+        transcript: The conversation so far.
+        tools: The schemas of the tools that the episode offers.
+        repeat: The number of this play among the plays of its task, from 0.
+        deadline: When the episode must be over, as a time of the event loop's clock; `None` for no deadline.
+        done: Whether the episode is over.
+        paid: The sum of the rewards of the steps so far.
     """
 
     id: str
@@ -330,8 +402,11 @@ class Episode:
     paid: float = 0.0
 
 
+# Protocols
+
+
 class Playable(Protocol):
-    """Something an episode can be played against: an environment in this process, or one behind HTTP."""
+    """An environment that an episode can be played in: in this process, or behind HTTP."""
 
     @property
     def name(self) -> str:
@@ -343,29 +418,39 @@ class Playable(Protocol):
         """Open an episode of *row*."""
 
     async def step(self, episode: Episode, action: Action) -> Step:
-        """Answer one tool call or reply."""
+        """Respond to one tool call or reply."""
 
     async def verify(self, episode: Episode) -> Verdict:
         """Judge the episode's transcript."""
 
     async def close(self, episode: Episode) -> None:
-        """End the episode."""
+        """Release what `reset` acquired."""
 
 
 @runtime_checkable
 class Model(Protocol):
-    """Something that answers a Responses API request; annotate a `Config` field with it to ask for one.
+    """A model that answers Responses API requests.
 
-    *request* is the body of `POST /v1/responses`, the answer a Response object. It raises `Failed` where no
-    answer can be had.
+    Annotate a `Config` field with it to require a model as a setting.
     """
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        """Answer *request*."""
+        """Return the Response object for *request*.
+
+        Args:
+            request: The body of `POST /v1/responses`.
+            episode: The episode that the request belongs to, if any.
+
+        Raises:
+            Failed: The model gives no response.
+        """
+
+
+# Token usage
 
 
 class Usage(BaseModel):
-    """Tokens of one or more model calls; a detail is `None` where a call did not report it."""
+    """Tokens used by one or more model calls; a detail is `None` if a call did not report it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -377,20 +462,20 @@ class Usage(BaseModel):
     calls: int = 0
 
 
-UsageByRole = dict[str, Usage]
-"""Usage by role: `policy`, and the names of the config fields that hold other models."""
+UsageByRole: TypeAlias = dict[str, Usage]
+"""Usage by role: `policy`, or the name of a config field that holds another model."""
 
 _collected_usage: ContextVar[UsageByRole | None] = ContextVar("gymsdk_usage", default=None)
 
 
 def parse_usage(response: Item) -> Usage:
-    """Give the usage *response* reports, zero where it reports none."""
+    """Return the usage that *response* reports, or zeros if it reports none."""
     usage = response.get("usage")
-    given, taken = _read_count(usage, "input_tokens") or 0, _read_count(usage, "output_tokens") or 0
+    input_tokens, output_tokens = _read_count(usage, "input_tokens") or 0, _read_count(usage, "output_tokens") or 0
     return Usage(
-        input_tokens=given,
-        output_tokens=taken,
-        total_tokens=_read_count(usage, "total_tokens") or given + taken,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        total_tokens=_read_count(usage, "total_tokens") or input_tokens + output_tokens,
         cached_tokens=_read_count(usage, "input_tokens_details", "cached_tokens"),
         reasoning_tokens=_read_count(usage, "output_tokens_details", "reasoning_tokens"),
         calls=1,
@@ -398,37 +483,37 @@ def parse_usage(response: Item) -> Usage:
 
 
 def _read_count(value: object, *path: str) -> int | None:
-    """Give the whole number at *path*; a server may report anything, and no episode fails for it."""
+    """Return the integer at *path*, or `None`: an episode must not fail because a server reports something else."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, int) else None
 
 
-def add_usage(one: Usage, other: Usage) -> Usage:
-    """Give the sum; a detail that a call did not report is not known of the sum either."""
-    if not one.calls or not other.calls:
-        return other if not one.calls else one
+def add_usage(first: Usage, second: Usage) -> Usage:
+    """Return the sum; a detail is `None` if either operand lacks it."""
+    if not first.calls or not second.calls:
+        return second if not first.calls else first
     return Usage(
-        input_tokens=one.input_tokens + other.input_tokens,
-        output_tokens=one.output_tokens + other.output_tokens,
-        total_tokens=one.total_tokens + other.total_tokens,
-        cached_tokens=_add_optional(one.cached_tokens, other.cached_tokens),
-        reasoning_tokens=_add_optional(one.reasoning_tokens, other.reasoning_tokens),
-        calls=one.calls + other.calls,
+        input_tokens=first.input_tokens + second.input_tokens,
+        output_tokens=first.output_tokens + second.output_tokens,
+        total_tokens=first.total_tokens + second.total_tokens,
+        cached_tokens=_add_optional(first.cached_tokens, second.cached_tokens),
+        reasoning_tokens=_add_optional(first.reasoning_tokens, second.reasoning_tokens),
+        calls=first.calls + second.calls,
     )
 
 
-def merge_usage(one: UsageByRole, other: UsageByRole) -> UsageByRole:
-    """Give the sum by role."""
-    return one | {role: add_usage(one.get(role, Usage()), used) for role, used in other.items()}
+def merge_usage(first: UsageByRole, second: UsageByRole) -> UsageByRole:
+    """Return the sum for every role."""
+    return first | {role: add_usage(first.get(role, Usage()), usage) for role, usage in second.items()}
 
 
-def _add_optional(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+def _add_optional(first: int | None, second: int | None) -> int | None:
+    return None if first is None or second is None else first + second
 
 
 def usage_to_item(usage: Usage) -> Item:
-    """Give *usage* as a Response object carries it."""
+    """Return *usage* in the form of a Response object's `usage`."""
     return {
         "input_tokens": usage.input_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
@@ -439,9 +524,9 @@ def usage_to_item(usage: Usage) -> Item:
 
 
 @contextmanager
-def collect_usage(ledger: UsageByRole) -> Iterator[None]:
-    """Collect what is noted inside the block in *ledger*."""
-    token = _collected_usage.set(ledger)
+def collect_usage(usage_by_role: UsageByRole) -> Iterator[None]:
+    """Add the usage that `record_usage` reports inside the block to *usage_by_role*."""
+    token = _collected_usage.set(usage_by_role)
     try:
         yield
     finally:
@@ -449,14 +534,14 @@ def collect_usage(ledger: UsageByRole) -> Iterator[None]:
 
 
 def record_usage(role: str, response: Item) -> None:
-    """Add *response*'s usage to *role* in the block around the call, if there is one."""
-    ledger = _collected_usage.get()
-    if ledger is not None:
-        ledger[role] = add_usage(ledger.get(role, Usage()), parse_usage(response))
+    """Add the usage of *response* to *role* in the enclosing `collect_usage` block, if there is one."""
+    collected = _collected_usage.get()
+    if collected is not None:
+        collected[role] = add_usage(collected.get(role, Usage()), parse_usage(response))
 
 
 def fill_usage_details(response: Item) -> Item:
-    """Give *response* with 0 where a detail of its usage is not known: OpenAI's types have no null there."""
+    """Return *response* with 0 for unknown usage details: OpenAI's client types do not allow null there."""
     usage = response.get("usage")
     if not isinstance(usage, dict):
         return response
@@ -470,14 +555,18 @@ def _replace_nulls(details: object) -> object:
     return {key: 0 if value is None else value for key, value in details.items()}
 
 
-Outcome: TypeAlias = Literal["scored", "unscorable", "failed"]
-"""The three ways a rollout ends; only the first has a reward."""
+# Rollouts
 
 
 class Failure(BaseModel):
-    """Why a rollout has no reward: where it broke, a word for it, the sentence, whether and when a retry can help.
+    """Why a rollout has no reward.
 
-    *retry_after* is in seconds, `None` where nobody has said.
+    Attributes:
+        stage: Where the episode failed: `reset`, `model`, `step`, `verify` or `close`.
+        kind: A machine-readable word for the failure.
+        message: The failure as a sentence.
+        retryable: Whether another attempt may succeed.
+        retry_after: Seconds to wait before that attempt; `None` if unknown.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -490,7 +579,13 @@ class Failure(BaseModel):
 
 
 class Timing(BaseModel):
-    """Milliseconds of one rollout: per stage (a stage's calls summed), and per model call in order."""
+    """The time one rollout took, in milliseconds.
+
+    Attributes:
+        total: The sum over all stages.
+        stages: The time per stage, with repeated calls of a stage summed.
+        model_calls: The time of each model call, in order.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -501,14 +596,14 @@ class Timing(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """One tool call of an episode, and when it ran.
+    """One tool call of an episode and its timing.
 
     Attributes:
         call_id: The id of the call.
         name: The tool's name.
         started: When the call began, in seconds since the epoch.
         milliseconds: How long the call took.
-        answered: Whether the environment answered the call; a call after the end of an episode is not run.
+        answered: Whether the environment ran the call; it does not run calls after the end of an episode.
     """
 
     call_id: str
@@ -520,15 +615,15 @@ class ToolRun:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One model call of an episode, as far as the rollout's response does not tell.
+    """Details of one model call that the rollout's joined response does not contain.
 
     Attributes:
         started: When the call began, in seconds since the epoch.
         milliseconds: How long the call took.
         response: The response without its output.
-        first: Where its items begin among the items of the transcript.
-        count: How many items it has.
-        tools: The tool calls that it made, in order.
+        first: The index of the call's first item in the transcript.
+        count: The number of the call's items.
+        tools: The tool calls that the model made, in order.
     """
 
     started: float
@@ -542,11 +637,27 @@ class ModelCall:
 class Rollout(BaseModel):
     """One finished play of one task.
 
-    *reward* and *verdict* are there if and only if *outcome* is `scored`, *failure* if and only if it is not.
-    *sampling* went over the row's own parameters, *opening* is what the policy was shown first.
-    *response* is the last model answer with every item of the episode as its output and the usage summed.
-    *rollout_id* is what the servers' logs call it, where servers played it under another name than *id*.
-    *calls* are the model calls of an episode that was played in this process.
+    Attributes:
+        id: The rollout's id.
+        rollout_id: The id in the logs of the servers that played it, if different from *id*.
+        environment: The environment's name.
+        row: The task's row.
+        seed: The environment's seed.
+        repeat: The number of this play among the plays of its task, from 0.
+        outcome: How the rollout ended.
+        ended: Why the episode ended.
+        sampling: The request parameters that overrode the row's.
+        opening: The items that the policy saw before its first turn.
+        tools: The schemas of the offered tools.
+        response: The last response, with all items of the episode as its output and the usage summed.
+        reward: The sum of the verdict's and the steps' rewards; set if and only if *outcome* is `scored`.
+        components: Named parts that sum to *reward*.
+        verdict: The verdict; set if and only if *outcome* is `scored`.
+        failure: Why there is no reward; set if and only if *outcome* is not `scored`.
+        turns: The number of the policy's turns.
+        usage: Token usage by role.
+        timing: How long the stages took.
+        calls: The model calls, if the episode was played in this process.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -59,7 +59,7 @@ async def test_one_that_swallows_its_cancellation_is_left_behind(caplog):
         await run_until_deadline(stubborn(), soon())
     over.set()
     await asyncio.sleep(0.01)
-    assert "code left behind failed later: ValueError('late')" in caplog.text
+    assert "abandoned code failed after its deadline: ValueError('late')" in caplog.text
 
 
 async def test_cancelling_who_waits_cancels_the_coroutine_too():
@@ -104,7 +104,7 @@ async def test_a_coroutine_that_holds_the_loop_is_named(caplog):
 
     assert await warn_when_blocking(block(), "tool 'dig'") == 42
     assert [record.message.split(" for ")[0] for record in caplog.records] == ["tool 'dig' held the event loop"] * 2
-    assert "make it `def`, or offload the work" in caplog.text
+    assert "write it as a plain `def`, or offload the work" in caplog.text
 
 
 async def test_a_coroutine_that_waits_is_not_named(caplog):

@@ -42,7 +42,7 @@ def test_what_is_not_too_long_is_as_it_was(output: object) -> None:
 def test_a_text_is_cut_and_says_so_within_the_limit() -> None:
     found = truncate_output("a" * 5000, 1000)
     assert isinstance(found, str)
-    assert found.endswith("[cut here: this output has 5000 characters, and at most 1000 of one are shown]")
+    assert found.endswith("[truncated: this output has 5000 characters; at most 1000 are shown]")
     assert len(found) == 1000
     assert truncate_output(found, 1000) is found
 
@@ -52,9 +52,9 @@ def test_of_parts_those_are_shown_that_fit() -> None:
     shown = truncate_output([picture(500), picture(900), text, picture(400)], 1000)
     assert isinstance(shown, list)
     assert shown[0] == picture(500)
-    assert shown[1]["text"].startswith("[left out: input_image of 900 characters")
+    assert shown[1]["text"].startswith("[omitted: input_image of 900 characters")
     assert shown[2]["text"].startswith("b" * 100)
-    assert "cut here" in shown[2]["text"]
+    assert "truncated" in shown[2]["text"]
     assert "left out" in shown[3]["text"]
 
 

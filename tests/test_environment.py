@@ -96,7 +96,7 @@ async def test_what_the_steps_pay_is_on_the_episode(environment, task):
 
 
 @pytest.mark.parametrize(
-    ("source", "remembers"),
+    ("source", "needs_replay"),
     [
         ("@hookimpl\nasync def verify(transcript): return Verdict(reward=0)", False),
         ("@hookimpl\nasync def verify(state): return Verdict(reward=0)", True),
@@ -105,4 +105,4 @@ async def test_what_the_steps_pay_is_on_the_episode(environment, task):
     ],
 )
 def test_what_a_verdict_takes_beside_the_transcript(environment, source, remembers):
-    assert environment(source).remembers is remembers
+    assert environment(source).needs_replay is needs_replay

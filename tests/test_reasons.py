@@ -43,22 +43,22 @@ async def test_where_nothing_listens_is_said_without_the_libraries_words() -> No
 
 
 async def test_a_name_nobody_knows_is_to_be_checked() -> None:
-    assert (await failure("http://nowhere.invalid:1/v1")).endswith("no machine of that name is known; check the name")
+    assert (await failure("http://nowhere.invalid:1/v1")).endswith("the host name cannot be resolved; check the name")
 
 
 async def test_a_plain_server_asked_with_tls_is_to_be_asked_without() -> None:
     async with saying(b"HTTP/1.1 400 Bad Request\r\n\r\n") as host:
         told = await failure(f"https://{host}/v1")
-    assert told.startswith(f"cannot reach {host}: TLS cannot be spoken with it (")
-    assert told.endswith("write http:// if it speaks none")
+    assert told.startswith(f"cannot reach {host}: the TLS handshake failed (")
+    assert told.endswith("write http:// if the server does not use TLS")
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (b"", "the connection was closed before anything came"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "the connection was closed in the middle of it"),
-        (b"\x15\x03\x01\x00\x02\x02\x46\r\n\r\n", "what came is no HTTP; check the address, and write https://"),
+        (b"", "the connection was closed before the response began"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "the connection was closed in the middle of the response"),
+        (b"\x15\x03\x01\x00\x02\x02\x46\r\n\r\n", "the response is not HTTP; check the address, and write https://"),
     ],
 )
 async def test_an_answer_broken_off_is_no_server_that_does_not_run(words: bytes, told: str) -> None:

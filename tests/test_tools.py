@@ -109,10 +109,10 @@ def test_wrong_arguments_are_told_in_words_a_policy_can_act_on(text, message):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: x, "has no name a policy could call; write it as a named function"),
-        (functools.partial(forecast, "Bern"), "has no name a policy could call; write it as a named function"),
-        (Place, "has no name a policy could call; write it as a named function"),
-        ("forecast", "has no name a policy could call; write it as a named function"),
+        (lambda x: x, "has no name that a policy could call; write it as a named function"),
+        (functools.partial(forecast, "Bern"), "has no name that a policy could call; write it as a named function"),
+        (Place, "has no name that a policy could call; write it as a named function"),
+        ("forecast", "has no name that a policy could call; write it as a named function"),
     ],
 )
 def test_what_has_no_name_cannot_be_a_tool(function, message):
@@ -135,14 +135,17 @@ def field_default(city: str = Field(description="Where.")): ...
     ("function", "message"),
     [
         (untyped, "tool 'untyped': parameter 'city' needs a type; it becomes the tool's schema"),
-        (starred, "tool 'starred': parameter 'cities' has no name a policy could give"),
-        (keyed, "tool 'keyed': parameter 'cities' has no name a policy could give"),
-        (positional, "tool 'positional': parameter 'city' has no name a policy could give"),
-        (unknown_type, "tool 'unknown_type': the annotation of 'city' names nothing: name 'Missing' is not defined"),
-        (unknown_attribute, "tool 'unknown_attribute': the annotation of 'city' names nothing: 'dt.missing'"),
+        (starred, "tool 'starred': parameter 'cities' cannot be passed by name"),
+        (keyed, "tool 'keyed': parameter 'cities' cannot be passed by name"),
+        (positional, "tool 'positional': parameter 'city' cannot be passed by name"),
+        (
+            unknown_type,
+            "tool 'unknown_type': the annotation of 'city' cannot be resolved: name 'Missing' is not defined",
+        ),
+        (unknown_attribute, "tool 'unknown_attribute': the annotation of 'city' cannot be resolved: 'dt.missing'"),
         (unserialisable, "tool 'unserialisable': Cannot generate a JsonSchema for core_schema.CallableSchema"),
         (unvalidatable, "tool 'unvalidatable': Unable to generate pydantic-core schema"),
-        (field_default, "tool 'field_default': parameter 'city' has a `Field(...)` for its default; write `Annotated"),
+        (field_default, "tool 'field_default': parameter 'city' has a `Field(...)` as its default; write `Annotated"),
     ],
 )
 def test_a_parameter_that_cannot_be_offered_is_named(function, message):
@@ -204,15 +207,15 @@ def circular() -> list[Any]:
 
 @pytest.mark.parametrize("value", [object(), {"a": object()}, b"\xff", circular(), ["\ud800"]])
 def test_what_json_cannot_hold_is_said_so(value):
-    with pytest.raises(TypeError, match="returned something JSON cannot hold"):
+    with pytest.raises(TypeError, match="returned a value that JSON does not support"):
         serialize_output(value)
 
 
 def test_an_unknown_tool_is_answered_with_what_there_is():
     assert format_unknown_tool("getWether", ["getWeather", "stop"]) == (
-        "There is no tool named 'getWether'. Did you mean 'getWeather'? Tools on offer: getWeather, stop."
+        "There is no tool named 'getWether'. Did you mean 'getWeather'? Available tools: getWeather, stop."
     )
-    assert format_unknown_tool("x", []) == "There is no tool named 'x'. Tools on offer: none."
+    assert format_unknown_tool("x", []) == "There is no tool named 'x'. Available tools: none."
 
 
 def test_a_refusal_is_a_json_object_whatever_the_message_holds():

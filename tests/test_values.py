@@ -58,7 +58,7 @@ def test_an_integer_is_an_integer_wherever_it_stands(number: int, text: str) -> 
         (f"[{'1' * 4301}]", "4,301 digits"),
         ("[1e400]", "infinity"),
         (f"[1e400, {10**30}]", "larger than the largest double"),
-        (f"[NaN, {10**30}]", "NaN is no JSON number"),
+        (f"[NaN, {10**30}]", "NaN is not a JSON number"),
         ("[" * 100_000 + str(10**30) + "]" * 100_000, "nested too deeply"),
     ],
 )

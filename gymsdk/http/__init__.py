@@ -1,1 +1,1 @@
-"""http."""
+"""HTTP requests to other servers: the client, its errors, TLS trust and decompression."""

@@ -1,4 +1,7 @@
-"""Jars: the cookies somebody carries from answer to request, verbatim, by name."""
+"""The HTTP client for requests to other servers: JSON bodies, bounded retries with jitter, `Retry-After`, cookies.
+
+Sessions are shared: each running event loop has one, which is opened on first use and closed with the loop.
+"""
 
 from __future__ import annotations
 
@@ -17,80 +20,64 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from gymsdk import context, jsonl, large_json
+from gymsdk import large_json
+from gymsdk.context import build_context_headers
 from gymsdk.credentials import redact
 from gymsdk.errors import Failed
 from gymsdk.http import decompression, errors, tls
-from gymsdk.http.tls import redact_url
-
-Resource = TypeVar("Resource", bound=AbstractAsyncContextManager[Any])
-
-
-class LoopLocal(Generic[Resource]):
-    """What *opened* gives, one for each running event loop."""
-
-    def __init__(self, opened: Callable[[], Resource]) -> None:
-        self._opened = opened
-        self._held: dict[asyncio.AbstractEventLoop, tuple[Resource, AsyncGenerator[None]]] = {}
-
-    async def get(self) -> Resource:
-        """Give the running loop's own."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._held:
-            held = self._opened()
-            lifetime = self._lifetime(loop, held)
-            self._held[loop] = (held, lifetime)
-            # A loop closes its unfinished async generators before it ends: nobody else is told that it does.
-            await anext(lifetime)
-        return self._held[loop][0]
-
-    async def aclose(self) -> None:
-        """Close the running loop's own, if it is open."""
-        if held := self._held.get(asyncio.get_running_loop()):
-            await held[1].aclose()
-
-    async def _lifetime(self, loop: asyncio.AbstractEventLoop, held: Resource) -> AsyncGenerator[None]:
-        async with held:
-            try:
-                yield
-            finally:
-                del self._held[loop]
-
+from gymsdk.jsonl import dump_portable_json
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 MAX_EXCERPT_CHARS = errors.MAX_EXCERPT_CHARS
 
 IDLE_CONNECTION_SECONDS = 4.0
-"""Seconds an idle connection is kept: below the 5 after which many servers close theirs, perhaps under a call."""
+"""Seconds that an idle connection is kept: many servers close theirs after 5, perhaps while a request arrives."""
 
 MAX_ANSWER_BYTES = 256 * 2**20
-"""Bytes that an answer may have after decompression, unless the caller says otherwise."""
+"""The default maximum size of a response body after decompression."""
 
 MAX_ERROR_BODY_BYTES = 2**20
-"""Bytes that are read of an answer with an error status."""
+"""The number of bytes that are read of a response with an error status."""
 
 NOT_STARTED_HEADER = "x-gymsdk-not-started"
-"""The header of a refusal by a server of ours that has started nothing: the same request may safely be sent again."""
+"""The response header with which a gymsdk server says that it has started nothing, so the request may be repeated."""
 
 MAX_OVERLOAD_PAUSE_SECONDS = 60.0
-"""Seconds that a client waits at most before it sends a refused request again."""
+"""The longest pause, before jitter, between two requests to an overloaded server."""
+
+COOKIE_NAME_PATTERN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+COOKIE_VALUE_PATTERN = re.compile(r"[\x21-\x3a\x3c-\x7e]*")
+"""Valid names and values of cookies; others could split a header or a request."""
 
 Headers: TypeAlias = Mapping[str, str | SecretStr]
-"""What a request carries; no message repeats a secret."""
+"""Request headers; error messages never contain the secret ones."""
+
+Cookies: TypeAlias = dict[str, str]
+"""Cookies by name, with their values unchanged."""
 
 
 class NotSent(Failed):
-    """Nobody was there to be sent anything."""
+    """The connection failed before anything was sent."""
 
 
 class RequestRefused(Failed):
-    """A server refused, and blames the parameter *param* of the request, if any."""
+    """A server rejected the request.
+
+    Attributes:
+        param: The parameter of the request that the server blames, if any.
+    """
 
     param: str | None = None
 
 
 class Retry(BaseModel):
-    """How often a call is tried again, and how long it waits before: doubling, jittered, bounded."""
+    """How often a request is retried, and the delay before each retry: exponential, jittered and bounded.
+
+    Attributes:
+        times: The number of retries.
+        first: The delay before the first retry, in seconds; it doubles each time.
+        longest: The longest delay, in seconds.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -99,19 +86,29 @@ class Retry(BaseModel):
     longest: float = Field(8.0, ge=0)
 
     def get_wait_seconds(self, attempt: int) -> float:
-        """Seconds to wait after the failed *attempt*, the first being 0."""
+        """Return the delay after the failed *attempt*, counted from 0."""
         return min(self.longest, self.first * 2.0 ** min(attempt, 60)) * random.uniform(0.5, 1.0)
 
 
 DEFAULT_RETRY = Retry()
 
 NO_RETRY = Retry(times=0)
-"""Not tried again: whoever asks knows better what to do."""
+"""No retries, for callers that handle failures themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What a *host* answered, whatever the status; *secrets* are what no message may repeat, *cookies* are verbatim."""
+    """A server's response, with any status.
+
+    Attributes:
+        host: The host and port that answered.
+        status: The status code.
+        body: The body, decompressed.
+        retry_after: The seconds of the `Retry-After` header, if any.
+        secrets: Secrets of the request, which messages must not repeat.
+        cookies: The cookies that the response sets, with their values unchanged.
+        headers: The response headers.
+    """
 
     host: str
     status: int
@@ -123,46 +120,49 @@ class HttpResponse:
 
     @property
     def ok(self) -> bool:
-        """Whether it is what HTTP calls success."""
-        return 200 <= self.status < 300  # noqa: PLR2004 - what HTTP calls success
+        """Whether the status is a success (2xx)."""
+        return 200 <= self.status < 300  # noqa: PLR2004 - HTTP's range of success
 
     @property
     def not_started(self) -> bool:
-        """Whether the server was overloaded and started nothing: the request may be sent again, even a POST."""
+        """Whether an overloaded server refused before it started anything, so that even a POST may be repeated."""
         return not self.ok and NOT_STARTED_HEADER in self.headers
 
     @property
     def text(self) -> str:
-        """The body as text, the secrets blotted out."""
+        """The body as text, with secrets redacted."""
         return redact(self.body.decode(errors="replace"), self.secrets)
 
     def json(self) -> Any:
-        """Give the parsed body; raises `Failed` where the host refused, or answered something else than JSON."""
-        self._check()
+        """Return the body's JSON value; raises `Failed` if the status is no success or the body is not JSON."""
+        self._check_status()
         try:
             return large_json.loads(self.body, large_json.get_max_values(len(self.body)))
         except ValueError as error:
-            raise self._unread(error) from error
+            raise self._build_json_error(error) from error
 
     async def json_async(self) -> Any:
-        """Give the parsed body like `json`; a large one is parsed in a thread."""
-        self._check()
+        """Return the body's JSON value like `json`; a large body is parsed in a thread."""
+        self._check_status()
         try:
             return await large_json.loads_async(self.body, large_json.get_max_values(len(self.body)))
         except ValueError as error:
-            raise self._unread(error) from error
+            raise self._build_json_error(error) from error
 
-    def _check(self) -> None:
+    def _check_status(self) -> None:
         if not self.ok:
             raise build_refusal_error(self.host, self.status, self.text, retry_after=self.retry_after)
 
-    def _unread(self, error: ValueError) -> Failed:
+    def _build_json_error(self, error: ValueError) -> Failed:
         if isinstance(error, large_json.TooComplex):
             return Failed(f"the answer of {self.host} cannot be read: {error}", kind="model_answer_too_large")
-        page = self.body.lstrip()[:1] == b"<"
-        hint = "; this is a page for people: check the base URL (it usually ends in /v1)" if page else ""
+        is_page = self.body.lstrip()[:1] == b"<"
+        hint = "; this is a web page: check the base URL (it usually ends in /v1)" if is_page else ""
         message = f"{self.host} answered {self.status} without JSON: {self.text[:MAX_EXCERPT_CHARS]!r}{hint}"
-        return Failed(message, kind="model_bad_answer", retryable=not page)
+        return Failed(message, kind="model_bad_answer", retryable=not is_page)
+
+
+# Requests
 
 
 async def post(
@@ -171,25 +171,36 @@ async def post(
     *,
     key: SecretStr | None = None,
     headers: Headers | None = None,
-    timeout: float = 600.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
+    timeout: float = 600.0,  # noqa: ASYNC109 - it bounds the retries too, and messages name it
     retry: Retry = DEFAULT_RETRY,
     once: bool = False,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> HttpResponse:
-    """Give the answer of *url* to the JSON *body*, retried where that can help, within *timeout* seconds in all.
+    """Post the JSON *body* to *url*.
 
-    An answer of more than *largest* bytes is not read to its end: that is a `Failed` of the kind
-    `model_answer_too_large`.
+    A request that an overloaded gymsdk server has not started is repeated as long as there is time, regardless of
+    *retry*, unless that is `NO_RETRY`.
 
-    A body given as bytes is JSON by now. No message repeats the *key*, nor a header that is a secret. An overloaded
-    server of ours that has started nothing is asked again as often as there is time for, whatever *retry* says, unless
-    that is `ONCE`.
-    What is to happen *once* is sent again only where it cannot have arrived.
-    It raises `Failed` where there is no answer at all; what a refusal means is for `Answer.json` to say.
+    Args:
+        url: The URL.
+        body: The body, as a JSON value or as JSON bytes.
+        key: A bearer token; messages never contain it.
+        headers: Further headers; messages never contain the secret ones.
+        timeout: Seconds for the request and all retries.
+        retry: How to retry.
+        once: Repeat the request only if it cannot have arrived.
+        max_answer_bytes: The maximum size of the response body after decompression.
+
+    Returns:
+        The response, with any status. `HttpResponse.json` raises for an error status.
+
+    Raises:
+        Failed: There is no response, or it is too large (kind `model_answer_too_large`).
     """
-    bearer = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
-    given = {"Content-Type": "application/json", **bearer, **(headers or {})}
-    attempt = partial(_send, "POST", url, encode_body(body), given, tuple(filter(None, [key])), max_answer_bytes)
+    authorization = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+    sent_headers = {"Content-Type": "application/json", **authorization, **(headers or {})}
+    secrets = tuple(filter(None, [key]))
+    attempt = partial(_send, "POST", url, encode_body(body), sent_headers, secrets, max_answer_bytes)
     return await _send_until_deadline(url, attempt, timeout, retry, once=once)
 
 
@@ -197,10 +208,10 @@ async def get(
     url: str,
     *,
     headers: Headers | None = None,
-    timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
+    timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and messages name it
     retry: Retry = DEFAULT_RETRY,
 ) -> HttpResponse:
-    """Give what is at *url*, like `post`."""
+    """Get *url*; arguments and errors as in `post`."""
     return await _send_until_deadline(url, partial(_send, "GET", url, None, headers or {}), timeout, retry)
 
 
@@ -209,23 +220,29 @@ async def put(
     body: object,
     *,
     headers: Headers | None = None,
-    timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
+    timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and messages name it
     retry: Retry = DEFAULT_RETRY,
 ) -> HttpResponse:
-    """Give the answer of *url* to the JSON *body* put there, like `post`."""
-    given = {"Content-Type": "application/json", **(headers or {})}
-    return await _send_until_deadline(url, partial(_send, "PUT", url, encode_body(body), given), timeout, retry)
+    """Put the JSON *body* to *url*; arguments and errors as in `post`."""
+    sent_headers = {"Content-Type": "application/json", **(headers or {})}
+    attempt = partial(_send, "PUT", url, encode_body(body), sent_headers)
+    return await _send_until_deadline(url, attempt, timeout, retry)
 
 
 async def delete(
     url: str,
     *,
     headers: Headers | None = None,
-    timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and is named in the message
+    timeout: float = 60.0,  # noqa: ASYNC109 - it bounds the retries too, and messages name it
     retry: Retry = DEFAULT_RETRY,
 ) -> HttpResponse:
-    """Give the answer of *url* as what is there is deleted, like `post`."""
+    """Delete *url*; arguments and errors as in `post`."""
     return await _send_until_deadline(url, partial(_send, "DELETE", url, None, headers or {}), timeout, retry)
+
+
+async def aclose() -> None:
+    """Close the session of the running event loop now instead of with the loop."""
+    await _sessions.aclose()
 
 
 async def _send_until_deadline(
@@ -239,105 +256,41 @@ async def _send_until_deadline(
         raise build_timeout_error(get_host(url), seconds) from error
 
 
-async def aclose() -> None:
-    """Close the running loop's session now rather than with the loop."""
-    await _sessions.aclose()
-
-
-def get_host(url: str) -> str:
-    """The host and port of *url*, without who asks."""
-    return url.partition("://")[2].partition("/")[0].rpartition("@")[2]
-
-
-def build_refusal_error(host: str, status: int, text: str, *, retry_after: float | None = None) -> Failed:
-    """The failure that an answer with this *status* means."""
-    retryable = is_retryable_status(status)
-    kind = errors.FAILURE_KINDS.get(status, "model_error" if retryable else "model_refused")
-    said, param = errors.parse_refusal(text)
-    words = ": ".join(filter(None, (f"{host} answered {status}", said)))
-    refused = RequestRefused(
-        words + errors.get_status_hint(status),
-        kind=kind,
-        retryable=retryable,
-        retry_after=retry_after if retryable else None,
-    )
-    refused.param = param
-    return refused
-
-
-def build_unreachable_error(host: str, error: Exception, kind: type[Failed] = Failed) -> Failed:
-    """The failure to connect to *host*."""
-    return kind(
-        f"cannot reach {host}: {errors.describe_connect_error(error)}", kind="model_unreachable", retryable=True
-    )
-
-
-def build_interrupted_error(host: str, error: Exception) -> Failed:
-    """The failure of *host* to answer to the end."""
-    message = f"{host} broke off its answer: {errors.describe_interruption(error)}"
-    return Failed(message, kind="model_unreachable", retryable=True)
-
-
-def build_timeout_error(host: str, timeout: float) -> Failed:
-    """The failure of *host* to answer in time."""
-    message = f"{host} did not answer within {timeout:g} s; raise the timeout or lower the load"
-    return Failed(message, kind="model_timeout", retryable=True)
-
-
-def is_retryable_status(status: int) -> bool:
-    """Whether the same request may be answered otherwise another time."""
-    # What a server has not implemented, it will not have another time.
-    return status in {408, 409, 429} or (status >= 500 and status != 501)  # noqa: PLR2004 - the server's own errors
-
-
-def _create_session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
-        # It would decompress whatever comes at once; `read` bounds it.
-        auto_decompress=False,
-    )
-
-
-_sessions = LoopLocal(_create_session)
-
-
 async def _send_with_retries(
     attempt: Callable[[], Awaitable[HttpResponse]], retry: Retry, deadline: float, *, once: bool
 ) -> HttpResponse:
-    """The first answer that settles it, or the last one there is time for."""
+    """Return the first response that needs no retry, or the last response before the deadline."""
     loop = asyncio.get_running_loop()
     if retry.times:
         attempt = partial(retry_while_overloaded, attempt, deadline)
     for number in range(retry.times):
         wait = retry.get_wait_seconds(number)
         try:
-            answer = await attempt()
+            response = await attempt()
         except Failed as error:
             if not error.retryable or loop.time() + wait >= deadline or (once and not isinstance(error, NotSent)):
                 raise
         else:
-            wait += answer.retry_after or 0.0
-            if once or not is_retryable_status(answer.status) or loop.time() + wait >= deadline:
-                return answer
+            wait += response.retry_after or 0.0
+            if once or not is_retryable_status(response.status) or loop.time() + wait >= deadline:
+                return response
         await asyncio.sleep(wait)
     return await attempt()
 
 
 async def retry_while_overloaded(attempt: Callable[[], Awaitable[HttpResponse]], deadline: float) -> HttpResponse:
-    """Repeat *attempt* while an overloaded server refuses to start it and the pause it asks for ends by *deadline*."""
+    """Repeat *attempt* while an overloaded server refuses to start it, until *deadline* at most."""
     loop = asyncio.get_running_loop()
-    while (answer := await attempt()).not_started:
-        pause = get_overload_pause(answer.retry_after)
+    while (response := await attempt()).not_started:
+        pause = get_overload_pause(response.retry_after)
         if loop.time() + pause >= deadline:
             break
         await asyncio.sleep(pause)
-    return answer
+    return response
 
 
 def get_overload_pause(retry_after: float | None) -> float:
-    """Return the seconds to wait for an overloaded server, jittered so that its clients do not all return at once."""
+    """Return the seconds to wait for an overloaded server, with jitter so that its clients do not return together."""
     return min(MAX_OVERLOAD_PAUSE_SECONDS, max(0.1, retry_after or 1.0)) * random.uniform(1.0, 1.5)
 
 
@@ -345,59 +298,80 @@ async def _send(
     method: str,
     url: str,
     data: bytes | None,
-    given: Headers,
+    headers: Headers,
     secrets: tuple[SecretStr, ...] = (),
-    largest: int = MAX_ANSWER_BYTES,
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> HttpResponse:
     session = await _sessions.get()
-    told = {name: each.get_secret_value() if isinstance(each, SecretStr) else each for name, each in given.items()}
-    headers = {"Accept-Encoding": decompression.ACCEPT_ENCODING, **context.build_context_headers(), **told}
-    hidden = [name for name, each in given.items() if isinstance(each, SecretStr)]
-    secrets += tuple(SecretStr(headers[name].removeprefix("Bearer ")) for name in hidden)
+    plain = {name: each.get_secret_value() if isinstance(each, SecretStr) else each for name, each in headers.items()}
+    sent_headers = {"Accept-Encoding": decompression.ACCEPT_ENCODING, **build_context_headers(), **plain}
+    secret_names = [name for name, each in headers.items() if isinstance(each, SecretStr)]
+    secrets += tuple(SecretStr(plain[name].removeprefix("Bearer ")) for name in secret_names)
+    host = get_host(url)
     try:
-        # A redirected POST would arrive as a GET, perhaps elsewhere, with the key.
+        # A redirected POST would arrive as a GET, perhaps at another host, with the key.
         async with session.request(
-            method, url, data=data, headers=headers, allow_redirects=False, ssl=tls.get_ssl_for_url(url)
-        ) as answer:
+            method, url, data=data, headers=sent_headers, allow_redirects=False, ssl=tls.get_ssl_for_url(url)
+        ) as response:
             return HttpResponse(
-                get_host(url),
-                answer.status,
-                await read_body(answer.content.iter_any(), get_host(url), answer.status, answer.headers, largest),
-                parse_retry_after(answer.headers.get("Retry-After")),
+                host,
+                response.status,
+                await read_body(response.content.iter_any(), host, response.status, response.headers, max_answer_bytes),
+                parse_retry_after(response.headers.get("Retry-After")),
                 secrets,
-                {name: morsel.coded_value for name, morsel in answer.cookies.items()},
-                answer.headers,
+                {name: morsel.coded_value for name, morsel in response.cookies.items()},
+                response.headers,
             )
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError) as error:
-        raise Failed(f"{redact_url(url)[:MAX_EXCERPT_CHARS]!r} is no URL of a server", kind="model_refused") from error
+        message = f"{tls.redact_url(url)[:MAX_EXCERPT_CHARS]!r} is not the URL of a server"
+        raise Failed(message, kind="model_refused") from error
     except aiohttp.ClientConnectorCertificateError as error:
-        raise tls.build_untrusted_error(get_host(url), error.certificate_error) from error
+        raise tls.build_untrusted_error(host, error.certificate_error) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise build_unreachable_error(get_host(url), error, NotSent) from error
+        raise build_unreachable_error(host, error, NotSent) from error
     except (aiohttp.ClientError, OSError) as error:
-        raise build_interrupted_error(get_host(url), error) from error
+        raise build_interrupted_error(host, error) from error
+
+
+# Bodies and headers
+
+
+def encode_body(body: object) -> bytes:
+    """Return *body* as JSON; bytes are JSON already."""
+    if isinstance(body, bytes):
+        return body
+    try:
+        return dump_portable_json(body)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Failed(f"the request cannot be written as JSON: {error}", kind="model_bad_request") from error
 
 
 async def read_body(
     chunks: AsyncIterable[bytes], host: str, status: int, headers: Mapping[str, str], max_answer_bytes: int
 ) -> bytes:
-    """Give the body of an answer, decompressed, as its *chunks* arrive.
+    """Return the decompressed body of a response.
 
-    Of an error's body, the first MiB is enough; a larger one is truncated.
+    The body of an error response is truncated to `MAX_ERROR_BODY_BYTES`.
+
+    Args:
+        chunks: The body as it arrives.
+        host: The host that sends it.
+        status: The response's status.
+        headers: The response's headers.
+        max_answer_bytes: The maximum size after decompression.
 
     Raises:
-        Failed: It has more than *largest* bytes after decompression, or cannot be decompressed.
+        Failed: The body is too large or cannot be decompressed.
     """
-    refused = status >= 400  # noqa: PLR2004 - what HTTP calls an error
-    most = min(max_answer_bytes, MAX_ERROR_BODY_BYTES) if refused else max_answer_bytes
+    is_error = status >= 400  # noqa: PLR2004 - HTTP error statuses start here
+    max_bytes = min(max_answer_bytes, MAX_ERROR_BODY_BYTES) if is_error else max_answer_bytes
+    encoding = headers.get("Content-Encoding", "")
     try:
-        return await decompression.decompress_chunks(
-            chunks, headers.get("Content-Encoding", ""), most, truncate=refused
-        )
+        return await decompression.decompress_chunks(chunks, encoding, max_bytes, truncate=is_error)
     except decompression.TooLarge:
         message = (
-            f"{host} sent more than {max_answer_bytes} bytes for one answer, counted after decompression, and was cut off; check"
-            " what it serves, lower max_output_tokens, or raise max_answer of the model"
+            f"{host} sent a response of more than {max_answer_bytes} bytes, counted after decompression, which was not"
+            " read to its end; check what the server serves, lower max_output_tokens, or raise max_answer of the model"
         )
         raise Failed(message, kind="model_answer_too_large") from None
     except decompression.BadEncoding as error:
@@ -405,18 +379,8 @@ async def read_body(
         raise Failed(message, kind="model_bad_answer", retryable=True) from None
 
 
-def encode_body(body: object) -> bytes:
-    """Give *body* as JSON; bytes are JSON by now."""
-    if isinstance(body, bytes):
-        return body
-    try:
-        return jsonl.dump_portable_json(body)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise Failed(f"the request cannot be written as JSON: {error}", kind="model_bad_request") from error
-
-
 def parse_retry_after(header: str | None) -> float | None:
-    """The seconds a Retry-After *header* asks for: a number, or the time until a date."""
+    """Return the seconds of a `Retry-After` *header*: a number, or the time until a date; `None` if invalid."""
     if not header:
         return None
     try:
@@ -425,33 +389,129 @@ def parse_retry_after(header: str | None) -> float | None:
         pass
     try:
         return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):  # a date without a zone cannot be compared
+    except (ValueError, TypeError):  # a date without a time zone cannot be compared
         return None
 
 
-Cookies: TypeAlias = dict[str, str]
-"""Cookies by name."""
-
-COOKIE_NAME_PATTERN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-COOKIE_VALUE_PATTERN = re.compile(r"[\x21-\x3a\x3c-\x7e]*")
-"""What a cookie may be called and may hold, so that it splits neither a header nor a request."""
+def get_host(url: str) -> str:
+    """Return the host and port of *url*, without credentials."""
+    return url.partition("://")[2].partition("/")[0].rpartition("@")[2]
 
 
 def parse_cookies(header: str | None) -> Cookies:
-    """Give the cookies of a request's Cookie *header*."""
+    """Return the valid cookies of a request's `Cookie` *header*."""
     pairs = (pair.strip().partition("=") for pair in (header or "").split(";"))
     return filter_cookies({name: value for name, _, value in pairs})
 
 
-def filter_cookies(jar: Mapping[str, object]) -> Cookies:
-    """Give those of a *jar* from elsewhere that can be sent."""
+def filter_cookies(cookies: Mapping[str, object]) -> Cookies:
+    """Return the cookies with valid names and values."""
     return {
         name: value
-        for name, value in jar.items()
+        for name, value in cookies.items()
         if COOKIE_NAME_PATTERN.fullmatch(name) and isinstance(value, str) and COOKIE_VALUE_PATTERN.fullmatch(value)
     }
 
 
-def build_cookie_header(jar: Mapping[str, str]) -> dict[str, str]:
-    """Give the headers of a request that carries *jar*."""
-    return {"Cookie": "; ".join(f"{name}={value}" for name, value in jar.items())} if jar else {}
+def build_cookie_header(cookies: Mapping[str, str]) -> dict[str, str]:
+    """Return the `Cookie` header for *cookies*; no header without cookies."""
+    return {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())} if cookies else {}
+
+
+# Failures
+
+
+def is_retryable_status(status: int) -> bool:
+    """Return whether a request that was answered with *status* may succeed on another attempt."""
+    # 501 Not Implemented does not change between attempts.
+    return status in {408, 409, 429} or (status >= 500 and status != 501)  # noqa: PLR2004 - server errors
+
+
+def build_refusal_error(host: str, status: int, text: str, *, retry_after: float | None = None) -> Failed:
+    """Return the failure for a response with an error status.
+
+    Args:
+        host: The host that answered.
+        status: The status.
+        text: The body as text, with secrets redacted.
+        retry_after: The seconds of the `Retry-After` header, if any.
+    """
+    retryable = is_retryable_status(status)
+    kind = errors.FAILURE_KINDS.get(status, "model_error" if retryable else "model_refused")
+    reason, param = errors.parse_refusal(text)
+    message = ": ".join(filter(None, (f"{host} answered {status}", reason))) + errors.get_status_hint(status)
+    refusal = RequestRefused(message, kind=kind, retryable=retryable, retry_after=retry_after if retryable else None)
+    refusal.param = param
+    return refusal
+
+
+def build_unreachable_error(host: str, error: Exception, kind: type[Failed] = Failed) -> Failed:
+    """Return the failure for a connection to *host* that could not be opened."""
+    return kind(
+        f"cannot reach {host}: {errors.describe_connect_error(error)}", kind="model_unreachable", retryable=True
+    )
+
+
+def build_interrupted_error(host: str, error: Exception) -> Failed:
+    """Return the failure for a response of *host* that broke off."""
+    message = f"{host} broke off its answer: {errors.describe_interruption(error)}"
+    return Failed(message, kind="model_unreachable", retryable=True)
+
+
+def build_timeout_error(host: str, timeout: float) -> Failed:
+    """Return the failure for a response of *host* that did not arrive within *timeout* seconds."""
+    message = f"{host} did not answer within {timeout:g} s; raise the timeout or lower the load"
+    return Failed(message, kind="model_timeout", retryable=True)
+
+
+# Sessions
+
+Resource = TypeVar("Resource", bound=AbstractAsyncContextManager[Any])
+
+
+class LoopLocal(Generic[Resource]):
+    """One resource per running event loop, opened on first use and closed with the loop.
+
+    Args:
+        factory: Creates the resource.
+    """
+
+    def __init__(self, factory: Callable[[], Resource]) -> None:
+        self._factory = factory
+        self._resources: dict[asyncio.AbstractEventLoop, tuple[Resource, AsyncGenerator[None]]] = {}
+
+    async def get(self) -> Resource:
+        """Return the resource of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._resources:
+            resource = self._factory()
+            lifetime = self._hold_open(loop, resource)
+            self._resources[loop] = (resource, lifetime)
+            # A loop finalizes its unfinished async generators before it closes. There is no other notification.
+            await anext(lifetime)
+        return self._resources[loop][0]
+
+    async def aclose(self) -> None:
+        """Close the resource of the running event loop, if it is open."""
+        if entry := self._resources.get(asyncio.get_running_loop()):
+            await entry[1].aclose()
+
+    async def _hold_open(self, loop: asyncio.AbstractEventLoop, resource: Resource) -> AsyncGenerator[None]:
+        async with resource:
+            try:
+                yield
+            finally:
+                del self._resources[loop]
+
+
+def _create_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
+        # aiohttp decompresses without a bound; `read_body` has one.
+        auto_decompress=False,
+    )
+
+
+_sessions = LoopLocal(_create_session)

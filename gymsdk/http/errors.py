@@ -1,4 +1,4 @@
-"""Reasons: why a server gave no answer, or refused, in words of its own or in plain ones."""
+"""Descriptions of failed HTTP requests: connection errors, broken-off responses and the messages of rejections."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import orjson
 from gymsdk.types import Item
 
 MAX_EXCERPT_CHARS = 200
-"""Characters shown of a text that is no sentence of a server."""
+"""The length of an excerpt from a text that is not a server's error message."""
 
 MAX_SENTENCE_CHARS = 500
-"""Characters shown of one that is."""
+"""The length of an excerpt from a server's error message."""
 
 FAILURE_KINDS = {
     401: "model_unauthorized",
@@ -26,7 +26,7 @@ FAILURE_KINDS = {
     404: "model_not_found",
     429: "model_rate_limited",
 }
-"""What statuses say of a model's server."""
+"""The failure kinds of statuses that a model's server answers with."""
 
 _STATUS_HINTS = {
     401: "; check the API key",
@@ -38,53 +38,68 @@ _MIN_SERVER_ERROR = 500
 
 _ERRNO_MESSAGES = {
     errno.ECONNREFUSED: "nothing listens there; is the server running?",
-    errno.EHOSTUNREACH: "there is no way to that machine; check the address",
-    errno.ENETUNREACH: "there is no way to that network; check the address",
+    errno.EHOSTUNREACH: "there is no route to that host; check the address",
+    errno.ENETUNREACH: "there is no route to that network; check the address",
 }
 
 
 def get_status_hint(status: int) -> str:
-    """Give what to do about a refusal with this *status*, to follow what was said of it."""
-    return _STATUS_HINTS.get(status) or ("; its own log says more" if status >= _MIN_SERVER_ERROR else "")
+    """Return advice for a response with this error *status*, to append to a message; empty if there is none."""
+    return _STATUS_HINTS.get(status) or ("; check the server's log" if status >= _MIN_SERVER_ERROR else "")
 
 
 def describe_connect_error(error: Exception) -> str:
-    """Give why nobody could be sent anything, and what to look at."""
+    """Return why a connection could not be opened, and what to check."""
     cause = _find_os_error(error)
     if isinstance(cause, socket.gaierror):
-        return "no machine of that name is known; check the name"
+        return "the host name cannot be resolved; check the name"
     if isinstance(cause, ssl.SSLError):
-        return f"TLS cannot be spoken with it ({_describe_error(cause)}); write http:// if it speaks none"
+        return f"the TLS handshake failed ({_describe_error(cause)}); write http:// if the server does not use TLS"
     if isinstance(cause, TimeoutError):
-        return "it took no connection in time; is the server running?"
+        return "it accepted no connection in time; is the server running?"
     return _ERRNO_MESSAGES.get(_get_errno(cause) or 0, f"{_describe_error(cause)}; is the server running?")
 
 
 def describe_interruption(error: Exception) -> str:
-    """Give how a server broke off its answer."""
+    """Return how a server's response broke off."""
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "the connection was closed before anything came; its log may say why"
+        return "the connection was closed before the response began; check the server's log"
     if isinstance(error, aiohttp.ClientPayloadError):
-        return "the connection was closed in the middle of it; its log may say why"
+        return "the connection was closed in the middle of the response; check the server's log"
     if isinstance(error, aiohttp.ClientResponseError):
-        return "what came is no HTTP; check the address, and write https:// if the server speaks TLS"
+        return "the response is not HTTP; check the address, and write https:// if the server uses TLS"
     return _describe_error(_find_os_error(error))
 
 
+def parse_refusal(text: str) -> tuple[str, str | None]:
+    """Return the server's message in the body *text* of a rejection, and the parameter that it blames, if any."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        # aiohttp and others repeat the status at the start of the body.
+        return re.sub(r"\A\d{3}:\s*", "", text.strip())[:MAX_EXCERPT_CHARS], None
+    body = value if isinstance(value, dict) else {}
+    message = next(_iter_messages(body), None)
+    error = body.get("error")
+    param = error.get("param") if isinstance(error, dict) else body.get("param")
+    excerpt = message[:MAX_SENTENCE_CHARS] if message else text[:MAX_EXCERPT_CHARS]
+    return excerpt, param if isinstance(param, str) else None
+
+
 def _find_os_error(error: BaseException) -> BaseException:
-    """What the system said, which libraries wrap."""
-    given = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    found: BaseException | None = given
-    while found is not None and not isinstance(found, OSError):
-        found = found.__cause__ or found.__context__
-    return found or given
+    """Return the operating system's error that libraries have wrapped in *error*, or *error* if there is none."""
+    outer = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    cause: BaseException | None = outer
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    return cause or outer
 
 
 def _get_errno(error: BaseException) -> int | None:
-    """The system's number for *error*; that of several, of which each is an address of the machine, is in the text."""
+    """Return the errno of *error*; for attempts at several addresses of a host it is in the text only."""
     number = getattr(error, "errno", None)
-    found = None if number else re.search(r"\[Errno (\d+)\]", str(error))
-    return int(found[1]) if found else number
+    match = None if number else re.search(r"\[Errno (\d+)\]", str(error))
+    return int(match[1]) if match else number
 
 
 def _describe_error(error: BaseException) -> str:
@@ -92,38 +107,23 @@ def _describe_error(error: BaseException) -> str:
         return str(error.reason or error).replace("_", " ").lower()
     if isinstance(error, OSError) and (number := _get_errno(error)):
         return os.strerror(number)
-    # What names an object of a program is nothing to people.
+    # The representations of Python objects mean nothing to users.
     return re.sub(r"<[^>]*>|\w+\(.*\)", "", str(error)).strip() or type(error).__name__
 
 
-def parse_refusal(text: str) -> tuple[str, str | None]:
-    """Give what a refusal of that *text* says in the server's own words, and the parameter it blames."""
-    try:
-        told = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        # As aiohttp and others write it, after the status that is told anyway.
-        return re.sub(r"\A\d{3}:\s*", "", text.strip())[:MAX_EXCERPT_CHARS], None
-    body = told if isinstance(told, dict) else {}
-    found = next(_iter_messages(body), None)
-    error = body.get("error")
-    blamed = error.get("param") if isinstance(error, dict) else body.get("param")
-    return (found or text)[: MAX_SENTENCE_CHARS if found else MAX_EXCERPT_CHARS], blamed if isinstance(
-        blamed, str
-    ) else None
-
-
 def _iter_messages(body: Item) -> Iterator[str]:
+    """Yield the error messages in *body*, in the forms of OpenAI, FastAPI and others."""
     error = body.get("error")
-    own = error.get("message") if isinstance(error, dict) else error
-    for said in (own, body.get("message"), body.get("detail")):
-        words = "; ".join(map(_format_detail, said)) if isinstance(said, list) else said
-        if isinstance(words, str) and words.strip():
-            yield words.strip().rstrip(".")
+    inner = error.get("message") if isinstance(error, dict) else error
+    for value in (inner, body.get("message"), body.get("detail")):
+        message = "; ".join(map(_format_detail, value)) if isinstance(value, list) else value
+        if isinstance(message, str) and message.strip():
+            yield message.strip().rstrip(".")
 
 
-def _format_detail(each: object) -> str:
-    """One of pydantic's complaints, as FastAPI lists them."""
-    if not isinstance(each, dict) or not isinstance(each.get("msg"), str):
-        return str(each)
-    where = ".".join(map(str, each.get("loc") or ()))
-    return f"{where}: {each['msg']}" if where else str(each["msg"])
+def _format_detail(detail: object) -> str:
+    """Return one of pydantic's errors as FastAPI lists them."""
+    if not isinstance(detail, dict) or not isinstance(detail.get("msg"), str):
+        return str(detail)
+    location = ".".join(map(str, detail.get("loc") or ()))
+    return f"{location}: {detail['msg']}" if location else str(detail["msg"])

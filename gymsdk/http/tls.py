@@ -1,4 +1,4 @@
-"""Trust: whose certificates are believed where something is asked over TLS."""
+"""TLS trust, and host names and URLs: which certificates to trust where, loopback and wildcard hosts, redaction."""
 
 from __future__ import annotations
 
@@ -14,49 +14,20 @@ from urllib.parse import urlsplit
 
 from gymsdk.errors import Failed, UsageError
 
-WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # told apart, not bound here
-"""Hosts that stand for all of a machine's."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches *host*."""
-    try:
-        found = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
-
-
-def get_reachable_host(host: str) -> str:
-    """Give the host at which this machine reaches what listens at *host*."""
-    if host not in WILDCARD_HOSTS:
-        return host
-    return "::1" if ":" in host else "127.0.0.1"
-
-
-def redact_url(text: str) -> str:
-    """Give *text* without what a URL in it says of who asks: a user, a password, a query."""
-    return re.sub(r"(?<=://)[^/@\s]+@|(?<=\S)\?\S*", "", text) if "://" in text else text
-
-
-def split_addresses(given: str | Iterable[str]) -> tuple[str, ...]:
-    """Give the addresses *given*, each once: texts, any of which may name several, separated by commas."""
-    texts = [given] if isinstance(given, str) else given
-    return tuple(dict.fromkeys(each.strip() for text in texts for each in text.split(",") if each.strip()))
-
-
 CA_FILE_VARIABLE = "GYMSDK_CA_FILE"
-"""The environment variable that names a file of certificates to believe beside the system's."""
+"""The environment variable that names a PEM file of certificates to trust in addition to the system's."""
 
 CERTIFICATE_PATTERN = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
+WILDCARD_HOSTS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
+"""Hosts that stand for all addresses of a machine."""
+
 _served_certificates: list[tuple[str, Path, tuple[str, ...]]] = []
-"""The hosts at which this process answers over TLS, the certificate it shows there, what else it is called."""
+"""The hosts at which this process serves TLS, with the certificate and further names of each host."""
 
 
 def get_ssl_for_url(url: str) -> ssl.SSLContext | bool:
-    """Give whom to believe at *url*: aiohttp's own choice where no TLS is spoken there."""
+    """Return the `ssl` argument of an aiohttp request to *url*; `True`, aiohttp's default, if the URL is not https."""
     if not url.startswith("https:"):
         return True
     try:
@@ -66,23 +37,35 @@ def get_ssl_for_url(url: str) -> ssl.SSLContext | bool:
 
 
 def get_ssl_context(host: str) -> ssl.SSLContext:
-    """Give whom to believe at *host*; raises `UsageError` where a file of certificates is none."""
-    believed = os.environ.get(CA_FILE_VARIABLE, "").strip()
-    near = bool(_served_certificates) and (
+    """Return the context with the certificates to trust at *host*.
+
+    Raises:
+        UsageError: A certificate file cannot be read.
+    """
+    ca_file = os.environ.get(CA_FILE_VARIABLE, "").strip()
+    is_own = bool(_served_certificates) and (
         is_loopback(host) or any(name == host for name, _, _ in _served_certificates)
     )
-    own = tuple(dict.fromkeys(file for _, file, also in _served_certificates if near or host in also))
-    return _create_context(believed, own, near)
+    own_files = tuple(
+        dict.fromkeys(file for _, file, other_names in _served_certificates if is_own or host in other_names)
+    )
+    return _create_context(ca_file, own_files, is_own)
 
 
 @contextmanager
-def trust_own_certificate(host: str, certificate: Path, also: Iterable[str] = ()) -> Iterator[None]:
-    """Show *certificate* at *host* inside the block: it is believed there and on loopback, whatever it is for.
+def trust_own_certificate(host: str, certificate: Path, other_names: Iterable[str] = ()) -> Iterator[None]:
+    """Trust the certificate that this process serves, inside the block.
 
-    What a machine tells itself passes no network, and few certificates are for an address of loopback. At what *also*
-    are names of it, it is believed where it is for them; nowhere else is it, nor whoever has issued it.
+    At *host* and on loopback the certificate is trusted for any name: traffic within one machine crosses no network,
+    and few certificates name a loopback address. At *other_names* it is trusted if it names them. It is trusted nowhere
+    else, and neither is its issuer.
+
+    Args:
+        host: The host at which this process serves TLS.
+        certificate: The PEM file with the certificate.
+        other_names: Further names of the host.
     """
-    entry = (host, certificate, tuple(also))
+    entry = (host, certificate, tuple(other_names))
     _served_certificates.append(entry)
     try:
         yield
@@ -91,36 +74,64 @@ def trust_own_certificate(host: str, certificate: Path, also: Iterable[str] = ()
 
 
 def build_untrusted_error(host: str, error: Exception) -> Failed:
-    """Give the failure to believe the certificate that *host* shows."""
-    why = getattr(error, "verify_message", "") or str(error)
-    cure = (
-        f"name its issuer's certificate with {CA_FILE_VARIABLE}=FILE, or ask it by a name that its certificate is for"
+    """Return the failure for a certificate of *host* that is not trusted."""
+    reason = getattr(error, "verify_message", "") or str(error)
+    advice = (
+        f"name its issuer's certificate with {CA_FILE_VARIABLE}=FILE, or use a host name that the certificate names"
     )
-    return Failed(f"the certificate of {host} is not trusted: {why.rstrip('.')}; {cure}", kind="model_untrusted")
+    return Failed(f"the certificate of {host} is not trusted: {reason.rstrip('.')}; {advice}", kind="model_untrusted")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach *host*."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def get_reachable_host(host: str) -> str:
+    """Return the host at which this machine reaches a server that listens at *host*: loopback for a wildcard."""
+    if host not in WILDCARD_HOSTS:
+        return host
+    return "::1" if ":" in host else "127.0.0.1"
+
+
+def redact_url(text: str) -> str:
+    """Return *text* without the credentials and the queries of URLs in it."""
+    return re.sub(r"(?<=://)[^/@\s]+@|(?<=\S)\?\S*", "", text) if "://" in text else text
+
+
+def split_addresses(addresses: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the distinct addresses in one or several comma-separated texts, in order."""
+    texts = [addresses] if isinstance(addresses, str) else addresses
+    return tuple(dict.fromkeys(each.strip() for text in texts for each in text.split(",") if each.strip()))
 
 
 @cache
-def _create_context(believed: str, own: tuple[Path, ...], near: bool) -> ssl.SSLContext:
-    # The system's and those of SSL_CERT_FILE.
+def _create_context(ca_file: str, own_files: tuple[Path, ...], is_own: bool) -> ssl.SSLContext:
+    # This trusts the system's certificates and those of SSL_CERT_FILE.
     context = ssl.create_default_context()
-    if believed:
-        _load_certificates(context, Path(believed).expanduser())
-    for file in own:
-        _load_certificates(context, file, first=True)
-    if own:
-        # It may have been issued by somebody whom nothing here knows.
+    if ca_file:
+        _load_certificates(context, Path(ca_file).expanduser())
+    for file in own_files:
+        _load_certificates(context, file, first_only=True)
+    if own_files:
+        # The issuer of the certificate need not be trusted.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.check_hostname = not near
+    context.check_hostname = not is_own
     return context
 
 
-def _load_certificates(context: ssl.SSLContext, file: Path, *, first: bool = False) -> None:
-    """Have *context* believe the certificates in *file*, or the *first* alone: those behind it are its issuers'."""
+def _load_certificates(context: ssl.SSLContext, file: Path, *, first_only: bool = False) -> None:
+    """Make *context* trust the certificates in *file*, or only the first: the ones after it are its issuers'."""
     with _convert_read_errors(file):
-        if not first:
+        if not first_only:
             context.load_verify_locations(file)
-        elif found := CERTIFICATE_PATTERN.search(file.read_bytes()):
-            context.load_verify_locations(cadata=found[0].decode("ascii"))
+        elif match := CERTIFICATE_PATTERN.search(file.read_bytes()):
+            context.load_verify_locations(cadata=match[0].decode("ascii"))
 
 
 @contextmanager
@@ -128,5 +139,5 @@ def _convert_read_errors(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ssl.SSLError) as error:
-        why = error.strerror or str(error)
-        raise UsageError(f"the certificates in {file} cannot be read ({why}); give a PEM file") from None
+        reason = error.strerror or str(error)
+        raise UsageError(f"the certificates in {file} cannot be read ({reason}); give a PEM file") from None

@@ -1,1 +1,1 @@
-"""The contract of an environment, the stack of plugins that answers it, and where plugins are found."""
+"""The plugins of environments: hooks, default implementations, calls of hooks, and installed environments."""

@@ -1,4 +1,4 @@
-"""What an environment shares among its episodes: the value of its `lifespan`, for as long as that lasts."""
+"""Calls of an environment's hooks and tools: threads, deadlines, error classification, and checks of their results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from gymsdk import deadlines, errors, jsonl, profiling
-from gymsdk.deadlines import Deadline, run_until_deadline, warn_when_blocking
+from gymsdk.deadlines import (
+    Deadline,
+    apply_deadline,
+    cancel_and_wait,
+    get_deadline,
+    run_until_deadline,
+    warn_when_blocking,
+)
 from gymsdk.errors import (
     INTERRUPTS,
     BrokenEnvironment,
@@ -26,215 +32,122 @@ from gymsdk.errors import (
     UsageError,
     convert_error,
     describe_exception,
+    format_validation_error,
 )
+from gymsdk.jsonl import dump_portable_json
+from gymsdk.profiling import CpuCounter, ProfiledCoroutine, count_call
 from gymsdk.threads import ThreadPool
 from gymsdk.types import ROLLOUT_FIELDS, Action, Message, Reset, State, Step, ToolCall, Verdict
 
+MAX_EXCERPT_CHARS = 500
+"""The length of an exception that does not derive from `Exception` in a message."""
+
+LIFESPAN_SECONDS = 600.0
+"""Seconds that a `lifespan` may take to start, and to end."""
+
 STEPS_COMPONENT = "steps"
-"""The component of a reward that the steps paid; the host fills it."""
+"""The reward component that holds the rewards of the steps; the host adds it."""
+
+log = logging.getLogger("gymsdk")
+
+traceback_log = logging.getLogger("gymsdk.tracebacks")
+"""Tracebacks of errors in an environment's code; they are shown only on request."""
+traceback_log.propagate = False
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 
-def check_type(answer: Any, kind: type[T], hook: str) -> T:
-    """Give *answer* where it is of its *kind*; raises `Failed`."""
-    if isinstance(answer, kind):
-        return answer
-    raise Failed(f"hook {hook!r} answered {type(answer).__name__}, not {kind.__name__}", kind="bad_answer")
-
-
-def copy_state(state: State) -> State:
-    """Give a copy of *state* that is the episode's own; raises `Failed` where it holds what cannot be copied."""
-    try:
-        return state.model_copy(deep=True)
-    except Exception as error:
-        message = f"the state `reset` gave cannot be copied ({error}); keep handles in `shared`, not in the state"
-        raise Failed(message, kind="bad_answer") from error
-
-
-def _revalidate(answer: M, hook: str) -> M:
-    """Return *answer* validated once more: `model_construct` and `model_copy` make models that nothing has checked."""
-    kind = type(answer)
-    try:
-        return kind.model_validate(vars(answer))
-    except ValidationError as error:
-        message = f"hook {hook!r} answered a {kind.__name__} that is not valid: {errors.format_validation_error(error)}"
-        raise Failed(message, kind="bad_answer") from error
-
-
-def check_reset(answer: Any) -> Reset:
-    """Return what `reset` answered; raises `Failed`."""
-    return _revalidate(check_type(answer, Reset, "reset"), "reset")
-
-
-def check_step(answer: Any, action: Action) -> Step:
-    """Return what `step` answered to *action*; raises `Failed`."""
-    taken = _revalidate(check_type(answer, Step, "step"), "step")
-    if not math.isfinite(taken.reward):
-        raise Failed(f"hook 'step' paid {taken.reward}, which is no finite reward", kind="bad_answer")
-    if taken.output is not None and isinstance(action, Message):
-        raise Failed("hook 'step' answered a reply with an output; answer it with messages", kind="bad_answer")
-    return taken
-
-
-def check_verdict(answer: Any) -> Verdict:
-    """Return what `verify` answered.
-
-    The verdict is complete, its reward is finite, and JSON can hold its fields, so that every face can report it.
-
-    Raises:
-        Unscorable: The reward is not finite.
-        Failed: The answer is wrong in any other way.
-    """
-    given = check_type(answer, Verdict, "verify")
-    _check_verdict_base(given)
-    if not math.isfinite(given.reward):
-        raise Unscorable(f"the verdict's reward is {given.reward}", kind="not_finite")
-    if STEPS_COMPONENT in given.components:
-        raise Failed(
-            f"the component {STEPS_COMPONENT!r} is what the steps paid; name the verdict's otherwise", kind="bad_answer"
-        )
-    total = sum(given.components.values())
-    if given.components and not math.isclose(total, given.reward, abs_tol=1e-6):
-        message = f"the verdict's components sum to {total:g}, its reward is {given.reward:g}"
-        raise Failed(message, kind="bad_answer")
-    _check_verdict_fields(given)
-    return given
-
-
-def _check_verdict_base(given: Verdict) -> None:
-    """Check the fields that every verdict has.
-
-    The author's own fields are not validated again: a validator of the author's need not accept its own result.
-    """
-    base = {name: getattr(given, name) for name in Verdict.model_fields if hasattr(given, name)}
-    try:
-        Verdict.model_validate(base, strict=True)
-    except ValidationError as error:
-        message = f"hook 'verify' answered a verdict that is not valid: {errors.format_validation_error(error)}"
-        raise Failed(message, kind="bad_answer") from error
-
-
-def _check_verdict_fields(given: Verdict) -> None:
-    """Check that the verdict's fields can stand on a rollout's line."""
-    name = type(given).__name__
-    try:
-        fields = given.model_dump(mode="json", exclude={"reward", "components"}, warnings=False)
-        jsonl.dump_portable_json(fields)
-    except Exception as error:  # a serialiser of the author's may raise anything
-        message = f"the verdict ({name}) cannot be written as JSON: {error}; give its fields values that JSON can hold"
-        raise Failed(message, kind="bad_answer") from error
-    if taken := sorted(fields.keys() & ROLLOUT_FIELDS):
-        message = f"the verdict ({name}) has a field {taken[0]!r}, which a rollout's line has already; rename the field"
-        raise Failed(message, kind="bad_answer")
-
-
-def add_rewards(paid: float, reward: float, stage: str) -> float:
-    """Return the sum of two finite rewards; raises `Failed` at *stage* if the sum is not finite."""
-    if math.isfinite(added := paid + reward):
-        return added
-    message = f"the episode's rewards add up to {added}: {reward:g} after {paid:g}; pay rewards whose sum is finite"
-    raise Failed(message, kind="not_finite", stage=stage)
-
-
-def check_solution(answer: Any) -> list[Action] | None:
-    """Give the turn `solve` answered, `None` where it does not say; raises `Failed`."""
-    if answer is None or isinstance(answer, Message):
-        return None if answer is None else [answer]
-    if isinstance(answer, ToolCall) or not isinstance(answer, Iterable):
-        raise Failed(f"hook 'solve' answered {type(answer).__name__}, not Message or list[ToolCall]", kind="bad_answer")
-    return [check_type(call, ToolCall, "solve") for call in answer]
-
-
-def check_metrics(answer: Any) -> dict[str, float]:
-    """Return the figures `metrics` answered; raises `Failed`."""
-    given = {} if answer is None else check_type(answer, dict, "metrics")
-    return {str(name): _check_metric(name, value) for name, value in given.items()}
-
-
-def _check_metric(name: object, value: object) -> float:
-    if not isinstance(value, Real):
-        raise Failed(f"hook 'metrics' answered {value!r} for {name!r}, which is no number", kind="bad_answer")
-    try:
-        return float(value)
-    except OverflowError:
-        message = f"hook 'metrics' answered a number for {name!r} that is too large for a figure"
-        raise Failed(message, kind="bad_answer") from None
-
-
-MAX_EXCERPT_CHARS = 500
-"""Characters shown of an error that is no `Exception`."""
-
-traceback_log = logging.getLogger("gymsdk.tracebacks")
-"""Tracebacks of an author's code, which nothing shows unless a command is asked to."""
-traceback_log.propagate = False
+# Running hooks and tools
 
 
 class HookRunner:
-    """Runs the functions of environment *name*: coroutines on the loop, the rest in its own bounded threads."""
+    """Runs the functions of one environment: coroutines on the event loop, other functions in its own threads.
+
+    Args:
+        name: The environment's name.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.threads = ThreadPool()
 
-    async def run(self, what: str, function: Callable[..., Any], given: dict[str, Any]) -> Any:
-        """Give what *function* answers; *what* is its kind and name, as in `hook 'verify'`.
+    async def run(self, what: str, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call *function* and return its result.
 
-        Raises `Failed` where it raises, or does not answer by the stage's deadline; `EpisodeError` passes.
+        Args:
+            what: The kind and name of the function, as in `hook 'verify'`.
+            function: The function.
+            arguments: Its keyword arguments.
+
+        Raises:
+            Failed: The function raised, or did not return by the deadline of the current stage.
+            EpisodeError: The function raised this error itself.
         """
-        deadline = deadlines.get_deadline()
+        deadline = get_deadline()
         try:
-            with profiling.count_call(self.name, what) as account:
-                return await self._answer(what, function, given, deadline, account)
+            with count_call(self.name, what) as counter:
+                return await self._call(what, function, arguments, deadline, counter)
         except (EpisodeError, asyncio.CancelledError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # the panic of a Rust extension is no `Exception`
-            raise self._told(
-                what, function, _get_first_error(error), late=not deadline.get_remaining_seconds()
-            ) from error
+        except BaseException as error:  # a panic in a Rust extension does not derive from `Exception`
+            is_late = not deadline.get_remaining_seconds()
+            raise self._convert_error(what, function, _get_first_error(error), is_late=is_late) from error
 
-    async def _answer(
+    async def _call(
         self,
         what: str,
         function: Callable[..., Any],
-        given: dict[str, Any],
+        arguments: dict[str, Any],
         deadline: Deadline,
-        account: profiling.CpuCounter | None,
+        counter: CpuCounter | None,
     ) -> Any:
         if not deadline.get_remaining_seconds():
             raise TimeoutError
         if inspect.iscoroutinefunction(function):
-            answer = function(**given)
+            result = function(**arguments)
         else:
-            # Around the whole: with every thread taken, the wait for one counts as well.
+            # The timeout includes the wait for a free thread.
             async with asyncio.timeout_at(deadline.at):
-                call = partial(_call_in_thread, function, given)
-                answer = await self.threads.run(call if account is None else account.measure(call))
-        if not inspect.isawaitable(answer):
-            return answer
-        awaited = _await_answer(answer)
+                call = partial(_call_in_thread, function, arguments)
+                result = await self.threads.run(call if counter is None else counter.measure(call))
+        if not inspect.isawaitable(result):
+            return result
+        coroutine = _await_answer(result)
         try:
-            running = awaited if account is None else profiling.ProfiledCoroutine(awaited, account)
+            running = coroutine if counter is None else ProfiledCoroutine(coroutine, counter)
             name = f"{what} of environment {self.name!r}"
             return await run_until_deadline(warn_when_blocking(running, name), deadline, name=name)
         finally:
-            _close_unstarted(awaited, answer)
+            _close_unstarted(coroutine, result)
 
-    def _told(self, what: str, function: Callable[..., Any], error: BaseException, *, late: bool) -> EpisodeError:
+    def _convert_error(
+        self, what: str, function: Callable[..., Any], error: BaseException, *, is_late: bool
+    ) -> EpisodeError:
         if isinstance(error, EpisodeError):
             return error
         kind, where = what.split(maxsplit=1)[0], f"{what} of environment {self.name!r}"
-        if isinstance(error, TimeoutError) and late:
-            return Failed(f"{where} did not answer by its deadline", kind=f"{kind}_timeout", retryable=True)
+        if isinstance(error, TimeoutError) and is_late:
+            return Failed(f"{where} did not return by its deadline", kind=f"{kind}_timeout", retryable=True)
         traceback_log.debug("%s raised:", where, exc_info=error)
-        return Failed(f"{where} raised {describe_exception(error, function)}", kind=f"{kind}_raised", retryable=True)
+        message = f"{where} raised {describe_exception(error, function)}"
+        return Failed(message, kind=f"{kind}_raised", retryable=True)
 
 
-def _call_in_thread(function: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Call *function*; an error that would end the host or pass for a cancellation becomes a `RuntimeError`."""
+@asynccontextmanager
+async def run_stage(name: str, deadline: Deadline) -> AsyncIterator[None]:
+    """Apply *deadline* inside the block, and set the stage and the type of an `EpisodeError` that it raises."""
+    with apply_deadline(deadline):
+        try:
+            yield
+        except EpisodeError as error:
+            raise _classify_error(error, name) from error.__cause__
+
+
+def _call_in_thread(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Call *function*; convert exceptions that would end the host or look like a cancellation to `RuntimeError`."""
     try:
-        return function(**given)
+        return function(**arguments)
     except Exception:
         raise
     except BaseException as error:
@@ -246,31 +159,24 @@ async def _await_answer(answer: Awaitable[Any]) -> Any:
 
 
 def _close_unstarted(*coroutines: object) -> None:
-    """End those of *coroutines* that never began, as where the deadline had passed before: Python warns of them."""
+    """Close coroutines that never started, for example because the deadline had passed; Python would warn of them."""
     for each in coroutines:
         if inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:
             each.close()
 
 
 def _get_first_error(error: BaseException) -> BaseException:
-    """Give what a task group brought up first, any other error as it is."""
+    """Return the first exception of an exception group, at any depth; other exceptions unchanged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-@asynccontextmanager
-async def run_stage(name: str, deadline: Deadline) -> AsyncIterator[None]:
-    """Bound what runs inside to *deadline*, and say of an error in which stage it came and how it counts."""
-    with deadlines.apply_deadline(deadline):
-        try:
-            yield
-        except EpisodeError as error:
-            raise _classify_error(error, name) from error.__cause__
-
-
 def _classify_error(error: EpisodeError, stage: str) -> EpisodeError:
-    """A model's failure leaves a verdict open but breaks any other stage; nothing is unscorable before it is judged."""
+    """Return *error* with its stage and the type that this stage requires.
+
+    A failed model makes a verdict unscorable, since a judge is a model. In every other stage an error is a failure.
+    """
     error.stage = stage
     if stage == "verify" and isinstance(error, Failed) and error.kind.startswith("model_"):
         return convert_error(error, Unscorable, message=f"the judge failed: {error}", kind="judge_failed")
@@ -279,107 +185,237 @@ def _classify_error(error: EpisodeError, stage: str) -> EpisodeError:
     return error
 
 
-LIFESPAN_SECONDS = 600.0
-"""Seconds a `lifespan` may take to begin, and to end."""
+# Checks of results
 
-CANCEL_GRACE_SECONDS = 1.0
-"""Seconds that a cancelled `lifespan` has to clean up before it is left behind."""
 
-log = logging.getLogger("gymsdk")
+def check_type(result: Any, kind: type[T], hook: str) -> T:
+    """Return the *result* of *hook*; raises `Failed` if it is not of this *kind*."""
+    if isinstance(result, kind):
+        return result
+    raise Failed(f"hook {hook!r} returned {type(result).__name__}, expected {kind.__name__}", kind="bad_answer")
+
+
+def copy_state(state: State) -> State:
+    """Return a deep copy of *state* for one episode; raises `Failed` if it cannot be copied."""
+    try:
+        return state.model_copy(deep=True)
+    except Exception as error:
+        message = (
+            f"the state that `reset` returned cannot be copied ({error}); keep handles in `shared`, not in the state"
+        )
+        raise Failed(message, kind="bad_answer") from error
+
+
+def check_reset(result: Any) -> Reset:
+    """Return the result of `reset`; raises `Failed` if it is invalid."""
+    return _revalidate(check_type(result, Reset, "reset"), "reset")
+
+
+def check_step(result: Any, action: Action) -> Step:
+    """Return the result of `step` for *action*; raises `Failed` if it is invalid."""
+    step = _revalidate(check_type(result, Step, "step"), "step")
+    if not math.isfinite(step.reward):
+        raise Failed(f"hook 'step' returned the reward {step.reward}; a reward must be finite", kind="bad_answer")
+    if step.output is not None and isinstance(action, Message):
+        raise Failed("hook 'step' returned an output for a reply; return messages", kind="bad_answer")
+    return step
+
+
+def check_verdict(result: Any) -> Verdict:
+    """Return the result of `verify`: complete, with a finite reward and fields that JSON supports.
+
+    Raises:
+        Unscorable: The reward is not finite.
+        Failed: The verdict is invalid in another way.
+    """
+    verdict = check_type(result, Verdict, "verify")
+    _check_verdict_base(verdict)
+    if not math.isfinite(verdict.reward):
+        raise Unscorable(f"the verdict's reward is {verdict.reward}", kind="not_finite")
+    if STEPS_COMPONENT in verdict.components:
+        message = f"the component {STEPS_COMPONENT!r} is reserved for the rewards of the steps; rename the verdict's"
+        raise Failed(message, kind="bad_answer")
+    total = sum(verdict.components.values())
+    if verdict.components and not math.isclose(total, verdict.reward, abs_tol=1e-6):
+        message = f"the verdict's components sum to {total:g}, its reward is {verdict.reward:g}"
+        raise Failed(message, kind="bad_answer")
+    _check_verdict_fields(verdict)
+    return verdict
+
+
+def add_rewards(paid: float, reward: float, stage: str) -> float:
+    """Return the sum of two finite rewards; raises `Failed` at *stage* if the sum is not finite."""
+    if math.isfinite(total := paid + reward):
+        return total
+    message = f"the episode's rewards sum to {total}: {reward:g} after {paid:g}; return rewards whose sum is finite"
+    raise Failed(message, kind="not_finite", stage=stage)
+
+
+def check_solution(result: Any) -> list[Action] | None:
+    """Return the turn that `solve` returned, `None` if it has no solution; raises `Failed` if it is invalid."""
+    if result is None or isinstance(result, Message):
+        return None if result is None else [result]
+    if isinstance(result, ToolCall) or not isinstance(result, Iterable):
+        message = f"hook 'solve' returned {type(result).__name__}, expected Message or list[ToolCall]"
+        raise Failed(message, kind="bad_answer")
+    return [check_type(call, ToolCall, "solve") for call in result]
+
+
+def check_metrics(result: Any) -> dict[str, float]:
+    """Return the metrics that `metrics` returned; raises `Failed` if they are invalid."""
+    metrics = {} if result is None else check_type(result, dict, "metrics")
+    return {str(name): _check_metric(name, value) for name, value in metrics.items()}
+
+
+def _revalidate(result: M, hook: str) -> M:
+    """Validate a model again: `model_construct` and `model_copy` create models without validation."""
+    kind = type(result)
+    try:
+        return kind.model_validate(vars(result))
+    except ValidationError as error:
+        message = f"hook {hook!r} returned an invalid {kind.__name__}: {format_validation_error(error)}"
+        raise Failed(message, kind="bad_answer") from error
+
+
+def _check_verdict_base(verdict: Verdict) -> None:
+    """Check the fields that every verdict has.
+
+    The author's fields are not validated again, because an author's validator need not accept its own result.
+    """
+    base = {name: getattr(verdict, name) for name in Verdict.model_fields if hasattr(verdict, name)}
+    try:
+        Verdict.model_validate(base, strict=True)
+    except ValidationError as error:
+        message = f"hook 'verify' returned an invalid verdict: {format_validation_error(error)}"
+        raise Failed(message, kind="bad_answer") from error
+
+
+def _check_verdict_fields(verdict: Verdict) -> None:
+    """Check that a rollout's line can hold the verdict's fields."""
+    name = type(verdict).__name__
+    try:
+        fields = verdict.model_dump(mode="json", exclude={"reward", "components"}, warnings=False)
+        dump_portable_json(fields)
+    except Exception as error:  # an author's serializer may raise any exception
+        message = f"the verdict ({name}) cannot be written as JSON: {error}; give its fields values that JSON supports"
+        raise Failed(message, kind="bad_answer") from error
+    if reserved := sorted(fields.keys() & ROLLOUT_FIELDS):
+        message = f"the verdict ({name}) has a field {reserved[0]!r}, which every rollout's line has; rename the field"
+        raise Failed(message, kind="bad_answer")
+
+
+def _check_metric(name: object, value: object) -> float:
+    if not isinstance(value, Real):
+        raise Failed(f"hook 'metrics' returned {value!r} for {name!r}, expected a number", kind="bad_answer")
+    try:
+        return float(value)
+    except OverflowError:
+        message = f"hook 'metrics' returned a number for {name!r} that is too large for a float"
+        raise Failed(message, kind="bad_answer") from None
+
+
+# The lifespan
 
 
 class Lifespan:
-    """The lifespan of environment *name*: *asked* gives it anew each time, and is `None` where there is none.
+    """The `lifespan` of one environment.
 
-    One task enters the context manager, holds it open and leaves it, whichever tasks call `begin` and `end`: anyio's
-    cancel scopes, and so the clients built on them, must be left in the task that entered them. What the context
-    manager yielded is *shared*.
+    One task enters the context manager, holds it open and leaves it, regardless of the tasks that call `enter` and
+    `exit`: anyio's cancel scopes, and the clients built on them, must be left in the task that entered them.
+
+    Args:
+        name: The environment's name.
+        factory: Returns a new context manager; `None` if the environment has no `lifespan`.
+
+    Attributes:
+        shared: The value that the context manager yielded.
     """
 
-    def __init__(self, name: str, asked: Callable[[], AbstractAsyncContextManager[Any] | None] | None) -> None:
+    def __init__(self, name: str, factory: Callable[[], AbstractAsyncContextManager[Any] | None] | None) -> None:
         self._where = f"environment {name!r}"
-        self._asked = asked
+        self._factory = factory
         self._entered = 0
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._holder: asyncio.Task[None] | None = None
-        self._over = asyncio.Event()
+        self._closing = asyncio.Event()
         self.shared: Any = None
 
     def check_entered(self) -> None:
-        """Raise `UsageError` if the lifespan has not begun, `Failed` if it ended by itself."""
-        if not self._asked:
+        """Raise `UsageError` if the lifespan has not been entered, `Failed` if it ended by itself."""
+        if not self._factory:
             return
         if not self._entered:
             raise UsageError(f"{self._where} has a lifespan; play it inside `async with environment:`")
         if self._holder is not None and self._holder.done():
-            message = f"{self._where}: what hook 'lifespan' opened has ended, and the log says why; start the run again"
+            message = f"{self._where}: hook 'lifespan' ended during the run; see the log, and start the run again"
             raise Failed(message, kind="lifespan_ended", stage="reset", retryable=True)
 
     async def enter(self) -> None:
-        """Enter the lifespan if no caller has yet; raises `BrokenEnvironment`."""
-        async with self._turn:
-            if not self._entered and self._asked:
-                await self._open(self._asked)
+        """Enter the lifespan unless another caller has; raises `BrokenEnvironment` if that fails."""
+        async with self._lock:
+            if not self._entered and self._factory:
+                await self._open(self._factory)
             self._entered += 1
 
     async def exit(self) -> None:
-        """Leave the lifespan with the last caller that entered it.
+        """Leave the lifespan if no other caller uses it.
 
-        An error is logged and not raised, since it changes nothing that was graded.
+        An error is logged and not raised, because it does not change results.
         """
-        async with self._turn:
+        async with self._lock:
             self._entered -= 1
             if not self._entered:
                 await self._close()
 
-    async def _open(self, asked: Callable[[], AbstractAsyncContextManager[Any] | None]) -> None:
+    async def _open(self, factory: Callable[[], AbstractAsyncContextManager[Any] | None]) -> None:
         opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._over = over = asyncio.Event()
-        self._holder = holder = asyncio.create_task(self._hold(asked, opened, over), name=f"lifespan of {self._where}")
+        self._closing = closing = asyncio.Event()
+        hold = self._hold_open(factory, opened, closing)
+        self._holder = holder = asyncio.create_task(hold, name=f"lifespan of {self._where}")
         try:
             async with asyncio.timeout(LIFESPAN_SECONDS):
                 self.shared = await opened
         except TimeoutError as error:
-            raise self._broken(error) from error
+            raise self._build_error(error) from error
         finally:
             if not opened.done() or opened.cancelled() or opened.exception():
                 self._holder = None
-                await _cancel_and_wait(holder)
+                await cancel_and_wait(holder)
 
-    async def _hold(
+    async def _hold_open(
         self,
-        asked: Callable[[], AbstractAsyncContextManager[Any] | None],
+        factory: Callable[[], AbstractAsyncContextManager[Any] | None],
         opened: asyncio.Future[Any],
-        over: asyncio.Event,
+        closing: asyncio.Event,
     ) -> None:
-        """Enter the context manager, give what it yields to *opened*, and leave it once it is *over*."""
+        """Enter the context manager, set *opened* to the value that it yields, and leave it once *closing* is set."""
         try:
-            context = asked()
+            context = factory()
             if context is None:
                 opened.set_result(None)
-                await over.wait()
+                await closing.wait()
                 return
             async with context as shared:
                 opened.set_result(shared)
-                await over.wait()
+                await closing.wait()
         except asyncio.CancelledError as error:
-            # A background task that the author's code started has failed, and took its task group with it.
+            # A background task of the author's code may have failed and cancelled its task group, with this task.
             if not opened.done():
-                opened.set_exception(self._broken(error))
-            elif not (over.is_set() or opened.cancelled()):
-                log.warning("%s: what hook 'lifespan' opened was cancelled before its end", self._where)
+                opened.set_exception(self._build_error(error))
+            elif not (closing.is_set() or opened.cancelled()):
+                log.warning("%s: hook 'lifespan' was cancelled before the end of the run", self._where)
             raise
         except INTERRUPTS as error:
             if not opened.done():
-                opened.set_exception(self._broken(error))
+                opened.set_exception(self._build_error(error))
             raise
-        except BaseException as error:  # noqa: BLE001  # an author's code may raise anything
+        except BaseException as error:  # noqa: BLE001 - an author's code may raise any exception
             if opened.done():
-                log.warning("%s: hook 'lifespan' did not end well: %r", self._where, error)
+                log.warning("%s: hook 'lifespan' failed when it ended: %r", self._where, error)
             else:
-                opened.set_exception(error if isinstance(error, GymsdkError) else self._broken(error))
+                opened.set_exception(error if isinstance(error, GymsdkError) else self._build_error(error))
 
-    def _broken(self, error: BaseException) -> BrokenEnvironment:
+    def _build_error(self, error: BaseException) -> BrokenEnvironment:
         broken = BrokenEnvironment(f"{self._where}: hook 'lifespan' raised {describe_exception(error)}")
         broken.__cause__ = error
         return broken
@@ -389,13 +425,8 @@ class Lifespan:
         holder, self._holder = self._holder, None
         if holder is None:
             return
-        self._over.set()
+        self._closing.set()
         await asyncio.wait({holder}, timeout=LIFESPAN_SECONDS)
         if not holder.done():
-            log.warning("%s: hook 'lifespan' did not end within %g s; it is left behind", self._where, LIFESPAN_SECONDS)
-            await _cancel_and_wait(holder)
-
-
-async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait({task}, timeout=CANCEL_GRACE_SECONDS)
+            log.warning("%s: hook 'lifespan' did not end within %g s and is abandoned", self._where, LIFESPAN_SECONDS)
+            await cancel_and_wait(holder)

@@ -1,8 +1,7 @@
-"""The hooks of an environment: what each is asked, with what, and what it answers.
+"""The hooks of an environment.
 
-A hook is a function decorated with `gymsdk.hookimpl`. It names the parameters it needs, any of those its
-specification lists and no other, without default values, and may be `def` or `async def`. Answering `None`
-leaves the question to the floor.
+A hook is a function decorated with `gymsdk.hookimpl`, `def` or `async def`. Its parameters are any of those in the
+specification below, without default values. If it returns `None`, the default implementation runs.
 """
 
 from __future__ import annotations
@@ -37,49 +36,82 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def reset(task: Task, seed: int, config: Config, shared: Any) -> Reset | None:
-    """Open an episode: messages to add to the row's own prompt, the starting state, the tools it offers."""
+    """Open an episode.
+
+    Args:
+        task: The task.
+        seed: The seed for random choices.
+        config: The environment's settings.
+        shared: The value that `lifespan` yielded.
+
+    Returns:
+        Messages that follow the row's prompt, the initial state, and the tools to offer.
+    """
 
 
 @hookspec
 def step(task: Task, state: State, action: Action, transcript: Transcript, config: Config, shared: Any) -> Step | None:
-    """Answer one tool call or one plain reply; *state* may be changed in place."""
+    """Respond to one tool call or one reply.
+
+    Args:
+        task: The task.
+        state: The episode's state; the hook may change it in place.
+        action: The tool call or reply.
+        transcript: The conversation so far.
+        config: The environment's settings.
+        shared: The value that `lifespan` yielded.
+
+    Returns:
+        The output or messages for the policy, the step's reward, and whether the episode is over.
+    """
 
 
 @hookspec
 def verify(task: Task, state: State, transcript: Transcript, config: Config, shared: Any) -> Verdict | None:
-    """Judge the finished transcript."""
+    """Judge the finished transcript.
+
+    Args:
+        task: The task.
+        state: The episode's state.
+        transcript: The whole conversation.
+        config: The environment's settings.
+        shared: The value that `lifespan` yielded.
+    """
 
 
 @hookspec
 def close(task: Task, state: State, shared: Any) -> None:
-    """Release what `reset` took; called once per reset, whatever happened."""
+    """Release what `reset` acquired; called once per reset, even after an error."""
 
 
 @hookspec
 def tools(config: Config) -> list[Callable[..., Any]] | None:
-    """The functions a policy may call; what they ask for by name (`state`, `task`, `config`, `shared`) is given."""
+    """Return the functions that a policy may call.
+
+    The host fills their parameters named `state`, `task`, `config` and `shared`.
+    """
 
 
 @hookspec
 def tasks(split: str, seed: int, config: Config) -> Iterable[Task] | None:
-    """The rows of one split, lazily; annotate *split* with `Literal[...]` to name the splits."""
+    """Return the tasks of one split, lazily; annotate *split* with `Literal[...]` to name the splits."""
 
 
 @hookspec
 def solve(task: Task, state: State, transcript: Transcript) -> Message | list[ToolCall] | None:
-    """What a perfect policy does next."""
+    """Return the next turn of a perfect policy."""
 
 
 @hookspec
 def claims(task: Task) -> Claims | None:
-    """What the environment claims of this task: the best reward, what chance earns, other right answers."""
+    """Return properties of the task that `gymsdk check` verifies: maximum reward, chance level, other right answers."""
 
 
 @hookspec
 def metrics(rollouts: Sequence[Rollout]) -> dict[str, float] | None:
-    """Figures of the environment's own over scored rollouts, merged into the aggregate."""
+    """Return the environment's own metrics over scored rollouts; they are merged into the aggregate."""
 
 
 @hookspec
 def lifespan(config: Config) -> AbstractAsyncContextManager[Any] | None:
-    """Once per process: what it yields is `shared` by all episodes."""
+    """Return a context manager that is entered once per process; all episodes share the value that it yields."""

@@ -1,4 +1,4 @@
-"""Where environments are found: the entry points of installed packages, listed without importing any of them."""
+"""Installed environments: list them from package metadata without an import, and load one by name."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from importlib.metadata import Distribution, EntryPoint, distributions, entry_po
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from gymsdk.errors import BrokenEnvironment, GymsdkError, UnknownEnvironment, format_suggestion
+from gymsdk.errors import (
+    INTERRUPTS,
+    BrokenEnvironment,
+    GymsdkError,
+    UnknownEnvironment,
+    describe_exception,
+    format_suggestion,
+)
 
 if TYPE_CHECKING:
     from gymsdk.environment import Environment
 
 ENTRY_POINT_GROUP = "gymsdk.environments"
-"""The entry-point group; an entry point's name is the environment's."""
+"""The entry-point group; the name of an entry point is the name of an environment."""
 
 DISTRIBUTION_PREFIX = "gym-env-"
-"""What the names of distributions begin with that are an environment's; its own name follows."""
+"""The conventional prefix of a distribution's name, which the environment's name follows."""
 
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _VERSIONED_NAME_PATTERN = re.compile(r".*-v\d+")
@@ -27,7 +34,16 @@ _VERSIONED_NAME_PATTERN = re.compile(r".*-v\d+")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One installed environment as its metadata tells it; *error* says why it cannot be loaded."""
+    """The metadata of one installed environment.
+
+    Attributes:
+        name: The environment's name.
+        module: The value of its entry point.
+        distribution: The name of the distribution.
+        version: The version of the distribution.
+        summary: The summary of the distribution.
+        error: Why the environment cannot be loaded; `None` if no reason is known.
+    """
 
     name: str
     module: str
@@ -38,55 +54,77 @@ class Entry:
 
 
 def installed() -> dict[str, Entry]:
-    """Give every installed environment by name; `GYMSDK_DISABLE=a,b` hides names."""
-    points, torn = _find_entry_points()
-    found: dict[str, list[EntryPoint]] = {}
+    """Return all installed environments by name, without those in `GYMSDK_DISABLE=a,b`."""
+    points, broken = _find_entry_points()
+    points_by_name: dict[str, list[EntryPoint]] = {}
     for point in points:
-        found.setdefault(point.name, []).append(point)
-    entries = {entry.name: entry for entry in torn} | {name: _build_entry(points) for name, points in found.items()}
+        points_by_name.setdefault(point.name, []).append(point)
+    entries = {entry.name: entry for entry in broken}
+    entries |= {name: _build_entry(points) for name, points in points_by_name.items()}
     hidden = _get_hidden_names()
     return {name: entries[name] for name in sorted(entries) if name not in hidden}
 
 
+def load(name: str, /, **settings: Any) -> Environment:
+    """Load an installed environment.
+
+    Args:
+        name: The environment's name.
+        **settings: Its settings.
+
+    Raises:
+        UnknownEnvironment: No installed environment has this name.
+        BrokenEnvironment: The package cannot be loaded.
+        BadConfig: A setting is missing or wrong.
+    """
+    from gymsdk.environment import Environment
+
+    entry = installed().get(name)
+    if entry is None:
+        raise UnknownEnvironment(_format_unknown_environment(name))
+    if entry.error:
+        raise BrokenEnvironment(f"environment {name!r} ({entry.distribution} {entry.version}): {entry.error}")
+    return Environment(name, _import_plugin(entry), settings, version=entry.version)
+
+
 def _find_entry_points() -> tuple[list[EntryPoint], list[Entry]]:
-    """Give all entry points, and of distributions whose own cannot be read those that tell their name."""
+    """Return all entry points, and entries for environments whose entry points cannot be read."""
     try:
         return list(entry_points(group=ENTRY_POINT_GROUP)), []
-    except Exception:  # noqa: BLE001  # one torn file breaks the listing of all: it shall harm its own distribution alone
+    except Exception:  # noqa: BLE001 - one damaged file breaks the listing, but must only affect its own distribution
         return _find_entry_points_individually()
 
 
 def _find_entry_points_individually() -> tuple[list[EntryPoint], list[Entry]]:
     points: list[EntryPoint] = []
-    torn: list[Entry] = []
-    known: set[str] = set()
-    for home in distributions():
-        told = _read_metadata(home)
-        name = _normalize_name(told.get("Name", ""))
-        if name and name in known:
-            continue  # hidden by one earlier on the path
-        known.add(name)
+    broken: list[Entry] = []
+    seen: set[str] = set()
+    for distribution in distributions():
+        metadata = _read_metadata(distribution)
+        name = _normalize_name(metadata.get("Name", ""))
+        if name and name in seen:
+            continue  # shadowed by a distribution earlier on the path
+        seen.add(name)
         try:
-            points += home.entry_points.select(group=ENTRY_POINT_GROUP)
-        except Exception as error:  # noqa: BLE001  # whatever a torn file raises
-            torn += _build_broken_entries(told, error)
-    return points, torn
+            points += distribution.entry_points.select(group=ENTRY_POINT_GROUP)
+        except Exception as error:  # noqa: BLE001 - a damaged file may raise any exception
+            broken += _build_broken_entries(metadata, error)
+    return points, broken
 
 
-def _build_broken_entries(told: dict[str, str], error: Exception) -> list[Entry]:
-    """Give the environment of a distribution that has the name of one, though no entry point tells."""
-    name = _normalize_name(told.get("Name", ""))
+def _build_broken_entries(metadata: dict[str, str], error: Exception) -> list[Entry]:
+    """Return an entry if the distribution has the name of an environment's distribution, else nothing."""
+    name = _normalize_name(metadata.get("Name", ""))
     if not name.startswith(DISTRIBUTION_PREFIX):
         return []
-    why = f"its entry_points.txt cannot be read ({error}); reinstall the package"
     return [
         Entry(
-            name.removeprefix(DISTRIBUTION_PREFIX),
-            "",
-            told["Name"],
-            told.get("Version", ""),
-            told.get("Summary", ""),
-            why,
+            name=name.removeprefix(DISTRIBUTION_PREFIX),
+            module="",
+            distribution=metadata["Name"],
+            version=metadata.get("Version", ""),
+            summary=metadata.get("Summary", ""),
+            error=f"its entry_points.txt cannot be read ({error}); reinstall the package",
         )
     ]
 
@@ -100,38 +138,39 @@ def _get_hidden_names() -> set[str]:
 
 
 def _build_entry(points: list[EntryPoint]) -> Entry:
+    """Return the entry for the entry points of one name; more than one is an error."""
     first = points[0]
-    told = _read_metadata(first.dist)
+    metadata = _read_metadata(first.dist)
     return Entry(
         name=first.name,
         module=first.value,
-        distribution=told.get("Name", ""),
-        version=told.get("Version", ""),
-        summary=told.get("Summary", ""),
-        error=_find_error(points) if told else "its metadata cannot be read; reinstall the package",
+        distribution=metadata.get("Name", ""),
+        version=metadata.get("Version", ""),
+        summary=metadata.get("Summary", ""),
+        error=_find_error(points) if metadata else "its metadata cannot be read; reinstall the package",
     )
 
 
-def _read_metadata(home: Distribution | None) -> dict[str, str]:
-    """Give what a distribution says of itself, nothing where that is missing or torn."""
+def _read_metadata(distribution: Distribution | None) -> dict[str, str]:
+    """Return the metadata of a distribution, empty if it is missing or damaged."""
     try:
-        told = home and (home.read_text("METADATA") or home.read_text("PKG-INFO"))
+        text = distribution and (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO"))
     except (OSError, ValueError):
         return {}
-    return dict(message_from_string(told or ""))
+    return dict(message_from_string(text or ""))
 
 
 def _find_error(points: list[EntryPoint]) -> str | None:
     first = points[0]
     if len(points) > 1:
         owners = " and ".join(sorted(_read_metadata(point.dist).get("Name", "?") for point in points))
-        return f"{len(points)} distributions offer {first.name!r}: {owners}; keep one of them"
+        return f"{len(points)} distributions provide {first.name!r}: {owners}; uninstall all but one"
     if _VERSIONED_NAME_PATTERN.fullmatch(first.name):
-        return f"the name {first.name!r} ends like a Gymnasium version; drop the `-v<digits>`"
+        return f"the name {first.name!r} ends like a Gymnasium version; remove the `-v<digits>`"
     if not _NAME_PATTERN.fullmatch(first.name):
-        return f"the name {first.name!r} may hold letters, digits, `_`, `-` and `.` only"
-    top = re.split(r"[.:\[\s]", first.value)[0]
-    return None if _module_exists(top) else f"its module {top!r} is not there; reinstall the package"
+        return f"the name {first.name!r} may contain only letters, digits, `_`, `-` and `.`"
+    package = re.split(r"[.:\[\s]", first.value)[0]
+    return None if _module_exists(package) else f"its module {package!r} does not exist; reinstall the package"
 
 
 def _module_exists(module: str) -> bool:
@@ -141,41 +180,26 @@ def _module_exists(module: str) -> bool:
         return False
 
 
-def load(name: str, /, **settings: Any) -> Environment:
-    """Give the installed environment *name*, configured with *settings*.
-
-    Raises `UnknownEnvironment`, `BrokenEnvironment` where the package cannot be loaded, `BadConfig`.
-    """
-    from gymsdk.environment import Environment
-
-    entry = installed().get(name)
-    if entry is None:
-        raise UnknownEnvironment(_format_unknown_environment(name))
-    if entry.error:
-        raise BrokenEnvironment(f"environment {name!r} ({entry.distribution} {entry.version}): {entry.error}")
-    return Environment(name, _import_plugin(entry), settings, version=entry.version)
-
-
 def _format_unknown_environment(name: str) -> str:
     if name in _get_hidden_names():
-        return f"environment {name!r} is hidden by GYMSDK_DISABLE; take it out of that variable"
+        return f"environment {name!r} is hidden by GYMSDK_DISABLE; remove it from that variable"
     known = installed()
     listed = f"installed: {', '.join(known)}" if known else "none is installed"
-    near = format_suggestion(name, known)
-    # No package is spelt out: of a name that is a slip, it would be somebody else's.
-    return f"no environment named {name!r}{near} ({listed}); environments are packages: `pip install gym-env-<name>`"
+    suggestion = format_suggestion(name, known)
+    # The message names no package: after a typing error the package might be a stranger's.
+    return (
+        f"no environment named {name!r}{suggestion} ({listed}); environments are packages: `pip install gym-env-<name>`"
+    )
 
 
 def _import_plugin(entry: Entry) -> object:
-    from gymsdk import errors
-
     point = EntryPoint(entry.name, entry.module, ENTRY_POINT_GROUP)
     try:
         plugin = point.load()
-    except (GymsdkError, *errors.INTERRUPTS):
+    except (GymsdkError, *INTERRUPTS):
         raise
     except BaseException as error:
-        reason = errors.describe_exception(error)
+        reason = describe_exception(error)
         where = f"environment {entry.name!r} ({entry.distribution} {entry.version})"
         raise BrokenEnvironment(f"{where} cannot be imported: {reason}") from error
     if isinstance(plugin, type):

@@ -1,4 +1,4 @@
-"""The stack of plugins that answers for one environment: the author's on top, the floor beneath, checked at load."""
+"""The plugin stack of one environment: the author's plugin above the default plugin, checked when it is loaded."""
 
 from __future__ import annotations
 
@@ -13,25 +13,35 @@ import pluggy
 from gymsdk import tools
 from gymsdk.errors import INTERRUPTS, BrokenEnvironment, Failed, describe_exception, format_suggestion
 from gymsdk.jsonl import read_rows
-from gymsdk.plugins import hooks as hookspecs
+from gymsdk.plugins import hooks
 from gymsdk.plugins.hooks import hookimpl
 from gymsdk.tools import get_parameters, resolve_annotation
 from gymsdk.types import Action, Claims, Config, Message, Reset, Row, State, Step, Task, Verdict
 
 HOOKS = {
     name: tuple(get_parameters(value))
-    for name, value in vars(hookspecs).items()
+    for name, value in vars(hooks).items()
     if inspect.isfunction(value) and hasattr(value, "gymsdk_spec")
 }
-"""Every hook's name and the parameters it may ask for."""
+"""The parameters of every hook, by the hook's name."""
 
 SYNC_HOOKS = frozenset({"tools", "tasks", "lifespan"})
-"""Hooks the host asks outside any event loop: they cannot be `async def`."""
+"""The hooks that the host calls outside the event loop; they cannot be `async def`."""
+
+RunFunction = Callable[[str, Callable[..., Any], dict[str, Any]], Awaitable[Any]]
+"""Runs an author's function by its deadline; takes its name for messages, the function and the arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class HookImplementation:
-    """One plugin's implementation of a hook; *ours* says that it is the floor's and may run on the loop."""
+    """One plugin's implementation of a hook.
+
+    Attributes:
+        hook: The hook's name.
+        function: The function.
+        parameter_names: The names of its parameters.
+        is_default: Whether it belongs to the default plugin and may run on the event loop.
+    """
 
     hook: str
     function: Callable[..., Any]
@@ -40,13 +50,20 @@ class HookImplementation:
 
     @property
     def is_async(self) -> bool:
-        """Whether it is an `async def`."""
+        """Whether the function is an `async def`."""
         return inspect.iscoroutinefunction(self.function)
 
 
 @dataclass(frozen=True, slots=True)
 class PluginStack:
-    """Who answers each hook, top first, and the shapes the author's annotations declare."""
+    """The hook implementations of one environment, and the types that the author's annotations declare.
+
+    Attributes:
+        implementations: The implementations of each hook, the author's first.
+        task_type: The type of the tasks.
+        config_type: The type of the settings.
+        splits: The splits that the `tasks` hook declares; `None` without that hook.
+    """
 
     implementations: dict[str, tuple[HookImplementation, ...]]
     task_type: type[Task]
@@ -54,161 +71,15 @@ class PluginStack:
     splits: tuple[str, ...] | None
 
 
-def build_stack(name: str, plugin: object, floor: object) -> PluginStack:
-    """Give the checked stack of *plugin* over *floor*; raises `BrokenEnvironment` naming what is wrong."""
-    marked = _find_marked_hooks(plugin)
-    for attribute, (hook, function) in marked.items():
-        _check_hook(name, attribute, hook, function)
-    _check_unmarked(name, plugin, marked)
-    _check_required(name, {hook for hook, _ in marked.values()})
-    answerers = _register_plugins(name, plugin, floor)
-    return PluginStack(
-        implementations=answerers,
-        task_type=_resolve_declared_type(name, answerers, "task", Task),
-        config_type=_resolve_declared_type(name, answerers, "config", Config),
-        splits=_read_splits(name, answerers),
-    )
-
-
-def _find_marked_hooks(plugin: object) -> dict[str, tuple[str, Callable[..., Any]]]:
-    found = {}
-    for attribute in dir(plugin):
-        function = getattr(plugin, attribute, None)
-        options = getattr(function, "gymsdk_impl", None)
-        if isinstance(options, dict) and callable(function):
-            found[attribute] = (options.get("specname") or attribute, function)
-    return found
-
-
-def _check_hook(name: str, attribute: str, hook: str, function: Callable[..., Any]) -> None:
-    where = f"environment {name!r}: hook {attribute!r}"
-    if hook not in HOOKS:
-        near = format_suggestion(hook, HOOKS, f"the hooks are {', '.join(HOOKS)}")
-        raise BrokenEnvironment(f"{where} does not exist{near}")
-    if not inspect.isroutine(function):
-        raise BrokenEnvironment(f"{where} is a {type(function).__name__}; write it as a function")
-    options = getattr(function, "gymsdk_impl", {})
-    if options.get("wrapper") or options.get("hookwrapper"):
-        raise BrokenEnvironment(f"{where} is a wrapper; an environment answers a hook, it cannot wrap one")
-    _check_sync_hook(where, hook, function)
-    for parameter in get_parameters(function).values():
-        if parameter.name not in HOOKS[hook]:
-            allowed = ", ".join(HOOKS[hook])
-            near = format_suggestion(parameter.name, HOOKS[hook], f"it may ask for {allowed}")
-            raise BrokenEnvironment(f"{where} asks for {parameter.name!r}{near}")
-        if parameter.default is not parameter.empty:
-            raise BrokenEnvironment(f"{where} gives {parameter.name!r} a default; the host fills it, leave that out")
-
-
-def _check_sync_hook(where: str, hook: str, function: Callable[..., Any]) -> None:
-    if hook not in SYNC_HOOKS:
-        return
-    if hook == "lifespan" and inspect.isasyncgenfunction(function):
-        raise BrokenEnvironment(f"{where} is a bare generator; put @asynccontextmanager beneath its @hookimpl")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise BrokenEnvironment(f"{where} is asked outside the event loop; write it as a plain `def`")
-
-
-def _check_unmarked(name: str, plugin: object, marked: dict[str, tuple[str, Callable[..., Any]]]) -> None:
-    """Refuse the author's own function that bears a hook's name: without its mark it would never be asked."""
-    home = getattr(plugin, "__name__", type(plugin).__module__)
-    for hook in HOOKS:
-        function = getattr(plugin, hook, None)
-        if hook not in marked and inspect.isroutine(function) and getattr(function, "__module__", None) == home:
-            raise BrokenEnvironment(f"environment {name!r}: hook {hook!r} is there without @hookimpl; mark it")
-
-
-def _check_required(name: str, hooks: set[str]) -> None:
-    if not hooks & {"verify", "step"}:
-        raise BrokenEnvironment(f"environment {name!r} has no `verify`, and no `step` that pays; add one of them")
-
-
-def _register_plugins(name: str, plugin: object, floor: object) -> dict[str, tuple[HookImplementation, ...]]:
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    try:
-        manager.register(floor, "floor")
-        manager.register(plugin, name)
-        manager.check_pending()
-    except (pluggy.PluginValidationError, ValueError) as error:
-        raise BrokenEnvironment(f"environment {name!r}: {error}") from error
-    callers = {hook: getattr(manager.hook, hook).get_hookimpls()[::-1] for hook in HOOKS}
-    return {
-        hook: _order_implementations(
-            [HookImplementation(hook, each.function, tuple(each.argnames), each.plugin is floor) for each in found]
-        )
-        for hook, found in callers.items()
-    }
-
-
-def _order_implementations(answerers: list[HookImplementation]) -> tuple[HookImplementation, ...]:
-    """Give the author's first, whatever order they ask for; the floor judges only where the author never does."""
-    theirs = tuple(each for each in answerers if not each.is_default)
-    floor = tuple(each for each in answerers if each.is_default)
-    return theirs if theirs and theirs[0].hook == "verify" else theirs + floor
-
-
-def _collect_annotations(
-    name: str, answerers: dict[str, tuple[HookImplementation, ...]], parameter: str
-) -> dict[str, Any]:
-    """Give what the author wrote on *parameter*, by hook."""
-    found = {}
-    for each in (
-        one for ones in answerers.values() for one in ones if not one.is_default and parameter in one.parameter_names
-    ):
-        try:
-            written = resolve_annotation(each.function, parameter)
-        except NameError as error:
-            raise BrokenEnvironment(
-                f"environment {name!r}: the annotation of {parameter!r} in hook {each.hook!r} names nothing at run"
-                f" time ({error}); import it outside `if TYPE_CHECKING`"
-            ) from None
-        if written is not None:
-            found[each.hook] = written
-    return found
-
-
-def _resolve_declared_type(
-    name: str, answerers: dict[str, tuple[HookImplementation, ...]], parameter: str, base: type[Any]
-) -> type[Any]:
-    declared, by = base, ""
-    for hook, written in _collect_annotations(name, answerers, parameter).items():
-        if not (isinstance(written, type) and issubclass(written, base)):
-            raise BrokenEnvironment(
-                f"environment {name!r}: {parameter!r} of hook {hook!r} must be annotated with a subclass of"
-                f" gymsdk.{base.__name__}, not {written!r}"
-            )
-        if issubclass(written, declared):
-            declared, by = written, hook
-        elif not issubclass(declared, written):
-            raise BrokenEnvironment(
-                f"environment {name!r}: hook {by!r} annotates {parameter!r} with {declared.__name__}, hook {hook!r}"
-                f" with {written.__name__}; annotate both with one class, or derive one class from the other"
-            )
-    return declared
-
-
-def _read_splits(name: str, answerers: dict[str, tuple[HookImplementation, ...]]) -> tuple[str, ...] | None:
-    written = [each.function for each in answerers["tasks"] if not each.is_default]
-    if not written:
-        return None
-    kind = _collect_annotations(name, {"tasks": answerers["tasks"]}, "split").get("tasks")
-    if get_origin(kind) is not Literal:
-        raise BrokenEnvironment(
-            f"environment {name!r}: annotate `split` in `tasks` with the splits it has, as in Literal['train', 'test']"
-        )
-    return get_args(kind)
-
-
-RunFunction = Callable[[str, Callable[..., Any], dict[str, Any]], Awaitable[Any]]
-"""Runs an author's function under its episode's deadline: what to call it in a message, the function, its arguments."""
-
-
 class DefaultPlugin:
-    """The built-in plugin beneath every environment.
+    """The implementations of hooks that an author leaves to the host.
 
-    *toolbox* is filled once the author's `tools` have answered; *run* runs them; *data* is the package's folder
-    of task files.
+    Args:
+        run: Runs the functions of tools.
+        data: The package's folder of task files, if there is one.
+
+    Attributes:
+        toolbox: The tools by name; set after the author's `tools` hook was called.
     """
 
     def __init__(self, run: RunFunction, data: Path | None) -> None:
@@ -218,20 +89,19 @@ class DefaultPlugin:
 
     @hookimpl
     def reset(self) -> Reset:
-        """Open with the row's own prompt, every tool on offer."""
+        """Open with the row's prompt and offer every tool."""
         return Reset()
 
     @hookimpl
     async def step(self, task: Task, state: State, action: Action, config: Config, shared: Any) -> Step:
-        """Run the tool of that name; end the episode on a plain reply."""
+        """Run the called tool; end the episode on a reply."""
         if isinstance(action, Message):
             return Step(done=True)
         tool = self.toolbox.get(action.name)
         if tool is None:
-            # A row may list tools of its own; that it is on offer was checked before.
-            return Step(
-                output=tools.format_error_output(f"The tool {action.name!r} cannot be run here; go on without it.")
-            )
+            # The row may list further tools. `Environment.step` has checked that this tool is offered.
+            message = f"The tool {action.name!r} cannot be run here; continue without it."
+            return Step(output=tools.format_error_output(message))
         try:
             arguments = tool.parse_arguments(action.arguments)
         except tools.InvalidArguments as error:
@@ -239,13 +109,12 @@ class DefaultPlugin:
         except INTERRUPTS:
             raise
         except BaseException as error:
-            message = (
-                f"tool {action.name!r}: a validator of its arguments raised {describe_exception(error, tool.function)}"
-            )
+            reason = describe_exception(error, tool.function)
+            message = f"tool {action.name!r}: a validator of its arguments raised {reason}"
             raise Failed(message, kind="tool_raised") from error
-        given = {"task": task, "state": state, "config": config, "shared": shared}
-        asked = {name: given[name] for name in tool.host_parameters}
-        value = await self._run(f"tool {action.name!r}", tool.function, {**arguments, **asked})
+        available = {"task": task, "state": state, "config": config, "shared": shared}
+        host_arguments = {name: available[name] for name in tool.host_parameters}
+        value = await self._run(f"tool {action.name!r}", tool.function, {**arguments, **host_arguments})
         try:
             return Step(output=tools.serialize_output(value))
         except TypeError as error:
@@ -253,12 +122,12 @@ class DefaultPlugin:
 
     @hookimpl
     def verify(self) -> Verdict:
-        """Judge an episode paid by its steps: nothing is added."""
+        """Return a reward of 0 for an environment whose steps return the rewards."""
         return Verdict(reward=0.0)
 
     @hookimpl
     def claims(self) -> Claims:
-        """Claim a best reward of 1 and nothing by chance."""
+        """Claim a maximum of 1 and a chance level of 0."""
         return Claims()
 
     @hookimpl
@@ -267,9 +136,169 @@ class DefaultPlugin:
         return (row for _, row in read_rows(self.get_task_file(split)))
 
     def get_task_file(self, split: str) -> Path:
-        """Give where the package would keep *split*."""
+        """Return the path of the package's file for *split*."""
         return (self._data or Path("data")) / f"{split}.jsonl"
 
     def list_splits(self) -> tuple[str, ...]:
-        """Give the splits the package has files for."""
+        """Return the splits for which the package has files."""
         return tuple(sorted(path.stem for path in self._data.glob("*.jsonl"))) if self._data else ()
+
+
+def build_stack(name: str, plugin: object, default_plugin: object) -> PluginStack:
+    """Return the checked stack of one environment.
+
+    Args:
+        name: The environment's name.
+        plugin: The author's plugin: a module or an object with hooks.
+        default_plugin: The default plugin.
+
+    Raises:
+        BrokenEnvironment: The author's plugin is invalid.
+    """
+    marked = _find_marked_hooks(plugin)
+    for attribute, (hook, function) in marked.items():
+        _check_hook(name, attribute, hook, function)
+    _check_unmarked(name, plugin, marked)
+    _check_required(name, {hook for hook, _ in marked.values()})
+    implementations = _register_plugins(name, plugin, default_plugin)
+    return PluginStack(
+        implementations=implementations,
+        task_type=_resolve_declared_type(name, implementations, "task", Task),
+        config_type=_resolve_declared_type(name, implementations, "config", Config),
+        splits=_read_splits(name, implementations),
+    )
+
+
+def _find_marked_hooks(plugin: object) -> dict[str, tuple[str, Callable[..., Any]]]:
+    """Return the hook's name and the function of every attribute that is decorated with `hookimpl`."""
+    marked = {}
+    for attribute in dir(plugin):
+        function = getattr(plugin, attribute, None)
+        options = getattr(function, "gymsdk_impl", None)
+        if isinstance(options, dict) and callable(function):
+            marked[attribute] = (options.get("specname") or attribute, function)
+    return marked
+
+
+def _check_hook(name: str, attribute: str, hook: str, function: Callable[..., Any]) -> None:
+    where = f"environment {name!r}: hook {attribute!r}"
+    if hook not in HOOKS:
+        suggestion = format_suggestion(hook, HOOKS, f"the hooks are {', '.join(HOOKS)}")
+        raise BrokenEnvironment(f"{where} does not exist{suggestion}")
+    if not inspect.isroutine(function):
+        raise BrokenEnvironment(f"{where} is a {type(function).__name__}; write it as a function")
+    options = getattr(function, "gymsdk_impl", {})
+    if options.get("wrapper") or options.get("hookwrapper"):
+        raise BrokenEnvironment(f"{where} is a hook wrapper, which is not supported; write a plain hook")
+    _check_sync_hook(where, hook, function)
+    for parameter in get_parameters(function).values():
+        if parameter.name not in HOOKS[hook]:
+            suggestion = format_suggestion(parameter.name, HOOKS[hook], f"its parameters: {', '.join(HOOKS[hook])}")
+            raise BrokenEnvironment(f"{where} has an unknown parameter {parameter.name!r}{suggestion}")
+        if parameter.default is not parameter.empty:
+            raise BrokenEnvironment(
+                f"{where} has a default for {parameter.name!r}; remove it, the host fills the value"
+            )
+
+
+def _check_sync_hook(where: str, hook: str, function: Callable[..., Any]) -> None:
+    if hook not in SYNC_HOOKS:
+        return
+    if hook == "lifespan" and inspect.isasyncgenfunction(function):
+        raise BrokenEnvironment(f"{where} is a bare generator; put @asynccontextmanager below its @hookimpl")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise BrokenEnvironment(f"{where} is called outside the event loop; write it as a plain `def`")
+
+
+def _check_unmarked(name: str, plugin: object, marked: dict[str, tuple[str, Callable[..., Any]]]) -> None:
+    """Reject a function of the author that has a hook's name but not the decorator: it would never be called."""
+    module = getattr(plugin, "__name__", type(plugin).__module__)
+    for hook in HOOKS:
+        function = getattr(plugin, hook, None)
+        if hook not in marked and inspect.isroutine(function) and getattr(function, "__module__", None) == module:
+            raise BrokenEnvironment(f"environment {name!r}: hook {hook!r} is not decorated with @hookimpl; decorate it")
+
+
+def _check_required(name: str, implemented: set[str]) -> None:
+    if not implemented & {"verify", "step"}:
+        raise BrokenEnvironment(f"environment {name!r} has neither `verify` nor a `step` with rewards; add one of them")
+
+
+def _register_plugins(name: str, plugin: object, default_plugin: object) -> dict[str, tuple[HookImplementation, ...]]:
+    manager = pluggy.PluginManager(hooks.PROJECT)
+    manager.add_hookspecs(hooks)
+    try:
+        manager.register(default_plugin, "default")
+        manager.register(plugin, name)
+        manager.check_pending()
+    except (pluggy.PluginValidationError, ValueError) as error:
+        raise BrokenEnvironment(f"environment {name!r}: {error}") from error
+    implementations = {}
+    for hook in HOOKS:
+        implementations[hook] = _order_implementations(
+            [
+                HookImplementation(hook, each.function, tuple(each.argnames), each.plugin is default_plugin)
+                for each in reversed(getattr(manager.hook, hook).get_hookimpls())
+            ]
+        )
+    return implementations
+
+
+def _order_implementations(implementations: list[HookImplementation]) -> tuple[HookImplementation, ...]:
+    """Put the author's implementations first; the default `verify` runs only if the author has none."""
+    authored = tuple(each for each in implementations if not each.is_default)
+    default = tuple(each for each in implementations if each.is_default)
+    return authored if authored and authored[0].hook == "verify" else authored + default
+
+
+def _collect_annotations(
+    name: str, implementations: dict[str, tuple[HookImplementation, ...]], parameter: str
+) -> dict[str, Any]:
+    """Return the author's annotations of *parameter* by hook."""
+    annotations = {}
+    for each in (each for group in implementations.values() for each in group):
+        if each.is_default or parameter not in each.parameter_names:
+            continue
+        try:
+            annotation = resolve_annotation(each.function, parameter)
+        except NameError as error:
+            raise BrokenEnvironment(
+                f"environment {name!r}: the annotation of {parameter!r} in hook {each.hook!r} cannot be resolved at run"
+                f" time ({error}); import it outside `if TYPE_CHECKING`"
+            ) from None
+        if annotation is not None:
+            annotations[each.hook] = annotation
+    return annotations
+
+
+def _resolve_declared_type(
+    name: str, implementations: dict[str, tuple[HookImplementation, ...]], parameter: str, base: type[Any]
+) -> type[Any]:
+    """Return the most specific class with which the author annotates *parameter*, a subclass of *base*."""
+    declared, declaring_hook = base, ""
+    for hook, annotation in _collect_annotations(name, implementations, parameter).items():
+        if not (isinstance(annotation, type) and issubclass(annotation, base)):
+            raise BrokenEnvironment(
+                f"environment {name!r}: {parameter!r} of hook {hook!r} must be annotated with a subclass of"
+                f" gymsdk.{base.__name__}, not {annotation!r}"
+            )
+        if issubclass(annotation, declared):
+            declared, declaring_hook = annotation, hook
+        elif not issubclass(declared, annotation):
+            raise BrokenEnvironment(
+                f"environment {name!r}: hook {declaring_hook!r} annotates {parameter!r} with {declared.__name__}, hook"
+                f" {hook!r} with {annotation.__name__}; annotate both with one class, or with a class and its subclass"
+            )
+    return declared
+
+
+def _read_splits(name: str, implementations: dict[str, tuple[HookImplementation, ...]]) -> tuple[str, ...] | None:
+    if all(each.is_default for each in implementations["tasks"]):
+        return None
+    annotation = _collect_annotations(name, {"tasks": implementations["tasks"]}, "split").get("tasks")
+    if get_origin(annotation) is not Literal:
+        raise BrokenEnvironment(
+            f"environment {name!r}: annotate `split` in `tasks` with the names of its splits, as in"
+            " Literal['train', 'test']"
+        )
+    return get_args(annotation)

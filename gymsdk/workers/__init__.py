@@ -1,1 +1,1 @@
-"""Where an author's code that takes its time runs: warm processes for offloaded functions, threads for plain hooks."""
+"""Worker processes for CPU-heavy functions: the `offload` decorator and the executors that run its functions."""

@@ -1,4 +1,4 @@
-"""One call inside a worker: its function found, its budgets kept, its end made fit to travel."""
+"""The worker's side of an offloaded call: load the function, limit its resources, and pickle its outcome."""
 
 from __future__ import annotations
 
@@ -23,65 +23,75 @@ import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 from gymsdk.workers.offload import InlineExecutor, find_work, set_default_executor
 
 CallResult: TypeAlias = tuple[Literal["ready", "value", "error", "memory", "lost"], bytes]
-"""How it ended, and the rest of it, pickled."""
+"""How a request to a worker ended, and its pickled content."""
 
 MAX_TRACEBACK_CHARS = 4000
+
 LENGTH_PREFIX_BYTES = 8
+"""The size of the length prefix of each message between the host and a worker."""
 
 _loaded_functions: dict[str, Callable[..., object]] = {}
 
 
-def run_worker(line: socket.socket) -> None:
-    """Be a worker: answer the requests that come over *line*, one at a time, until the host closes it."""
-    # Default actions end the process even in the middle of C code, where a Python handler would have to wait.
+def run_worker(connection: socket.socket) -> None:
+    """Run a worker process: serve the requests on *connection*, one at a time, until the host closes it."""
+    # The default action ends the process even inside C code, where a Python signal handler would have to wait.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    threading.Thread(target=_exit_with_host, args=(line,), daemon=True).start()
-    sys.stdout = sys.stderr  # what a function prints must not mix with what the host prints for programs
+    threading.Thread(target=_exit_with_host, args=(connection,), daemon=True).start()
+    sys.stdout = sys.stderr  # the host's standard output may be read by programs
     set_default_executor(InlineExecutor())
-    with line.makefile("rb") as requests:
+    with connection.makefile("rb") as requests:
         while size := int.from_bytes(requests.read(LENGTH_PREFIX_BYTES), "big"):
-            function, arguments = pickle.loads(requests.read(size))  # noqa: S301 - the host wrote it
-            line.sendall(frame_message(pickle.dumps(function(*arguments))))
-
-
-def _exit_with_host(line: socket.socket) -> None:
-    end = select.poll()
-    end.register(line, select.POLLRDHUP)
-    end.poll()
-    os._exit(1)
+            function, arguments = pickle.loads(requests.read(size))  # noqa: S301 - written by the host
+            connection.sendall(frame_message(pickle.dumps(function(*arguments))))
 
 
 def frame_message(message: bytes) -> bytes:
-    """Give *message* with its size before it."""
+    """Return *message* with a length prefix."""
     return len(message).to_bytes(LENGTH_PREFIX_BYTES, "big") + message
 
 
 def pickle_by_value(content: object) -> bytes:
-    """Give *content* as bytes for another process, what `__main__` defines by value."""
+    """Pickle *content* for another process, with definitions of `__main__` included."""
     data: bytes = cloudpickle.dumps(content)
     return data
 
 
 def load_function(address: str, code: bytes | None, path: list[str]) -> CallResult:
-    """Find the function of that address by way of *path*, or make it from *code*, and keep it for `execute`."""
+    """Load the function of a later `execute_call`.
+
+    Args:
+        address: The function's address, `module:qualname`.
+        code: The pickled function, if it cannot be imported.
+        path: The module search path of the host.
+    """
     try:
         if sys.path != path:
-            # What a notebook adds once it has called something is for what it calls from then on.
+            # A notebook may extend the path between two calls.
             sys.path[:] = path
             importlib.invalidate_caches()
         if code is None:
             importlib.import_module(address.partition(":")[0])
-        _loaded_functions[address] = find_work(address).function if code is None else pickle.loads(code)  # noqa: S301 - the host wrote it
+            _loaded_functions[address] = find_work(address).function
+        else:
+            _loaded_functions[address] = pickle.loads(code)  # noqa: S301 - written by the host
     except BaseException as error:  # noqa: BLE001 - the host raises it
         return _pack_error(error)
     return "ready", b""
 
 
 def execute_call(address: str, arguments: bytes, cpu: float, memory: int) -> CallResult:
-    """Call the function with *arguments* on these budgets, and give how it ended."""
+    """Call a loaded function.
+
+    Args:
+        address: The function's address.
+        arguments: The pickled positional and keyword arguments.
+        cpu: The limit of CPU time in seconds.
+        memory: The limit of additional memory in bytes.
+    """
     try:
         with _limit_resources(cpu, memory):
-            args, kwargs = pickle.loads(arguments)  # noqa: S301 - the host wrote them
+            args, kwargs = pickle.loads(arguments)  # noqa: S301 - written by the host
             return _pack_value(_loaded_functions[address](*args, **kwargs))
     except MemoryError:
         return "memory", b""
@@ -89,12 +99,19 @@ def execute_call(address: str, arguments: bytes, cpu: float, memory: int) -> Cal
         return _pack_error(error)
 
 
+def _exit_with_host(connection: socket.socket) -> None:
+    hangup = select.poll()
+    hangup.register(connection, select.POLLRDHUP)
+    hangup.poll()
+    os._exit(1)
+
+
 @contextlib.contextmanager
 def _limit_resources(cpu: float, memory: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    finite = [limit for limit in (_get_data_bytes() + memory, soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_DATA, (min(finite), hard))
-    # When it is spent the kernel ends the process, whatever code it is in; the host sees that by the exit status.
+    limits = [limit for limit in (_get_data_bytes() + memory, soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    # When the timer expires, the kernel ends the process in any code; the host sees the signal in the exit status.
     signal.setitimer(signal.ITIMER_PROF, cpu)
     try:
         yield
@@ -112,10 +129,8 @@ def _pack_value(value: object) -> CallResult:
         return "value", pickle_by_value(value)
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the value's own pickling raises
-        return _pack_failure(
-            f"returned a {type(value).__name__}, which cannot be sent back ({error}); return plain data"
-        )
+    except Exception as error:  # noqa: BLE001 - pickling may call any code of the value
+        return _pack_failure(f"returned a {type(value).__name__}, which cannot be pickled ({error}); return plain data")
 
 
 def _pack_error(error: BaseException) -> CallResult:
@@ -125,25 +140,25 @@ def _pack_error(error: BaseException) -> CallResult:
     for form in (error, _PortableError(error)):
         if body := _pickle_if_readable((form, text)):
             return "error", body
-    return _pack_failure(f"raised an exception that cannot be sent back:\n{text}")
+    return _pack_failure(f"raised an exception that cannot be pickled:\n{text}")
 
 
-def _pack_failure(said: str) -> CallResult:
-    return "lost", pickle.dumps(said)
+def _pack_failure(message: str) -> CallResult:
+    return "lost", pickle.dumps(message)
 
 
 def _pickle_if_readable(content: object) -> bytes | None:
     try:
         body = pickle_by_value(content)
         pickle.loads(body)  # noqa: S301 - written on the line above
-    except Exception:  # noqa: BLE001 - whatever an exception's own pickling raises
+    except Exception:  # noqa: BLE001 - pickling may call any code of an exception
         return None
     return body
 
 
 @dataclass(frozen=True)
 class _PortableError:
-    """An exception that travels without its `__init__`, whose parameters its `args` need not match."""
+    """Pickles an exception without a call of its `__init__`, whose parameters may differ from its `args`."""
 
     error: Exception
 

@@ -1,4 +1,4 @@
-"""Offloaded functions: CPU-heavy pure functions that run elsewhere, and the executors that run them."""
+"""The `offload` decorator for CPU-heavy functions, and the executors that run them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,33 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 MAX_WORKERS = 32
+"""The default number of workers is the number of cores, up to this limit."""
+
 GIBIBYTE = 2**30
 
 
 class Offloaded(Protocol[P, R_co]):
-    """What `offload` makes of a function: awaitable when called, the function itself under `__wrapped__`."""
+    """An offloaded function: awaitable when called, with the original function under `__wrapped__`."""
 
     @property
     def __wrapped__(self) -> Callable[P, R_co]:
-        """The function, to be run right here."""
+        """The original function, for a call in this process."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R_co]:
-        """Run the function on this process's executor."""
+        """Run the function on the current executor."""
 
 
 @dataclass(frozen=True, eq=False)
 class Work(Generic[P, R_co]):
-    """A function that may run elsewhere, its budgets per call, and the modules to import before it is needed."""
+    """An offloaded function and its limits per call.
+
+    Attributes:
+        function: The function.
+        timeout: The limit of wall-clock time in seconds.
+        cpu: The limit of CPU time in seconds.
+        memory: The limit of memory in bytes.
+        preload: Modules that a worker imports before it is needed.
+    """
 
     function: Callable[P, R_co]
     timeout: float
@@ -44,92 +54,43 @@ class Work(Generic[P, R_co]):
 
     @property
     def module(self) -> str:
-        """The name of the module the function was defined in."""
+        """The name of the module that defines the function."""
         return self.function.__module__
 
     @property
     def address(self) -> str:
-        """`module:qualname`, the function's name across processes."""
+        """The function's name across processes, `module:qualname`."""
         return f"{self.module}:{self.function.__qualname__}"
 
     @property
     def importable(self) -> bool:
-        """Whether another process can import the function; what a script or notebook defines it cannot."""
+        """Whether another process can import the function; functions of a script or notebook are not importable."""
         return self.module != "__main__"
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules a worker should have before the first call."""
+        """The modules that a worker should import before the first call."""
         return (*self.preload, self.module) if self.importable else tuple(self.preload)
 
 
 class Executor(Protocol):
-    """Something that runs offloaded functions."""
+    """Runs offloaded functions."""
 
     async def run(self, work: Work[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Give what the function returns, within the budgets of *work*."""
+        """Return the result of the function, within the limits of *work*."""
 
 
 class InlineExecutor:
-    """The executor that runs a function right here, without any budget: for tests, debuggers, and inside workers."""
+    """Runs functions in the calling thread without limits: for tests, debuggers, and inside workers."""
 
     async def run(self, work: Work[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Give what the function returns."""
+        """Return the result of the function."""
         return work.function(*args, **kwargs)
 
 
 _registered_work: dict[str, Work[..., object]] = {}
 _context_executor: contextvars.ContextVar[Executor] = contextvars.ContextVar("gymsdk_executor")
 _process_executor: dict[str, Executor] = {}
-
-
-def list_work() -> Collection[Work[..., object]]:
-    """Every offloaded function this process has seen."""
-    return tuple(_registered_work.values())
-
-
-def find_work(address: str) -> Work[..., object]:
-    """The offloaded function of that address, once its module is imported."""
-    return _registered_work[address]
-
-
-def get_executor() -> Executor:
-    """The executor of this context: the one chosen with `use`, else the process's own, made at the first call."""
-    chosen = _context_executor.get(None) or _process_executor.get("")
-    # setdefault is atomic: of two threads that get here together, both take the same one.
-    return chosen or _process_executor.setdefault("", _create_executor())
-
-
-def set_default_executor(new: Executor) -> None:
-    """Make *new* the executor of this process."""
-    _process_executor[""] = new
-
-
-@contextmanager
-def use_executor(chosen: Executor) -> Iterator[None]:
-    """Run offloaded calls of this context on *chosen*."""
-    token = _context_executor.set(chosen)
-    try:
-        yield
-    finally:
-        _context_executor.reset(token)
-
-
-def _create_executor() -> Executor:
-    from gymsdk.workers.processes import ProcessExecutor
-
-    count = get_worker_count()
-    return ProcessExecutor(count) if count else InlineExecutor()
-
-
-def get_worker_count() -> int:
-    """How many workers this process may have: `GYMSDK_WORKERS`, else one per core; 0 means to run inline."""
-    given = os.environ.get("GYMSDK_WORKERS", "")
-    if not given:
-        return min(os.cpu_count() or 1, MAX_WORKERS)
-    if not given.isdecimal():
-        raise UsageError(f"GYMSDK_WORKERS is {given!r}; set it to a number of processes, or to 0 to run inline")
-    return int(given)
 
 
 def offload(
@@ -139,22 +100,34 @@ def offload(
     memory: int = 2 * GIBIBYTE,
     preload: Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], Offloaded[P, R]]:
-    """Give the decorator of a module-level pure function that is too heavy for the event loop.
+    """Decorate a pure, module-level function so that it runs in a worker process.
 
-    A call may take *timeout* seconds once it runs, else its worker is killed and `WorkerLost` raised; it may use
-    *cpu* seconds of processor time (half of *timeout* unless given) and *memory* bytes, else `BudgetSpent` is
-    raised. *preload* names modules that the function imports (or one of your own that warms them up): workers are
-    forked with these imported, so that one that replaces another is ready at once.
+    Args:
+        *misplaced: Must be empty: write `@offload()` with parentheses.
+        timeout: Seconds that a call may take once it runs. If it takes longer, its worker is killed and the call raises
+            `WorkerLost`.
+        cpu: Seconds of CPU time that a call may use, half of *timeout* by default. If it uses more, the call raises
+            `BudgetSpent`.
+        memory: Bytes that a call may allocate. If it allocates more, the call raises `BudgetSpent`.
+        preload: Modules that the function imports, or a module of yours that warms them up. Workers are forked from a
+            process that has imported them, so that a replacement is ready immediately.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        ValueError: *cpu* is not between 0 and *timeout*.
+        TypeError: The function is not a plain function at the top of a module.
     """
     if misplaced:
-        raise TypeError("write `@offload()` with its brackets, and its budgets by name, as in `@offload(timeout=5)`")
-    budget = timeout / 2 if cpu is None else cpu
-    if not 0 < budget < timeout:
-        raise ValueError(f"cpu={budget:g} of timeout={timeout:g}: give seconds with 0 < cpu < timeout")
+        raise TypeError("write `@offload()` with parentheses, and its limits by name, as in `@offload(timeout=5)`")
+    cpu_seconds = timeout / 2 if cpu is None else cpu
+    if not 0 < cpu_seconds < timeout:
+        raise ValueError(f"expected 0 < cpu < timeout, in seconds, got cpu={cpu_seconds:g} and timeout={timeout:g}")
 
     def decorate(function: Callable[P, R]) -> Offloaded[P, R]:
         _check_offloadable(function)
-        work = Work(function, timeout=timeout, cpu=budget, memory=memory, preload=tuple(preload))
+        work = Work(function, timeout=timeout, cpu=cpu_seconds, memory=memory, preload=tuple(preload))
         _registered_work[work.address] = work
 
         @functools.wraps(function)
@@ -164,6 +137,55 @@ def offload(
         return call
 
     return decorate
+
+
+def list_work() -> Collection[Work[..., object]]:
+    """Return all offloaded functions of the modules that this process has imported."""
+    return tuple(_registered_work.values())
+
+
+def find_work(address: str) -> Work[..., object]:
+    """Return the offloaded function with this address; its module must have been imported."""
+    return _registered_work[address]
+
+
+def get_executor() -> Executor:
+    """Return the executor chosen with `use_executor`, else the process's executor, created on the first call."""
+    executor = _context_executor.get(None) or _process_executor.get("")
+    # setdefault is atomic, so threads that arrive here together all get the same executor.
+    return executor or _process_executor.setdefault("", _create_executor())
+
+
+def set_default_executor(executor: Executor) -> None:
+    """Set the executor of this process."""
+    _process_executor[""] = executor
+
+
+@contextmanager
+def use_executor(executor: Executor) -> Iterator[None]:
+    """Run offloaded functions on *executor* inside the block."""
+    token = _context_executor.set(executor)
+    try:
+        yield
+    finally:
+        _context_executor.reset(token)
+
+
+def get_worker_count() -> int:
+    """Return the maximum number of workers: `GYMSDK_WORKERS`, else one per core; 0 means to run inline."""
+    value = os.environ.get("GYMSDK_WORKERS", "")
+    if not value:
+        return min(os.cpu_count() or 1, MAX_WORKERS)
+    if not value.isdecimal():
+        raise UsageError(f"GYMSDK_WORKERS is {value!r}; set it to a number of processes, or to 0 to run inline")
+    return int(value)
+
+
+def _create_executor() -> Executor:
+    from gymsdk.workers.processes import ProcessExecutor
+
+    count = get_worker_count()
+    return ProcessExecutor(count) if count else InlineExecutor()
 
 
 def _check_offloadable(function: Callable[..., object]) -> None:

@@ -105,7 +105,7 @@ async def test_a_module_named_like_one_of_pythons_is_told(site, outcome):
 async def test_a_name_like_a_version_is_told(seen):
     points = "[gymsdk.environments]\n{name}-v3 = gym_env_{name}\n"
     [told] = await seen("packaging.entry_point", {"entry_points.txt": points})
-    assert told.endswith("ends like a Gymnasium version; drop the `-v<digits>`")
+    assert told.endswith("ends like a Gymnasium version; remove the `-v<digits>`")
 
 
 async def test_a_file_that_was_not_installed_is_named(seen):

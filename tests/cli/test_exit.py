@@ -172,5 +172,5 @@ def test_an_exit_at_the_end_of_a_lifespan_leaves_the_run_whole(
     installed("exits", EXITS)
     ended = gymsdk("rollout", "exits", "--set", "where=leave", "-o", "out")
     assert (ended.code, ended.out.split()[1:5]) == (0, ["scored", "1", "of", "1"])
-    assert "hook 'lifespan' did not end well: SystemExit(0)" in ended.err
+    assert "hook 'lifespan' failed when it ended: SystemExit(0)" in ended.err
     assert (there / "out" / "metrics.json").exists()

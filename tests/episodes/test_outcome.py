@@ -43,9 +43,9 @@ class Answers:
         (ValueError("no"), "model_raised", "the model raised ValueError: no"),
         (TimeoutError("slow"), "model_timeout", "the model raised TimeoutError: slow"),
         (Failed("no server", kind="model_unreachable", retryable=True), "model_unreachable", "no server"),
-        ("text", "model_bad_answer", "the model's answer is no Response object"),
-        (None, "model_bad_answer", "the model's answer is no Response object"),
-        ({"output": None}, "model_bad_answer", "the model's answer is no Response object"),
+        ("text", "model_bad_answer", "the model did not return a Response object"),
+        (None, "model_bad_answer", "the model did not return a Response object"),
+        ({"output": None}, "model_bad_answer", "the model did not return a Response object"),
         ({"output": [], "status": "failed", "error": "overload"}, "model_error", "the model failed: overload"),
         (
             {"output": [], "error": {"code": "server_error"}},

@@ -171,7 +171,7 @@ def test_a_close_that_hangs_does_not_keep_the_interpreter(hosted: Callable[..., 
     source = HOST.replace('log.append("closed")', "await asyncio.sleep(3600)")
     code, out, error = told("import gymsdk.environment\ngymsdk.environment.CLOSE_SECONDS = 0.1\n" + hosted(source))
     assert (code, out) == (0, "entered\nopened\nleft\n")
-    assert "did not answer by its deadline" in error
+    assert "did not return by its deadline" in error
 
 
 @pytest.mark.parametrize("tool", ["hang", "doze"])

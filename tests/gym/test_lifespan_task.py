@@ -65,4 +65,4 @@ def test_a_client_that_broke_fails_the_episodes_after_it(caplog: pytest.LogCaptu
         kinds.append(info.get("failure", {}).get("kind"))
     assert kinds[-1] == "lifespan_ended"
     env.close()
-    assert "hook 'lifespan' did not end well" in caplog.text
+    assert "hook 'lifespan' failed when it ended" in caplog.text

@@ -32,6 +32,6 @@ async def test_close_is_called_where_what_reset_answered_is_refused(task):
         def close(self, state):
             closed.append(state)
 
-    with pytest.raises(Failed, match="hook 'reset' offers tools the environment does not have: fly"):
+    with pytest.raises(Failed, match="hook 'reset' offers tools that the environment does not have: fly"):
         await Environment("grabs", Grabs()).reset(task)
     assert closed == [Count()]

@@ -82,7 +82,7 @@ async def test_lifespan_that_ends_badly_is_told_and_changes_nothing(caplog, task
     caplog.set_level(logging.WARNING)
     async with Environment("lives", Lifespan(fails_to_end)) as environment:
         await environment.reset(task)
-    assert "environment 'lives': hook 'lifespan' did not end well: ConnectionError('no index')" in caplog.text
+    assert "environment 'lives': hook 'lifespan' failed when it ended: ConnectionError('no index')" in caplog.text
 
 
 async def test_lifespan_may_answer_that_there_is_none(task):

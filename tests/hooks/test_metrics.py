@@ -43,8 +43,8 @@ async def test_metrics_are_given_the_rollouts():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (5, "hook 'metrics' answered int, not dict"),
-        ({"best": "math"}, "hook 'metrics' answered 'math' for 'best', which is no number"),
+        (5, "hook 'metrics' returned int, expected dict"),
+        ({"best": "math"}, "hook 'metrics' returned 'math' for 'best', expected a number"),
     ],
 )
 async def test_metrics_must_be_numbers(answer, message):

@@ -61,7 +61,9 @@ async def test_reset_may_not_keep_a_handle_in_the_state(task):
         def reset(self):
             return Reset(state=Locked(lock=threading.Lock()))
 
-    with pytest.raises(Failed, match=r"the state `reset` gave cannot be copied .*; keep handles in `shared`") as caught:
+    with pytest.raises(
+        Failed, match=r"the state that `reset` returned cannot be copied .*; keep handles in `shared`"
+    ) as caught:
         await Environment("locks", Locks()).reset(task)
     assert (caught.value.stage, caught.value.kind) == ("reset", "bad_answer")
 
@@ -83,7 +85,7 @@ async def test_reset_offers_the_rows_tools_or_else_its_own_or_else_all(row, offe
 
 
 async def test_reset_may_not_offer_a_tool_that_is_not_there(task):
-    with pytest.raises(Failed, match="hook 'reset' offers tools the environment does not have: fly"):
+    with pytest.raises(Failed, match="hook 'reset' offers tools that the environment does not have: fly"):
         await Environment("tooled", Tooled(["go", "fly"])).reset(task)
 
 

@@ -37,9 +37,9 @@ async def test_solve_gives_one_perfect_turn(task, answer, acts):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (ToolCall(name="go"), "hook 'solve' answered ToolCall, not Message or list"),
-        (5, "hook 'solve' answered int, not Message or list"),
-        (["go"], "hook 'solve' answered str, not ToolCall"),
+        (ToolCall(name="go"), "hook 'solve' returned ToolCall, expected Message or list"),
+        (5, "hook 'solve' returned int, expected Message or list"),
+        (["go"], "hook 'solve' returned str, expected ToolCall"),
     ],
 )
 async def test_solve_must_answer_with_actions(task, answer, message):

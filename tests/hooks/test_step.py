@@ -20,7 +20,7 @@ async def test_step_is_given_the_action_and_changes_the_state_in_place(recorded,
 async def test_step_is_not_asked_for_a_tool_that_is_not_on_offer(recorded, recorder):
     episode = await recorded.reset(Question.ask("?"))
     step = await recorded.step(episode, ToolCall(name="go"))
-    assert step == Step(output='{"error": "There is no tool named \'go\'. Tools on offer: none."}')
+    assert step == Step(output='{"error": "There is no tool named \'go\'. Available tools: none."}')
     assert "step" not in recorder.given
 
 
@@ -50,10 +50,10 @@ class Steps(Judge):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("done", "hook 'step' answered str, not Step"),
-        (True, "hook 'step' answered bool, not Step"),
-        (Step(reward=float("nan")), "hook 'step' paid nan, which is no finite reward"),
-        (Step(output="ok"), "hook 'step' answered a reply with an output; answer it with messages"),
+        ("done", "hook 'step' returned str, expected Step"),
+        (True, "hook 'step' returned bool, expected Step"),
+        (Step(reward=float("nan")), "hook 'step' returned the reward nan; a reward must be finite"),
+        (Step(output="ok"), "hook 'step' returned an output for a reply; return messages"),
     ],
 )
 async def test_step_must_answer_with_a_step(task, answer, message):
@@ -72,6 +72,6 @@ async def test_a_step_that_bypassed_validation_is_a_bad_answer(task):
 
     environment = Environment("pays", Pays())
     episode = await environment.reset(task)
-    with pytest.raises(Failed, match="hook 'step' answered a Step that is not valid: reward: ") as caught:
+    with pytest.raises(Failed, match="hook 'step' returned an invalid Step: reward: ") as caught:
         await environment.step(episode, Message(content="hello"))
     assert (caught.value.stage, caught.value.kind) == ("step", "bad_answer")

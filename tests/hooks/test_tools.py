@@ -35,9 +35,9 @@ def test_tools_may_depend_on_the_config():
     ("answer", "message"),
     [
         (lambda: [go, go], "two tools are named 'go'"),
-        (lambda: ["go"], "tool 'go' has no name a policy could call; write it as a named function"),
-        (lambda: 5, "hook 'tools' must answer a list of functions, not int"),
-        (lambda: go, "hook 'tools' must answer a list of functions, not function"),
+        (lambda: ["go"], "tool 'go' has no name that a policy could call; write it as a named function"),
+        (lambda: 5, "hook 'tools' returned int, expected a list of functions"),
+        (lambda: go, "hook 'tools' returned function, expected a list of functions"),
         (lambda: 1 / 0, "hook 'tools' raised ZeroDivisionError: division by zero"),
     ],
 )

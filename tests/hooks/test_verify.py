@@ -43,13 +43,13 @@ async def judged(plugin, task):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (None, "hook 'verify' answered NoneType, not Verdict"),
-        (1.0, "hook 'verify' answered float, not Verdict"),
+        (None, "hook 'verify' returned NoneType, expected Verdict"),
+        (1.0, "hook 'verify' returned float, expected Verdict"),
         (Verdict(reward=1.0, components={"a": 0.5}), "the verdict's components sum to 0.5, its reward is 1"),
         (Verdict(reward=1.0, components={"a": float("nan")}), "the verdict's components sum to nan, its reward is 1"),
         (
             Verdict(reward=1.0, components={"steps": 1.0}),
-            "the component 'steps' is what the steps paid; name the verdict's otherwise",
+            "the component 'steps' is reserved for the rewards of the steps; rename the verdict's",
         ),
     ],
 )

@@ -136,7 +136,7 @@ async def test_a_long_answer_with_token_ids_and_log_probabilities_is_read(provid
 @pytest.mark.parametrize(
     ("encoding", "body", "complaint"),
     [
-        ("br", b"x", "encoded as 'br', which was not asked for"),
+        ("br", b"x", "encoded as 'br', which the request did not accept"),
         ("gzip", gzip.compress(BODY)[:-100], "ends too early"),
         ("gzip", b"no gzip", "is damaged"),
     ],

@@ -79,7 +79,7 @@ async def test_what_hangs_ends_its_episode_at_its_deadline(stuck, policy, task, 
     rollout = await play(Environment("hangs", plugin), model, task, budget=Budget(seconds=SECONDS))
     assert asyncio.get_running_loop().time() - began >= SECONDS
     assert (rollout.outcome, rollout.failure.stage, rollout.failure.kind) == ("failed", stage, kind)
-    assert rollout.failure.message == f"{named} of environment 'hangs' did not answer by its deadline"
+    assert rollout.failure.message == f"{named} of environment 'hangs' did not return by its deadline"
     assert rollout.failure.retryable
     assert plugin.closed == (where != "reset")
 
@@ -231,7 +231,7 @@ async def test_the_wait_for_a_thread_counts_towards_the_deadline(task):
 
     first = asyncio.ensure_future(asked(60))
     await asyncio.sleep(0)
-    with pytest.raises(Failed, match="hook 'step' of environment 'crowded' did not answer by its deadline"):
+    with pytest.raises(Failed, match="hook 'step' of environment 'crowded' did not return by its deadline"):
         await asked(0.1)
     release.set()
     assert await first is True

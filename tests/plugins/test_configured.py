@@ -60,7 +60,7 @@ class Ranged(Config):
         (Settings, {"level": "x"}, "setting 'level' is wrong: Input should be a valid integer, unable to parse string"),
         (Settings, {"families": ["a", 5]}, "setting 'families.1' is wrong: Input should be a valid string"),
         (Settings, {"odd": 4}, "setting 'odd' is wrong: choose an odd number (got 4)"),
-        (Ranged, {"least": 10}, "its settings do not fit: `least` may not be more than `most`"),
+        (Ranged, {"least": 10}, "its settings are wrong: `least` may not be more than `most`"),
         (Judged, {}, "setting 'user' is required; give it with --set user=PROVIDER/NAME"),
         (Judged, {"user": 5}, "setting 'user' is wrong: Input should be an instance of Model (got 5)"),
     ],

@@ -103,11 +103,11 @@ async def test_step_answers_wrong_arguments_with_what_is_wrong(over: Over):
 
 async def test_step_answers_a_tool_that_only_the_row_names(over: Over):
     [output] = await answered(over, ToolCall(name="wiegh"), tools=[{"type": "function", "name": "wiegh"}])
-    assert json.loads(output)["error"] == "The tool 'wiegh' cannot be run here; go on without it."
+    assert json.loads(output)["error"] == "The tool 'wiegh' cannot be run here; continue without it."
 
 
 async def test_step_says_which_tool_returned_what_json_cannot_hold(over: Over):
-    with pytest.raises(Failed, match="tool 'spill' returned something JSON cannot hold: ") as caught:
+    with pytest.raises(Failed, match="tool 'spill' returned a value that JSON does not support: ") as caught:
         await answered(over, ToolCall(name="spill"))
     assert (caught.value.stage, caught.value.kind) == ("step", "tool_bad_answer")
 

@@ -79,5 +79,5 @@ async def passes(test: Callable[..., object], request: pytest.FixtureRequest) ->
 )
 async def test_a_floor_with_one_answer_less_fails_a_test(floor, hook, monkeypatch, request, tmp_path, made):
     assert await failing(hook, request) == []
-    monkeypatch.setattr(environment, "Floor", floor)
+    monkeypatch.setattr(environment, "DefaultPlugin", floor)
     assert await failing(hook, request), f"no test notices a floor without this answer of {hook!r}"

@@ -141,7 +141,7 @@ def test_a_package_whose_module_is_gone_is_listed_with_its_error(site, point):
     site.install("adding")
     error = installed()["gone"].error
     assert error.startswith("its module ")
-    assert error.endswith(" is not there; reinstall the package")
+    assert error.endswith(" does not exist; reinstall the package")
     assert refusal("gone") == f"environment 'gone' (gym-env-gone 1.0): {error}"
     assert installed()["adding"].error is None
 
@@ -193,7 +193,7 @@ def test_two_distributions_that_offer_one_name_are_both_named(site):
     site.install("twice", distribution="gym-env-twice")
     site.install("twice", distribution="acme-twice")
     assert installed()["twice"].error == (
-        "2 distributions offer 'twice': acme-twice and gym-env-twice; keep one of them"
+        "2 distributions provide 'twice': acme-twice and gym-env-twice; uninstall all but one"
     )
     assert "acme-twice and gym-env-twice" in refusal("twice")
 
@@ -201,7 +201,7 @@ def test_two_distributions_that_offer_one_name_are_both_named(site):
 @pytest.mark.parametrize("name", ["math-v1", "math-v0", "a-v12"])
 def test_a_name_that_ends_like_a_version_is_refused(site, name):
     site.install(name)
-    message = f"the name {name!r} ends like a Gymnasium version; drop the `-v<digits>`"
+    message = f"the name {name!r} ends like a Gymnasium version; remove the `-v<digits>`"
     assert installed()[name].error == message
     assert message in refusal(name)
 
@@ -214,7 +214,7 @@ def test_a_name_with_a_v_elsewhere_is_no_version(site):
 @pytest.mark.parametrize("name", ["a/b", "two words", "-x"])
 def test_a_name_that_would_not_go_into_a_command_is_refused(site, name):
     site.install(name, module="gym_env_odd", distribution="gym-env-odd")
-    assert installed()[name].error == f"the name {name!r} may hold letters, digits, `_`, `-` and `.` only"
+    assert installed()[name].error == f"the name {name!r} may contain only letters, digits, `_`, `-` and `.`"
 
 
 def test_gymsdk_disable_hides_names(site, monkeypatch):
@@ -223,7 +223,7 @@ def test_gymsdk_disable_hides_names(site, monkeypatch):
     monkeypatch.setenv("GYMSDK_DISABLE", "other, hidden")
     assert "hidden" not in installed()
     assert "adding" in installed()
-    message = "environment 'hidden' is hidden by GYMSDK_DISABLE; take it out of that variable"
+    message = "environment 'hidden' is hidden by GYMSDK_DISABLE; remove it from that variable"
     assert refusal("hidden", UnknownEnvironment) == message
 
 

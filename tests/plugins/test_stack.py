@@ -154,28 +154,28 @@ class Disagreeing(Judge):
         (Misspelt(), "hook 'verifi' does not exist; did you mean 'verify'? The hooks are reset, step, verify, close"),
         (
             WrongParameter(),
-            "hook 'reset' asks for 'tasks'; did you mean 'task'? It may ask for task, seed, config, sh",
+            "hook 'reset' has an unknown parameter 'tasks'; did you mean 'task'? Its parameters: task, seed, config, sh",
         ),
-        (FarParameter(), "hook 'close' asks for 'zzz'; it may ask for task, state, shared"),
-        (Defaulted(), "hook 'reset' gives 'seed' a default; the host fills it, leave that out"),
-        (Starred(), "hook 'reset' asks for 'given'; it may ask for task, seed, config, shared"),
-        (Wrapper(), "hook 'reset' is a wrapper; an environment answers a hook, it cannot wrap one"),
-        (OldWrapper(), "hook 'reset' is a wrapper; an environment answers a hook, it cannot wrap one"),
-        (AsyncTools(), "hook 'tools' is asked outside the event loop; write it as a plain `def`"),
-        (AsyncTasks(), "hook 'tasks' is asked outside the event loop; write it as a plain `def`"),
-        (BareLifespan(), "hook 'lifespan' is a bare generator; put @asynccontextmanager beneath its @hookimpl"),
-        (Unmarked(), "hook 'reset' is there without @hookimpl; mark it"),
-        (UnmarkedVerify(), "hook 'verify' is there without @hookimpl; mark it"),
+        (FarParameter(), "hook 'close' has an unknown parameter 'zzz'; its parameters: task, state, shared"),
+        (Defaulted(), "hook 'reset' has a default for 'seed'; remove it, the host fills the value"),
+        (Starred(), "hook 'reset' has an unknown parameter 'given'; its parameters: task, seed, config, shared"),
+        (Wrapper(), "hook 'reset' is a hook wrapper, which is not supported; write a plain hook"),
+        (OldWrapper(), "hook 'reset' is a hook wrapper, which is not supported; write a plain hook"),
+        (AsyncTools(), "hook 'tools' is called outside the event loop; write it as a plain `def`"),
+        (AsyncTasks(), "hook 'tasks' is called outside the event loop; write it as a plain `def`"),
+        (BareLifespan(), "hook 'lifespan' is a bare generator; put @asynccontextmanager below its @hookimpl"),
+        (Unmarked(), "hook 'reset' is not decorated with @hookimpl; decorate it"),
+        (UnmarkedVerify(), "hook 'verify' is not decorated with @hookimpl; decorate it"),
         (Partial(), "hook 'solve' is a partial; write it as a function"),
-        (NoSplits(), "annotate `split` in `tasks` with the splits it has, as in Literal['train', 'test']"),
-        (UnaskedSplit(), "annotate `split` in `tasks` with the splits it has, as in Literal['train', 'test']"),
+        (NoSplits(), "annotate `split` in `tasks` with the names of its splits, as in Literal['train', 'test']"),
+        (UnaskedSplit(), "annotate `split` in `tasks` with the names of its splits, as in Literal['train', 'test']"),
         (
             Unresolvable(),
-            "the annotation of 'task' in hook 'reset' names nothing at run time (name 'Decimal' is not defined)",
+            "the annotation of 'task' in hook 'reset' cannot be resolved at run time (name 'Decimal' is not defined)",
         ),
         (
             UnresolvableAttribute(),
-            "the annotation of 'task' in hook 'reset' names nothing at run time ('functools.missing': ",
+            "the annotation of 'task' in hook 'reset' cannot be resolved at run time ('functools.missing': ",
         ),
         (NoTask(), "'task' of hook 'reset' must be annotated with a subclass of gymsdk.Task, not <class 'dict'>"),
         (
@@ -192,7 +192,7 @@ def test_a_mistake_is_an_error_at_load_that_names_it(plugin, message):
 
 @pytest.mark.parametrize("plugin", [NoVerdict(), object(), None, 5])
 def test_what_cannot_pay_is_an_error_at_load(plugin):
-    message = "environment 'wrong' has no `verify`, and no `step` that pays; add one of them"
+    message = "environment 'wrong' has neither `verify` nor a `step` with rewards; add one of them"
     with pytest.raises(BrokenEnvironment, match=re.escape(message)):
         Environment("wrong", plugin)
 

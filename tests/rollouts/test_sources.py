@@ -87,7 +87,7 @@ def test_a_file_is_read_no_further_than_the_limit(sums: Mapping[str, Environment
 BAD = {
     "not valid JSON": b"{broken",
     "surrogates not allowed": b"\xff\xfe",
-    "a row is a JSON object, this is a list": b"[1]",
+    "expected a JSON object, got list": b"[1]",
     "responses_create_params": {"answer": 4},
     "answer": {**GOOD, "answer": "four"},
     "`input` must be": {**GOOD, "responses_create_params": {"input": 3}},

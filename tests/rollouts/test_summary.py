@@ -177,7 +177,7 @@ def test_a_metrics_hook_does_not_replace_a_figure_of_gymsdks(folder: RunFolder) 
     summary = _summary(folder, Environment("made", Claims()))
     for figures in (summary["agent_metrics"], summary["key_metrics"]):
         assert (figures["mean/reward"], figures["own/figure"]) == (0.25, 3.0)
-    assert summary["complaint"].startswith("hook 'metrics' answered 'mean/reward', which gymsdk computes itself")
+    assert summary["complaint"].startswith("hook 'metrics' returned 'mean/reward', which gymsdk computes itself")
 
 
 async def test_a_metrics_hook_does_not_replace_a_figure_of_the_servers() -> None:
@@ -185,7 +185,7 @@ async def test_a_metrics_hook_does_not_replace_a_figure_of_the_servers() -> None
     figured = await aggregate_rows(Environment("made", Claims()), {"verify_responses": rows})
     for figures in (figured["agent_metrics"], figured["key_metrics"]):
         assert (figures["mean/reward"], figures["own/figure"]) == (0.25, 3.0)
-    assert "hook 'metrics' answered 'mean/reward'" in figured["complaint"]
+    assert "hook 'metrics' returned 'mean/reward'" in figured["complaint"]
 
 
 def test_rewards_near_the_end_of_a_floats_range_have_figures(folder: RunFolder, made: Environment) -> None:

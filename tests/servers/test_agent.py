@@ -493,7 +493,7 @@ async def test_an_agent_session_at_an_address_that_is_none_is_a_failure_in_a_sen
     async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
         await client.post("/v1/agent_sessions", json=opening(f"http://{'a' * 300}.x", {}))
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
-    assert (answer.status_code, "is no URL of a server" in answer.json()["detail"]) == (422, True)
+    assert (answer.status_code, "is not the URL of a server" in answer.json()["detail"]) == (422, True)
 
 
 async def test_agent_sessions_are_forgotten_by_time_alone() -> None:

@@ -143,7 +143,7 @@ async def test_a_resources_server_has_no_stats_without_it_either(serving):
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path):
     (tmp_path / "file").touch()
     with (
-        pytest.raises(UsageError, match=r"--profile .*: no folder can be made there"),
+        pytest.raises(UsageError, match=r"--profile .*: the folder cannot be created"),
         profile_to_directory(tmp_path / "file"),
     ):
         pass

@@ -92,7 +92,7 @@ async def test_an_exception_keeps_what_it_carries() -> None:
 
 
 async def test_an_exception_that_cannot_travel_is_told() -> None:
-    with pytest.raises(Failed, match=r"(?s)fail raised an exception that cannot be sent back.*Unreadable: locked"):
+    with pytest.raises(Failed, match=r"(?s)fail raised an exception that cannot be pickled.*Unreadable: locked"):
         await fail("unreadable")
 
 
@@ -108,12 +108,12 @@ async def test_stop_iteration_is_an_error_and_not_a_hang() -> None:
 
 
 async def test_a_value_that_cannot_travel_is_told() -> None:
-    with pytest.raises(Failed, match="generator returned a generator, which cannot be sent back"):
+    with pytest.raises(Failed, match="generator returned a generator, which cannot be pickled"):
         await generator()
 
 
 async def test_an_argument_that_cannot_travel_is_told() -> None:
-    with pytest.raises(Failed, match=r"echo uses something that cannot be sent to a worker .*lock"):
+    with pytest.raises(Failed, match=r"echo uses an object that cannot be sent to a worker .*lock"):
         await echo(threading.Lock())
 
 
