@@ -145,5 +145,5 @@ def test_a_prompt_that_holds_turns_is_an_opening_as_a_whole(tmp_path: Path) -> N
 def test_a_file_that_holds_no_rollouts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(jsonl.dump_row({"responses_create_params": {"input": "One?"}}))
-    with pytest.raises(BadRow, match=r"tasks.jsonl:1 is no line of a rollouts file"):
+    with pytest.raises(BadRow, match=r"tasks.jsonl:1 is not a line of a rollouts file"):
         read_recordings(path)

@@ -170,7 +170,7 @@ def test_a_private_file_or_one_without_a_key_is_not_warned_of(
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("\npolicy_api_key: [sk-torn", "no YAML at line"),
+        ("\npolicy_api_key: [sk-torn", "not valid YAML at line"),
         ("- policy_api_key", "key: value"),
         ("policy_base_url: {a: b}", "policy_base_url"),
         ("policy_base_url: [1]", "policy_base_url"),
@@ -210,8 +210,8 @@ def test_a_missing_name_is_taken_from_the_settings(folder: Path) -> None:
         ({"base_url": "localhost:8000"}, "'base_url' of vllm/x: write it as http://HOST:PORT/v1"),
         ({"base_url": ["http://a/v1", "localhost"]}, "'base_url' of vllm/x: write it as http://HOST:PORT/v1"),
         ({"base_url": "http://a/v1/chat/completions"}, "'base_url' of vllm/x: leave /chat/completions out of it"),
-        ({"pinned": {"stream": True}}, "'pinned' of vllm/x: 'stream' is the caller's to say"),
-        ({"extra_body": {"tools": []}}, "'extra_body' of vllm/x: 'tools' is the caller's to say"),
+        ({"pinned": {"stream": True}}, "'pinned' of vllm/x: 'stream' belongs to the request and cannot be an option"),
+        ({"extra_body": {"tools": []}}, "'extra_body' of vllm/x: 'tools' belongs to the request and cannot be an option"),
         ({"timeout": -1}, "'timeout' of vllm/x"),
         ({"api": "messages"}, "'api' of vllm/x"),
         ({"retrys": 1}, "'retrys' of vllm/x.*did you mean 'retries'"),

@@ -1,14 +1,25 @@
-"""Deltas: the events that tell an answer of Messages, as clients that fold them expect them."""
+"""Stream a message as the server-sent events of Anthropic's Messages, and build its error responses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import MappingProxyType
 
 from gymsdk.convert.api import ApiError
 from gymsdk.convert.sse import build_frame, dump_line
 from gymsdk.jsonl import dump_json
 from gymsdk.types import Item
+
+PING_FRAME = build_frame(b'{"type":"ping"}', "ping")
+"""The heartbeat, which clients ignore."""
+
+EMPTY_BLOCKS: MappingProxyType[str, Item] = MappingProxyType(
+    {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}, "tool_use": {"input": {}}}
+)
+"""By type of block, the fields that are empty in its first event because deltas fill them."""
+
+END_FIELDS = ("stop_reason", "stop_sequence", "stop_details")
+"""The fields of a message that its last events have."""
 
 ERROR_TYPES = MappingProxyType(
     {
@@ -25,77 +36,53 @@ ERROR_TYPES = MappingProxyType(
         529: "overloaded_error",
     }
 )
-"""The types of errors by status; any other is an `api_error` where it is the server's, else a wrong request."""
+"""The `type` of an error by HTTP status; others are `api_error` or `invalid_request_error`."""
 
 
-def build_error(trouble: ApiError) -> Item:
-    """Give the body that tells of *trouble*; the SDK reads its code among the details."""
-    otherwise = "api_error" if trouble.status >= 500 else "invalid_request_error"  # noqa: PLR2004 - where HTTP's own server errors begin
-    kind = ERROR_TYPES.get(trouble.status, otherwise)
-    details = {"details": {"error_code": trouble.code}} if trouble.code else {}
-    return {"type": "error", "error": {"type": kind, "message": trouble.message} | details}
+def build_error(error: ApiError) -> Item:
+    """Return the body of *error* in the format of the Anthropic API; its SDK reads the code in the details."""
+    default = "api_error" if error.status >= 500 else "invalid_request_error"  # noqa: PLR2004 - HTTP server errors
+    kind = ERROR_TYPES.get(error.status, default)
+    details = {"details": {"error_code": error.code}} if error.code else {}
+    return {"type": "error", "error": {"type": kind, "message": error.message} | details}
 
 
-PING_FRAME = build_frame(b'{"type":"ping"}', "ping")
-"""What clients skip."""
-
-EMPTY_BLOCKS: MappingProxyType[str, Item] = MappingProxyType(
-    {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}, "tool_use": {"input": {}}}
-)
-"""What a block begins with in place of what its deltas bring; all else that it holds is there from the beginning."""
-
-END_FIELDS = ("stop_reason", "stop_sequence", "stop_details")
-"""What an answer says of its end, which its last events tell."""
+def build_error_frames(error: ApiError) -> bytes:
+    """Return the last frame of a stream that fails."""
+    return build_frame(dump_line(build_error(error)), "error")
 
 
 def stream_events(answer: Item, _: Item) -> Iterator[bytes]:
-    """Give the frames that tell *answer*; each piece of it is written once."""
-    for event in _all(answer):
+    """Yield the frames of the events for *answer*."""
+    for event in _build_events(answer):
         yield build_frame(dump_line(event), event["type"])
 
 
-def build_error_frames(trouble: ApiError) -> bytes:
-    """Give the last frame of a stream that ends in *trouble*."""
-    return build_frame(dump_line(build_error(trouble)), "error")
-
-
-def _all(answer: Item) -> Iterator[Item]:
+def _build_events(answer: Item) -> Iterator[Item]:
     usage = answer["usage"]
-    opened = {key: value for key, value in usage.items() if key != "output_tokens_details"} | {"output_tokens": 0}
-    yield {"type": "message_start", "message": answer | _unsaid() | {"usage": opened}}
+    initial_usage = {key: value for key, value in usage.items() if key != "output_tokens_details"}
+    initial = {"content": [], "usage": initial_usage | {"output_tokens": 0}} | dict.fromkeys(END_FIELDS)
+    yield {"type": "message_start", "message": answer | initial}
     for index, block in enumerate(answer["content"]):
-        yield {
-            "type": "content_block_start",
-            "index": index,
-            "content_block": block | EMPTY_BLOCKS.get(block["type"], {}),
-        }
-        for delta in _deltas(block):
+        empty = EMPTY_BLOCKS.get(block["type"], {})
+        yield {"type": "content_block_start", "index": index, "content_block": block | empty}
+        for delta in _build_deltas(block):
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
     yield {"type": "message_delta", "delta": {key: answer[key] for key in END_FIELDS}, "usage": usage}
     yield {"type": "message_stop"}
 
 
-def _unsaid() -> Item:
-    return {"content": []} | dict.fromkeys(END_FIELDS)
-
-
-def _deltas(block: Item) -> list[Item]:
-    return _TOLD[block["type"]](block)
-
-
-def _thought(block: Item) -> list[Item]:
-    return [
-        {"type": "thinking_delta", "thinking": block["thinking"]},
-        {"type": "signature_delta", "signature": block["signature"]},
-    ]
-
-
-_TOLD: MappingProxyType[str, Callable[[Item], list[Item]]] = MappingProxyType(
-    {
-        "text": lambda block: [{"type": "text_delta", "text": block["text"]}],
-        "thinking": _thought,
-        "redacted_thinking": lambda _: [],
-        "tool_use": lambda block: [{"type": "input_json_delta", "partial_json": dump_json(block["input"]).decode()}],
-    }
-)
+def _build_deltas(block: Item) -> list[Item]:
+    match block["type"]:
+        case "text":
+            return [{"type": "text_delta", "text": block["text"]}]
+        case "thinking":
+            return [
+                {"type": "thinking_delta", "thinking": block["thinking"]},
+                {"type": "signature_delta", "signature": block["signature"]},
+            ]
+        case "tool_use":
+            return [{"type": "input_json_delta", "partial_json": dump_json(block["input"]).decode()}]
+        case _:
+            return []

@@ -1,4 +1,4 @@
-"""Misfits: servers whose answers show that they were started, or are asked, in a way that cannot work."""
+"""Describe inbound APIs, validate fields of request bodies, and detect servers without tool support."""
 
 from __future__ import annotations
 
@@ -11,18 +11,44 @@ from typing import Any
 from gymsdk.errors import Failed
 from gymsdk.types import Item, extract_text, is_reply
 
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+"""The `type` of an OpenAI error by HTTP status; others are `server_error` or `invalid_request_error`."""
+
+VLLM_TOOL_FLAGS = "--enable-auto-tool-choice --tool-call-parser hermes"
+"""The flags with which vLLM parses the tool calls of most models; other models need another parser."""
+
+TOOL_CALL_START, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+
+# Error messages of vLLM, SGLang, llama.cpp (current, and before it supported tools) and Ollama.
+_TOOL_FIXES = (
+    (r"requires --enable-auto-tool-choice|requires --tool-call-parser", f"start vLLM with {VLLM_TOOL_FLAGS}"),
+    (r"Unsupported tool_call_parser: None", "start SGLang with --tool-call-parser qwen25, or the parser of the model"),
+    (r"tools param requires --jinja|Unsupported param: tools\b", "start llama-server with --jinja"),
+    (
+        r"does not support tools\b",
+        "serve a model with a chat template for tools (`ollama show NAME` lists its capabilities)",
+    ),
+)
+_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
+
 
 class InvalidRequest(Exception):
-    """A body is no request of its API; *param* is what is wrong with it."""
+    """The body of a request is invalid; *param* names the wrong field."""
 
-    def __init__(self, sentence: str, param: str | None = None) -> None:
-        super().__init__(sentence)
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
         self.param = param
 
 
 @dataclass(frozen=True, slots=True)
 class ApiError:
-    """Why there is no answer: the *status* of HTTP, a *sentence*, a *code* for programs, the *param* that is wrong."""
+    """An error response: HTTP *status*, *message*, a *code* for programs, and the *param* of the request at fault."""
 
     status: int
     message: str
@@ -32,12 +58,16 @@ class ApiError:
 
 @dataclass(frozen=True, slots=True)
 class InboundApi:
-    """An API at `/v1/` and *path*.
+    """An API that a server offers, translated to and from Responses.
 
-    *request* gives the Responses request that a body asks for, or raises `Malformed`; it leaves out what asks for a
-    stream. *answer* gives the body that a Response amounts to for the body that asked. *events* gives that answer as
-    the frames of a stream of server-sent events, ready to be sent, the last one included; *error* is the body, and
-    *broken* the last frames of a stream that has begun, where there is no answer. *beat* is a frame that says nothing.
+    Attributes:
+        path: The path below `/v1/`.
+        parse_request: Returns the Responses request for a body, without streaming options. Raises `InvalidRequest`.
+        build_answer: Returns the answer for a Response and the body of the request.
+        stream_events: Yields all server-sent events for an answer and the body of the request, as encoded frames.
+        build_error: Returns the body of an error response.
+        build_error_frames: Returns the last frames of a stream that fails after it has started.
+        heartbeat: A frame that clients ignore, to keep the connection open.
     """
 
     path: str
@@ -49,26 +79,45 @@ class InboundApi:
     heartbeat: bytes
 
 
+def build_error(error: ApiError) -> Item:
+    """Return the body of *error* in the format of the OpenAI API."""
+    default = "server_error" if error.status >= 500 else "invalid_request_error"  # noqa: PLR2004 - HTTP server errors
+    kind = ERROR_TYPES.get(error.status, default)
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
 def get_text(body: Item, key: str, where: str = "") -> str:
-    """Give the string at *key* of *body*, which stands at *where*."""
+    """Return the string under *key* of *body*; *where* is the path of *body* in the request.
+
+    Raises:
+        InvalidRequest: The value is not a string.
+    """
     value = body.get(key)
     if isinstance(value, str):
         return value
-    raise build_invalid_field(_path(where, key), "a string")
+    raise build_invalid_field(_join_path(where, key), "a string")
 
 
 def get_object(body: Item, key: str, where: str = "") -> Item:
-    """Give the object at *key* of *body*, an empty one where there is none."""
+    """Return the object under *key* of *body*, empty if it is missing or null.
+
+    Raises:
+        InvalidRequest: The value is not an object.
+    """
     value = body.get(key)
     if value is None:
         return {}
     if isinstance(value, dict):
         return value
-    raise build_invalid_field(_path(where, key), "an object")
+    raise build_invalid_field(_join_path(where, key), "an object")
 
 
 def check_objects(value: Any, where: str) -> list[Item]:
-    """Give the list of objects that *value*, at *where*, must be."""
+    """Return *value*, the field at the path *where*, if it is a list of objects.
+
+    Raises:
+        InvalidRequest: The value is not a list of objects.
+    """
     if not isinstance(value, list):
         raise build_invalid_field(where, "a list")
     for number, each in enumerate(value):
@@ -77,57 +126,27 @@ def check_objects(value: Any, where: str) -> list[Item]:
     return value
 
 
-def build_invalid_field(where: str, what: str) -> InvalidRequest:
-    """The refusal of something at *where* that must be *what*."""
-    return InvalidRequest(f"{where} must be {what}", param=where)
+def build_invalid_field(where: str, expected: str) -> InvalidRequest:
+    """Return the error for a field at the path *where* that is not as *expected*."""
+    return InvalidRequest(f"{where} must be {expected}", param=where)
 
 
-def _path(where: str, key: str) -> str:
+def _join_path(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    409: "conflict_error",
-    429: "rate_limit_error",
-}
-
-
-def build_error(trouble: ApiError) -> Item:
-    """Give the body that tells of *trouble*."""
-    kind = ERROR_TYPES.get(trouble.status, "server_error" if trouble.status >= 500 else "invalid_request_error")  # noqa: PLR2004 - where HTTP's own server errors begin
-    return {"error": {"message": trouble.message, "type": kind, "param": trouble.param, "code": trouble.code}}
-
-
-VLLM_TOOL_FLAGS = "--enable-auto-tool-choice --tool-call-parser hermes"
-"""How vLLM is told to read the tool calls of most models; others have a parser of their own."""
-
-TOOL_CALL_START, TOOL_CALL_END = "<tool_call>", "</tool_call>"
-
-# The words of vLLM, SGLang, llama.cpp (of today and before it had tools) and Ollama.
-_MENDED = (
-    (r"requires --enable-auto-tool-choice|requires --tool-call-parser", f"start vLLM with {VLLM_TOOL_FLAGS}"),
-    (r"Unsupported tool_call_parser: None", "start SGLang with --tool-call-parser qwen25, or the parser of the model"),
-    (r"tools param requires --jinja|Unsupported param: tools\b", "start llama-server with --jinja"),
-    (
-        r"does not support tools\b",
-        "serve a model whose template knows tools (`ollama show NAME` lists its capabilities)",
-    ),
-)
-_CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
-
-
 def suggest_tool_fix(text: str) -> str | None:
-    """Give how to mend a server that refuses tools in *text*; `None` where it says nothing of the kind."""
-    return next((advice for words, advice in _MENDED if re.search(words, text, re.IGNORECASE)), None)
+    """Return how to start the server that rejected tools with the error *text*, `None` for any other error."""
+    return next((advice for pattern, advice in _TOOL_FIXES if re.search(pattern, text, re.IGNORECASE)), None)
 
 
 def check_unparsed_calls(response: Item, request: Item, *, host: str) -> None:
-    """Raise `Failed` where the text of a *response* holds tool calls that *host* should have read.
+    """Raise an error if the server left valid tool calls in the text of *response* instead of parsing them.
 
-    A malformed call is the policy's own doing, and so is one of a tool that was not offered: they are text.
+    A malformed call, or a call of a tool that *request* does not offer, is the policy's mistake and stays text.
+
+    Raises:
+        Failed: The server at *host* runs without a parser for tool calls.
     """
     offered = {tool.get("name") for tool in request.get("tools") or [] if isinstance(tool, dict)}
     if not offered or request.get("tool_choice") == "none" or response.get("status") == "incomplete":
@@ -136,27 +155,30 @@ def check_unparsed_calls(response: Item, request: Item, *, host: str) -> None:
     if any(item.get("type") == "function_call" for item in output):
         return
     text = "".join(extract_text(item.get("content")) for item in output if is_reply(item))
-    if TOOL_CALL_START in text and _left(_CODE.sub("", text), offered):
-        message = f"{host} leaves tool calls in the text, as in {text[:120]!r}; start vLLM with {VLLM_TOOL_FLAGS}"
-        raise Failed(f"{message}, or the parser of the model", kind="model_misconfigured")
+    if TOOL_CALL_START in text and _has_only_valid_calls(_CODE.sub("", text), offered):
+        raise Failed(
+            f"{host} leaves tool calls in the text, as in {text[:120]!r}; start vLLM with {VLLM_TOOL_FLAGS},"
+            " or the parser of the model",
+            kind="model_misconfigured",
+        )
 
 
-def _left(text: str, offered: Collection[object]) -> bool:
-    """Whether *text* holds tool calls, and all of them are sound: of a bad one among them a parser leaves all."""
-    calls = list(_calls(text))
-    return bool(calls) and all(_is_sound(call, offered) for call in calls)
+def _has_only_valid_calls(text: str, offered: Collection[object]) -> bool:
+    """Whether *text* has tool calls and all are valid: parsers leave all calls in the text if one is invalid."""
+    calls = list(_find_calls(text))
+    return bool(calls) and all(_is_valid_call(call, offered) for call in calls)
 
 
-def _calls(text: str) -> Iterator[str]:
-    """What stands in each call of *text*; nothing in one that is not closed."""
-    here = 0
-    while (start := text.find(TOOL_CALL_START, here)) >= 0:
+def _find_calls(text: str) -> Iterator[str]:
+    """Yield the content of each call in *text*, empty for a call without a closing tag."""
+    position = 0
+    while (start := text.find(TOOL_CALL_START, position)) >= 0:
         end = text.find(TOOL_CALL_END, start)
-        here = len(text) if end < 0 else end
-        yield text[start + len(TOOL_CALL_START) : here] if end >= 0 else ""
+        position = len(text) if end < 0 else end
+        yield text[start + len(TOOL_CALL_START) : position] if end >= 0 else ""
 
 
-def _is_sound(call: str, offered: Collection[object]) -> bool:
+def _is_valid_call(call: str, offered: Collection[object]) -> bool:
     try:
         parsed = json.loads(call)
     except (ValueError, RecursionError):

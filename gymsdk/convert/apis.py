@@ -1,4 +1,4 @@
-"""The faces there are, by their paths."""
+"""List the inbound APIs by path, and select the outbound API of a model."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ from gymsdk.responses import Api, ReasoningFormat
 from gymsdk.types import Item
 
 INBOUND_APIS: dict[str, InboundApi] = {
-    face.path: face for face in (responses.RESPONSES_API, chat_inbound.CHAT_API, anthropic.MESSAGES_API)
+    api.path: api for api in (responses.RESPONSES_API, chat_inbound.CHAT_API, anthropic.MESSAGES_API)
 }
 
 
 class ParseAnswer(Protocol):
-    """Gives the Response that an answer to a request amounts to, its tokens held to their form where it is *strict*."""
+    """Converts a server's answer to a request into a Response; *strict* rejects invalid token fields."""
 
     def __call__(self, answer: Any, request: Item, /, *, strict: bool) -> Item: ...
 
 
 @dataclass(frozen=True, slots=True)
 class OutboundApi:
-    """The *path* to post at, the *body* of a request, and the *response* that an answer to a request amounts to.
+    """An OpenAI API in which to send requests to a model's server.
 
-    What is *translated* has another name in the body, or another form.
+    Attributes:
+        path: The path below the base URL.
+        build_body: Returns the body for a Responses request.
+        parse_answer: Returns the Response for an answer.
+        translated_fields: The fields of a Responses request that the body has under another name or in another form.
     """
 
     path: str
@@ -37,11 +41,19 @@ class OutboundApi:
 
 
 def get_outbound_api(api: Api, *, thoughts: ReasoningFormat = "field", limit: str = "max_tokens") -> OutboundApi:
-    """The dialect of *api*; *thoughts* and *limit* are what servers are divided over."""
+    """Return the outbound API named *api*.
+
+    Args:
+        api: `chat` or `responses`.
+        thoughts: How to send earlier reasoning back: in a `field` of the message, in `<think>` `tags`, or `drop` it.
+        limit: The name of the output limit in Chat Completions, which differs between servers.
+    """
     if api == "responses" and thoughts == "drop":
-        own = responses.ReasoningFilter()
-        return OutboundApi(responses.RESPONSES_PATH, own.build_body, own.parse_answer, frozenset())
+        reasoning_filter = responses.ReasoningFilter()
+        return OutboundApi(
+            responses.RESPONSES_PATH, reasoning_filter.build_body, reasoning_filter.parse_answer, frozenset()
+        )
     if api == "responses":
         return OutboundApi(responses.RESPONSES_PATH, responses.build_body, responses.parse_answer, frozenset())
-    body = partial(chat.build_body, thoughts=thoughts, limit=limit)
-    return OutboundApi(chat.CHAT_PATH, body, chat.parse_completion, frozenset(chat.TRANSLATED_FIELDS))
+    build_body = partial(chat.build_body, thoughts=thoughts, limit=limit)
+    return OutboundApi(chat.CHAT_PATH, build_body, chat.parse_completion, frozenset(chat.TRANSLATED_FIELDS))

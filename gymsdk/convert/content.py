@@ -1,4 +1,4 @@
-"""Own thoughts: what a hosted model is shown again of its reasoning, for it refuses what is not its own."""
+"""Convert content parts between Responses and Chat Completions, and separate reasoning from text."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from gymsdk.errors import Failed
 from gymsdk.types import Content, Item
 
 THINK_START, THINK_END = "<think>", "</think>"
-"""What reasoning models put around their thoughts."""
+"""The tags that reasoning models write around their reasoning."""
 
 FILE_FIELDS = ("file_data", "file_id", "filename")
-"""What both APIs have of a file."""
+"""The fields of a file in both APIs."""
 
 TEXT_PART_TYPES = ("input_text", "output_text", "text", "refusal")
 CHAT_PART_TYPES = ("input_audio", "image_url", "video_url", "audio_url")
-"""Types of parts: those of texts, and those that are a chat's as they are."""
+"""The types of parts that already are parts of Chat Completions."""
 
 
 def to_chat_content(content: Content | None) -> Content:
-    """Give *content* for a chat message: a string where it is no more than one text."""
+    """Convert the *content* of an item to the content of a chat message; a single text becomes a string.
+
+    Raises:
+        Failed: A part has no equivalent in Chat Completions.
+    """
     if content is None or isinstance(content, str):
         return content or ""
-    parts = [_chat_part(part) for part in content]
+    parts = [_to_chat_part(part) for part in content]
     if len(parts) == 1 and parts[0]["type"] == "text":
         text: str = parts[0]["text"]
         return text
@@ -30,13 +34,18 @@ def to_chat_content(content: Content | None) -> Content:
 
 
 def from_chat_content(content: Content | None, *, written: bool = False) -> Content:
-    """Give the *content* of a chat message for an item: one the policy has *written*, or one it was given."""
+    """Convert the *content* of a chat message to the content of an item.
+
+    Args:
+        content: The content of the message.
+        written: Whether the policy wrote the message, so that its texts become `output_text` parts.
+    """
     if content is None or isinstance(content, str):
         return content or ""
-    return [_item_part(part, "output_text" if written else "input_text") for part in content]
+    return [_from_chat_part(part, "output_text" if written else "input_text") for part in content]
 
 
-def _chat_part(part: Item) -> Item:
+def _to_chat_part(part: Item) -> Item:
     kind = part.get("type")
     if kind in TEXT_PART_TYPES:
         return {"type": "text", "text": read_text(part.get("refusal" if kind == "refusal" else "text"))}
@@ -53,87 +62,100 @@ def _chat_part(part: Item) -> Item:
     raise build_untranslatable_error(f"a content part of type {kind!r}")
 
 
-def _item_part(part: Item, text_type: str) -> Item:
+def _from_chat_part(part: Item, text_type: str) -> Item:
     kind = part.get("type")
     if kind == "text":
         return {"type": text_type, "text": part.get("text", "")}
     if kind == "image_url":
         image = part.get("image_url")
-        given = image if isinstance(image, dict) else {"url": image}
-        return {"type": "input_image", "image_url": given.get("url"), "detail": given.get("detail") or "auto"}
+        fields = image if isinstance(image, dict) else {"url": image}
+        return {"type": "input_image", "image_url": fields.get("url"), "detail": fields.get("detail") or "auto"}
     if kind == "file" and isinstance(part.get("file"), dict):
         return {"type": "input_file", **part["file"]}
     return part
 
 
-def split_content(content: object) -> tuple[list[str], str]:
-    """Give the thoughts and the text in the *content* of a chat answer, which may be a list of parts."""
-    if content is None or isinstance(content, str):
-        return [], content or ""
-    if not isinstance(content, list):
-        raise TypeError("content is neither a text nor a list of parts")
-    inner = [read_text(part.get("thinking")) for part in content if part.get("type") == "thinking"]
-    said = "".join(read_text(part.get("text")) for part in content if part.get("type") != "thinking")
-    return [thought for each in inner if (thought := each.strip())], said
-
-
-def join_reasoning(items: Iterable[Item]) -> str:
-    """Give the thoughts among *items* as one text; servers are divided over where an item has them."""
-    told = (item.get("summary") or item.get("content") or [] for item in items if item.get("type") == "reasoning")
-    return "\n".join(text for parts in told for part in parts if (text := read_text(part.get("text"))))
-
-
 def read_text(value: object) -> str:
-    """Give the text of *value*: a text itself, or a list of parts with texts; nothing of anything else."""
+    """Return the text of *value*: a string, or a list of parts with text; an empty string for anything else."""
     if isinstance(value, list):
         return "".join(part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str))
     return value if isinstance(value, str) else ""
 
 
-def split_think_blocks(text: str, *, told: bool = False) -> tuple[list[str], str]:
-    """Give the `<think>` blocks in *text*, and what is left of it.
+def split_content(content: object) -> tuple[list[str], str]:
+    """Return the reasoning texts and the text in the *content* of a chat completion, which may be a list of parts.
 
-    Where thoughts have been *told* beside it, or the tag is quoted, an end without a beginning is part of the text.
+    Raises:
+        TypeError: The content is neither a string nor a list.
     """
-    opened = text.lstrip().startswith(THINK_START)
-    if not opened and (THINK_END not in text or told or text.partition(THINK_END)[0].endswith("`")):
+    if content is None or isinstance(content, str):
+        return [], content or ""
+    if not isinstance(content, list):
+        raise TypeError("content is neither a string nor a list of parts")
+    reasoning = [read_text(part.get("thinking")) for part in content if part.get("type") == "thinking"]
+    text = "".join(read_text(part.get("text")) for part in content if part.get("type") != "thinking")
+    return [stripped for each in reasoning if (stripped := each.strip())], text
+
+
+def join_reasoning(items: Iterable[Item]) -> str:
+    """Return the reasoning texts of *items* as one text; servers put them under `summary` or under `content`."""
+    found = (item.get("summary") or item.get("content") or [] for item in items if item.get("type") == "reasoning")
+    return "\n".join(text for parts in found for part in parts if (text := read_text(part.get("text"))))
+
+
+def split_think_blocks(text: str, *, told: bool = False) -> tuple[list[str], str]:
+    """Return the contents of the `<think>` blocks in *text*, and the rest of it.
+
+    Args:
+        text: The text of an answer.
+        told: Whether the server already returned the reasoning separately. A closing tag without an opening tag
+            then belongs to the text, as does a closing tag in quotes.
+    """
+    starts_open = text.lstrip().startswith(THINK_START)
+    if not starts_open and (THINK_END not in text or told or text.partition(THINK_END)[0].endswith("`")):
         return [], text
-    # A template may have written the opening tag into the prompt, and an answer cut short lacks the closing one.
+    # The opening tag may be part of the prompt, and a truncated answer lacks the closing tag.
     if THINK_START not in text.partition(THINK_END)[0]:
         text = f"{THINK_START}{text}"
-    if opened and THINK_END not in text:
+    if starts_open and THINK_END not in text:
         text = f"{text}{THINK_END}"
-    blocks, rest = _blocks(text)
-    return [thought for block in blocks if (thought := block.strip())], rest.lstrip()
+    blocks, rest = _find_think_blocks(text)
+    return [stripped for block in blocks if (stripped := block.strip())], rest.lstrip()
 
 
-def _blocks(text: str) -> tuple[list[str], str]:
-    """Give what stands between `<think>` and the next `</think>`, and the rest: by `find`, which never goes back."""
-    blocks, rest, here = [], [], 0
-    while (start := text.find(THINK_START, here)) >= 0 and (end := text.find(THINK_END, start)) >= 0:
-        rest.append(text[here:start])
+def _find_think_blocks(text: str) -> tuple[list[str], str]:
+    """Return the contents of the complete blocks and the rest; uses `find`, which takes linear time."""
+    blocks, rest, position = [], [], 0
+    while (start := text.find(THINK_START, position)) >= 0 and (end := text.find(THINK_END, start)) >= 0:
+        rest.append(text[position:start])
         blocks.append(text[start + len(THINK_START) : end])
-        here = end + len(THINK_END)
-    return blocks, "".join(rest) + text[here:]
+        position = end + len(THINK_END)
+    return blocks, "".join(rest) + text[position:]
 
 
-def prepend_think_block(thought: str, text: str) -> str:
-    """Give *text* with the *thought* before it, as reasoning models write it."""
-    return f"{THINK_START}\n{thought}\n{THINK_END}\n\n{text}" if thought else text
+def prepend_think_block(reasoning: str, text: str) -> str:
+    """Return *text* after a `<think>` block with the *reasoning*, as reasoning models write it."""
+    return f"{THINK_START}\n{reasoning}\n{THINK_END}\n\n{text}" if reasoning else text
 
 
 def check_tool_choice(choice: object) -> None:
-    """Raise `Failed` where the *choice* of a tool asks for a call, in a request that offers no tools."""
+    """Raise an error if the `tool_choice` of a request without tools demands a call.
+
+    Raises:
+        Failed: The *choice* is `required` or names a tool.
+    """
     if choice == "required" or isinstance(choice, dict):
-        asks = "required" if choice == "required" else "one tool"
-        message = f"tool_choice asks for a call ({asks}), and the request offers no tools; leave it out or send tools"
-        raise Failed(message, kind="model_bad_request")
+        demand = "required" if choice == "required" else "one tool"
+        raise Failed(
+            f"tool_choice demands a call ({demand}), but the request has no tools; leave tool_choice out or send tools",
+            kind="model_bad_request",
+        )
 
 
 def build_untranslatable_error(what: str) -> Failed:
-    """The failure to say *what* in a Chat Completions request."""
-    message = (
-        f"{what} has no place in a Chat Completions request, which is how the model's server is asked; leave it out,"
-        " or have a server that speaks Responses asked so (--api responses)"
+    """Return the error for a part of a request that Chat Completions cannot express."""
+    return Failed(
+        f"{what} cannot be sent in a Chat Completions request; leave it out, or use a server that supports the"
+        " Responses API (--api responses)",
+        kind="model_bad_request",
     )
-    return Failed(message, kind="model_bad_request")

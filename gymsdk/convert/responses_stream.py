@@ -1,4 +1,7 @@
-"""What happens while a Response is told: the events of its stream, as clients that fold them expect them."""
+"""Stream a Response as the server-sent events of the Responses API.
+
+The events contain the output several times. Large values are encoded as JSON once and spliced into each event.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from gymsdk.convert.sse import build_frame, dump_line, join_json_list, splice_js
 from gymsdk.convert.tokens import CARRIED_FIELDS
 from gymsdk.types import Item
 
-JsonPieces: TypeAlias = dict[str, bytes]
-EventStream: TypeAlias = Iterator[tuple[Item, JsonPieces]]
-"""Events, each with those of its values that are JSON already."""
+EncodedFields: TypeAlias = dict[str, bytes]
+"""Fields of an event whose values are already JSON."""
+
+EventStream: TypeAlias = Iterator[tuple[Item, EncodedFields]]
 
 PART_EVENTS = {
     "output_text": ("content", "content_part", "output_text", "text"),
@@ -21,117 +25,118 @@ PART_EVENTS = {
     "reasoning_text": ("content", "content_part", "reasoning_text", "text"),
     "summary_text": ("summary", "reasoning_summary_part", "reasoning_summary_text", "text"),
 }
-"""By type of part: where its index counts, the events around it, the events of its text, and where that is."""
+"""By type of part: the list that holds it, the name of its events, the name of its text's events, its text field."""
 
 CALL_EVENTS = {
     "function_call": ("arguments", "function_call_arguments"),
     "custom_tool_call": ("input", "custom_tool_call_input"),
 }
+"""By type of call: the field of its arguments, and the name of their events."""
+
 EMPTY_FIELDS: Item = {"content": [], "summary": [], "arguments": "", "input": ""}
 INITIAL_FIELDS = frozenset({"call_id", "id", "name", "namespace", "phase", "role", "type"})
+"""The fields of an item that its first event has."""
 
 
 def stream_events(answer: Item, _: Item) -> Iterator[bytes]:
-    """Give the frames that tell *answer*; what is large in an item is written once."""
-    yield from _numbered(_all(answer))
+    """Yield the frames of the events for *answer*."""
+    yield from _number_events(_build_events(answer))
 
 
-def build_error_frames(trouble: ApiError) -> bytes:
-    """Give the frames of a stream that ends in *trouble*: a failed Response, and the error that the SDK raises."""
-    said = build_error(trouble)["error"]
-    code = trouble.code or said["type"]
-    failure = {"code": code, "message": trouble.message}
-    response = responses.build_response([], model="", status="failed") | {"error": failure}
-    opened = response | {"status": "in_progress", "error": None}
-    happened: list[Item] = [
-        {"type": "response.created", "response": opened},
-        {"type": "response.failed", "response": response},
-        {"type": "error", **failure, "param": trouble.param, "error": said},
+def build_error_frames(error: ApiError) -> bytes:
+    """Return the frames of a stream that fails: a failed Response, and the error event that the SDK raises."""
+    body = build_error(error)["error"]
+    fields = {"code": error.code or body["type"], "message": error.message}
+    failed = responses.build_response([], model="", status="failed") | {"error": fields}
+    events: list[Item] = [
+        {"type": "response.created", "response": failed | {"status": "in_progress", "error": None}},
+        {"type": "response.failed", "response": failed},
+        {"type": "error", **fields, "param": error.param, "error": body},
     ]
-    return b"".join(_numbered((event, {}) for event in happened))
+    return b"".join(_number_events((event, {}) for event in events))
 
 
-def _numbered(told: EventStream) -> Iterator[bytes]:
-    for number, (event, pieces) in enumerate(told):
-        yield build_frame(splice_json(event | {"sequence_number": number}, pieces), event["type"])
+def _number_events(events: EventStream) -> Iterator[bytes]:
+    for number, (event, encoded) in enumerate(events):
+        yield build_frame(splice_json(event | {"sequence_number": number}, encoded), event["type"])
 
 
-def _all(answer: Item) -> EventStream:
-    opened = dump_line(answer | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None})
-    yield {"type": "response.created"}, {"response": opened}
-    yield {"type": "response.in_progress"}, {"response": opened}
+def _build_events(answer: Item) -> EventStream:
+    started = dump_line(answer | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None})
+    yield {"type": "response.created"}, {"response": started}
+    yield {"type": "response.in_progress"}, {"response": started}
     items: list[bytes] = []
-    for place, item in enumerate(answer["output"]):
-        items.append((yield from _item(item, place)))
-    ending = answer["status"] if answer["status"] in {"incomplete", "failed"} else "completed"
-    yield {"type": f"response.{ending}"}, {"response": splice_json(answer, {"output": join_json_list(items)})}
+    for index, item in enumerate(answer["output"]):
+        items.append((yield from _build_item_events(item, index)))
+    status = answer["status"] if answer["status"] in {"incomplete", "failed"} else "completed"
+    yield {"type": f"response.{status}"}, {"response": splice_json(answer, {"output": join_json_list(items)})}
 
 
-def _item(item: Item, place: int) -> Generator[tuple[Item, JsonPieces], None, bytes]:
-    """Tell *item* and give it as JSON."""
-    yield {"type": "response.output_item.added", "output_index": place, "item": _begun(item)}, {}
-    at = {"item_id": item["id"], "output_index": place}
+def _build_item_events(item: Item, index: int) -> Generator[tuple[Item, EncodedFields], None, bytes]:
+    """Yield the events of *item*; return the item as JSON."""
+    yield {"type": "response.output_item.added", "output_index": index, "item": _build_initial_item(item)}, {}
+    position = {"item_id": item["id"], "output_index": index}
     if item["type"] in CALL_EVENTS:
-        yield from _call(item, at)
-    pieces: JsonPieces = {}
+        yield from _build_call_events(item, position)
+    encoded: EncodedFields = {}
     for key in ("summary", "content"):
         if isinstance(item.get(key), list):
-            pieces[key] = yield from _parts(item[key], at)
-    whole = splice_json(item, pieces)
-    yield {"type": "response.output_item.done", "output_index": place}, {"item": whole}
+            parts: list[bytes] = []
+            for number, part in enumerate(item[key]):
+                parts.append((yield from _build_part_events(part, number, position)))
+            encoded[key] = join_json_list(parts)
+    whole = splice_json(item, encoded)
+    yield {"type": "response.output_item.done", "output_index": index}, {"item": whole}
     return whole
 
 
-def _begun(item: Item) -> Item:
-    """What is known of *item* before it is told: a type nobody here knows is told at once, tokens apart."""
+def _build_initial_item(item: Item) -> Item:
+    """Return *item* as its first event has it. Items of unknown types are complete, except for token fields."""
     if item["type"] not in {"message", "reasoning", *CALL_EVENTS}:
         return {key: value for key, value in item.items() if key not in CARRIED_FIELDS}
     status = {"status": "in_progress"} if item.get("status") else {}
-    empty = {key: EMPTY_FIELDS[key] for key in EMPTY_FIELDS if item.get(key) is not None}
+    empty = {key: value for key, value in EMPTY_FIELDS.items() if item.get(key) is not None}
     return {key: item[key] for key in item if key in INITIAL_FIELDS} | empty | status
 
 
-def _call(item: Item, at: Item) -> EventStream:
-    key, stem = CALL_EVENTS[item["type"]]
-    said = item.get(key) or ""
-    if said:
-        yield {"type": f"response.{stem}.delta", **at, "delta": said}, {}
-    yield {"type": f"response.{stem}.done", **at, "name": item.get("name"), key: said}, {}
+def _build_call_events(item: Item, position: Item) -> EventStream:
+    key, name = CALL_EVENTS[item["type"]]
+    arguments = item.get(key) or ""
+    if arguments:
+        yield {"type": f"response.{name}.delta", **position, "delta": arguments}, {}
+    yield {"type": f"response.{name}.done", **position, "name": item.get("name"), key: arguments}, {}
 
 
-def _parts(parts: list[Item], at: Item) -> Generator[tuple[Item, JsonPieces], None, bytes]:
-    """Tell *parts* and give them as a JSON list."""
-    told: list[bytes] = []
-    for place, part in enumerate(parts):
-        told.append((yield from _part(part, place, at)))
-    return join_json_list(told)
-
-
-def _part(part: Item, place: int, at: Item) -> Generator[tuple[Item, JsonPieces], None, bytes]:
-    index, around, stem, key = PART_EVENTS.get(part.get("type", ""), ("content", "content_part", "", ""))
-    at = at | {f"{index}_index": place}
-    heavy = {"logprobs": dump_line(part["logprobs"])} if part.get("logprobs") else {}
-    whole = splice_json(part, heavy)
-    yield {"type": f"response.{around}.added", **at, "part": _blank(part, key)}, {}
-    if stem:
-        yield from _text(part, at, stem, key, heavy)
-    yield {"type": f"response.{around}.done", **at}, {"part": whole}
+def _build_part_events(part: Item, number: int, position: Item) -> Generator[tuple[Item, EncodedFields], None, bytes]:
+    """Yield the events of *part*; return the part as JSON."""
+    list_key, part_name, text_name, text_key = PART_EVENTS.get(
+        part.get("type", ""), ("content", "content_part", "", "")
+    )
+    position = position | {f"{list_key}_index": number}
+    logprobs = {"logprobs": dump_line(part["logprobs"])} if part.get("logprobs") else {}
+    whole = splice_json(part, logprobs)
+    yield {"type": f"response.{part_name}.added", **position, "part": _build_empty_part(part, text_key)}, {}
+    if text_name:
+        yield from _build_text_events(part, position, text_name, text_key, logprobs)
+    yield {"type": f"response.{part_name}.done", **position}, {"part": whole}
     return whole
 
 
-def _blank(part: Item, key: str) -> Item:
-    """What a *part* is before its text, at *key*, is told."""
-    blank: Item = {"annotations": []} if "annotations" in part else {}
-    return {"type": part["type"], key: "", **blank} if key else part
+def _build_empty_part(part: Item, text_key: str) -> Item:
+    """Return *part* without its text; parts without a text field are complete."""
+    annotations: Item = {"annotations": []} if "annotations" in part else {}
+    return {"type": part["type"], text_key: "", **annotations} if text_key else part
 
 
-def _text(part: Item, at: Item, stem: str, key: str, heavy: JsonPieces) -> EventStream:
-    text = part.get(key) or ""
-    # OpenAI's types ask for the list, empty or not.
-    pieces = {"logprobs": b"[]", **heavy} if stem == "output_text" else {}
+def _build_text_events(
+    part: Item, position: Item, text_name: str, text_key: str, logprobs: EncodedFields
+) -> EventStream:
+    text = part.get(text_key) or ""
+    # OpenAI's types require the list, even if it is empty.
+    encoded = {"logprobs": b"[]", **logprobs} if text_name == "output_text" else {}
     if text:
-        yield {"type": f"response.{stem}.delta", **at, "delta": text}, pieces
-    for number, annotation in enumerate(part.get("annotations") or []):
-        noted = {"annotation_index": number, "annotation": annotation}
-        yield {"type": f"response.{stem}.annotation.added", **at, **noted}, {}
-    yield {"type": f"response.{stem}.done", **at, key: text}, pieces
+        yield {"type": f"response.{text_name}.delta", **position, "delta": text}, encoded
+    for index, annotation in enumerate(part.get("annotations") or []):
+        fields = {"annotation_index": index, "annotation": annotation}
+        yield {"type": f"response.{text_name}.annotation.added", **position, **fields}, {}
+    yield {"type": f"response.{text_name}.done", **position, text_key: text}, encoded

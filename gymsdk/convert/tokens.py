@@ -1,4 +1,8 @@
-"""Token ids and log-probabilities: where a completion has them, and whether what it has fits together."""
+"""Read and validate the token ids and log-probabilities of chat completions and Responses.
+
+The token fields are `prompt_token_ids`, `generation_token_ids` and `generation_log_probs`. A turn has all three or
+none of them.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from gymsdk.errors import Failed
 from gymsdk.responses import TOKEN_FIELDS
 from gymsdk.types import Item
 
-TOKEN_ID_PREFIX = "token_id:"
-"""What stands before an id that is given in the place of a token's text."""
+TOKEN_ID_PREFIX = "token_id:"  # noqa: S105 - a marker in answers, not a secret
+"""The prefix of an id that vLLM returns in place of a token's text."""
 
 TOKEN_REQUEST_FIELDS = MappingProxyType(
     {"logprobs": True, "top_logprobs": 0, "return_tokens_as_token_ids": True, "return_token_ids": True}
 )
-"""What asks an engine for them."""
+"""The fields of a chat request that ask an engine for token ids and log-probabilities."""
 
 PROMPT_FIELDS = (
     "model",
@@ -32,125 +36,130 @@ PROMPT_FIELDS = (
     "mm_processor_kwargs",
     "required_prefix_token_ids",
 )
-"""What of a chat body decides its prompt, and is all that a tokenizer is told."""
+"""The fields of a chat request that determine the prompt; requests to `/tokenize` have only these."""
 
 ROUTED_EXPERTS = "routed_experts"
-"""What some trainers' servers send beside the three."""
+"""A further field that the inference servers of some trainers return."""
 
 CARRIED_FIELDS = (*TOKEN_FIELDS, ROUTED_EXPERTS)
-"""What one item of a turn carries for the whole of it."""
+"""The fields that one item of a turn has for the whole turn."""
 
 
 def get_carried_fields(items: Sequence[Item]) -> Item:
-    """Give the token fields of a turn's *items*: the last that has them carries those of all."""
+    """Return the token fields of a turn: those of the last of its *items* that has token ids."""
     carrier = next((item for item in reversed(items) if item.get(TOKEN_FIELDS[1]) is not None), {})
     return {key: carrier[key] for key in CARRIED_FIELDS if carrier.get(key) is not None}
 
 
 def wants_tokens(body: Item) -> bool:
-    """Whether a chat *body* asks for ids and log-probabilities both."""
+    """Whether a chat request asks for both token ids and log-probabilities."""
     return bool(body.get("logprobs")) and bool(body.get("return_token_ids") or body.get("return_tokens_as_token_ids"))
 
 
 def parse_token_fields(completion: Item) -> Item:
-    """Give the token fields of a chat *completion*: all three, or none.
+    """Return the token fields of a chat *completion*: all three, or none.
 
-    The message's own come first, then those beside it, then what stands in the place of the tokens' texts. Raises
-    `Failed` where these disagree, some are missing, or they are not as many as their log-probabilities.
+    The fields of the message take precedence over those of the choice, and those over the ids in place of the tokens'
+    text.
+
+    Raises:
+        Failed: The sources disagree, a field is missing, or the numbers of ids and log-probabilities differ.
     """
     choice = completion["choices"][0]
-    message, ids = choice["message"], _ids(choice)
-    given = {key: message[key] for key in TOKEN_FIELDS if message.get(key) is not None}
-    if given:
-        if ids is not None and ids != given.get(TOKEN_FIELDS[1]):
-            raise build_bad_tokens_error("those of its message differ from those beside it")
-        return _checked(given) | (
-            {ROUTED_EXPERTS: message[ROUTED_EXPERTS]} if message.get(ROUTED_EXPERTS) is not None else {}
-        )
+    message, ids = choice["message"], _get_generated_ids(choice)
+    fields = {key: message[key] for key in TOKEN_FIELDS if message.get(key) is not None}
+    if fields:
+        if ids is not None and ids != fields.get(TOKEN_FIELDS[1]):
+            raise build_bad_tokens_error("the ids of the message differ from the ids of the choice")
+        experts = message.get(ROUTED_EXPERTS)
+        return _validate(fields) | ({ROUTED_EXPERTS: experts} if experts is not None else {})
     if ids is None:
         return {}
-    beside = {
-        TOKEN_FIELDS[0]: _prompt(completion),
-        TOKEN_FIELDS[1]: ids,
-        TOKEN_FIELDS[2]: [each["logprob"] for each in _content(choice)],
-    }
-    return _checked({key: value for key, value in beside.items() if value is not None})
+    logprobs = [each["logprob"] for each in _get_logprobs(choice)]
+    found = dict(zip(TOKEN_FIELDS, (_get_prompt_ids(completion), ids, logprobs), strict=True))
+    return _validate({key: value for key, value in found.items() if value is not None})
 
 
 def lacks_prompt_ids(completion: Item) -> bool:
-    """Whether a chat *completion* has the ids of the answer, and not those of its prompt."""
+    """Whether a chat *completion* has the ids of the generation, but not those of the prompt."""
     choice = completion["choices"][0]
     if any(choice["message"].get(key) is not None for key in TOKEN_FIELDS):
         return False
-    return _prompt(completion) is None and (choice.get("token_ids") is not None or _are_spelled(_content(choice)))
-
-
-def _prompt(completion: Item) -> list[int] | None:
-    # SGLang has the prompt's ids by choice.
-    given: list[int] | None = completion.get("prompt_token_ids")
-    return completion["choices"][0].get("prompt_token_ids") if given is None else given
-
-
-def _ids(choice: Item) -> list[int] | None:
-    beside: list[int] | None = choice.get("token_ids")
-    spelled = _spelled(_content(choice))
-    if beside is not None and spelled is not None and beside != spelled:
-        raise build_bad_tokens_error("its token_ids differ from the ids among its log-probabilities")
-    return spelled if beside is None else beside
-
-
-def _content(choice: Item) -> list[Item]:
-    return (choice.get("logprobs") or {}).get("content") or []
-
-
-def _are_spelled(content: list[Item]) -> bool:
-    return bool(content) and str(content[0].get("token")).startswith(TOKEN_ID_PREFIX)
-
-
-def _spelled(content: list[Item]) -> list[int] | None:
-    """The ids among *content*, `None` where it has texts: read as one list, for there may be many."""
-    if not _are_spelled(content):
-        return None
-    words = "".join(map(itemgetter("token"), content))
-    try:
-        ids: list[int] = orjson.loads(f"[{words[len(TOKEN_ID_PREFIX) :].replace(TOKEN_ID_PREFIX, ',')}]")
-    except orjson.JSONDecodeError:
-        raise build_bad_tokens_error("some tokens of its log-probabilities are ids, and some are not") from None
-    return ids
+    has_ids = choice.get("token_ids") is not None or _has_ids_as_text(_get_logprobs(choice))
+    return _get_prompt_ids(completion) is None and has_ids
 
 
 def check_token_fields(item: Item) -> None:
-    """Raise `Failed` where an output *item* has some of the token fields, or such as do not fit together."""
-    found = {key: item[key] for key in TOKEN_FIELDS if item.get(key) is not None}
-    if found:
-        _checked(found)
+    """Raise an error if the token fields of an output *item* are incomplete or inconsistent.
+
+    Raises:
+        Failed: The item has some of the token fields, or fields that do not match.
+    """
+    fields = {key: item[key] for key in TOKEN_FIELDS if item.get(key) is not None}
+    if fields:
+        _validate(fields)
 
 
-def _checked(found: Item) -> Item:
-    if missing := [key for key in TOKEN_FIELDS if key not in found]:
-        raise build_bad_tokens_error(f"it has some of the token fields, and no {missing[0]}")
-    prompt, ids, chances = (found[key] for key in TOKEN_FIELDS)
-    if not all(isinstance(each, list) for each in found.values()):
-        raise build_bad_tokens_error("its token fields are no lists")
-    if len(ids) != len(chances):
-        raise build_bad_tokens_error(f"it has {len(ids)} token ids and {len(chances)} log-probabilities")
-    if not (_are_ids(ids) and _are_ids(prompt) and _are_numbers(chances)):
-        raise build_bad_tokens_error("its token ids are no whole numbers, or its log-probabilities no numbers")
-    return found
+def build_bad_tokens_error(reason: str) -> Failed:
+    """Return the error for an answer whose token fields cannot be used for training."""
+    return Failed(f"the token fields of the model's answer are invalid: {reason}", kind="model_bad_tokens")
 
 
-def _are_ids(values: list[object]) -> bool:
-    # A sum walks the list in C, and is a whole number only where all its members are.
-    return _are_numbers(values) and isinstance(sum(values), int)  # type: ignore[arg-type]  # what the line above found
+def _get_prompt_ids(completion: Item) -> list[int] | None:
+    # SGLang returns the ids of the prompt in the choice.
+    ids: list[int] | None = completion.get("prompt_token_ids")
+    return completion["choices"][0].get("prompt_token_ids") if ids is None else ids
+
+
+def _get_generated_ids(choice: Item) -> list[int] | None:
+    ids: list[int] | None = choice.get("token_ids")
+    ids_as_text = _parse_ids_as_text(_get_logprobs(choice))
+    if ids is not None and ids_as_text is not None and ids != ids_as_text:
+        raise build_bad_tokens_error("token_ids differ from the ids in logprobs")
+    return ids_as_text if ids is None else ids
+
+
+def _get_logprobs(choice: Item) -> list[Item]:
+    return (choice.get("logprobs") or {}).get("content") or []
+
+
+def _has_ids_as_text(logprobs: list[Item]) -> bool:
+    return bool(logprobs) and str(logprobs[0].get("token")).startswith(TOKEN_ID_PREFIX)
+
+
+def _parse_ids_as_text(logprobs: list[Item]) -> list[int] | None:
+    """Return the ids that *logprobs* has in place of texts, `None` if it has texts."""
+    if not _has_ids_as_text(logprobs):
+        return None
+    # Parsing all ids as one JSON list is much faster than parsing each.
+    joined = "".join(map(itemgetter("token"), logprobs))
+    try:
+        ids: list[int] = orjson.loads(f"[{joined[len(TOKEN_ID_PREFIX) :].replace(TOKEN_ID_PREFIX, ',')}]")
+    except orjson.JSONDecodeError:
+        raise build_bad_tokens_error("some tokens in logprobs are ids and some are texts") from None
+    return ids
+
+
+def _validate(fields: Item) -> Item:
+    if missing := [key for key in TOKEN_FIELDS if key not in fields]:
+        raise build_bad_tokens_error(f"{missing[0]} is missing")
+    prompt, ids, logprobs = (fields[key] for key in TOKEN_FIELDS)
+    if not all(isinstance(each, list) for each in fields.values()):
+        raise build_bad_tokens_error("they must be lists")
+    if len(ids) != len(logprobs):
+        raise build_bad_tokens_error(f"{len(ids)} token ids, but {len(logprobs)} log-probabilities")
+    if not (_are_integers(ids) and _are_integers(prompt) and _are_numbers(logprobs)):
+        raise build_bad_tokens_error("token ids must be integers, and log-probabilities finite numbers")
+    return fields
+
+
+def _are_integers(values: list[object]) -> bool:
+    # A sum runs in C, and is an integer only if all values are.
+    return _are_numbers(values) and isinstance(sum(values), int)  # type: ignore[arg-type]  # _are_numbers checked it
 
 
 def _are_numbers(values: list[object]) -> bool:
     try:
-        return math.isfinite(sum(values))  # type: ignore[arg-type]  # that is what is being found out
+        return math.isfinite(sum(values))  # type: ignore[arg-type]  # a TypeError is the answer
     except TypeError:
         return False
-
-
-def build_bad_tokens_error(what: str) -> Failed:
-    """The failure of an answer whose tokens nobody can be trained on, since *what*."""
-    return Failed(f"the tokens of the model's answer do not fit together: {what}", kind="model_bad_tokens")

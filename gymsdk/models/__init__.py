@@ -1,1 +1,1 @@
-"""The adapters: peers that answer a Responses request, each for one kind of model, and the registry of them."""
+"""Model adapters, which answer Responses requests, and the registry that builds them from names."""

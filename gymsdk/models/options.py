@@ -1,4 +1,4 @@
-"""How models are reached: options given, then environment variables, then `env.yaml` and `.env.yaml`."""
+"""Read and check the options of a model: arguments, then environment variables, then `env.yaml` and `.env.yaml`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from gymsdk.http import tls
 from gymsdk.responses import Api, ReasoningFormat
 
 ENV_FILES = ("env.yaml", ".env.yaml")
-"""What is read of the working folder though nobody names it: no function such as `oc.env` is run in them."""
+"""The files that are read from the working folder without being named. Their OmegaConf resolvers do not run."""
 
 INTERPOLATION_MARK = "${"
 REFERENCE_PATTERN = re.compile(r"\$\{\s*([\w-]+(?:\.[\w-]+|\[\w+\])*)\s*\}")
+
 MAX_ANSWER_BYTES = 64 * 2**20
-"""Bytes that one answer of a model may have: 65,536 tokens with their ids and log-probabilities take about 10 MiB."""
+"""The default size limit of one answer; 65,536 tokens with ids and log-probabilities take about 10 MiB."""
 
 PROVIDERS = ("scripted", "openai", "vllm", "endpoint")
-"""What the names of models begin with: `provider/name`."""
+"""The first part of a model's name `provider/name`."""
 
 ENVIRONMENT_VARIABLES = {
     "policy_base_url": "GYMSDK_BASE_URL",
@@ -35,49 +36,58 @@ ENVIRONMENT_VARIABLES = {
 }
 
 
-def _address(base_url: str) -> str:
+def _check_base_url(base_url: str) -> str:
     if not re.match(r"https?://[^/\s]+", base_url):
         raise ValueError("write it as http://HOST:PORT/v1")
     if "@" in base_url.split("/")[2]:
         raise ValueError(
             "leave user and password out of it; a key goes into GYMSDK_API_KEY, or policy_api_key in env.yaml"
         )
-    # Whoever copies the address of a call gets one path too many.
+    # Users copy the URL of a whole endpoint.
     path = next((path for path in ("/chat/completions", "/responses") if base_url.rstrip("/").endswith(path)), None)
     if path:
         raise ValueError(f"leave {path} out of it; it usually ends in /v1")
     return base_url
 
 
-def _sendable(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check_body_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ("input", "messages", "stream", "tools"):
-        if key in given:
-            raise ValueError(f"{key!r} is the caller's to say")
-    return given
+        if key in fields:
+            raise ValueError(f"{key!r} belongs to the request and cannot be an option")
+    return fields
 
 
-def _several(given: object) -> object:
+def _split_base_urls(given: object) -> object:
     if isinstance(given, str) or (isinstance(given, (list, tuple)) and all(isinstance(each, str) for each in given)):
         return tls.split_addresses(given) or None
     return given
 
 
 class ModelOptions(BaseModel):
-    """How a model is reached, and what goes with every call; the rest travels in the request.
+    """How to reach a model, and what to add to every call. `None` leaves an option to the provider.
 
-    *base_url* is one address or several, of servers that all serve the model. *timeout* seconds bound a call with all
-    its *retries*; *wait* is the pause before the first of them. An answer may have *max_answer* bytes after
-    decompression. A server that stands *apart* was named for this one
-    model: no key that was set for the policy goes there. *headers* go with every call and are told to nobody.
-
-    What is *pinned* is set last and wins over the caller; null leaves a key out. *extra_body* is what the caller may
-    still replace, *chat_template_kwargs* what a request's metadata may add to. *tokens* asks for token ids and
-    log-probabilities. `None` leaves an option to the provider.
+    Attributes:
+        base_url: The base URLs of the servers; all of them serve the model.
+        api_key: The API key.
+        apart: Whether the servers were named for this model only, so that they never receive the policy's key.
+        api: `chat` or `responses`.
+        timeout: The seconds that one call may take with all its retries.
+        retries: The number of retries of a call.
+        wait: The seconds before the first retry.
+        max_answer: The size limit of an answer in bytes, after decompression.
+        thoughts: How to send earlier reasoning back: `field`, `tags` or `drop`.
+        pinned: Fields of the body that override those of the request; null removes a field.
+        extra_body: Fields of the body that the request may override.
+        chat_template_kwargs: Arguments of the chat template, to which the request's metadata may add.
+        headers: Headers of every call; their values are secret.
+        tokens: Whether to ask for token ids and log-probabilities.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    base_url: Annotated[tuple[Annotated[str, AfterValidator(_address)], ...] | None, BeforeValidator(_several)] = None
+    base_url: Annotated[
+        tuple[Annotated[str, AfterValidator(_check_base_url)], ...] | None, BeforeValidator(_split_base_urls)
+    ] = None
     api_key: SecretStr | None = None
     apart: bool = False
     api: Api | None = None
@@ -86,19 +96,19 @@ class ModelOptions(BaseModel):
     wait: float = Field(0.5, ge=0)
     max_answer: int = Field(MAX_ANSWER_BYTES, ge=1024)
     thoughts: ReasoningFormat | None = None
-    pinned: Annotated[Mapping[str, Any], AfterValidator(_sendable)] = {}
-    extra_body: Annotated[Mapping[str, Any], AfterValidator(_sendable)] = {}
+    pinned: Annotated[Mapping[str, Any], AfterValidator(_check_body_fields)] = {}
+    extra_body: Annotated[Mapping[str, Any], AfterValidator(_check_body_fields)] = {}
     chat_template_kwargs: Mapping[str, Any] = {}
     headers: Mapping[str, SecretStr] = {}
     tokens: bool = False
 
     def __hash__(self) -> int:
-        # Objects of JSON have no hash of their own; what differs in them alone is told apart by comparing.
+        # The mappings cannot be hashed; options that differ only in them are still unequal.
         return hash((self.base_url, self.api_key, self.api, self.timeout, self.retries))
 
 
 class PolicySettings(BaseModel):
-    """The folder's policy endpoint; several addresses are one text, separated by commas."""
+    """The policy's endpoint from environment variables or the working folder; base URLs are separated by commas."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -108,105 +118,121 @@ class PolicySettings(BaseModel):
 
 
 def load_policy_settings(folder: Path | None = None) -> PolicySettings:
-    """The policy's settings: environment variables, then the files of *folder*, by default the current one.
+    """Return the policy's endpoint: environment variables, then the files of *folder*, by default the current one.
 
-    The key has the source of the base URL, so that neither a folder nor a variable is given the other's.
+    The key comes from the same source as the base URL, so that no server receives the key of another.
+
+    Raises:
+        BadModelOption: A file is invalid.
     """
-    ours, theirs = read_policy_variables(), _files(folder or Path.cwd())
-    merged = theirs.model_copy(update={key: value for key, value in ours if value})
+    variables, files = read_policy_variables(), _read_env_files(folder or Path.cwd())
+    merged = files.model_copy(update={key: value for key, value in variables if value})
     if not merged.policy_base_url:
         return merged
-    source = ours if ours.policy_base_url else theirs
+    source = variables if variables.policy_base_url else files
     return merged.model_copy(update={"policy_api_key": source.policy_api_key})
 
 
-def find_references(text: str) -> list[str] | None:
-    """Give the keys that *text* refers to as `${key}`; `None` if any `${…}` in it is more than a key's path.
-
-    More would be a function (`${oc.env:NAME}`), a relative path, or a reference within a reference, whose parts may
-    spell a function.
-    """
-    found = []
-    for mark in re.finditer(r"(\\*)\$\{", text):
-        if len(mark[1]) % 2:
-            # It is escaped, and so plain text.
-            continue
-        plain = REFERENCE_PATTERN.match(text, mark.end(1))
-        if plain is None:
-            return None
-        found.append(plain[1])
-    return found
-
-
 def read_policy_variables() -> PolicySettings:
-    """The policy's settings as far as environment variables give them."""
-    return PolicySettings.model_validate(
-        {key: os.environ.get(variable) or None for key, variable in ENVIRONMENT_VARIABLES.items()}
-    )
+    """Return the policy's endpoint as environment variables give it."""
+    values = {key: os.environ.get(variable) or None for key, variable in ENVIRONMENT_VARIABLES.items()}
+    return PolicySettings.model_validate(values)
 
 
-def validate_options(name: str, given: Mapping[str, Any]) -> ModelOptions:
-    """The options *given* for the model *name*; raises `BadModelOption` that says which is wrong."""
-    try:
-        return ModelOptions.model_validate(given)
-    except ValidationError as error:
-        # Only the first complaint, and never the value: it may be the key.
-        complaint = error.errors(include_input=False, include_url=False)[0]
-        option = str(complaint["loc"][0])
-        hint = "" if option in ModelOptions.model_fields else format_suggestion(option, ModelOptions.model_fields)
-        message = errors.format_error_detail(complaint)
-        wrong = BadModelOption(f"option {option!r} of {name}: {message}{hint}")
-        wrong.setting_errors = (((option,), message),)
-        raise wrong from None
+def resolve_endpoint(name: str, options: ModelOptions) -> ModelOptions:
+    """Return the *options* of the model *name*, with base URL and key from the policy settings if they are missing.
 
-
-def resolve_endpoint(name: str, given: ModelOptions) -> ModelOptions:
-    """Give the options *given* for the model *name*, base URL and key filled in from the settings."""
-    found = PolicySettings() if given.apart else read_policy_variables() if given.base_url else load_policy_settings()
-    base_url = given.base_url or found.policy_base_url
+    Raises:
+        BadModelOption: There is no base URL.
+    """
+    if options.apart:
+        settings = PolicySettings()
+    else:
+        settings = read_policy_variables() if options.base_url else load_policy_settings()
+    base_url = options.base_url or settings.policy_base_url
     if not base_url:
         raise BadModelOption(
             f"{name} needs a base URL: give base_url (--base-url http://HOST:PORT/v1), write "
             f"{name}@http://HOST:PORT/v1, or set GYMSDK_BASE_URL, or policy_base_url in env.yaml"
         )
-    key = given.api_key or found.policy_api_key
-    return validate_options(name, given.model_dump() | {"base_url": base_url, "api_key": key})
+    key = options.api_key or settings.policy_api_key
+    return validate_options(name, options.model_dump() | {"base_url": base_url, "api_key": key})
 
 
 def resolve_model_name(provider: str, name: str) -> str:
-    """Give *name*, or the settings' model name where it is empty."""
-    if known := name or load_policy_settings().policy_model_name:
-        return known
+    """Return *name*, or the model name of the policy settings if it is empty.
+
+    Raises:
+        BadModelOption: There is no name.
+    """
+    if resolved := name or load_policy_settings().policy_model_name:
+        return resolved
     raise BadModelOption(
         f"{provider} needs the model's name: write {provider}/NAME, or set GYMSDK_MODEL, "
         f"or policy_model_name in env.yaml"
     )
 
 
-def _files(folder: Path) -> PolicySettings:
-    found: dict[str, str] = {}
-    for name in ENV_FILES:
-        found |= _read(folder / name)
-    return PolicySettings.model_validate(found)
-
-
-def _read(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    found = _policy(path)
-    if "policy_api_key" in found and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        logging.getLogger(__name__).warning("%s holds a key that others can read; run: chmod 600 %s", path, path)
-    return found
-
-
-def _policy(path: Path) -> dict[str, str]:
-    """Give the three keys of the file at *path*; other programs' keys in it need not even resolve here.
-
-    Nobody named the file, so that no function such as `oc.env` is run in it: an address in it could carry any
-    environment variable away.
+def validate_options(name: str, options: Mapping[str, Any]) -> ModelOptions:
+    """Return the *options* of the model *name* as `ModelOptions`.
 
     Raises:
-        BadModelOption: The file cannot be read, or one of the three keys has no plain value.
+        BadModelOption: An option is unknown or invalid. The message never contains its value, which may be a key.
+    """
+    try:
+        return ModelOptions.model_validate(options)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        option = str(first["loc"][0])
+        hint = "" if option in ModelOptions.model_fields else format_suggestion(option, ModelOptions.model_fields)
+        message = errors.format_error_detail(first)
+        bad_option = BadModelOption(f"option {option!r} of {name}: {message}{hint}")
+        bad_option.setting_errors = (((option,), message),)
+        raise bad_option from None
+
+
+def find_references(text: str) -> list[str] | None:
+    """Return the keys that *text* refers to as `${key}`, `None` if a `${…}` in it is not a plain path of keys.
+
+    Other forms are functions (`${oc.env:NAME}`), relative paths, and nested references, which can build the name of a
+    function.
+    """
+    keys = []
+    for mark in re.finditer(r"(\\*)\$\{", text):
+        if len(mark[1]) % 2:
+            # The mark is escaped.
+            continue
+        reference = REFERENCE_PATTERN.match(text, mark.end(1))
+        if reference is None:
+            return None
+        keys.append(reference[1])
+    return keys
+
+
+def _read_env_files(folder: Path) -> PolicySettings:
+    values: dict[str, str] = {}
+    for name in ENV_FILES:
+        values |= _read_env_file(folder / name)
+    return PolicySettings.model_validate(values)
+
+
+def _read_env_file(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    values = _read_policy_keys(path)
+    if "policy_api_key" in values and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        logging.getLogger(__name__).warning("%s has a key that other users can read; run: chmod 600 %s", path, path)
+    return values
+
+
+def _read_policy_keys(path: Path) -> dict[str, str]:
+    """Return the policy's three keys in the file at *path*; keys of other programs need not resolve.
+
+    The file was found, not named by the user, so functions such as `oc.env` do not run in it: a base URL could send
+    any environment variable to a server.
+
+    Raises:
+        BadModelOption: The file cannot be read, or a key has no plain value.
     """
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -217,55 +243,56 @@ def _policy(path: Path) -> dict[str, str]:
         if not isinstance(config, DictConfig):
             raise BadModelOption(f"{path} must hold `key: value` lines, as in policy_base_url: http://HOST:PORT/v1")
         present = [key for key in ENVIRONMENT_VARIABLES if key in config and not OmegaConf.is_missing(config, key)]
-        config = OmegaConf.create(_without_functions(OmegaConf.to_container(config)))
-        return {key: _text(path, key, value) for key in present if (value := _resolved(config, key, path)) is not None}
+        config = OmegaConf.create(_remove_functions(OmegaConf.to_container(config)))
+        values = {key: _resolve_key(config, key, path) for key in present}
+        return {key: _to_text(path, key, value) for key, value in values.items() if value is not None}
     except YAMLError as error:
-        # The parser's own message may quote the line, and with it the key.
+        # The parser's message may quote the line, which may contain the key.
         mark = getattr(error, "problem_mark", None)
-        raise BadModelOption(f"{path} is no YAML{f' at line {mark.line + 1}' if mark else ''}; correct it") from None
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise BadModelOption(f"{path} is not valid YAML{where}; correct it") from None
     except OmegaConfBaseException as error:
         raise BadModelOption(f"{path} has a value that does not resolve: {str(error).splitlines()[0]}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise BadModelOption(f"{path} cannot be read: {error}") from error
 
 
-def _resolved(config: Any, key: str, path: Path) -> Any:
+def _resolve_key(config: Any, key: str, path: Path) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue
 
     try:
         value = config[key]
-        return (
-            OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if OmegaConf.is_config(value) else value
-        )
+        is_config = OmegaConf.is_config(value)
+        return OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if is_config else value
     except (InterpolationToMissingValueError, MissingMandatoryValue):
-        raise _calls(path, key) from None
+        raise _build_function_error(path, key) from None
 
 
-def _without_functions(value: Any) -> Any:
-    """Give *value* with `???` in place of every text that is more than plain text and references."""
+def _remove_functions(value: Any) -> Any:
+    """Return *value* with `???`, OmegaConf's missing value, for every text that is not plain text and references."""
     if isinstance(value, dict):
-        return {key: _without_functions(each) for key, each in value.items()}
+        return {key: _remove_functions(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_without_functions(each) for each in value]
+        return [_remove_functions(each) for each in value]
     return "???" if isinstance(value, str) and find_references(value) is None else value
 
 
-def _calls(path: Path, key: str) -> BadModelOption:
+def _build_function_error(path: Path, key: str) -> BadModelOption:
     lines = path.read_text(encoding="utf-8").splitlines()
     line = next((number for number, text in enumerate(lines, 1) if text.lstrip("'\"").startswith(key)), None)
     return BadModelOption(
         f"{path}{f':{line}' if line else ''}: {key} uses a function such as ${{oc.env:…}}, or refers to a value that"
         " does; gymsdk does not run functions in a file it found in the working folder; set the variable"
         f" {ENVIRONMENT_VARIABLES[key]} instead, or write the value itself; gymsdk serve --config {path.name}"
-        " runs them, as you named the file"
+        " runs them, because you named the file"
     )
 
 
-def _text(path: Path, key: str, value: Any) -> str:
+def _to_text(path: Path, key: str, value: Any) -> str:
     if isinstance(value, (str, int)):
         return str(value)
-    # Trainers name a server for each of their replicas.
+    # Trainers give the URL of each of their replicas.
     if key == "policy_base_url" and isinstance(value, Sequence) and all(isinstance(each, str) for each in value):
         return ",".join(value)
-    raise BadModelOption(f"{key} in {path} must be one text, not {type(value).__name__}")
+    raise BadModelOption(f"{key} in {path} must be a string, not {type(value).__name__}")

@@ -1,4 +1,8 @@
-"""Recordings: episodes played once, whose turns are found again by the conversation that asks for them."""
+"""Store recorded episodes, and find the next turn of the recording that a conversation follows.
+
+A conversation is identified by digests: a hash of everything before each turn of the policy. `compute_digests`
+describes which differences the hash ignores.
+"""
 
 from __future__ import annotations
 
@@ -16,44 +20,48 @@ from gymsdk.responses import iter_turn_spans, iter_turns
 from gymsdk.types import Item
 
 MAX_SIMILAR_RECORDINGS = 256
-"""Recordings kept of one opening: the next ones that differ in nothing but what comes later are left out."""
+"""The number of recordings to keep for one opening; others that differ only later are dropped."""
 
 SYSTEM_ROLES = frozenset({"system", "developer"})
-"""The roles of the messages that make a system prompt."""
+"""The roles of messages that belong to the system prompt."""
 
 
 def get_input_items(request: Item) -> list[Item]:
-    """Give the items of a Responses *request*."""
+    """Return the input items of a Responses *request*."""
     given = request.get("input") or []
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
 def compute_digests(items: Sequence[Item], instructions: str | None = None, *, skip: int = 0) -> list[bytes]:
-    """Give a mark of all that was said before each of the policy's turns in *items*, and one of the whole.
+    """Return the digests of the conversation before each of the policy's turns in *items*, and of the whole.
 
-    Two tellings of one conversation have the same marks, whichever API carried them: thoughts, ids and the spacing of
-    JSON count for nothing, nor does it whether something is told to the system, the developer or as *instructions*.
-    The first *skip* characters that the system was told, white space aside, are left out.
+    The digests do not depend on the API that carried the conversation. They ignore reasoning, ids, the white space of
+    JSON, and whether a system prompt is a system message, a developer message or *instructions*.
+
+    Args:
+        items: The items of the conversation.
+        instructions: The instructions of the request.
+        skip: The number of characters to leave out at the start of the system prompt, not counting white space.
     """
-    return [said.mark() for said in _stages(items, instructions, skip=skip)]
+    return [state.get_digest() for state in _hash_stages(items, instructions, skip=skip)]
 
 
-def _stages(items: Sequence[Item], instructions: str | None, *, skip: int = 0) -> Iterator[_Said]:
-    """Yield what was said before each of the policy's turns in *items*, and the whole: one object that grows."""
+def _hash_stages(items: Sequence[Item], instructions: str | None, *, skip: int = 0) -> Iterator[_ConversationHash]:
+    """Yield the state before each of the policy's turns and at the end: always the same object, updated in place."""
     starts = {span.start for span in iter_turn_spans(items)}
-    said = _Said(skip)
-    said.add({"role": "system", "content": instructions or ""})
+    state = _ConversationHash(skip)
+    state.add({"role": "system", "content": instructions or ""})
     for index, item in enumerate(items):
         if index in starts:
-            yield said
-        said.add(item)
-    yield said
+            yield state
+        state.add(item)
+    yield state
 
 
 class Opening(NamedTuple):
-    """How a conversation opens apart from its system prompt: the *digest* of that, and the prompt's *length*.
+    """The start of a conversation: the *digest* without the system prompt, and the *length* of the system prompt.
 
-    The length is in characters, white space aside.
+    The length is in characters, not counting white space.
     """
 
     digest: bytes
@@ -61,74 +69,77 @@ class Opening(NamedTuple):
 
 
 def compute_openings(items: Sequence[Item], instructions: str | None = None) -> list[Opening]:
-    """Return an opening for each of the marks that `marks` gives."""
-    return [said.opening() for said in _stages(items, instructions)]
+    """Return an opening for each of the digests of `compute_digests`."""
+    return [state.get_opening() for state in _hash_stages(items, instructions)]
 
 
 def has_added_system_prompt(items: Sequence[Item], prompt: Sequence[Item]) -> bool:
-    """Return whether *items* are *prompt* behind a system prompt of a harness.
+    """Whether *items* are *prompt* after an additional system prompt.
 
-    The harness may put messages of its own before those of *prompt*, or join its text with the first of them.
+    The additional prompt is a separate message, or text at the start of the first message of *prompt*.
     """
-    lead, own = _system_messages(items), _system_messages(prompt)
-    if list(items[len(lead) :]) != list(prompt[len(own) :]):
+    system, expected = _get_system_messages(items), _get_system_messages(prompt)
+    if list(items[len(system) :]) != list(prompt[len(expected) :]):
         return False
-    [added], [asked] = compute_openings(lead), compute_openings(own)
-    return compute_digests(lead, skip=max(0, added.length - asked.length)) == compute_digests(own)
+    [opening], [expected_opening] = compute_openings(system), compute_openings(expected)
+    skip = max(0, opening.length - expected_opening.length)
+    return compute_digests(system, skip=skip) == compute_digests(expected)
 
 
-def _system_messages(items: Sequence[Item]) -> list[Item]:
-    """Return the messages of the system or the developer that *items* begin with."""
+def _get_system_messages(items: Sequence[Item]) -> list[Item]:
     return list(takewhile(lambda item: item.get("role") in SYSTEM_ROLES, items))
 
 
-class _Said:
-    """What has been said so far, as two running digests: what the system was told may move to the front."""
+class _ConversationHash:
+    """The hash of a conversation so far.
+
+    System messages are hashed separately from the rest, because clients may move them to the front.
+    """
 
     def __init__(self, skip: int = 0) -> None:
         self._system = blake2b(digest_size=16)
         self._rest = blake2b(digest_size=16)
-        self._speaker = ""
+        self._last_role = ""
         self._skip = skip
-        self._length = 0
+        self._system_length = 0
 
-    def mark(self) -> bytes:
-        whole = self._system.copy()
-        whole.update(b"\0" + self._rest.digest())
-        return whole.digest()
+    def get_digest(self) -> bytes:
+        combined = self._system.copy()
+        combined.update(b"\0" + self._rest.digest())
+        return combined.digest()
 
-    def opening(self) -> Opening:
-        return Opening(self._rest.digest(), self._length)
+    def get_opening(self) -> Opening:
+        return Opening(self._rest.digest(), self._system_length)
 
     def add(self, item: Item) -> None:
         match item.get("type") or "message":
             case "reasoning":
                 return
             case "function_call":
-                self._say("call", f"{item.get('name')} {_canonical(item.get('arguments'))}")
+                self._update("call", f"{item.get('name')} {_normalize_arguments(item.get('arguments'))}")
             case "function_call_output":
-                self._say("output", _text(item.get("output")))
+                self._update("output", _get_content_text(item.get("output")))
             case _:
-                self._message(str(item.get("role")), _text(item.get("content")))
+                self._add_message(str(item.get("role")), _get_content_text(item.get("content")))
 
-    def _message(self, role: str, text: str) -> None:
+    def _add_message(self, role: str, text: str) -> None:
         if role in SYSTEM_ROLES:
-            # Who makes one message of several puts what it likes between them.
-            told = "".join(text.split())
-            self._system.update(told[max(0, self._skip - self._length) :].encode("utf-8", "replace"))
-            self._length += len(told)
+            # Clients that join several messages differ in the white space between them.
+            compact = "".join(text.split())
+            self._system.update(compact[max(0, self._skip - self._system_length) :].encode("utf-8", "replace"))
+            self._system_length += len(compact)
             return
-        # Some APIs want speakers to alternate, and clients then make one message of two.
-        self._say(role, text.strip(), goes_on=role == self._speaker)
+        # Clients of APIs that require alternating roles join adjacent messages of one role.
+        self._update(role, text.strip(), continues=role == self._last_role)
 
-    def _say(self, speaker: str, text: str, *, goes_on: bool = False) -> None:
-        head = "" if goes_on else f"\0{speaker}\0"
-        self._rest.update((head + text).encode("utf-8", "replace"))
-        self._speaker = speaker
+    def _update(self, role: str, text: str, *, continues: bool = False) -> None:
+        separator = "" if continues else f"\0{role}\0"
+        self._rest.update((separator + text).encode("utf-8", "replace"))
+        self._last_role = role
 
 
-def _text(content: Any) -> str:
-    """Give the text of *content*, and where its images and files are."""
+def _get_content_text(content: Any) -> str:
+    """Return the text of *content*, with the URLs of images and the data of files."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""
     return "".join(
@@ -139,7 +150,7 @@ def _text(content: Any) -> str:
     )
 
 
-def _canonical(arguments: Any) -> str:
+def _normalize_arguments(arguments: Any) -> str:
     try:
         value = jsonl.parse_json(arguments) if isinstance(arguments, str) else arguments
         return jsonl.dump_canonical_json(value).decode()
@@ -149,9 +160,15 @@ def _canonical(arguments: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One episode: its *turns* as JSON, each with the mark of what was said before it.
+    """A recorded episode.
 
-    *row* is what was played, as whoever recorded it packs one, with the *environment* and the *seed*.
+    Attributes:
+        digests: The digest of the conversation before each turn.
+        turns: The output items of each turn, as JSON.
+        environment: The name of the environment.
+        row: The row of the episode, in the encoding of the recorder.
+        seed: The seed of the episode.
+        opening: The opening before the first turn.
     """
 
     digests: tuple[bytes, ...]
@@ -163,113 +180,122 @@ class Recording:
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes."""
+        """The approximate size in bytes."""
         return len(self.row) + sum(map(len, self.turns)) + 64 * len(self.digests)
 
     def get_turn(self, number: int) -> list[Item]:
-        """Give the output items of one turn."""
-        found: list[Item] = jsonl.parse_json(self.turns[number])
-        return found
+        """Return the output items of the turn with this *number*, from 0."""
+        items: list[Item] = jsonl.parse_json(self.turns[number])
+        return items
 
-    def find_turn(self, mark: bytes) -> int | None:
-        """Give the number of the turn before which just what *mark* stands for was said, `None` where there is none."""
-        return self.digests.index(mark) if mark in self.digests else None
+    def find_turn(self, digest: bytes) -> int | None:
+        """Return the number of the turn after the conversation with this *digest*, `None` if there is none."""
+        return self.digests.index(digest) if digest in self.digests else None
 
 
-def build_recording(asked: Iterable[bytes], turns: Iterable[list[Item]], opening: Opening | None = None) -> Recording:
-    """Return the recording of *turns*: a conversation with that mark *asked* for each, the first has that *opening*."""
-    return Recording(tuple(asked), tuple(map(jsonl.dump_json, turns)), opening=opening)
+def build_recording(digests: Iterable[bytes], turns: Iterable[list[Item]], opening: Opening | None = None) -> Recording:
+    """Return the recording of *turns*, given the digest before each turn and the opening before the first."""
+    return Recording(tuple(digests), tuple(map(jsonl.dump_json, turns)), opening=opening)
 
 
 class RecordingStore:
-    """Recordings by how they open."""
+    """Recordings, indexed by their openings."""
 
     def __init__(self) -> None:
-        self._found: dict[bytes, list[Recording]] = defaultdict(list)
+        self._by_first_digest: dict[bytes, list[Recording]] = defaultdict(list)
         self._prompt_lengths: dict[bytes, set[int]] = defaultdict(set)
 
     def add(self, recording: Recording) -> None:
-        """Keep *recording*."""
-        self._found[recording.digests[0]].append(recording)
+        """Add *recording*."""
+        self._by_first_digest[recording.digests[0]].append(recording)
         if recording.opening is not None:
             self._prompt_lengths[recording.opening.digest].add(recording.opening.length)
 
     def is_new(self, recording: Recording) -> bool:
-        """Whether *recording* says what none of those kept does, and there are not too many that open like it."""
-        alike = self.find_by_opening(recording.digests[0])
-        return len(alike) < MAX_SIMILAR_RECORDINGS and all(
-            (each.digests, each.turns) != (recording.digests, recording.turns) for each in alike
+        """Whether *recording* differs from all others, and fewer than `MAX_SIMILAR_RECORDINGS` open like it."""
+        similar = self.find_by_opening(recording.digests[0])
+        return len(similar) < MAX_SIMILAR_RECORDINGS and all(
+            (each.digests, each.turns) != (recording.digests, recording.turns) for each in similar
         )
 
-    def find_by_opening(self, mark: bytes) -> Sequence[Recording]:
-        """Give the recordings that open with what *mark* stands for."""
-        return self._found.get(mark, ())
+    def find_by_opening(self, digest: bytes) -> Sequence[Recording]:
+        """Return the recordings with this *digest* before their first turn."""
+        return self._by_first_digest.get(digest, ())
 
     def prompt_lengths(self, opening: Opening) -> list[int]:
-        """Return the lengths of the shorter system prompts with which recordings open like *opening*, longest first."""
+        """Return the lengths of shorter system prompts of recordings that otherwise open like *opening*.
+
+        Returns:
+            At most `MAX_SIMILAR_RECORDINGS` lengths, the longest first.
+        """
         lengths = self._prompt_lengths.get(opening.digest, ())
         return sorted((length for length in lengths if length < opening.length), reverse=True)[:MAX_SIMILAR_RECORDINGS]
 
-    def find_next_turn(self, marks: Sequence[bytes]) -> tuple[Recording, int] | None:
-        """Give the recording that a conversation with *marks* follows the furthest, and which of its turns comes next.
+    def find_next_turn(self, digests: Sequence[bytes]) -> tuple[Recording, int] | None:
+        """Return the recording that a conversation with these *digests* follows furthest, and its next turn.
 
-        Of those that it follows equally far, that is the first. A prompt may hold turns itself: the longest counts.
+        If a conversation follows several recordings equally far, the first one wins. A prompt may contain turns, so
+        the recording with the longest opening is preferred.
         """
-        for index in reversed(range(len(marks))):
-            if alike := self._found.get(marks[index]):
-                said = set(marks[index:])
-                found = max(alike, key=lambda each: len(said.intersection(each.digests)))
-                after = found.find_turn(marks[-1])
-                return found, len(marks) - 1 - index if after is None else after
+        for index in reversed(range(len(digests))):
+            if similar := self._by_first_digest.get(digests[index]):
+                later = set(digests[index:])
+                best = max(similar, key=lambda each: len(later.intersection(each.digests)))
+                turn = best.find_turn(digests[-1])
+                return best, len(digests) - 1 - index if turn is None else turn
         return None
 
 
 class Conversation:
-    """The conversation of a Responses *request*, which is looked up again as often as there are more recordings."""
+    """The conversation of a Responses *request*. Its digests are kept, for look-ups in growing stores."""
 
     def __init__(self, request: Item) -> None:
         self._items = get_input_items(request)
         self._instructions = request.get("instructions")
-        self._marks = compute_digests(self._items, self._instructions)
+        self._digests = compute_digests(self._items, self._instructions)
         self._openings: list[Opening] | None = None
 
-    def find_digests(self, found: RecordingStore) -> list[bytes] | None:
-        """Return the marks by which *found* has a recording of this conversation, `None` if it has none.
+    def find_digests(self, store: RecordingStore) -> list[bytes] | None:
+        """Return the digests under which *store* has a recording of this conversation, `None` if it has none.
 
-        A harness may put a system prompt of its own before the row's. Where no recording opens like the conversation,
-        those count that open like it without the first part of its system prompt.
+        A client may send its own system prompt before that of the row. If no recording opens like the conversation,
+        this method looks for one that opens like it without the first part of its system prompt.
         """
-        if found.find_next_turn(self._marks) is not None:
-            return self._marks
+        if store.find_next_turn(self._digests) is not None:
+            return self._digests
         if self._openings is None:
             self._openings = compute_openings(self._items, self._instructions)
         for opening in reversed(self._openings):
-            for length in found.prompt_lengths(opening):
-                without = compute_digests(self._items, self._instructions, skip=opening.length - length)
-                if found.find_next_turn(without) is not None:
-                    return without
+            for length in store.prompt_lengths(opening):
+                digests = compute_digests(self._items, self._instructions, skip=opening.length - length)
+                if store.find_next_turn(digests) is not None:
+                    return digests
         return None
 
 
 def read_recordings(path: Path) -> RecordingStore:
-    """Give the recordings in a rollouts file; raises `BadRow` where it is none."""
-    found = RecordingStore()
+    """Read the recordings in a file of rollouts.
+
+    Raises:
+        BadRow: A line is not a rollout.
+    """
+    store = RecordingStore()
     where = str(path)
     try:
         for number, row in jsonl.read_rows(path):
             where = f"{path}:{number}"
-            found.add(_of_line(row))
+            store.add(_parse_row(row))
     except (LookupError, TypeError, AttributeError):
-        raise BadRow(f"{where} is no line of a rollouts file") from None
-    return found
+        raise BadRow(f"{where} is not a line of a rollouts file") from None
+    return store
 
 
-def _of_line(row: Item) -> Recording:
-    asked, output = row["responses_create_params"], row["response"]["output"]
-    opening = get_input_items(asked)
-    # A prompt may end with words of the assistant's own: where the policy's begin is known here.
-    *_, first = compute_digests(opening, asked.get("instructions"))
-    *_, opens = compute_openings(opening, asked.get("instructions"))
-    later = compute_digests([*opening, *output], asked.get("instructions"))
-    said = list(iter_turns(output))
-    return build_recording([first, *later[-len(said) : -1]][: max(1, len(said))], said, opens)
+def _parse_row(row: Item) -> Recording:
+    request, output = row["responses_create_params"], row["response"]["output"]
+    prompt, instructions = get_input_items(request), request.get("instructions")
+    # A prompt may end with an assistant message, which the digests of the whole would count to the first turn.
+    *_, first = compute_digests(prompt, instructions)
+    *_, opening = compute_openings(prompt, instructions)
+    digests = compute_digests([*prompt, *output], instructions)
+    recorded = list(iter_turns(output))
+    return build_recording([first, *digests[-len(recorded) : -1]][: max(1, len(recorded))], recorded, opening)

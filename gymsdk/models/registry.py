@@ -1,4 +1,4 @@
-"""The models by name: `provider/name` becomes something that responds."""
+"""Build models from names such as `openai/gpt-5`, and bound the calls that environments make."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from gymsdk import deadlines, responses, types
 from gymsdk.deadlines import pause_deadline
 from gymsdk.errors import BadModelOption, Failed, UnknownModel, convert_error, format_suggestion
 from gymsdk.http.tls import split_addresses
-from gymsdk.models.options import PROVIDERS, read_policy_variables
-from gymsdk.models.options import validate_options as checked
+from gymsdk.models.options import PROVIDERS, read_policy_variables, validate_options
 from gymsdk.responses import Api
 from gymsdk.threads import CrossLoopSemaphore
 from gymsdk.types import Episode, Item, Model
 
 REQUEST_OPTION_HINTS = {
-    "pinned": "there is nothing to pin anything in; leave out pinned (--pin)",
+    "pinned": "leave out pinned (--pin)",
     "extra_body": "leave out extra_body",
     "chat_template_kwargs": "leave out chat_template_kwargs",
     "headers": "leave out headers",
-    "tokens": "leave out tokens (--token-ids), or have token ids of it by `gymsdk policy serve`",
+    "tokens": "leave out tokens (--token-ids), or serve the policy with `gymsdk policy serve` to get token ids",
 }
-"""Options that are sent, and what to do where nothing is."""
+"""Options that change the HTTP request, and what to do for a scripted policy, which sends none."""
 
 
 def model(
@@ -39,94 +38,122 @@ def model(
     api_key: str | SecretStr | None = None,
     **options: Any,
 ) -> Model:
-    """The model called *name*, as in `scripted/oracle`, `openai/gpt-5` or `vllm/Qwen/Qwen3-4B`.
+    """Return the model called *name*.
 
-    *base_url* and *api_key* default to the environment and the folder's `env.yaml`, *api* to the provider's own;
-    *timeout* bounds a call with all its retries. Several addresses, as a list or separated by commas, are replicas of
-    the model. Sampling belongs to the request. Further *options* are `retries`, `wait`, `max_answer`, `thoughts`,
-    `pinned`, `extra_body`, `chat_template_kwargs`, `headers` and `tokens`. A name may carry the address of a server of
-    its own, as in `vllm/NAME@http://HOST:PORT/v1`: it wins over *base_url*, and is not given its key.
+    Sampling parameters belong to the request, not to the model.
+
+    Args:
+        name: `provider/name`, as in `scripted/oracle`, `openai/gpt-5` or `vllm/Qwen/Qwen3-4B`. A name may contain the
+            base URL of its server, as in `vllm/NAME@http://HOST:PORT/v1`. It takes precedence over *base_url*, and
+            that server does not receive the key of *base_url*.
+        base_url: The base URL. Several, as a list or separated by commas, are replicas of the model. The default
+            comes from environment variables and the `env.yaml` of the working folder.
+        api: `chat` or `responses`; the default depends on the provider.
+        timeout: The seconds that one call may take, with all its retries.
+        api_key: The API key, with the same default as *base_url*.
+        **options: Further fields of `ModelOptions`: `retries`, `wait`, `max_answer`, `thoughts`, `pinned`,
+            `extra_body`, `chat_template_kwargs`, `headers` and `tokens`.
+
+    Raises:
+        UnknownModel: There is no such provider or scripted policy.
+        BadModelOption: An option is invalid or missing.
     """
-    name, address = _split(name)
+    name, address = _split_address(name)
     provider, _, rest = name.partition("/")
     if provider not in PROVIDERS:
-        known = ", ".join(f"{one}/NAME" for one in PROVIDERS)
+        known = ", ".join(f"{each}/NAME" for each in PROVIDERS)
         raise UnknownModel(f"no model named {name!r}{format_suggestion(provider, PROVIDERS)} (known: {known})")
     if provider == "scripted" and (base_url or api):
-        raise BadModelOption(f"{name} plays here and has no address; name the model that is to play, as in vllm/NAME")
-    if provider == "scripted" and (sent := next((each for each in REQUEST_OPTION_HINTS if options.get(each)), None)):
-        raise BadModelOption(f"{name} plays here and is sent no request: {REQUEST_OPTION_HINTS[sent]}")
-    own = {"base_url": base_url, "api_key": api_key}
-    given = (own if address is None else _apart(address, own)) | {"api": api, "timeout": timeout}
+        raise BadModelOption(f"{name} runs in this process and has no address; name a model to query, as in vllm/NAME")
+    if provider == "scripted" and (unused := next((each for each in REQUEST_OPTION_HINTS if options.get(each)), None)):
+        raise BadModelOption(f"{name} runs in this process and sends no requests: {REQUEST_OPTION_HINTS[unused]}")
+    endpoint = {"base_url": base_url, "api_key": api_key}
+    if address is not None:
+        endpoint = _use_address(address, endpoint)
     module = importlib.import_module(f"gymsdk.models.{provider}")
-    built: Model = module.build(rest, checked(name, given | options))
+    built: Model = module.build(rest, validate_options(name, endpoint | {"api": api, "timeout": timeout} | options))
     return built
 
 
-def _split(name: str) -> tuple[str, str | None]:
-    """Give *name* without the address it carries, and the address; a scripted policy's name may be a path."""
+def _split_address(name: str) -> tuple[str, str | None]:
+    """Split *name* into the name and the address in it; the name of a scripted policy may be a path with an `@`."""
     found = None if name.startswith("scripted/") else re.fullmatch(r"(.*)@(https?://.*)", name)
     return (found[1], found[2]) if found else (name, None)
 
 
-def _apart(address: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Give the options for the servers at *address*: with a key only where that was given for the same addresses."""
-    named, base_url = split_addresses(address), given["base_url"]
-    policys = split_addresses(base_url or ())
-    if base_url is not None and not {*named} <= {*policys}:
-        given = {"api_key": None}
-        policys = ()
-    known = {*policys, *split_addresses(read_policy_variables().policy_base_url or ())}
-    return given | {"base_url": named, "apart": not {*named} <= known}
+def _use_address(address: str, endpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the options for the servers at *address*, with the key of *endpoint* only if it is for these servers."""
+    addresses, base_url = split_addresses(address), endpoint["base_url"]
+    policy_addresses = split_addresses(base_url or ())
+    if base_url is not None and not {*addresses} <= {*policy_addresses}:
+        endpoint = {"api_key": None}
+        policy_addresses = ()
+    known = {*policy_addresses, *split_addresses(read_policy_variables().policy_base_url or ())}
+    return endpoint | {"base_url": addresses, "apart": not {*addresses} <= known}
 
 
 class MeteredModel:
-    """*model* in the role of the config field *role*: at most *at_once* calls, *seconds* for each."""
+    """A model for an environment, with bounded time and concurrency, that records the usage of tokens by role.
+
+    Args:
+        model: The model.
+        role: The configuration field that names the model, such as `judge`.
+        seconds: The time that one call may take.
+        at_once: The number of concurrent calls.
+    """
 
     def __init__(self, model: Model, *, role: str, seconds: float = 120.0, at_once: int = 64) -> None:
         self.model = model
         self.role = role
         self._seconds = seconds
-        self._free = CrossLoopSemaphore(at_once)
+        self._semaphore = CrossLoopSemaphore(at_once)
 
     def __repr__(self) -> str:
         return f"{self.role}={self.model!r}"
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        """Answer *request*; raises `Failed`, its kind beginning with `model_`, where no answer can be had."""
+        """Return the Response to *request*.
+
+        Raises:
+            Failed: There is no answer. The kind starts with `model_`.
+        """
         with pause_deadline():
-            await self._free.acquire()
+            await self._semaphore.acquire()
             try:
-                response = await self._asked(request, episode)
+                response = await self._query(request, episode)
             except Failed as error:
                 if error.kind.startswith("model_"):
                     raise
                 raise convert_error(error, Failed, kind=f"model_{error.kind}") from error
             finally:
-                self._free.release()
+                self._semaphore.release()
         types.record_usage(self.role, response)
         return response
 
-    async def _asked(self, request: Item, episode: Episode | None) -> Item:
-        who = f"the {self.role} model"
+    async def _query(self, request: Item, episode: Episode | None) -> Item:
+        label = f"the {self.role} model"
         try:
             async with asyncio.timeout(self._seconds):
-                return await responses.query_model(self.model, request, episode=episode, label=who)
+                return await responses.query_model(self.model, request, episode=episode, label=label)
         except TimeoutError:
-            message = f"{who} did not answer within {self._seconds:g} s"
+            message = f"{label} did not answer within {self._seconds:g} s"
             raise Failed(message, kind="model_timeout", retryable=True) from None
         except asyncio.CancelledError as error:
             if deadlines.get_deadline().get_remaining_seconds():
                 raise
-            # The hook that waits for this model ran out of time: the model is to blame, not the hook or the policy.
-            message = f"{who} did not answer before the deadline of the hook or tool that asked it"
+            # The hook ran out of time while it waited for the model: the model is at fault, not the hook or the policy.
+            message = f"{label} did not answer before the deadline of the hook or tool that called it"
             raise Failed(message, kind="model_timeout", retryable=True) from error
 
 
 class ReferencedModel:
-    """The model of the model server *name*, which *find* returns on the first call.
+    """The model behind a model server of the deployment, found on the first call.
 
-    An environment is loaded before the models that it asks, and the servers of those may run in other processes.
+    An environment is loaded before the models that it uses, and their servers may run in other processes.
+
+    Args:
+        name: The name of the model server.
+        find: Returns the model.
     """
 
     def __init__(self, name: str, find: Callable[[], Model]) -> None:
@@ -135,10 +162,10 @@ class ReferencedModel:
         self._model: Model | None = None
 
     def __repr__(self) -> str:
-        return f"<Referred {self.name!r}>"
+        return f"<ReferencedModel {self.name!r}>"
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        """Return the model's response to *request*; raises `Failed` where there is none."""
+        """Return the model's Response to *request*."""
         if self._model is None:
             self._model = self._find()
         return await self._model.respond(request, episode=episode)

@@ -1,7 +1,7 @@
-"""A vLLM server at a base URL, asked in Chat Completions or in Responses.
+"""A vLLM server at a base URL, queried with Chat Completions or Responses.
 
-It is always told temperature and top_p, 1.0 where the request does not say: vLLM would otherwise take them from the
-model's `generation_config.json`, and trainers' servers refuse a request without.
+Requests always have temperature and top_p, by default 1.0. Without them vLLM would use the model's
+`generation_config.json`, and the servers of trainers would reject the request.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from gymsdk.models.options import ModelOptions, resolve_endpoint, resolve_model_
 from gymsdk.types import Model
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0}
-"""What it is asked with where nobody says otherwise."""
+"""The sampling parameters of requests that do not set them."""
 
 
 def build(name: str, options: ModelOptions) -> Model:
-    """Give the model *name* at the base URL of *options*, or of the settings."""
-    known = resolve_model_name("vllm", name)
-    return Endpoint(known, resolve_endpoint(f"vllm/{known}", options), provider="vllm", defaults=SAMPLING)
+    """Return the model *name*, or that of the policy settings if it is empty, at the base URL of *options*."""
+    resolved = resolve_model_name("vllm", name)
+    return Endpoint(resolved, resolve_endpoint(f"vllm/{resolved}", options), provider="vllm", defaults=SAMPLING)

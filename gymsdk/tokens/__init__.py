@@ -1,1 +1,1 @@
-"""Tokens: a conversation as text and as the ids a policy sees, turn after turn, exactly."""
+"""Tokens: render conversations as text and token ids, and parse the text that a policy generates."""

@@ -125,7 +125,7 @@ def test_a_failure_is_told_with_its_stage(gymsdk: Command, installed: Callable[.
     installed("finding", TOOLS)
     ended = gymsdk("play", "finding", "--model", "scripted/oracle")
     assert ended.out.splitlines()[-1].startswith(
-        "failed in model (no_solution): environment 'finding' does not say what to do here"
+        "failed in model (no_solution): environment 'finding' provides no solution for this turn"
     )
     assert ended.code == 1
 

@@ -285,7 +285,7 @@ class TestResponse:
         ],
     )
     def test_what_is_no_completion_is_a_bad_answer(self, answer: object) -> None:
-        with pytest.raises(Failed, match="no chat completion") as caught:
+        with pytest.raises(Failed, match="not a chat completion") as caught:
             chat.parse_completion(answer, {})
         assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", True)
 

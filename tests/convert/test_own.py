@@ -58,6 +58,6 @@ def test_thoughts_that_were_split_off_a_text_are_nobodys() -> None:
 
 
 def test_the_oldest_are_forgotten_first() -> None:
-    own, thoughts = ReasoningFilter(most=2), [responses.build_reasoning(id=f"rs_{number}") for number in range(3)]
+    own, thoughts = ReasoningFilter(max_ids=2), [responses.build_reasoning(id=f"rs_{number}") for number in range(3)]
     own.parse_answer({"output": thoughts}, {})
     assert [thought in shown(own, thought) for thought in thoughts] == [False, True, True]

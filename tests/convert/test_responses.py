@@ -28,7 +28,7 @@ def test_an_answer_is_made_whole() -> None:
 
 @pytest.mark.parametrize("answer", [None, {}, {"output": "x"}, {"output": ["x"]}])
 def test_what_is_no_response_is_a_bad_answer(answer: object) -> None:
-    with pytest.raises(Failed, match="no Response") as caught:
+    with pytest.raises(Failed, match="not a Response") as caught:
         responses.parse_answer(answer, {})
     assert caught.value.kind == "model_bad_answer"
 

@@ -58,21 +58,21 @@ def test_what_else_the_server_sends_of_its_tokens_goes_with_them() -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        (completion(MESSAGE, BESIDE | {"token_ids": [3, 5]}), "differ from those beside"),
-        (completion(None, BESIDE | {"logprobs": chances("token_id:3", "token_id:5")}), "differ from the ids among"),
-        (completion(None, {"logprobs": chances("token_id:3", "b")}, prompt_token_ids=[1]), "some are not"),
-        (completion(None, {"logprobs": chances("token_id:3", "4")}, prompt_token_ids=[1]), "1 token ids and 2 log"),
-        (completion({"prompt_token_ids": [1]}), "no generation_token_ids"),
-        (completion(MESSAGE | {"generation_log_probs": [-0.5]}), "2 token ids and 1 log-probabilities"),
-        (completion(MESSAGE | {"generation_log_probs": [-0.5, None]}), "no numbers"),
-        (completion(MESSAGE | {"generation_log_probs": "no"}), "no lists"),
-        (completion(MESSAGE | {"generation_token_ids": [3, "4"]}), "no whole numbers"),
-        (completion(MESSAGE | {"prompt_token_ids": [1.5]}), "no whole numbers"),
-        (completion(None, BESIDE), "no prompt_token_ids"),
-        (completion(None, {"token_ids": [3, 4]}, prompt_token_ids=[1]), "2 token ids and 0 log-probabilities"),
+        (completion(MESSAGE, BESIDE | {"token_ids": [3, 5]}), "the ids of the message differ from the ids of the choice"),
+        (completion(None, BESIDE | {"logprobs": chances("token_id:3", "token_id:5")}), "token_ids differ from the ids in logprobs"),
+        (completion(None, {"logprobs": chances("token_id:3", "b")}, prompt_token_ids=[1]), "some tokens in logprobs are ids and some are texts"),
+        (completion(None, {"logprobs": chances("token_id:3", "4")}, prompt_token_ids=[1]), "1 token ids, but 2 log"),
+        (completion({"prompt_token_ids": [1]}), "generation_token_ids is missing"),
+        (completion(MESSAGE | {"generation_log_probs": [-0.5]}), "2 token ids, but 1 log-probabilities"),
+        (completion(MESSAGE | {"generation_log_probs": [-0.5, None]}), "log-probabilities finite numbers"),
+        (completion(MESSAGE | {"generation_log_probs": "no"}), "must be lists"),
+        (completion(MESSAGE | {"generation_token_ids": [3, "4"]}), "token ids must be integers"),
+        (completion(MESSAGE | {"prompt_token_ids": [1.5]}), "token ids must be integers"),
+        (completion(None, BESIDE), "prompt_token_ids is missing"),
+        (completion(None, {"token_ids": [3, 4]}, prompt_token_ids=[1]), "2 token ids, but 0 log-probabilities"),
     ],
 )
-def test_what_does_not_fit_together_is_said(given: Item, what: str) -> None:
+def test_inconsistent_token_fields_are_reported(given: Item, what: str) -> None:
     with pytest.raises(Failed, match=what) as caught:
         tokens.parse_token_fields(given)
     assert caught.value.kind == "model_bad_tokens"

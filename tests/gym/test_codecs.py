@@ -300,7 +300,7 @@ def test_a_template_that_does_not_end_a_turn_serves_for_one_turn_only():
     tokens = Tokens(Untold())
     assert text_of(tokens.opened(ASKED, [])) == "Where is it?\n\n"
     assert tokens.said([52], turn=0)[0]["content"][0]["text"] == "4"
-    with pytest.raises(BridgeError, match="no token of its own"):
+    with pytest.raises(BridgeError, match="without a special token"):
         tokens.answered(asked("Go on."), over=False)
 
 

@@ -277,7 +277,7 @@ def test_an_answer_that_is_none_is_no_action(player):
 
 
 def test_an_oracle_needs_the_environment():
-    with pytest.raises(Failed, match="plays an episode in this process"):
+    with pytest.raises(Failed, match="needs an episode that is played in this process"):
         Policy("scripted/oracle")(*gymnasium.make("nemo/multineedle").reset(seed=1))
 
 

@@ -130,7 +130,7 @@ def test_a_model_says_what_it_is_and_where_and_nothing_secret() -> None:
 
 @pytest.mark.parametrize("given", [{"pinned": {"top_k": 1}}, {"tokens": True}])
 def test_a_scripted_policy_has_nothing_pinned(given: dict[str, object]) -> None:
-    with pytest.raises(BadModelOption, match="plays here and is sent no request"):
+    with pytest.raises(BadModelOption, match="runs in this process and sends no requests"):
         gymsdk.model("scripted/null", **given)
 
 
@@ -156,5 +156,5 @@ async def test_a_judge_may_have_a_server_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [{"base_url": "http://127.0.0.1:1/v1"}, {"api": "chat"}])
 def test_a_scripted_policy_is_not_to_be_reached_anywhere(given) -> None:
-    with pytest.raises(BadModelOption, match="plays here and has no address"):
+    with pytest.raises(BadModelOption, match="runs in this process and has no address"):
         gymsdk.model("scripted/oracle", **given)

@@ -65,13 +65,13 @@ async def test_it_plays_by_name(script: Path) -> None:
     [
         ("{torn", "not valid JSON"),
         ("[1]", "a row is a JSON object"),
-        ('{"txet": "x"}', "nothing is called 'txet' there"),
+        ('{"txet": "x"}', "unknown key 'txet'"),
         ('{"calls": [{"arguments": {}}]}', "calls.0.name is missing"),
-        ('{"calls": [{"name": "f", "arguments": 7}]}', "calls.0.arguments must be an object, or its text"),
+        ('{"calls": [{"name": "f", "arguments": 7}]}', "calls.0.arguments must be an object, or JSON text"),
         ('{"calls": {"name": "f"}}', "calls must be a list"),
-        ('{"text": 7}', "text must be a text"),
-        ("{}", 'it says nothing; write {"text": ""} for an empty answer'),
-        ('{"when": "x"}', "it says nothing"),
+        ('{"text": 7}', "text must be a string"),
+        ("{}", 'it has no output; write {"text": ""} for an empty answer'),
+        ('{"when": "x"}', "it has no output"),
     ],
 )
 def test_a_line_that_is_none_is_named_with_its_file_and_number(tmp_path: Path, line: str, complaint: str) -> None:

@@ -103,7 +103,7 @@ async def test_an_oracle_may_be_always_or_never_right(adding, row, share, reward
 @pytest.mark.parametrize("share", ["1.5", "-1", "half", "nan"])
 def test_a_share_that_is_none_is_refused(share):
     with pytest.raises(
-        BadModelOption, match=f"scripted/oracle:{share}: the share of right episodes is a number from 0"
+        BadModelOption, match=f"scripted/oracle:{share}: the share of right episodes must be a number from 0"
     ):
         build(f"oracle:{share}")
 
@@ -116,13 +116,13 @@ async def test_the_oracle_needs_an_environment_that_solves(row):
     rollout = await play(Environment("unsolved", Unsolved()), build("oracle"), row)
     assert (
         rollout.failure.message
-        == "environment 'unsolved' does not say what to do here: its `solve` is missing or answered None"
+        == "environment 'unsolved' provides no solution for this turn: its `solve` is missing or returned None"
     )
     assert (rollout.failure.kind, rollout.failure.retryable) == ("no_solution", False)
 
 
 async def test_the_oracle_needs_an_episode_in_this_process():
-    with pytest.raises(Failed, match=r"plays an episode in this process, .* write Policy\(model, env\), over HTTP ask"):
+    with pytest.raises(Failed, match=r"needs an episode that is played in this process, .* write Policy\(model, env\), over HTTP query"):
         await build("oracle").respond({"input": "?"})
 
 
@@ -226,7 +226,7 @@ async def test_replay_knows_an_episode_by_its_opening_even_without_the_episode(r
 async def test_replay_of_an_episode_that_is_not_there_says_so(adding, recorded):
     path, _ = recorded
     rollout = await play(adding, build(f"replay:{path}"), Sum.ask("Something else.", numbers=[]))
-    assert rollout.failure.message == f"{path} holds no episode that opens like this one"
+    assert rollout.failure.message == f"{path} has no episode with the same opening"
     assert rollout.failure.kind == "not_recorded"
 
 
@@ -242,10 +242,10 @@ async def test_replay_beyond_the_recorded_end_says_so(recorded):
     [
         (None, "No such file or directory; name a JSONL file that can be read"),
         ("{", "rollouts.jsonl:1: not valid JSON"),
-        (json.dumps({"responses_create_params": {"input": "?"}}), "rollouts.jsonl:1 is no line of a rollouts file"),
+        (json.dumps({"responses_create_params": {"input": "?"}}), "rollouts.jsonl:1 is not a line of a rollouts file"),
         (
             json.dumps({"responses_create_params": 5, "response": None}),
-            "rollouts.jsonl:1 is no line of a rollouts file",
+            "rollouts.jsonl:1 is not a line of a rollouts file",
         ),
     ],
 )

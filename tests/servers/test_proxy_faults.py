@@ -149,7 +149,7 @@ FAULTS: dict[str, tuple[tuple[Way, ...], int, bool, str]] = {
     "cut halfway": ((halves,), 503, True, "broke off its answer"),
     "hang": ((hangs,), 504, True, "raise the timeout"),
     "page": ((shows,), 502, False, "ends in /v1"),
-    "no completion": ((tells({"object": "?"}),), 502, True, "is no chat completion"),
+    "no completion": ((tells({"object": "?"}),), 502, True, "is not a chat completion"),
     "wrong key": ((refuses(401, "bad key key-of-the-engine"),), 502, False, "check the API key"),
     "forbidden": ((refuses(403, "not for you"),), 502, False, "check the API key"),
     "wrong name": ((refuses(404, "no such model"),), 502, False, "check the base URL"),

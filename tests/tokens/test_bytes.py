@@ -53,7 +53,7 @@ def test_half_a_surrogate_pair_is_written_as_a_question_mark():
 
 @pytest.mark.parametrize("wrong", [-1, 259, 10**9])
 def test_an_id_out_of_range_is_named(wrong):
-    with pytest.raises(UsageError, match=f"{wrong} is no token id; they go from 0 to 258"):
+    with pytest.raises(UsageError, match=f"token id {wrong} is out of range; token ids go from 0 to 258"):
         BYTES.decode([65, wrong])
 
 

@@ -53,10 +53,10 @@ def test_a_mark_in_pieces_is_none_either():
 
 
 def test_an_unknown_role_is_refused():
-    with pytest.raises(UsageError, match="no role 'judge'"):
+    with pytest.raises(UsageError, match="unknown role 'judge'"):
         written({"role": "judge", "content": "guilty"})
 
 
 def test_what_is_no_text_is_refused():
-    with pytest.raises(UsageError, match="'image_url' is no text; codec='chat' can carry it"):
+    with pytest.raises(UsageError, match="'image_url' is not text; use codec='chat' to carry it"):
         written({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]})
