@@ -1,4 +1,4 @@
-"""Admission: which servers of a node a head takes in, by how they are reached."""
+"""The head's registry: registered nodes with their leases, lost nodes, and restarts of supervised servers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from gymsdk.servers.service import Service
 
 @dataclass(slots=True)
 class RestartOrder:
-    """To start the process *pid* anew, which has the *instances* of these ids.
+    """An order to restart a process.
 
-    Once its turn has come its sessions have *drain* seconds to end in, which is *until* then.
+    Attributes:
+        pid: The process.
+        drain: Seconds that its sessions get to finish.
+        instances: The ids of the process's instances.
+        until: When the drain ends, once the restart has begun.
     """
 
     pid: int
@@ -34,9 +38,16 @@ class RestartOrder:
 
 @dataclass(slots=True)
 class Node:
-    """One node: what it said last, its services as they are reached, since when it is there, when it was last heard.
+    """A registered node.
 
-    *orders* say what it is to start anew, by the names of its servers.
+    Attributes:
+        id: The node's id.
+        registration: Its last report.
+        services: Its services with the addresses at which clients reach them.
+        joined: When it registered.
+        last_seen: When it last reported.
+        lease: Seconds that a report is valid.
+        orders: Restart orders by server name.
     """
 
     id: str
@@ -49,17 +60,23 @@ class Node:
 
 
 MAX_LOST_NODES = 100
-"""How many lost nodes are remembered."""
+"""Largest number of lost nodes that the head remembers."""
 
 LOST_NODE_SECONDS = 600.0
-"""Seconds after which a lost node is remembered no more."""
+"""Seconds after which the head forgets a lost node."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostNode:
-    """The node *id* with its *services*, when it was last *heard*, and how many of each name *were* there then.
+    """A node that stopped reporting without leaving.
 
-    It is told of as lost since *since*.
+    Attributes:
+        id: The node's id.
+        services: Its services.
+        last_seen: When it last reported.
+        supervisor: The id of its supervisor.
+        expected_counts: How many instances of each of its servers existed then.
+        since: When it was declared lost.
     """
 
     id: str
@@ -71,60 +88,60 @@ class LostNode:
 
 
 class LostNodes:
-    """The nodes that are lost, the last so many of them, each for a while."""
+    """The lost nodes, bounded in number and age."""
 
     def __init__(self) -> None:
         self._losses: OrderedDict[str, LostNode] = OrderedDict()
-        # When the number of servers of a name became which, the first entry being the one before all that matter.
+        # The number of instances over time, by server name; the first entry holds before all recorded changes.
         self._numbers: dict[str, list[tuple[float, int]]] = {}
 
     def __iter__(self) -> Iterator[LostNode]:
-        """Yield them, the first that was lost first."""
+        """Iterate over the lost nodes, the longest lost first."""
         return iter([*self._losses.values()])
 
-    def record_change(self, gone: Iterable[Service], come: Iterable[Service], now: float) -> None:
-        """Note that from *now* on the servers *come* are there, and those that are *gone* are not."""
-        more = Counter(each.name for each in come)
-        more.subtract(each.name for each in gone)
-        for name, change in more.items():
+    def record_change(self, removed: Iterable[Service], added: Iterable[Service], now: float) -> None:
+        """Record at time `now` that the services `added` appeared and `removed` disappeared."""
+        changes = Counter(each.name for each in added)
+        changes.subtract(each.name for each in removed)
+        for name, change in changes.items():
             if change:
                 numbers = self._numbers.setdefault(name, [(float("-inf"), 0)])
                 numbers.append((now, numbers[-1][1] + change))
 
     def add(self, member: Node, now: float) -> None:
-        """Remember *member*, which is lost *now*: those that came after it was heard may be in its place."""
+        """Record that a node is lost; servers that appeared after its last report may replace it."""
         if not member.services:
             return
-        # Those that were lost since then, and still are, have their own place to be filled.
+        # Nodes lost since then need replacements of their own.
         lost = _count_services(each for each in self if each.since > member.last_seen and each.id != member.id)
-        were = {name: self._count_at(name, member.last_seen) - lost[name] for name in _count_services([member])}
+        expected = {name: self._count_at(name, member.last_seen) - lost[name] for name in _count_services([member])}
         self.record_change(member.services, (), now)
         services = tuple(each.model_copy(update={"fields": {}}) for each in member.services)
         self._losses[member.id] = LostNode(
-            member.id, services, member.last_seen, member.registration.supervisor, were, now
+            member.id, services, member.last_seen, member.registration.supervisor, expected, now
         )
         if len(self._losses) > MAX_LOST_NODES:
             self._losses.popitem(last=False)
 
     def drop(self, id: str) -> None:
-        """Forget the node *id*: it is back, or has left."""
+        """Forget a node that reported again or left."""
         self._losses.pop(id, None)
 
     def record_exits(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
-        """Forget those whose processes ended, as their *supervisor* says: that is told of by itself."""
-        for each in self:
-            if each.supervisor == supervisor and any(is_exit_of(exits, one) for one in each.services):
-                self.drop(each.id)
+        """Forget the nodes whose processes ended according to their supervisor: the exit is reported instead."""
+        for node in self:
+            if node.supervisor == supervisor and any(is_exit_of(exits, service) for service in node.services):
+                self.drop(node.id)
 
     def forget_replaced(self, members: Collection[Node], now: float) -> None:
-        """Forget those of whose servers as many are there as when they were, and those lost long ago."""
+        """Forget the nodes whose servers have been replaced, and those lost long ago."""
         counts = _count_services(members)
-        for each in self:
-            if now - each.last_seen > LOST_NODE_SECONDS or all(
-                counts[name] >= were for name, were in each.expected_counts.items()
+        for node in self:
+            if now - node.last_seen > LOST_NODE_SECONDS or all(
+                counts[name] >= expected for name, expected in node.expected_counts.items()
             ):
-                self.drop(each.id)
-        self._forget(min((each.last_seen for each in members), default=now))
+                self.drop(node.id)
+        self._forget(min((node.last_seen for node in members), default=now))
 
     def _count_at(self, name: str, at: float) -> int:
         numbers = self._numbers[name]
@@ -138,7 +155,7 @@ class LostNodes:
 
 
 def is_exit_of(exits: Mapping[str, Exit], service: Service) -> bool:
-    """Whether one of *exits* was that of the process of *service*."""
+    """Return whether `exits` contains the exit of the service's process."""
     return service.name in exits and exits[service.name].is_exit_of(service)
 
 
@@ -147,35 +164,39 @@ def _count_services(members: Iterable[Node | LostNode]) -> Counter[str]:
 
 
 RESTART_LAPSE_SECONDS = 600.0
-"""Seconds after its time to drain in which a server has to be there again: if not, no other of its name is ended."""
+"""Seconds after its drain within which a restarted server must register; if not, the other restarts are dropped."""
 
 log = logging.getLogger("gymsdk")
 
 
 def order_restarts(members: Sequence[Node], name: str, drain: float) -> list[RestartOrder]:
-    """Give the orders to start every process of the server *name* anew, each within *drain* seconds of its turn."""
-    told = [each for each in members if name in each.registration.restarts]
-    for each in told:
-        pid = each.registration.restarts[name]
-        each.orders[name] = RestartOrder(pid, drain, tuple(_instances_of_process(members, each, name, pid)))
-    return [each.orders[name] for each in told]
+    """Create the orders to restart every process of a server, each with `drain` seconds from its turn."""
+    nodes = [node for node in members if name in node.registration.restarts]
+    for node in nodes:
+        pid = node.registration.restarts[name]
+        node.orders[name] = RestartOrder(pid, drain, tuple(_instances_of_process(members, node, name, pid)))
+    return [node.orders[name] for node in nodes]
 
 
 def find_due_restarts(member: Node, members: Sequence[Node], now: float) -> list[str]:
-    """Give which servers *member* is to start anew: it is told until it says that it has, for an answer may be lost."""
-    mine = [(name, order) for name, (whose, order) in _find_turns(members, now).items() if whose is member]
-    running = [(name, order) for name, order in mine if member.registration.restarts.get(name) == order.pid]
+    """Return the servers that `member` should restart now; the order is repeated until the node confirms it."""
+    own = [(name, order) for name, (owner, order) in _find_turns(members, now).items() if owner is member]
+    running = [(name, order) for name, order in own if member.registration.restarts.get(name) == order.pid]
     return sorted(name for name, order in running if _may_restart(members, member, name, order, now))
 
 
 def find_draining(members: Sequence[Node], now: float) -> set[str]:
-    """Give the ids of the instances that are to be given nothing new, as their process is about to end."""
+    """Return the ids of instances that should get no new work, because their process restarts next."""
     turns = _find_turns(members, now).items()
-    return {one for name, (whose, order) in turns for one in _instances_of_process(members, whose, name, order.pid)}
+    return {
+        instance
+        for name, (owner, order) in turns
+        for instance in _instances_of_process(members, owner, name, order.pid)
+    }
 
 
 def _find_turns(members: Sequence[Node], now: float) -> dict[str, tuple[Node, RestartOrder]]:
-    """Give whose turn it is, by name; an order is over once another process has its server."""
+    """Return the node and the order whose turn it is, by server name, and remove completed orders."""
     turns: dict[str, tuple[Node, RestartOrder]] = {}
     for member in members:
         for name, order in [*member.orders.items()]:
@@ -192,11 +213,11 @@ def _find_turns(members: Sequence[Node], now: float) -> dict[str, tuple[Node, Re
 
 
 def _drop_lapsed(members: Sequence[Node], name: str, order: RestartOrder) -> None:
-    """Drop every order of *name*, as whoever had this *order* is not there again: nobody expects the others later."""
+    """Drop the remaining orders of a server because a restarted process did not come back."""
     dropped = [each.orders.pop(name) for each in members if name in each.orders]
     log.warning(
-        "the restart of %r is given up: what was to come after its process %d is not there %g s later; "
-        "of its processes, %d are left as they are: restart it again once that one is mended",
+        "the restart of %r is given up: no process has replaced %d after %g s; "
+        "%d processes stay as they are: restart the server again once the failure is fixed",
         name,
         order.pid,
         order.drain + RESTART_LAPSE_SECONDS,
@@ -210,37 +231,43 @@ def _has_restarted(members: Sequence[Node], member: Node, name: str, order: Rest
 
 
 def _may_restart(members: Sequence[Node], member: Node, name: str, order: RestartOrder, now: float) -> bool:
-    having = _nodes_with_process(members, member, name, order.pid)
-    sessions = sum(each.registration.loads[name].sessions for each in having if name in each.registration.loads)
+    nodes = _nodes_with_process(members, member, name, order.pid)
+    sessions = sum(node.registration.loads[name].sessions for node in nodes if name in node.registration.loads)
     return not sessions or (order.until is not None and now >= order.until)
 
 
 def _instances_of_process(members: Sequence[Node], member: Node, name: str, pid: int) -> list[str]:
-    having = _nodes_with_process(members, member, name, pid)
-    return [one.id for each in having for one in each.services if (one.name, one.pid) == (name, pid)]
+    nodes = _nodes_with_process(members, member, name, pid)
+    return [service.id for node in nodes for service in node.services if (service.name, service.pid) == (name, pid)]
 
 
 def _nodes_with_process(members: Sequence[Node], member: Node, name: str, pid: int) -> list[Node]:
-    # Another machine's processes, and another container's, have the same numbers.
-    beside = [each for each in members if each.registration.supervisor == member.registration.supervisor]
-    return [each for each in beside if any((one.name, one.pid) == (name, pid) for one in each.services)]
+    # Process ids are unique only among the nodes of one supervisor.
+    siblings = [node for node in members if node.registration.supervisor == member.registration.supervisor]
+    return [node for node in siblings if any((service.name, service.pid) == (name, pid) for service in node.services)]
 
 
 MAX_NODES = 1000
-"""Nodes that one head knows."""
+"""Largest number of nodes that one head registers."""
 
 CLOCK_TICK_SECONDS, CLOCK_LATE_SECONDS = 0.1, 0.2
-"""How often a head looks at its clock, and how late the look shows that it is overloaded, in parts of a lease.
+"""Interval of the clock checks, and the delay from which the head counts as overloaded, as parts of a lease.
 
-Reading a heartbeat takes a few passes of the event loop, each of which may be as long as the delay of the look.
+Reading a heartbeat takes a few passes of the event loop, each of which may be as long as the delay of the check.
 """
 
 
 class NodeRegistry:
-    """The nodes beside the servers *own* of the head's process: *most* at most, each for *lease* seconds from its word.
+    """The nodes that are registered at a head.
 
-    A member's server may not be called like one of the configuration's keys *taken*. While `run` runs, nobody is lost
-    for this process having stood still.
+    While `run` is active, no node counts as lost because the head's own process was blocked.
+
+    Args:
+        own: The servers of the head's process.
+        taken: Keys of the configuration, which servers cannot use as names.
+        lease: Seconds after its last report when a node counts as lost.
+        most: The largest number of nodes.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -264,15 +291,15 @@ class NodeRegistry:
         self._awake: float | None = None
 
     def __len__(self) -> int:
-        """Give how many there are."""
+        """Return the number of live nodes."""
         return len(self._live_nodes())
 
     def __iter__(self) -> Iterator[Node]:
-        """Yield those that are there, the first that came first."""
+        """Iterate over the live nodes in order of registration."""
         return iter(list(self._live_nodes().values()))
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
-        """Set *up*, and know until it is *over* when this process stood still: then everybody has another lease."""
+        """Set `up`, then watch until `over` is set for delays of this process, and extend all leases after a delay."""
         up.set()
         try:
             while not over.is_set():
@@ -285,74 +312,97 @@ class NodeRegistry:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every node that was there before this head, or before it stood still, has had time to be heard of."""
+        """Whether every node that existed before the head started, or before it was blocked, has had time to report."""
         self._live_nodes()
         return self._clock() - self._since >= self.lease
 
     def age(self, member: Node | LostNode) -> float:
-        """Give the seconds since *member* was heard of."""
+        """Return the seconds since the last report of a node."""
         return self._clock() - member.last_seen
 
     def nodes_settled_for(self, seconds: float) -> list[Node]:
-        """Give those that have been there for some *seconds*."""
+        """Return the nodes that have been registered for at least `seconds`."""
         return [each for each in self if self._clock() - each.joined >= seconds]
 
-    def register(self, id: str, said: Registration, address: str) -> float:
-        """Keep what the node *id* at *address* says of itself, and give for how many seconds; raises `Refused`."""
-        there = self._live_nodes()
+    def register(self, id: str, registration: Registration, address: str) -> float:
+        """Register a node or renew its lease.
+
+        Args:
+            id: The node's id.
+            registration: The node's report.
+            address: The address from which the node called.
+
+        Returns:
+            The lease in seconds.
+
+        Raises:
+            RequestRejected: The node has left, there are too many nodes, or a server contradicts another one.
+        """
+        live = self._live_nodes()
         if id in self._left:
-            raise RequestRejected(410, f"node {id!r} has left; join as another")
-        if id not in there and len(there) >= self._most:
-            raise RequestRejected(
-                503, f"this head has {self._most} nodes by now; let some leave", retry_after=self.lease
-            )
-        for each in said.services:
-            self._check_service(each, said.services, but=id)
-        exits = {**self.exits_by_supervisor.get(said.supervisor, {}), **said.exits} if said.supervisor else {}
-        if any(is_exit_of(exits, each) for each in said.services):
+            raise RequestRejected(410, f"node {id!r} has left; join under another id")
+        if id not in live and len(live) >= self._most:
+            raise RequestRejected(503, f"this head already has {self._most} nodes; remove some", retry_after=self.lease)
+        for service in registration.services:
+            self._check_service(service, registration.services, ignored_id=id)
+        exits = (
+            {**self.exits_by_supervisor.get(registration.supervisor, {}), **registration.exits}
+            if registration.supervisor
+            else {}
+        )
+        if any(is_exit_of(exits, service) for service in registration.services):
             self.leave(id)
-            raise RequestRejected(410, f"the process of node {id!r} has ended, as its supervisor says; join as another")
-        now, known = self._clock(), there.get(id)
-        services = tuple(each.as_reached_at(address) for each in said.services)
-        lease = min(self.lease, said.seconds)
-        joined, orders = (known.joined, known.orders) if known else (now, {})
-        self._members[id] = Node(id, said, services, joined, now, lease, orders)
+            raise RequestRejected(
+                410, f"the process of node {id!r} has ended, as its supervisor reports; join under another id"
+            )
+        now, previous = self._clock(), live.get(id)
+        services = tuple(service.as_reached_at(address) for service in registration.services)
+        lease = min(self.lease, registration.seconds)
+        joined, orders = (previous.joined, previous.orders) if previous else (now, {})
+        self._members[id] = Node(id, registration, services, joined, now, lease, orders)
         self._losses.drop(id)
-        self._losses.record_change(known.services if known else (), services, now)
-        self._drop_exited(said.supervisor, exits)
+        self._losses.record_change(previous.services if previous else (), services, now)
+        self._drop_exited(registration.supervisor, exits)
         self._losses.forget_replaced(self._members.values(), now)
         return lease
 
     def restart(self, name: str, drain: float = 0.0) -> list[RestartOrder]:
-        """Give the orders to start the processes of the server *name* anew; raises `Refused` where nobody can.
+        """Order a restart of all processes of a server, one after another.
 
-        One after the other, each is given nothing new, and ends once its sessions have, or *drain* seconds are over.
+        Each process gets no new work and ends when its sessions have ended.
+
+        Args:
+            name: The server's name.
+            drain: Seconds after which a process ends even if it has sessions.
+
+        Raises:
+            RequestRejected: The server does not exist, or no supervisor can restart it.
         """
-        if found := order_restarts([*self], name, drain):
-            return found
-        alone = f"nobody is there who could start {name!r} again: serve it with --separate"
-        unknown = f"there is no server {name!r}{format_suggestion(name, sorted(self._names()))}"
-        raise RequestRejected(409, alone if name in self._names() else unknown)
+        if orders := order_restarts([*self], name, drain):
+            return orders
+        unsupervised = f"no supervisor can restart {name!r}: serve it with --separate"
+        unknown = f"unknown server {name!r}{format_suggestion(name, sorted(self._names()))}"
+        raise RequestRejected(409, unsupervised if name in self._names() else unknown)
 
     def due_restarts(self, id: str) -> list[str]:
-        """Give which servers the node *id* is to start anew by now."""
+        """Return the servers that a node should restart now."""
         members = [*self]
         return [name for each in members if each.id == id for name in find_due_restarts(each, members, self._clock())]
 
     def _drop_exited(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
-        """Have those be gone whose processes ended: the *supervisor* knows that before their lease is over."""
-        for each in [each for each in self._members.values() if exits and each.registration.supervisor == supervisor]:
-            if any(is_exit_of(exits, one) for one in each.services):
-                self.leave(each.id)
+        """Remove the nodes whose process has ended, which their supervisor reports before the lease expires."""
+        for node in [node for node in self._members.values() if exits and node.registration.supervisor == supervisor]:
+            if any(is_exit_of(exits, service) for service in node.services):
+                self.leave(node.id)
         self._losses.record_exits(supervisor, exits)
 
     def _names(self) -> set[str]:
         return {HEAD_NODE_ID, *(each.name for each in (*self._own, *self.services)), *self.expected_servers}
 
     def leave(self, id: str) -> None:
-        """Have the node *id* be gone; what it said before and comes later counts no more."""
-        if there := self._members.pop(id, None):
-            self._losses.record_change(there.services, (), self._clock())
+        """Remove a node; its later reports are rejected."""
+        if node := self._members.pop(id, None):
+            self._losses.record_change(node.services, (), self._clock())
         self._losses.drop(id)
         self._left[id] = None
         if len(self._left) > self._most:
@@ -360,48 +410,50 @@ class NodeRegistry:
 
     @property
     def services(self) -> list[Service]:
-        """Every server of every member."""
+        """All servers of all nodes."""
         return [service for member in self for service in member.services]
 
     @property
     def draining_instances(self) -> set[str]:
-        """The ids of the instances that are to be given nothing new."""
+        """The ids of instances that should get no new work."""
         leaving = {service.id for member in self if member.registration.draining for service in member.services}
         return leaving | find_draining([*self], self._clock())
 
     @property
     def lost_nodes(self) -> list[LostNode]:
-        """The nodes that are heard of no more though they did not leave, and whose servers are not all there again."""
+        """The nodes that stopped reporting without leaving, and whose servers have not been replaced."""
         self._losses.forget_replaced(self._live_nodes().values(), self._clock())
         return [*self._losses]
 
     @property
     def expected_servers(self) -> list[str]:
-        """The names of the servers that members say are to be there."""
+        """The names of servers that nodes expect to exist."""
         return list(dict.fromkeys(name for member in self for name in member.registration.expected))
 
     @property
     def exits_by_supervisor(self) -> dict[str, dict[str, Exit]]:
-        """How servers ended last, by name, for each supervisor."""
-        found: dict[str, dict[str, Exit]] = {}
+        """The last exits by supervisor and server name."""
+        exits: dict[str, dict[str, Exit]] = {}
         for member in self:
             if member.registration.supervisor:
-                found.setdefault(member.registration.supervisor, {}).update(member.registration.exits)
-        return found
+                exits.setdefault(member.registration.supervisor, {}).update(member.registration.exits)
+        return exits
 
     @property
     def exits(self) -> dict[str, Exit]:
-        """How servers of members ended last, by name; where there are several, the last that went wrong."""
-        found: dict[str, Exit] = {}
+        """The last exit by server name; of several, the last abnormal one."""
+        latest: dict[str, Exit] = {}
         for member in self:
-            for name, ended in member.registration.exits.items():
-                found[name] = max(found.get(name, ended), ended, key=lambda each: (each.code != 0, each.at))
-        return found
+            for name, last_exit in member.registration.exits.items():
+                latest[name] = max(
+                    latest.get(name, last_exit), last_exit, key=lambda candidate: (candidate.code != 0, candidate.at)
+                )
+        return latest
 
     def _live_nodes(self) -> dict[str, Node]:
         now = self._clock()
         if self._awake is not None and now - self._awake > CLOCK_LATE_SECONDS * self.lease:
-            # This process was too busy to read the heartbeats that arrived meanwhile: nobody is lost before it has.
+            # This process was too busy to read heartbeats that arrived meanwhile, so all leases start again.
             self._since = self._awake = now
         for each in [*self._members.values()]:
             if now - max(each.last_seen, self._since) > each.lease:
@@ -409,40 +461,49 @@ class NodeRegistry:
                 self._losses.add(each, now)
         return self._members
 
-    def _check_service(self, service: Service, beside: Sequence[Service], *, but: str) -> None:
-        """Refuse a *service* that contradicts another of its name, or has the id of one of those, or *beside* it."""
+    def _check_service(self, service: Service, siblings: Sequence[Service], *, ignored_id: str) -> None:
+        """Reject a service whose name is reserved or contradicts another server, or whose id is in use."""
         if service.name in self._taken:
             raise RequestRejected(
-                409, f"a server may not be called {service.name!r}: that is a key of the configuration"
+                409, f"a server cannot be named {service.name!r}, which is a key of the configuration"
             )
-        others = [*self._own, *(each for member in self if member.id != but for each in member.services)]
+        others = [*self._own, *(each for member in self if member.id != ignored_id for each in member.services)]
         for other in others:
             if other.name == service.name and _service_identity(other) != _service_identity(service):
-                there, here = "/".join(_service_identity(other)), "/".join(_service_identity(service))
+                registered, reported = "/".join(_service_identity(other)), "/".join(_service_identity(service))
                 raise RequestRejected(
-                    409, f"{service.name!r} is {there} here, and cannot be {here}; give it another name"
+                    409, f"{service.name!r} is {registered} at this head and cannot be {reported}; choose another name"
                 )
-        if [each.id for each in (*others, *beside)].count(service.id) > 1:
-            raise RequestRejected(409, f"the id {service.id} of {service.name!r} is another instance's; start it anew")
+        if [each.id for each in (*others, *siblings)].count(service.id) > 1:
+            raise RequestRejected(
+                409, f"the id {service.id} of {service.name!r} belongs to another instance; restart the server"
+            )
 
 
 def _service_identity(service: Service) -> tuple[str, str]:
     return service.kind, service.implementation
 
 
-def check_services(services: Sequence[Service], address: str, *, own: str, scheme: str) -> None:
-    """Refuse a node at *address* whose *services* nobody else would reach, or whom a token would be told in the clear.
+def check_services(services: Sequence[Service], address: str, *, head_address: str, scheme: str) -> None:
+    """Reject a node whose services other machines cannot reach, or would reach without TLS although the head uses it.
 
-    The head was asked at its *own* address, by *scheme*. Raises `Refused`.
+    Args:
+        services: The node's services.
+        address: The address from which the node called.
+        head_address: The head's address that the node called.
+        scheme: The scheme with which the node called.
+
+    Raises:
+        RequestRejected: A service is unreachable or would expose the token.
     """
-    for each in services:
-        if is_loopback(each.host) and not is_loopback(address) and address != own:
-            nowhere = f"{each.name!r} listens at {each.host}, where only the machine {address} reaches it"
+    for service in services:
+        if is_loopback(service.host) and not is_loopback(address) and address != head_address:
+            unreachable = f"{service.name!r} listens at {service.host}, which only the machine {address} can reach"
             raise RequestRejected(
-                422, f"{nowhere}; serve it with --host 0.0.0.0, or tell where it is with --advertise-host"
+                422, f"{unreachable}; serve it with --host 0.0.0.0, or set its address with --advertise-host"
             )
-        if scheme == "https" and each.scheme != "https":
-            plain = (
-                f"{each.name!r} speaks plain HTTP, and this head TLS: its clients would send their token in the clear"
+        if scheme == "https" and service.scheme != "https":
+            unencrypted = (
+                f"{service.name!r} uses plain HTTP but this head uses TLS: clients would send their token unencrypted"
             )
-            raise RequestRejected(422, f"{plain}; serve it with --tls-cert and --tls-key")
+            raise RequestRejected(422, f"{unencrypted}; serve it with --tls-cert and --tls-key")

@@ -1,4 +1,4 @@
-"""Calling: a tool of a resources server, asked over HTTP with the cookies of the session it belongs to."""
+"""Tool calls over HTTP: `POST /<tool>` on the server side, and the client's connection to a session."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ from gymsdk.tools import CONTENT_PART_TYPES
 from gymsdk.types import Content, Item, Step, ToolCall
 
 STEP_HEADER = "x-gymsdk-step"
-"""The header that tells of a call what its output does not: what it paid, whether the episode is over."""
+"""Response header with a call's reward and whether the episode is over."""
 
 CLIENT_HEADER = "x-gymsdk-client"
-"""The header by which our own clients are known: what a policy has called brings its arguments, and no header."""
+"""Request header that identifies gymsdk's own clients: a policy controls a request's arguments, but not its headers."""
 
 OTHER_METHODS = ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"]
 
 log = logging.getLogger("gymsdk")
 
 
-def add_routes(made: FastAPI, episodes: EpisodeService) -> None:
-    """Add the routes of the tools to *made*, after every other; warns of a tool that no route is left for."""
+def add_routes(api: FastAPI, episodes: EpisodeService) -> None:
+    """Add the tool endpoints to an app, after all other routes; warn of tools that are named like another endpoint."""
     tools, name = episodes.environment.tools, episodes.environment.name
     if hidden := sorted(RESERVED_PATHS & tools.keys()):
         log.warning(
-            "environment %r: tools named like an endpoint cannot be called over HTTP: %s; rename them, or have"
-            " them called at /step or /mcp",
+            "environment %r: tools named like an endpoint cannot be called over HTTP: %s; rename them, or call"
+            " them through /step or /mcp",
             name,
             ", ".join(hidden),
         )
 
     async def call(request: Request) -> Response:
-        """Call this tool with the arguments in the body; the answer is its output, as the policy is to read it."""
+        """Call this tool with the arguments in the body; the response is its output as the policy reads it."""
         return await _call_tool(request, episodes, request.path_params.get("tool", request.url.path.removeprefix("/")))
 
-    async def missing(request: Request) -> Response:
+    async def reject(request: Request) -> Response:
         raise _no_tool_error(request)
 
-    for each in _format_names(tools.keys()):
-        shape = tools[each].schema["parameters"]
-        made.add_api_route(f"/{each}", call, methods=["POST"], name=each, **document_endpoint(shape, required=False))
-    made.add_api_route("/{tool}", call, methods=["POST"], include_in_schema=False)
-    made.add_api_route("/{tool}", missing, methods=OTHER_METHODS, include_in_schema=False)
+    for tool in _format_names(tools.keys()):
+        schema = tools[tool].schema["parameters"]
+        api.add_api_route(f"/{tool}", call, methods=["POST"], name=tool, **document_endpoint(schema, required=False))
+    api.add_api_route("/{tool}", call, methods=["POST"], include_in_schema=False)
+    api.add_api_route("/{tool}", reject, methods=OTHER_METHODS, include_in_schema=False)
 
 
 def _format_names(names: Iterable[str]) -> list[str]:
@@ -75,17 +75,17 @@ async def _call_tool(request: Request, episodes: EpisodeService, name: str) -> R
         raise _no_tool_error(request)
     arguments = await _read_arguments(request)
     if session is not None:
-        # Also a call that is refused below stands in the response of an agent.
+        # An agent's response contains the call even if it is rejected below.
         session.calls.append(ToolCall(name=name, arguments=arguments))
-    async with episodes.lock_playing_session(session, "tools", "typed") as mine:
-        output, taken = await episodes.call_tool(mine, name, arguments)
-    return _build_output(output["output"], taken)
+    async with episodes.lock_playing_session(session, "tools", "typed") as locked:
+        output, effects = await episodes.call_tool(locked, name, arguments)
+    return _build_output(output["output"], effects)
 
 
 def _no_tool_error(request: Request) -> HTTPException:
-    """Give what answers a request for which there is no tool: 405 where the path is another method's."""
-    found = [each for each in request.app.routes if isinstance(each, Route) and each.path == request.url.path]
-    methods = {method for each in found for method in each.methods or ()} - {"HEAD"}
+    """Return the error for a path without a tool: 405 if the path exists with another method, else 404."""
+    routes = [route for route in request.app.routes if isinstance(route, Route) and route.path == request.url.path]
+    methods = {method for route in routes for method in route.methods or ()} - {"HEAD"}
     return HTTPException(405, headers={"allow": ", ".join(sorted(methods))}) if methods else HTTPException(404)
 
 
@@ -100,14 +100,14 @@ async def _read_arguments(request: Request) -> str:
     try:
         return (await read_body(request)).decode()
     except UnicodeDecodeError:
-        raise RequestRejected(422, "the body is no UTF-8 text") from None
+        raise RequestRejected(422, "the body is not UTF-8 text") from None
 
 
-def _build_output(output: Content, taken: TurnResult) -> Response:
+def _build_output(output: Content, effects: TurnResult) -> Response:
     text = output.encode("utf-8", "replace") if isinstance(output, str) else dump_json(output)
     answer = Response(text, media_type="application/json" if _is_json(text) else "text/plain")
-    if taken.reward or taken.ended:
-        answer.headers[STEP_HEADER] = dump_json({"reward": taken.reward, "done": taken.ended is not None}).decode()
+    if effects.reward or effects.ended:
+        answer.headers[STEP_HEADER] = dump_json({"reward": effects.reward, "done": effects.ended is not None}).decode()
     return answer
 
 
@@ -132,14 +132,20 @@ RESERVED_TOOL_NAMES = RESERVED_PATHS | {
     "redoc",
     "openapi.json",
 }
-"""What no tool is called: it is something else of a server's."""
+"""Paths of a server that cannot be tool names."""
 
 
 @dataclass(slots=True)
 class SessionConnection:
-    """A line to one session at the resources server *at* a base URL: its cookies, what else each request carries.
+    """A connection to one session at a resources server.
 
-    *ours* says that the server is one of gymsdk's, which answers what does not fit as in process.
+    Attributes:
+        at: The server's URL.
+        jar: The session's cookies.
+        headers: Further headers of each request.
+        seconds: The timeout of a request.
+        retry: Retries of failed requests.
+        is_gymsdk: Whether the server is gymsdk's, which validates tool arguments itself.
     """
 
     at: str
@@ -150,7 +156,17 @@ class SessionConnection:
     is_gymsdk: bool = False
 
     async def post(self, path: str, body: object, *, stage: str, deadline: float | None = None) -> HttpResponse:
-        """Give what *path* answers, its cookies kept; raises `Failed` where there is no answer."""
+        """Send a POST request and store the cookies of the response.
+
+        Args:
+            path: The path below the server's URL.
+            body: The body.
+            stage: The stage of the episode, for failures.
+            deadline: When the request must end, on the event loop's clock.
+
+        Raises:
+            Failed: The server did not answer.
+        """
         left = self.seconds if deadline is None else deadline - asyncio.get_running_loop().time()
         headers = {**self.headers, **client.build_cookie_header(self.jar)}
         try:
@@ -171,7 +187,16 @@ class SessionConnection:
 async def call_tool(
     line: SessionConnection, action: ToolCall, offered: list[Item], *, deadline: float | None = None
 ) -> Step:
-    """Give what answers a tool call; one of a tool not *offered*, or of an endpoint, never leaves this process."""
+    """Call a tool.
+
+    A call of a tool that is not offered, or that is named like an endpoint, gets an error output and is not sent.
+
+    Args:
+        line: The connection to the session.
+        action: The tool call.
+        offered: The tools of the episode.
+        deadline: When the call must end, on the event loop's clock.
+    """
     names = {
         tool["name"]: tool
         for tool in offered
@@ -192,11 +217,13 @@ async def call_tool(
 
 
 def _to_server_failure(error: Failed, stage: str) -> Failed:
-    late = error.kind == "model_timeout"
-    kind = f"{'tool' if stage == 'step' else 'hook'}_timeout" if late else error.kind.replace("model_", "server_", 1)
-    again = convert_error(error, Failed, kind=kind)
-    again.stage = stage
-    return again
+    is_timeout = error.kind == "model_timeout"
+    kind = (
+        f"{'tool' if stage == 'step' else 'hook'}_timeout" if is_timeout else error.kind.replace("model_", "server_", 1)
+    )
+    converted = convert_error(error, Failed, kind=kind)
+    converted.stage = stage
+    return converted
 
 
 def _is_done(answer: HttpResponse) -> bool:
@@ -205,7 +232,7 @@ def _is_done(answer: HttpResponse) -> bool:
 
 
 def _parse_output(answer: HttpResponse, *, ours: bool) -> Content:
-    """Give the body as the policy reads it: text, or from one of our own servers a list of content parts."""
+    """Return the body as the policy reads it: text, or content parts from a gymsdk server."""
     if ours and answer.body.startswith(b"["):
         value = parse_value(answer)
         if isinstance(value, list) and value and all(_is_content_part(each) for each in value):

@@ -169,7 +169,7 @@ async def test_an_id_that_looks_like_an_attempts_is_refused(
 ) -> None:
     async with asked(server.create_app(counter(), policy("done"))) as client:
         answer = await client.post("/run", json=episode(episode_id={"rollout_id": "r1-a2"}))
-    assert "must not end like that of an attempt" in answer.json()["failure"]["failure_reason"]
+    assert "must not end in `-a` and a number" in answer.json()["failure"]["failure_reason"]
 
 
 async def test_an_episode_delivered_twice_is_played_once_but_a_failed_one_again(

@@ -41,7 +41,7 @@ async def test_an_app_that_fails_as_it_begins_is_named() -> None:
 
     made = fleet(bare("lamp", "A lamp.", figures=ServerMetrics("lamp"), lifespan=lifespan))
     running = asyncio.ensure_future(made.run())
-    with pytest.raises(GymsdkError, match="the server 'lamp' ended by itself: its app failed as it began"):
+    with pytest.raises(GymsdkError, match="the server 'lamp' ended by itself: the app failed at startup"):
         await made.up(running)
 
 

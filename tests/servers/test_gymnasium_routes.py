@@ -88,7 +88,7 @@ async def test_after_the_end_there_is_no_step(serving):
         await client.post("/reset", json=ROW)
         await client.post("/step", json=turn(responses.build_message("done")))
         answer = await client.post("/step", json=turn(responses.build_message("more")))
-    assert (answer.status_code, answer.json()["detail"]) == (409, "the episode is over: POST /reset for another")
+    assert (answer.status_code, answer.json()["detail"]) == (409, "the episode is over: POST /reset to start another")
 
 
 async def test_a_turn_cut_short_truncates_the_episode_and_is_judged(serving):

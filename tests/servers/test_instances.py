@@ -86,9 +86,7 @@ async def test_what_was_known_lasts_while_the_head_is_gone_and_the_log_says_so_o
         for _ in range(3):
             assert await ids(instances) == ["a"]
             await asyncio.sleep(0.01)
-    assert [each.getMessage() for each in caplog.records] == [
-        "the head does not say where the servers are: nobody there"
-    ]
+    assert [each.getMessage() for each in caplog.records] == ["the head does not list its servers: nobody there"]
 
 
 async def test_a_head_that_hangs_holds_nobody_for_longer_than_said() -> None:

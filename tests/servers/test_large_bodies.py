@@ -49,7 +49,7 @@ async def client(up: Up) -> AsyncIterator[aiohttp.ClientSession]:
             413,
             "1024 levels",
         ),
-        ("/verify", b'{"x":"' + b"a" * LARGE_BODY_BYTES + b'"', 422, "the body is no JSON"),
+        ("/verify", b'{"x":"' + b"a" * LARGE_BODY_BYTES + b'"', 422, "the body is not valid JSON"),
         (
             "/aggregate_metrics",
             b'{"verify_responses":[' + b'{"reward":1},' * 250_000 + b'{"reward":1}]}',

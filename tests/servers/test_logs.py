@@ -272,9 +272,9 @@ def test_nothing_changes_where_nothing_is_asked_for():
 
 
 def test_a_level_or_form_that_is_none_is_refused():
-    with pytest.raises(UsageError, match="--log-level loud: write one of debug, info, warning, error"):
+    with pytest.raises(UsageError, match="--log-level loud: must be one of debug, info, warning, error"):
         asked_for("loud", "text")
-    with pytest.raises(UsageError, match="--log-format xml: write one of text, json"):
+    with pytest.raises(UsageError, match="--log-format xml: must be one of text, json"):
         asked_for("info", "xml")
 
 

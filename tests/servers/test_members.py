@@ -69,7 +69,7 @@ def test_a_second_node_under_a_name_is_another_instance(members):
 def test_a_name_that_contradicts_another_is_refused_in_a_sentence(members, other):
     members.put("a", said(MATH), HERE)
     with pytest.raises(
-        RequestRejected, match=r"'math' is resources_servers/math here, and cannot be .*; give it another name"
+        RequestRejected, match=r"'math' is resources_servers/math at this head and cannot be .*; choose another name"
     ):
         members.put("b", said(another(**other)), HERE)
     assert len(members) == 1
@@ -111,7 +111,7 @@ def test_there_are_no_more_than_there_is_place_for(clock):
     members = NodeRegistry(most=1, clock=clock)
     members.register("a", said(), HERE)
     members.register("a", said(), HERE)
-    with pytest.raises(RequestRejected, match="this head has 1 nodes by now"):
+    with pytest.raises(RequestRejected, match="this head already has 1 nodes"):
         members.register("b", said(), HERE)
 
 
@@ -212,7 +212,7 @@ def test_how_a_server_ended_wrongly_is_not_hidden_by_another_of_its_name(members
 def test_two_nodes_do_not_have_the_same_instance(members):
     members.put("a", said(MATH), HERE)
     members.put("a", said(MATH), HERE)
-    with pytest.raises(RequestRejected, match=r"the id .* of 'math' is another instance's") as caught:
+    with pytest.raises(RequestRejected, match=r"the id .* of 'math' belongs to another instance") as caught:
         members.put("b", said(MATH), HERE)
     assert caught.value.status == 409
     members.put("b", said(another()), HERE)

@@ -165,7 +165,7 @@ async def test_a_path_that_is_no_apis_is_not_found() -> None:
     assert (answer.status_code, told["type"]) == (404, "not_found_error")
     assert "/v1/chat/completions" in told["message"]
     assert (wrong.status_code, wrong.json()["type"], wrong.headers["allow"]) == (405, "error", "POST")
-    assert "GET is not answered at /v1/messages; ask it with POST" in wrong.json()["error"]["message"]
+    assert "/v1/messages does not accept GET; use POST" in wrong.json()["error"]["message"]
     assert outside.json().keys() == {"detail"}
 
 

@@ -132,14 +132,16 @@ async def test_a_head_that_never_comes_is_waited_for_no_longer_than_said():
 
 async def test_what_is_no_head_is_not_waited_for():
     async with listening(FastAPI()) as port:
-        with pytest.raises(GymsdkError, match="is no head of gymsdk"):
+        with pytest.raises(GymsdkError, match="is not a gymsdk head"):
             await Node(f"http://127.0.0.1:{port}", [LAMP]).join()
 
 
 async def test_a_head_that_will_not_have_it_says_why():
     other = LAMP.model_copy(update={"implementation": "candle"})
     async with heading(other) as head_url:
-        with pytest.raises(GymsdkError, match=r"refuses this node: 'lamp' is .*candle here.*give it another name"):
+        with pytest.raises(
+            GymsdkError, match=r"refuses this node: 'lamp' is .*candle at this head.*choose another name"
+        ):
             await Node(head_url, [LAMP]).join()
 
 
@@ -214,7 +216,7 @@ async def test_a_head_elsewhere_is_waited_for_with_a_bound():
 
 async def test_a_port_of_this_machine_that_something_else_has_is_told_of_at_once():
     async with listening(FastAPI()) as port:
-        with pytest.raises(GymsdkError, match=r"is no head of gymsdk: it answered 404 at /nodes.*choose another port"):
+        with pytest.raises(GymsdkError, match=r"is not a gymsdk head: it answered 404 at /nodes.*choose another port"):
             await bind_head("127.0.0.1", port)
 
 
@@ -251,7 +253,7 @@ def test_who_waits_long_for_a_head_says_so_once(caplog):
     for _ in range(3):
         assert 0 < waiting.next_pause("nothing listens there") <= 0.5
     assert caplog.messages == [
-        "no head answers at http://127.0.0.1:9 yet (nothing listens there); it is waited for, 60 s at most"
+        "no head answers at http://127.0.0.1:9 yet (nothing listens there); waiting for it for at most 60 s"
     ]
     caplog.clear()
     HeadWait("http://127.0.0.1:9", 60, "name another").next_pause("nothing listens there")

@@ -44,5 +44,5 @@ async def test_its_documentation_finds_its_description_there(running: Running) -
 
 @pytest.mark.parametrize("given", ["gym", "/a b", "/a/../b", "/a//b", "http://h/gym"])
 def test_what_is_no_path_is_refused(given: str) -> None:
-    with pytest.raises(UsageError, match="write the path that a proxy shows the servers at"):
+    with pytest.raises(UsageError, match="expected the path at which a proxy publishes the servers"):
         parse_prefix(given)

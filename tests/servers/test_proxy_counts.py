@@ -82,6 +82,6 @@ async def test_an_engine_without_a_tokenizer_is_asked_once(status: int) -> None:
 
 
 async def refused(anthropic: AsyncAnthropic) -> None:
-    with pytest.raises(APIStatusError, match="cannot count tokens; ask it") as caught:
+    with pytest.raises(APIStatusError, match="cannot count tokens; read the usage") as caught:
         await anthropic.messages.count_tokens(**ASKS)
     assert (caught.value.status_code, caught.value.body["error"]["type"]) == (501, "api_error")  # type: ignore[index]  # JSON

@@ -155,7 +155,7 @@ async def test_a_tool_without_a_session_is_told_to_open_one(serving):
     async with serving() as client:
         answer = await client.post("/spell", json={})
     assert answer.status_code == 409
-    assert answer.json()["detail"].startswith("there is no session: POST a row to /seed_session first")
+    assert answer.json()["detail"].startswith("the request has no session: POST a row to /seed_session first")
 
 
 @pytest.mark.parametrize("name", ["verify", "seed_session", "aggregate_metrics", "reset", "step"])
@@ -267,7 +267,7 @@ async def test_a_response_that_cannot_be_read_is_refused(serving, response):
         ({"responses_create_params": None}, "the row does not fit environment 'counter'"),
         ({"initial_count": "many"}, "initial_count"),
         ({"_ng_rollout_id": "no spaces"}, "`_ng_rollout_id` must be"),
-        ({"gymsdk": {"budget": {"turns": 0}}}, "the budget of the row does not fit: turns"),
+        ({"gymsdk": {"budget": {"turns": 0}}}, "the row's budget is invalid: turns"),
     ],
 )
 async def test_a_row_that_does_not_fit_is_refused_in_a_sentence(serving, change, said):

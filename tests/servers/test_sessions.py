@@ -88,7 +88,7 @@ async def test_there_are_never_more_than_the_cap(opened, clock):
 async def test_a_name_that_was_closed_is_never_opened_again(opened):
     sessions = SessionStore()
     session = await sessions.open(await opened(), name="s")
-    with pytest.raises(RequestRejected, match="'s' has been opened or closed before"):
+    with pytest.raises(RequestRejected, match="a session 's' exists or existed"):
         await sessions.check_capacity("s")
     await sessions.close(session)
     assert sessions.find_by_name("s") is None

@@ -130,14 +130,14 @@ async def test_a_node_without_servers_is_none_beside_the_head():
 
 async def test_what_is_no_head_is_said_to_be_none():
     async with listening(FastAPI()) as port:
-        with pytest.raises(Failed, match="is no head: it answered 404"):
+        with pytest.raises(Failed, match="is not a head: it answered 404"):
             await fetch_status(f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("said", ["no", {}, {"detail": "forbidden"}, {"instances": "none"}, []])
 @pytest.mark.parametrize(
     ("status", "sentence"),
-    [(200, "is no head: it answered 200"), (403, "is no head: it answered 403"), (503, "it answered 503")],
+    [(200, "is not a head: it answered 200"), (403, "is not a head: it answered 403"), (503, "it answered 503")],
 )
 async def test_what_says_nothing_of_servers_is_no_head_that_is_well(status: int, sentence: str, said: object):
     made = FastAPI()
