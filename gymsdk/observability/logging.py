@@ -34,6 +34,30 @@ FLUSH_SECONDS = 2.0
 """Seconds that the end of the process waits for lines to be written."""
 
 
+Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+Form: TypeAlias = Literal["text", "json"]
+
+LOGGER_NAME, REQUEST_LOGGER_NAME = "gymsdk", "gymsdk.requests"
+"""The logger of gymsdk's messages, and the logger that writes one line for each request."""
+
+SERVER_ERROR_LOGGER_NAME = "uvicorn.error"
+"""uvicorn's logger, which reports unexpected exceptions with their tracebacks."""
+
+STDERR = 2
+
+NO_CONTEXT = LogContext()
+
+MAX_RELAYED_LINES = 10_000
+"""Lines that may wait to be written; further lines are dropped and counted."""
+
+CLOSE_SECONDS = 1.0
+"""Seconds that `close` waits for the remaining lines."""
+
+MAX_LINE_BYTES = 2**20
+"""Longest line in bytes that is read in one piece."""
+
+
 class LogWriter:
     """Writes lines to file descriptors in a background thread, so that a slow reader does not block the process.
 
@@ -98,19 +122,6 @@ def _write_line(file: int, line: bytes) -> None:
     except OSError:
         # The reader is gone or the disk is full, and there is no other place to report it.
         return
-
-
-Level: TypeAlias = Literal["debug", "info", "warning", "error"]
-Form: TypeAlias = Literal["text", "json"]
-
-LOGGER_NAME, REQUEST_LOGGER_NAME = "gymsdk", "gymsdk.requests"
-"""The logger of gymsdk's messages, and the logger that writes one line for each request."""
-
-SERVER_ERROR_LOGGER_NAME = "uvicorn.error"
-"""uvicorn's logger, which reports unexpected exceptions with their tracebacks."""
-
-STDERR = 2
-NO_CONTEXT = LogContext()
 
 
 class LogConfig(BaseModel):
@@ -308,16 +319,6 @@ def _summarize_exception(record: logging.LogRecord) -> dict[str, str]:
     if error is None:
         return {}
     return {"traceback": "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__}
-
-
-MAX_RELAYED_LINES = 10_000
-"""Lines that may wait to be written; further lines are dropped and counted."""
-
-CLOSE_SECONDS = 1.0
-"""Seconds that `close` waits for the remaining lines."""
-
-MAX_LINE_BYTES = 2**20
-"""Longest line in bytes that is read in one piece."""
 
 
 class LogRelay:

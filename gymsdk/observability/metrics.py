@@ -13,6 +13,17 @@ BUCKET_SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0, 600.0)
 """Upper bounds of the histogram buckets for response times, in seconds."""
 
 
+NVIDIA_SMI = "nvidia-smi"
+
+NVIDIA_SMI_ARGS = ("--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits")
+
+GPU_REFRESH_SECONDS = 10.0
+"""Seconds that a result is cached."""
+
+NVIDIA_SMI_SECONDS = 3.0
+"""Timeout of `nvidia-smi`, in seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One value of a gauge with its labels."""
@@ -32,7 +43,7 @@ class ServerMetrics:
         in_flight: How many requests are being answered.
         gauges: Functions that return a gauge's value, by name.
         samples: Functions that return a gauge's labelled values, by name.
-        looks: Functions that update the values before they are rendered.
+        updates: Functions that update the values before they are rendered.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,7 +52,7 @@ class ServerMetrics:
         self.in_flight = 0
         self.gauges: dict[str, Callable[[], float]] = {}
         self.samples: dict[str, Callable[[], list[Sample]]] = {}
-        self.looks: list[Callable[[], Awaitable[object]]] = []
+        self.updates: list[Callable[[], Awaitable[object]]] = []
         self._answers: Counter[tuple[str, int]] = Counter()
         self._buckets: Counter[tuple[str, float]] = Counter()
         self._seconds: Counter[str] = Counter()
@@ -55,7 +66,7 @@ class ServerMetrics:
 
     async def render_current(self) -> str:
         """Update the values and render all metrics as text."""
-        for update in self.looks:
+        for update in self.updates:
             await update()
         return self.render()
 
@@ -100,21 +111,11 @@ def _escape_label(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-NVIDIA_SMI = "nvidia-smi"
-NVIDIA_SMI_ARGS = ("--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits")
-
-GPU_REFRESH_SECONDS = 10.0
-"""Seconds that a result is cached."""
-
-NVIDIA_SMI_SECONDS = 3.0
-"""Timeout of `nvidia-smi`, in seconds."""
-
-
 def add_gpu_metrics(figures: ServerMetrics) -> None:
     """Add the utilization of this machine's GPUs to the metrics, if `nvidia-smi` is installed."""
     if shutil.which(NVIDIA_SMI) is not None:
         gpus = GpuMonitor()
-        figures.looks.append(gpus.refresh)
+        figures.updates.append(gpus.refresh)
         figures.samples["gpu_utilization_ratio"] = gpus.utilization
 
 

@@ -24,10 +24,43 @@ NodesFetcher: TypeAlias = Callable[[str], Awaitable[HeadSnapshot]]
 """Fetches the head's snapshot for a client that calls its machine by the given host."""
 
 
+SLOW_SECONDS = 0.1
+"""Round trip in seconds above which a server counts as slow."""
+
+IDLE_UTILIZATION = 0.5
+"""GPU utilization below which a server is marked as idle."""
+
+RECENT_EXIT_SECONDS = 600.0
+"""Seconds for which an abnormal exit counts as a problem, even if the server has been restarted."""
+
+REQUEST_SECONDS = 5.0
+"""Timeout of each request, in seconds."""
+
+NOT_FOUND = 404
+
+SERVER_ERROR = 500
+
+SAMPLE_PATTERN = re.compile(r"^gymsdk_(\w+)\{(.*)\} ([^ ]+)$", re.MULTILINE)
+
+LABEL_PATTERN = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+METRICS_BY_FIELD = {
+    "uptime": frozenset({"uptime_seconds"}),
+    "sessions": frozenset({"sessions_open", "agent_sessions_open"}),
+    "in_flight": frozenset({"requests_in_flight"}),
+}
+"""Metrics that are summed for each field of the status."""
+
+Problem: TypeAlias = Literal["missing", "unhealthy", "exit", "slow"]
+
+Samples: TypeAlias = list[tuple[str, dict[str, str], float]]
+"""The samples of one server: name, labels and value."""
+
+
 def add_server_metrics(figures: ServerMetrics, look: NodesFetcher) -> None:
     """Add the state of all servers to the head's metrics."""
     monitor = ServerMonitor(look)
-    figures.looks.append(monitor.refresh)
+    figures.updates.append(monitor.refresh)
     figures.gauges["expected_servers"] = lambda: len(expected_servers(monitor.nodes))
     figures.gauges["registered_servers"] = lambda: (
         len(expected_servers(monitor.nodes)) - len(missing_servers(monitor.nodes))
@@ -98,36 +131,6 @@ class ServerMonitor:
 
 def _instance_labels(instance: Instance) -> dict[str, str]:
     return {"name": instance.name, "id": instance.id}
-
-
-SLOW_SECONDS = 0.1
-"""Round trip in seconds above which a server counts as slow."""
-
-IDLE_UTILIZATION = 0.5
-"""GPU utilization below which a server is marked as idle."""
-
-RECENT_EXIT_SECONDS = 600.0
-"""Seconds for which an abnormal exit counts as a problem, even if the server has been restarted."""
-
-REQUEST_SECONDS = 5.0
-"""Timeout of each request, in seconds."""
-
-NOT_FOUND = 404
-SERVER_ERROR = 500
-
-SAMPLE_PATTERN = re.compile(r"^gymsdk_(\w+)\{(.*)\} ([^ ]+)$", re.MULTILINE)
-LABEL_PATTERN = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-METRICS_BY_FIELD = {
-    "uptime": frozenset({"uptime_seconds"}),
-    "sessions": frozenset({"sessions_open", "agent_sessions_open"}),
-    "in_flight": frozenset({"requests_in_flight"}),
-}
-"""Metrics that are summed for each field of the status."""
-
-Problem: TypeAlias = Literal["missing", "unhealthy", "exit", "slow"]
-Samples: TypeAlias = list[tuple[str, dict[str, str], float]]
-"""The samples of one server: name, labels and value."""
 
 
 class ServerStatus(BaseModel):

@@ -21,17 +21,17 @@ MEASURE_SECONDS = 1.0
 
 
 class EpisodeSlots:
-    """Grants episodes a place in the order of their requests.
+    """Grants episodes a slot in the order of their requests.
 
     A request beyond the queue is rejected with the time that the queue needs to drain at the current rate.
 
     Args:
-        places: How many episodes play at the same time.
+        slots: How many episodes play at the same time.
         queue: How many more may wait.
     """
 
-    def __init__(self, places: int, queue: int) -> None:
-        self._places = places
+    def __init__(self, slots: int, queue: int) -> None:
+        self._slots = slots
         self._queue = queue
         self._taken = 0
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
@@ -41,33 +41,33 @@ class EpisodeSlots:
 
     @property
     def taken(self) -> int:
-        """The number of places in use."""
+        """The number of slots in use."""
         return self._taken
 
     @property
     def waiting(self) -> int:
-        """The number of episodes that wait for a place."""
+        """The number of episodes that wait for a slot."""
         return len(self._waiting)
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Wait for a place and hold it inside the block.
+    async def acquire(self) -> AsyncIterator[None]:
+        """Wait for a slot and hold it inside the block.
 
         Raises:
-            ServerOverloaded: All places are taken and the queue is full.
+            ServerOverloaded: All slots are taken and the queue is full.
         """
-        await self._acquire()
+        await self._take_slot()
         try:
             yield
         finally:
-            self._release()
+            self._release_slot()
 
-    async def _acquire(self) -> None:
-        if self._taken < self._places and not self._waiting:
+    async def _take_slot(self) -> None:
+        if self._taken < self._slots and not self._waiting:
             self._taken += 1
             return
         if len(self._waiting) >= self._queue:
-            sentence = f"all {self._places} places are taken by episodes, and {self._queue} more wait"
+            sentence = f"all {self._slots} slots are taken by episodes, and {self._queue} more wait"
             raise ServerOverloaded(
                 f"{sentence}; come back later, or send fewer at once", retry_after=self._drain_time()
             )
@@ -76,19 +76,19 @@ class EpisodeSlots:
         try:
             await granted
         except asyncio.CancelledError:
-            # A cancelled request leaves the queue, or returns the place that it was granted meanwhile.
+            # A cancelled request leaves the queue, or returns the slot that it was granted meanwhile.
             self._waiting.pop(granted, None)
             if not granted.cancelled():
                 self._pass_on()
             raise
 
-    def _release(self) -> None:
+    def _release_slot(self) -> None:
         self._ended += 1
         self._measure()
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Grant a free place to the first episode in the queue."""
+        """Grant a free slot to the first episode in the queue."""
         while self._waiting:
             granted, _ = self._waiting.popitem(last=False)
             # The request may be cancelled without having run yet.

@@ -31,7 +31,7 @@ from gymsdk.servers.app import (
     json_response,
     read_json_object,
 )
-from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.auth import cookie_name
 from gymsdk.servers.idempotency import IdempotencyCache
 from gymsdk.servers.middleware import cancel_on_disconnect
@@ -138,7 +138,7 @@ class RunService:
         self.environment = environment
         self.model = model
         self.budget = budget or Budget()
-        self.admission = EpisodeSlots(at_once, queue)
+        self.slots = EpisodeSlots(at_once, queue)
         self._once = IdempotencyCache()
 
     @asynccontextmanager
@@ -165,7 +165,7 @@ class RunService:
         """
         row = {key: value for key, value in request.row.items() if key not in UNMASKED_FIELDS}
         indices = {key: row.pop(key) for key in INDEX_FIELDS if key in row}
-        async with self.admission.place():
+        async with self.slots.acquire():
             rollout = await play_without_nulls(
                 row, lambda candidate: self._play_row(request, candidate, request.id or _rollout_id(indices))
             )
@@ -294,7 +294,7 @@ async def answer_request(runs: RunService, request: Item, line: SessionConnectio
         task = Task.model_validate({"responses_create_params": body})
     except ValueError:
         raise RequestRejected(422, "`input` must be a string or a list of items, `tools` a list of tools") from None
-    async with runs.admission.place():
+    async with runs.slots.acquire():
         environment = CallerSession(runs.environment.name, line)
         rollout = await play(
             environment, runs.model, task, id=id or responses.generate_id("rollout"), budget=runs.budget
@@ -333,20 +333,20 @@ def create_app(
     agent = AgentEndpoints(
         server_name, runs, resources or (environment if isinstance(environment, SessionLocator) else None)
     )
-    figures.gauges["episodes_playing"] = lambda: runs.admission.taken
-    figures.gauges["episodes_waiting"] = lambda: runs.admission.waiting
-    figures.gauges["agent_sessions_open"] = lambda: len(agent.engagements)
+    figures.gauges["episodes_playing"] = lambda: runs.slots.taken
+    figures.gauges["episodes_waiting"] = lambda: runs.slots.waiting
+    figures.gauges["agent_sessions_open"] = lambda: len(agent.sessions)
     ready = asyncio.Event()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with runs.open(), agent.engagements.sweep_periodically():
+        async with runs.open(), agent.sessions.sweep_periodically():
             ready.set()
             yield
         ready.clear()
 
     about = f"The agent of the environment {environment.name}: it plays rows, and answers requests with tools."
-    api = bare(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    api = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
     _add_routes(api, agent)
     return api
 
@@ -372,7 +372,7 @@ class AgentEndpoints:
     """
 
     def __init__(self, name: str, runs: RunService, resources: SessionLocator | None) -> None:
-        self.engagements = AgentSessions()
+        self.sessions = AgentSessions()
         self._name = name
         self._runs = runs
         self._resources = resources
@@ -392,7 +392,7 @@ class AgentEndpoints:
         """Answer a Responses request, calling tools in the session of the request's cookies."""
         content = await read_json_object(request)
         jar = client.parse_cookies(request.headers.get("cookie"))
-        session = self.engagements.find_by_token(jar.get(self._cookie))
+        session = self.sessions.find_by_token(jar.get(self._cookie))
         line = session.line if session else await self._open_connection(content, jar)
         result = await cancel_if_client_leaves(
             request, answer_request(self._runs, content, line, id=rollout_id_of(request.scope) or "")
@@ -405,13 +405,13 @@ class AgentEndpoints:
     async def open(self, request: Request) -> Response:
         """Open an agent session; a repeated request returns the same session."""
         request_body = parse_body(OpenAgentSession, await read_json_object(request))
-        session = self.engagements.open(request_body, agent_sessions.connect_to_tools(request_body, self._auth_headers))
+        session = self.sessions.open(request_body, agent_sessions.connect_to_tools(request_body, self._auth_headers))
         return self._with_token(json_response({"agent_session_id": request_body.agent_session_id}), session)
 
     async def close(self, request: Request) -> Response:
         """Close an agent session; an unknown session counts as closed from then on."""
         request_body = parse_body(CloseAgentSession, await read_json_object(request))
-        jar = self.engagements.close(request_body)
+        jar = self.sessions.close(request_body)
         return json_response(
             {"agent_session_id": request_body.agent_session_id, "agent_observations": None, "resources_cookies": jar}
         )

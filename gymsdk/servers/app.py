@@ -64,6 +64,96 @@ Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 log = logging.getLogger("gymsdk")
 
 
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+"""An endpoint: answers one request."""
+
+ERROR_DESCRIPTIONS = {
+    408: "The body did not arrive in time.",
+    409: "The session does not exist, or its state does not allow the request.",
+    413: "The body is too large.",
+    422: "The body is invalid, or the environment fails on it permanently.",
+    503: "A temporary failure: send the request again after `retry-after` seconds.",
+}
+"""Descriptions of the error statuses that every endpoint can return."""
+
+ITEM_SCHEMA: Item = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": ["message", "function_call", "function_call_output", "reasoning"]},
+        "role": {"enum": ["user", "assistant", "system", "developer"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+        "name": {"type": "string"},
+        "arguments": {"type": "string"},
+        "call_id": {"type": "string"},
+        "output": {"type": "string"},
+    },
+}
+
+PROMPT_SCHEMA: Item = {
+    "type": "object",
+    "required": ["input"],
+    "properties": {"input": {"anyOf": [{"type": "string"}, {"type": "array", "items": ITEM_SCHEMA}]}},
+}
+
+MESSAGE_SCHEMA: Item = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": ["user", "assistant", "system", "tool"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+    },
+}
+
+RESPONSES_REQUEST_SCHEMA: Item = {
+    **PROMPT_SCHEMA,
+    "properties": {**PROMPT_SCHEMA["properties"], "stream": {"type": "boolean"}},
+}
+"""Body of a Responses API request."""
+
+CHAT_REQUEST_SCHEMA: Item = {
+    "type": "object",
+    "required": ["messages"],
+    "properties": {"messages": {"type": "array", "items": MESSAGE_SCHEMA}, "stream": {"type": "boolean"}},
+}
+"""Body of a Chat Completions request or an Anthropic Messages request."""
+
+RESPONSE_SCHEMA: Item = {
+    "type": "object",
+    "required": ["output"],
+    "properties": {"output": {"type": "array", "items": ITEM_SCHEMA}},
+}
+
+FLAT_ROW_SCHEMA: Item = {"type": "object", "required": ["responses_create_params"]}
+"""A row whose environment fields are not described."""
+
+AGGREGATE_SCHEMA: Item = {
+    "type": "object",
+    "properties": {"verify_responses": {"type": "array", "items": {"type": "object"}}},
+}
+
+STREAM_RESPONSE: Item = {
+    "description": "The response, or a stream of server-sent events if the body asks for a stream.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+"""A response that may be streamed."""
+
+HEARTBEAT_SECONDS = 5.0
+"""Seconds before a stream without a result starts, and between two heartbeats in it."""
+
+EVENT_STREAM_TYPE = "text/event-stream"
+
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+"""Headers that keep proxies from caching a stream or buffering it until it is complete."""
+
+STREAM_START = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (name.encode(), value.encode()) for name, value in {"content-type": EVENT_STREAM_TYPE, **STREAM_HEADERS}.items()
+    ],
+}
+
+
 class RequestRejected(Exception):
     """An error response to a request.
 
@@ -295,84 +385,6 @@ def _error_kind(error: Exception) -> str:
     return type(error).__name__
 
 
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
-"""An endpoint: answers one request."""
-
-
-ERROR_DESCRIPTIONS = {
-    408: "The body did not arrive in time.",
-    409: "The session does not exist, or its state does not allow the request.",
-    413: "The body is too large.",
-    422: "The body is invalid, or the environment fails on it permanently.",
-    503: "A temporary failure: send the request again after `retry-after` seconds.",
-}
-"""Descriptions of the error statuses that every endpoint can return."""
-
-
-ITEM_SCHEMA: Item = {
-    "type": "object",
-    "properties": {
-        "type": {"enum": ["message", "function_call", "function_call_output", "reasoning"]},
-        "role": {"enum": ["user", "assistant", "system", "developer"]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-        "name": {"type": "string"},
-        "arguments": {"type": "string"},
-        "call_id": {"type": "string"},
-        "output": {"type": "string"},
-    },
-}
-
-PROMPT_SCHEMA: Item = {
-    "type": "object",
-    "required": ["input"],
-    "properties": {"input": {"anyOf": [{"type": "string"}, {"type": "array", "items": ITEM_SCHEMA}]}},
-}
-
-MESSAGE_SCHEMA: Item = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"enum": ["user", "assistant", "system", "tool"]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
-    },
-}
-
-RESPONSES_REQUEST_SCHEMA: Item = {
-    **PROMPT_SCHEMA,
-    "properties": {**PROMPT_SCHEMA["properties"], "stream": {"type": "boolean"}},
-}
-"""Body of a Responses API request."""
-
-CHAT_REQUEST_SCHEMA: Item = {
-    "type": "object",
-    "required": ["messages"],
-    "properties": {"messages": {"type": "array", "items": MESSAGE_SCHEMA}, "stream": {"type": "boolean"}},
-}
-"""Body of a Chat Completions request or an Anthropic Messages request."""
-
-RESPONSE_SCHEMA: Item = {
-    "type": "object",
-    "required": ["output"],
-    "properties": {"output": {"type": "array", "items": ITEM_SCHEMA}},
-}
-
-
-FLAT_ROW_SCHEMA: Item = {"type": "object", "required": ["responses_create_params"]}
-"""A row whose environment fields are not described."""
-
-AGGREGATE_SCHEMA: Item = {
-    "type": "object",
-    "properties": {"verify_responses": {"type": "array", "items": {"type": "object"}}},
-}
-
-
-STREAM_RESPONSE: Item = {
-    "description": "The response, or a stream of server-sent events if the body asks for a stream.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
-}
-"""A response that may be streamed."""
-
-
 class EndpointDocs(TypedDict):
     """The keyword arguments of `FastAPI.add_api_route` that document an endpoint."""
 
@@ -422,22 +434,6 @@ def _inline_references(schema: Any, definitions: Item) -> Any:
     if "$ref" in schema:
         return {}
     return {key: _inline_references(value, definitions) for key, value in schema.items() if key != "$defs"}
-
-
-HEARTBEAT_SECONDS = 5.0
-"""Seconds before a stream without a result starts, and between two heartbeats in it."""
-
-EVENT_STREAM_TYPE = "text/event-stream"
-STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-"""Headers that keep proxies from caching a stream or buffering it until it is complete."""
-
-STREAM_START = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [
-        (name.encode(), value.encode()) for name, value in {"content-type": EVENT_STREAM_TYPE, **STREAM_HEADERS}.items()
-    ],
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,21 @@ PUBLIC_PATHS = frozenset({*HEALTH_PATHS, "/readyz"})
 """Health paths: load balancers and heads request them without a token, so their rejections are not logged as abuse."""
 
 
+BROKEN_MESSAGE = "the server failed on this request; see its log for details"
+
+UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
+"""Characters that a cookie's name cannot contain."""
+
+TOKEN_PATTERN = re.compile(rf"(?:(?P<instance>{INSTANCE_ID_PATTERN})\.)?[A-Za-z0-9_-]{{32}}|lost\.[A-Za-z0-9_-]{{32}}")
+"""Tokens that name a session, now or in the past; placeholder tokens do not match."""
+
+MAX_HEADER_BYTES = 128 * 2**10
+
+MAX_HEADERS = 256
+
+MAX_CONNECTIONS = 20_000
+
+
 class AuthMiddleware:
     """ASGI middleware that admits only requests with the token, and removes the token from the headers."""
 
@@ -113,12 +128,6 @@ def is_insecure_allowed() -> bool:
     raise UsageError(f"{INSECURE_VARIABLE} is {value!r}; set it to 1 to allow access without a token, or unset it")
 
 
-BROKEN_MESSAGE = "the server failed on this request; see its log for details"
-
-UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
-"""Characters that a cookie's name cannot contain."""
-
-
 def cookie_name(kind: str, name: str) -> str:
     """Return the name of a server's session cookie, as NeMo Gym's clients expect it.
 
@@ -127,10 +136,6 @@ def cookie_name(kind: str, name: str) -> str:
         name: The server's name.
     """
     return f"{kind}___{UNSAFE_CHARACTERS.sub('_', name)}"
-
-
-TOKEN_PATTERN = re.compile(rf"(?:(?P<instance>{INSTANCE_ID_PATTERN})\.)?[A-Za-z0-9_-]{{32}}|lost\.[A-Za-z0-9_-]{{32}}")
-"""Tokens that name a session, now or in the past; placeholder tokens do not match."""
 
 
 class CookieMiddleware:
@@ -206,11 +211,6 @@ async def _send_broken(send: Send) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 500, "headers": headers})
     await send({"type": "http.response.body", "body": dump_json({"detail": BROKEN_MESSAGE})})
-
-
-MAX_HEADER_BYTES = 128 * 2**10
-MAX_HEADERS = 256
-MAX_CONNECTIONS = 20_000
 
 
 class Limits(BaseModel):

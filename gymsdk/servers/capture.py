@@ -105,6 +105,6 @@ class CapturingModel:
 
 
 def _rollout_id(episode: Episode | None) -> str | None:
-    here = context.get_log_context()
-    name = (episode.id if episode else "") or (here.rollout if here else "")
+    log_context = context.get_log_context()
+    name = (episode.id if episode else "") or (log_context.rollout if log_context else "")
     return name if re.fullmatch(ID_PATTERN, name) else None

@@ -30,7 +30,7 @@ from gymsdk.servers.app import (
     json_response,
     read_json_object,
 )
-from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.middleware import cancel_on_disconnect
 from gymsdk.servers.requests import EpisodeId, RowRequest, TaskId, parse_body, parse_row_request
 from gymsdk.servers.routing import rollout_id_of
@@ -59,6 +59,10 @@ OBSERVATION_FIELDS = frozenset({"ng_trajectory", "ng_model_call_capture", "ng_pe
 """Keys that the collector writes itself, beside all that begin with `_ng_`."""
 
 ATTEMPT_SUFFIX_PATTERN = re.compile(r"-a[1-9][0-9]*$")
+
+
+NAME_SUFFIX = "_environment_server"
+"""Suffix of an environment server's default name."""
 
 
 class NamedTask(BaseModel):
@@ -214,10 +218,6 @@ def _failure_name(kind: str) -> str:
     return word if word[:1].isalpha() else f"kind_{word}"
 
 
-NAME_SUFFIX = "_environment_server"
-"""Suffix of an environment server's default name."""
-
-
 def create_app(
     environment: Playable,
     model: Model,
@@ -242,8 +242,8 @@ def create_app(
     server_name = name or environment.name + NAME_SUFFIX
     figures = figures or ServerMetrics(server_name)
     runs = RunService(environment, model, budget=budget, at_once=at_once, queue=queue)
-    figures.gauges["episodes_playing"] = lambda: runs.admission.taken
-    figures.gauges["episodes_waiting"] = lambda: runs.admission.waiting
+    figures.gauges["episodes_playing"] = lambda: runs.slots.taken
+    figures.gauges["episodes_waiting"] = lambda: runs.slots.waiting
     ready = asyncio.Event()
 
     @asynccontextmanager
@@ -254,7 +254,7 @@ def create_app(
         ready.clear()
 
     about = f"The environment server of {environment.name}: it plays flat rows and episode requests."
-    api = bare(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    api = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
     server = EnvironmentEndpoints(runs)
     schema = {"anyOf": [EpisodeRequest.model_json_schema(), FLAT_ROW_SCHEMA]}
     schema["$defs"] = schema["anyOf"][0].pop("$defs")

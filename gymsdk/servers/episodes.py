@@ -1,4 +1,4 @@
-"""Finds the session in which a response was played: the session of the same row that received its tool calls."""
+"""Opens, plays and judges the episodes behind sessions, and finds the session in which a response was played."""
 
 from __future__ import annotations
 
@@ -43,6 +43,26 @@ MISMATCH_ADVICE = (
 )
 
 
+MAX_BUDGET = Budget(turns=10_000, tools=10_000)
+"""Largest budget of an episode without a client's budget, and of each episode that is judged."""
+
+SessionKind: TypeAlias = Literal["tools", "typed", "turns"]
+"""How a session is played: by tool calls (opened with a flat or a typed body), or turn by turn."""
+
+SESSION_LOST: dict[str, Any] = {"stage": "step", "kind": "session_lost", "retryable": True}
+"""Fields of a rejection that tell an agent to play the rollout again: it is lost, not bad."""
+
+MAX_EARLIER_SESSIONS = 64
+"""How many earlier sessions of a client are remembered with its newest one: the first, and the latest."""
+
+SESSION_JUDGED: dict[str, Any] = {"stage": "step", "kind": "session_judged", "retryable": False}
+
+SESSION_MISMATCH: dict[str, Any] = {"stage": "verify", "kind": "session_mismatch", "retryable": False}
+"""Fields of a rejection when the response was not played in the cookie's session."""
+
+OPENING_PATHS = {"tools": "/seed_session", "typed": "/seed_session", "turns": "/reset"}
+
+
 @dataclass(frozen=True, slots=True)
 class SessionOrigin:
     """The row with which a session was opened.
@@ -68,12 +88,12 @@ class Match:
 
     Attributes:
         session: The session, or `None` if no session matches.
-        why: Why the newest session does not match.
+        reason: Why the newest session does not match.
         row_has_session: Whether a session of the row exists.
     """
 
     session: Session | None
-    why: str | None = None
+    reason: str | None = None
     row_has_session: bool = True
 
 
@@ -98,14 +118,14 @@ def find_session(
     calls = ResponseCalls.from_items(items, fitting[-1], environment)
     if newest in fitting and calls.is_complete_in(newest):
         return Match(newest)
-    sharing = [session for session in fitting if calls.any_seen([session])]
+    sharing = [session for session in fitting if calls.has_seen_any([session])]
     # A call of an unknown tool may have opened a newer session, which received the later calls.
     played = candidates[candidates.index(sharing[0]) :] if sharing and calls.others else fitting
-    unseen = calls.unseen(played)
+    unseen = calls.find_unseen(played)
     if unseen or not sharing:
         name = unseen[0].name if unseen else ""
         return Match(None, CALLS_UNSEEN_MESSAGE.format(name=name) if sharing else NO_CALL_SEEN_MESSAGE)
-    complete = [session for session in sharing if not calls.unseen([session])]
+    complete = [session for session in sharing if not calls.find_unseen([session])]
     # A policy may have opened the newer session itself; it must not choose where it is judged.
     chosen = complete[-1] if complete and not calls.others else sharing[0]
     return Match(chosen, None if chosen is newest else ABANDONED_MESSAGE)
@@ -113,16 +133,21 @@ def find_session(
 
 def is_judged(session: Session) -> bool:
     """Return whether the session was judged."""
-    return "judged" in session.extras or session.sitting.result is not None
+    return "judged" in session.extras or session.runner.result is not None
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseCalls:
     """The tool calls of a response that have an answer.
 
-    Agents send a call to the server if it is *offered*: a call of a tool that the episode offers, with a JSON object
-    that the tool accepts. They answer the *others* themselves, or post each to the path of its name, which may be an
-    endpoint that opens a session.
+    Agents send a call to the server if the episode offers the tool and the arguments are a JSON object that the tool
+    accepts. They answer other calls themselves, or post each to the path of its name, which may be an endpoint that
+    opens a session.
+
+    Attributes:
+        offered: The calls of offered tools with valid arguments.
+        others: The calls of other tools.
+        environment: The environment of the episode.
     """
 
     offered: list[ToolCall]
@@ -131,7 +156,7 @@ class ResponseCalls:
 
     @classmethod
     def from_items(cls, items: Sequence[Item], session: Session, environment: Environment) -> ResponseCalls:
-        """Return the calls among *items*, which were played in an episode like that of *session*."""
+        """Return the calls among `items`, which were played in an episode like that of `session`."""
         episode = _episode_of(session)
         names = {tool.get("name") for tool in episode.tools} - RESERVED_PATHS
         answered = [
@@ -146,46 +171,46 @@ class ResponseCalls:
     def is_complete_in(self, session: Session) -> bool:
         """Return whether `session` received every call, including calls of unknown tools."""
         missing, _ = _pair_calls(self.others, session.calls, lambda call: call.name)
-        return not missing and not self.unseen([session])
+        return not missing and not self.find_unseen([session])
 
-    def any_seen(self, sessions: Iterable[Session]) -> bool:
+    def has_seen_any(self, sessions: Iterable[Session]) -> bool:
         """Return whether one of `sessions` received an offered call, or no agent would have sent any of them."""
-        missing = self._missing(sessions)
-        return len(missing) < len(self.offered) or not self._sent(missing)
+        missing = self._find_missing(sessions)
+        return len(missing) < len(self.offered) or not self._keep_sendable(missing)
 
-    def unseen(self, sessions: Iterable[Session]) -> list[ToolCall]:
+    def find_unseen(self, sessions: Iterable[Session]) -> list[ToolCall]:
         """Return the offered calls that `sessions` did not receive, except those that agents do not send."""
-        return self._sent(self._missing(sessions))
+        return self._keep_sendable(self._find_missing(sessions))
 
-    def _missing(self, sessions: Iterable[Session]) -> list[ToolCall]:
+    def _find_missing(self, sessions: Iterable[Session]) -> list[ToolCall]:
         recorded = [call for session in sessions for call in session.calls]
         missing, rest = _pair_calls(self.offered, recorded, _written_key)
         if missing and rest:
             missing, _ = _pair_calls(missing, rest, partial(_received_key, environment=self.environment))
         return missing
 
-    def _sent(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
+    def _keep_sendable(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
         return [call for call in calls if _received_key(call, self.environment) is not None]
 
 
 def _pair_calls(
-    calls: Sequence[ToolCall], recorded: Sequence[ToolCall], form: Callable[[ToolCall], Hashable]
+    calls: Sequence[ToolCall], recorded: Sequence[ToolCall], key_of: Callable[[ToolCall], Hashable]
 ) -> tuple[list[ToolCall], list[ToolCall]]:
     """Match calls with recorded calls.
 
     Returns:
-        The calls without an equal recorded call, and the recorded calls without an equal call; `form` defines equality.
+        The calls without an equal recorded call, and the recorded calls without an equal call, compared by `key_of`.
     """
     available: defaultdict[Hashable, list[ToolCall]] = defaultdict(list)
     for call in recorded:
-        available[form(call)].append(call)
+        available[key_of(call)].append(call)
     missing = []
     for call in calls:
-        if equals := available[form(call)]:
-            equals.pop()
+        if matches := available[key_of(call)]:
+            matches.pop()
         else:
             missing.append(call)
-    return missing, [call for equals in available.values() for call in equals]
+    return missing, [call for matches in available.values() for call in matches]
 
 
 def _written_key(call: ToolCall) -> Hashable:
@@ -245,7 +270,7 @@ def _describe_difference(session: Session, request: RowRequest, environment: Env
     Unless `exact`, the agent may have put a system prompt before the row's prompt, and one side may lack the task
     index, which some clients send only with one of their requests.
     """
-    origin: SessionOrigin = session.extras["opening"]
+    origin: SessionOrigin = session.extras["origin"]
     ours, theirs = origin.identity, request.identity
     for name, value in ours.fields.items():
         if name not in theirs.fields or theirs.fields[name] != value:
@@ -281,7 +306,7 @@ def _has_seed(origin: SessionOrigin, request: RowRequest, *, exact: bool) -> boo
 
 def _find_added_field(session: Session, request: RowRequest, environment: Environment) -> str | None:
     """Describe a difference in declared fields that the request has and the session's row lacks."""
-    origin: SessionOrigin = session.extras["opening"]
+    origin: SessionOrigin = session.extras["origin"]
     added = request.identity.fields.keys() - origin.identity.fields.keys()
     declared = sorted(added & environment.task_type.model_fields.keys())
     if not declared:
@@ -294,29 +319,9 @@ def _find_added_field(session: Session, request: RowRequest, environment: Enviro
 
 
 def _episode_of(session: Session) -> Episode:
-    episode = session.sitting.episode
+    episode = session.runner.episode
     assert episode is not None, "a session is opened with its episode"
     return episode
-
-
-MAX_BUDGET = Budget(turns=10_000, tools=10_000)
-"""Largest budget of an episode without a client's budget, and of each episode that is judged."""
-
-SessionKind: TypeAlias = Literal["tools", "typed", "turns"]
-"""How a session is played: by tool calls (opened with a flat or a typed body), or turn by turn."""
-
-SESSION_LOST: dict[str, Any] = {"stage": "step", "kind": "session_lost", "retryable": True}
-"""Fields of a rejection that tell an agent to play the rollout again: it is lost, not bad."""
-
-MAX_EARLIER_SESSIONS = 64
-"""How many earlier sessions of a client are remembered with its newest one: the first, and the latest."""
-
-SESSION_JUDGED: dict[str, Any] = {"stage": "step", "kind": "session_judged", "retryable": False}
-
-SESSION_MISMATCH: dict[str, Any] = {"stage": "verify", "kind": "session_mismatch", "retryable": False}
-"""Fields of a rejection when the response was not played in the cookie's session."""
-
-OPENING_PATHS = {"tools": "/seed_session", "typed": "/seed_session", "turns": "/reset"}
 
 
 class EpisodeService:
@@ -368,10 +373,10 @@ class EpisodeService:
         origin = SessionOrigin(
             request.identity, request.seed, typed=kind == "typed", prompted=has_prompt, seed_given=request.seed_given
         )
-        session.extras |= {"face": kind, "opening": origin}
+        session.extras |= {"kind": kind, "origin": origin}
         if previous is not None and not is_judged(previous):
             earlier = [*self._earlier_sessions(previous), previous]
-            session.extras["before"] = (
+            session.extras["earlier"] = (
                 earlier if len(earlier) <= MAX_EARLIER_SESSIONS else [earlier[0], *earlier[1 - MAX_EARLIER_SESSIONS :]]
             )
         return session
@@ -389,16 +394,16 @@ class EpisodeService:
             )
             raise RequestRejected(409, sentence, **SESSION_LOST)
         # A tool call carries no rollout id; the log takes it from the session.
-        context.set_rollout_id(session.sitting.episode.id if session.sitting.episode else "")
-        if session.extras["face"] not in kinds:
+        context.set_rollout_id(session.runner.episode.id if session.runner.episode else "")
+        if session.extras["kind"] not in kinds:
             raise RequestRejected(
                 409,
-                f"this session was opened by {OPENING_PATHS[session.extras['face']]}: use the endpoints that belong to it",
+                f"this session was opened by {OPENING_PATHS[session.extras['kind']]}: use its endpoints",
             )
         async with session.lock:
             if self.sessions.find_by_token(session.token) is None:
                 raise RequestRejected(409, "the session was closed meanwhile; open another", **SESSION_LOST)
-            session.sitting.restart_deadline()
+            session.runner.restart_deadline()
             try:
                 yield session
             finally:
@@ -436,9 +441,9 @@ class EpisodeService:
             RequestRejected: The episode has no time left.
         """
         call = responses.build_function_call(name, arguments)
-        if session.sitting.is_over:
+        if session.runner.is_over:
             return responses.build_function_call_output(call["call_id"], NOT_RUN_OUTPUT), TurnResult(ended="done")
-        taken = await session.sitting.apply_response({"output": [call]})
+        taken = await session.runner.apply_response({"output": [call]})
         if not taken.items:
             raise RequestRejected(503, f"the tool {name!r} had no time left", retry_after=1)
         return taken.items[0], taken
@@ -486,27 +491,27 @@ class EpisodeService:
         """
         match = find_session([*self._earlier_sessions(session), session], request, items, self.environment)
         if match.session is not None:
-            return match.session, match.why
+            return match.session, match.reason
         # A judged session of another row is over; the client has only kept its cookie.
         is_stale = not match.row_has_session and is_judged(session)
         if self.environment.needs_replay and not is_stale:
             parse_task(request.row, self.environment)
-            raise RequestRejected(409, f"{match.why} {MISMATCH_ADVICE}", **SESSION_MISMATCH)
-        return None, f"{match.why} {JUDGED_WITHOUT_MESSAGE}"
+            raise RequestRejected(409, f"{match.reason} {MISMATCH_ADVICE}", **SESSION_MISMATCH)
+        return None, f"{match.reason} {JUDGED_WITHOUT_MESSAGE}"
 
     def _earlier_sessions(self, session: Session) -> list[Session]:
-        earlier: list[Session] = session.extras.get("before", [])
+        earlier: list[Session] = session.extras.get("earlier", [])
         return [candidate for candidate in earlier if self.sessions.is_open(candidate) and not is_judged(candidate)]
 
     async def _judge_session(
         self, session: Session, request: RowRequest, items: Sequence[Item], end_reason: EndReason
     ) -> JudgedEpisode:
         _fix_judged_response(session, items, end_reason)
-        episode = session.sitting.episode
+        episode = session.runner.episode
         assert episode is not None, "a session is opened with its episode"
-        origin: SessionOrigin = session.extras["opening"]
+        origin: SessionOrigin = session.extras["origin"]
         copy = _copy_episode(episode, self.environment, request, has_prompt=origin.prompted)
-        if session.extras["face"] != "turns":
+        if session.extras["kind"] != "turns":
             # Replies never reach a tool endpoint, so a `step` hook that answers replies runs now.
             await self.environment.replay_into(copy, judging.drop_unfinished_turn(items, end_reason), calls=False)
         return await judging.verify_episode(self.environment, copy, items, end_reason)

@@ -76,7 +76,7 @@ class TurnEndpoints:
         )
         session = await self._episodes.open_session(row_request, "turns", previous=self._find_session(request))
         request.scope["state"]["token"] = session.token
-        episode = session.sitting.episode
+        episode = session.runner.episode
         assert episode is not None, "a session is opened with its episode"
         messages = episode.transcript.opening[len(episode.task.input) :]
         return json_response(
@@ -97,10 +97,10 @@ class TurnEndpoints:
         await read_json_object(request)
         session = self._find_session(request)
         if session is not None:
-            trusted = session.extras["face"] == "turns" or tools.CLIENT_HEADER in request.headers
+            trusted = session.extras["kind"] == "turns" or tools.CLIENT_HEADER in request.headers
             await self._episodes.leave_session(session, trusted=trusted)
-            if session.sitting.close_error is not None:
-                raise session.sitting.close_error
+            if session.runner.close_error is not None:
+                raise session.runner.close_error
         return json_response({})
 
     def _find_session(self, request: Request) -> Session | None:
@@ -124,12 +124,12 @@ async def _play_turn(session: Session, response: Item, step_id: str | None) -> I
 
 async def _begin_turn(session: Session, response: Item, step_id: str | None) -> Turn:
     """Play a new turn; a turn that failed is not played again."""
-    if session.sitting.is_over:
+    if session.runner.is_over:
         raise RequestRejected(409, "the episode is over: POST /reset to start another")
     turn = Turn(step_id)
     session.calls += iter_tool_calls(response["output"])
     try:
-        turn.effects = await session.sitting.apply_response(response)
+        turn.effects = await session.runner.apply_response(response)
     except EpisodeError as error:
         turn.failure = error
     session.extras["turn"] = turn
@@ -141,12 +141,12 @@ async def _build_answer(session: Session, effects: TurnResult) -> Item:
     info: Item = {"tool_outputs": [{"call_id": item["call_id"], "output": item["output"]} for item in outputs]}
     reward = effects.reward
     if effects.ended is not None:
-        await session.sitting.verify()
-        verdict = session.sitting.result
+        await session.runner.verify()
+        verdict = session.runner.result
         assert isinstance(verdict, Verdict), "the episode was judged"
         reward += verdict.reward
         info |= verdict.model_dump(mode="json", exclude={"reward", "components"})
-        info |= {"ended": effects.ended, "reward_components": session.sitting.build_rollout().components}
+        info |= {"ended": effects.ended, "reward_components": session.runner.build_rollout().components}
     return {
         "observation": _messages_to_text([item for item in effects.items if item.get("type") == "message"]),
         "reward": reward,

@@ -17,7 +17,7 @@ from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.observability.status import add_server_metrics
 from gymsdk.servers import registry
 from gymsdk.servers.app import RequestRejected, document_endpoint, json_response, read_json_object
-from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.instances import ROUTES_KEY, build_shared_config, choose_services
 from gymsdk.servers.registry import LostNode, Node, NodeRegistry
 from gymsdk.servers.reports import Exit, HeadSnapshot, Instance, Load, Registration, RestartReply
@@ -27,6 +27,22 @@ from gymsdk.types import Item
 
 ENTRYPOINT = "app.py"
 """The entry point that NeMo Gym's clients expect of each server."""
+
+
+MAX_REGISTRATION_BYTES = 2**20
+"""Largest registration of a node in bytes."""
+
+DEFAULT_DRAIN_SECONDS = 30.0
+"""Default number of seconds that sessions get to finish before a restart."""
+
+HOST_HEADER_PATTERN = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+
+NODE_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Pattern of a node id."""
+
+RESTART_RESPONSES = {202: "The restart is scheduled.", 409: "No supervisor can restart the server."}
+
+REGISTRATION_RESPONSES = {410: "The node has left.", 411: "The request has no content-length."}
 
 
 def build_config_yaml(
@@ -83,20 +99,6 @@ def build_instance_entry(service: Service, status: Status) -> Item:
     }
 
 
-MAX_REGISTRATION_BYTES = 2**20
-"""Largest registration of a node in bytes."""
-
-DEFAULT_DRAIN_SECONDS = 30.0
-"""Default number of seconds that sessions get to finish before a restart."""
-
-HOST_HEADER_PATTERN = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
-NODE_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Pattern of a node id."""
-
-RESTART_RESPONSES = {202: "The restart is scheduled.", 409: "No supervisor can restart the server."}
-REGISTRATION_RESPONSES = {410: "The node has left.", 411: "The request has no content-length."}
-
-
 def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     services: Sequence[Service],
     *,
@@ -129,7 +131,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     members = NodeRegistry(services, taken=about or ()) if members is None else members
     figures = ServerMetrics("head")
     figures.gauges["nodes"] = lambda: sum(bool(node.services) for node in members)
-    api = bare(
+    api = create_base_app(
         "head",
         "The head: lists the servers and their addresses.",
         figures=figures,
@@ -169,7 +171,7 @@ class HeadEndpoints:
     def __init__(  # noqa: PLR0913 - keyword arguments, each named by its caller
         self,
         services: Sequence[Service],
-        members: NodeRegistry,
+        registry: NodeRegistry,
         *,
         host: str,
         port: int,
@@ -179,8 +181,8 @@ class HeadEndpoints:
         supplied: Sequence[Service],
         health: HealthMonitor,
     ) -> None:
-        self._own = services
-        self._members = members
+        self._local = services
+        self._registry = registry
         self._host = host
         self._port = port
         self._about = about
@@ -191,15 +193,15 @@ class HeadEndpoints:
 
     async def get_config(self, request: Request) -> Response:
         """Return the configuration as YAML, with one block for each server name."""
-        names = {each.name for each in self._members.services}
+        names = {each.name for each in self._registry.services}
         redundant = {each.id for each in self._supplied if each.name in names}
-        local = [each for each in self._own if each.id not in redundant]
+        local = [each for each in self._local if each.id not in redundant]
         local_names = {each.name for each in local}
-        remote = [each for each in self._members.services if each.name not in local_names]
+        remote = [each for each in self._registry.services if each.name not in local_names]
         # Health only matters where several instances have one name.
         ambiguous = [each for each in remote if sum(each.name == other.name for other in remote) > 1]
         health = await self._health.statuses(ambiguous) if ambiguous else {}
-        chosen = choose_services(remote, health, draining=self._members.draining_instances)
+        chosen = choose_services(remote, health, draining=self._registry.draining_instances)
         listed = [*local, *chosen.values()]
         about = merge_configs(build_shared_config([*chosen.values(), *self._supplied]), self._about)
         return json_response(
@@ -226,34 +228,36 @@ class HeadEndpoints:
         self._health.keep(services)
         health, loads = await self._health.statuses(services), self._loads()
         # Nodes may have joined or left during the health checks.
-        members, services = list(self._members), self._all_services
-        trips, draining, supervised = (
+        nodes, services = list(self._registry), self._all_services
+        trips, draining, exits = (
             self._health.round_trips(services),
-            self._members.draining_instances,
-            self._members.exits_by_supervisor,
+            self._registry.draining_instances,
+            self._registry.exits_by_supervisor,
         )
-        local = [_build_instance(each.as_seen_from(seen), health, loads) for each in self._own]
+        local = [_build_instance(service.as_seen_from(seen), health, loads) for service in self._local]
         remote = [
             _build_instance(
-                each.as_seen_from(seen),
+                service.as_seen_from(seen),
                 health,
-                member.registration.loads,
-                member=member,
-                age=self._age(member),
+                node.registration.loads,
+                node=node,
+                age=self._age(node),
                 draining=draining,
-                exits=supervised.get(member.registration.supervisor, {}),
+                exits=exits.get(node.registration.supervisor, {}),
             )
-            for member in members
-            for each in member.services
+            for node in nodes
+            for service in node.services
         ]
         return HeadSnapshot(
-            lease=self._members.lease,
-            settled=self._members.is_settled,
-            nodes=[self._node_to_item(member) for member in members],
-            lost=[self._lost_node_to_item(each) for each in self._members.lost_nodes],
-            instances=[each.model_copy(update={"round_trip": trips.get(each.id)}) for each in (*local, *remote)],
-            expected=[*dict.fromkeys([*self._expected, *self._members.expected_servers])],
-            exits=self._members.exits,
+            lease=self._registry.lease,
+            settled=self._registry.is_settled,
+            nodes=[self._node_to_item(node) for node in nodes],
+            lost=[self._lost_node_to_item(node) for node in self._registry.lost_nodes],
+            instances=[
+                service.model_copy(update={"round_trip": trips.get(service.id)}) for service in (*local, *remote)
+            ],
+            expected=[*dict.fromkeys([*self._expected, *self._registry.expected_servers])],
+            exits=self._registry.exits,
         )
 
     async def register_node(self, request: Request, node: str) -> Response:
@@ -271,15 +275,15 @@ class HeadEndpoints:
         address = request.client.host if request.client else ""
         own = (request.scope.get("server") or ("",))[0] or ""
         registry.check_services(registration.services, address, head_address=own, scheme=request.url.scheme)
-        lease = self._members.register(node, registration, address)
-        names = self._members.due_restarts(node)
+        lease = self._registry.register(node, registration, address)
+        names = self._registry.due_restarts(node)
         return json_response({"lease": lease} | ({"restart": names} if names else {}))
 
     async def restart_server(
         self, name: str, drain: Annotated[float, Query(ge=0, le=3600)] = DEFAULT_DRAIN_SECONDS
     ) -> Response:
         """Restart a server's processes one after another; each waits up to `drain` seconds for its sessions."""
-        orders = self._members.restart(name, drain)
+        orders = self._registry.restart(name, drain)
         pids, instances = [each.pid for each in orders], [instance for each in orders for instance in each.instances]
         reply = RestartReply(restarting=name, pids=pids, instances=instances)
         return json_response(reply.model_dump(mode="json"), status=202)
@@ -287,22 +291,22 @@ class HeadEndpoints:
     async def remove_node(self, node: str) -> Response:
         """Remove a node; removing an unknown node is no error."""
         _check_node_id(node)
-        self._members.leave(node)
+        self._registry.leave(node)
         return json_response({})
 
     @property
     def _all_services(self) -> list[Service]:
-        return [*self._own, *self._members.services]
+        return [*self._local, *self._registry.services]
 
-    def _node_to_item(self, member: Node) -> Item:
-        names = [each.name for each in member.services]
-        return {"id": member.id, "servers": names, "age": self._age(member), "lease": member.lease}
+    def _node_to_item(self, node: Node) -> Item:
+        names = [service.name for service in node.services]
+        return {"id": node.id, "servers": names, "age": self._age(node), "lease": node.lease}
 
-    def _lost_node_to_item(self, lost: LostNode) -> Item:
-        return {"id": lost.id, "servers": [each.name for each in lost.services], "age": self._age(lost)}
+    def _lost_node_to_item(self, node: LostNode) -> Item:
+        return {"id": node.id, "servers": [service.name for service in node.services], "age": self._age(node)}
 
-    def _age(self, member: Node | LostNode) -> float:
-        return round(self._members.age(member), 3)
+    def _age(self, node: Node | LostNode) -> float:
+        return round(self._registry.age(node), 3)
 
 
 def _check_node_id(node: str) -> None:
@@ -324,7 +328,7 @@ def _build_instance(
     health: Mapping[str, Status | None],
     loads: Mapping[str, Load],
     *,
-    member: Node | None = None,
+    node: Node | None = None,
     age: float = 0.0,
     draining: Collection[str] = (),
     exits: Mapping[str, Exit] = MappingProxyType({}),
@@ -335,7 +339,7 @@ def _build_instance(
         kind=service.kind,
         implementation=service.implementation,
         url=service.url,
-        node=member.id if member else "",
+        node=node.id if node else "",
         load=loads.get(service.name, Load()),
         age=age,
         status=health.get(service.id),

@@ -23,6 +23,62 @@ ROUTES_KEY = "environment_server_routes"
 """Configuration key that maps environments to their environment servers."""
 
 
+T = TypeVar("T")
+
+WATCH_SECONDS = 1.0
+"""Seconds between two checks that an instance is alive."""
+
+RECONNECT_SECONDS = 5.0
+"""Seconds that a call waits for an instance if there is none."""
+
+LOOK_INTERVAL_SECONDS = 0.25
+"""Seconds between two look-ups meanwhile."""
+
+RECHECK_SECONDS = 5.0
+"""`Retry-After` in seconds when there is no instance."""
+
+PROBE_SECONDS = 2.0
+"""Timeout of the liveness check, in seconds."""
+
+MAX_MISSES = 3
+"""Failed checks in a row after which an instance is gone; a single one may be an overload on either side."""
+
+UNAUTHORIZED = 401
+"""Status of a live server that requires a token."""
+
+NodesFetcher: TypeAlias = Callable[[], Awaitable[HeadSnapshot]]
+"""Fetches the head's snapshot."""
+
+REFRESH_SECONDS = 1.0
+"""Seconds that the head's answer is cached."""
+
+SLOW_REFRESH_SECONDS = 5.0
+"""The cache lasts this many times longer for a known instance, which is looked up for each forwarded request."""
+
+STALE_SECONDS = 10.0
+"""Age of the cache in seconds from which callers wait for a new answer of the head."""
+
+HEAD_SECONDS = 2.0
+"""Timeout of a request to the head, in seconds."""
+
+MIN_REFRESH_SECONDS = 0.1
+"""Seconds between two requests for unknown ids, which any client can make up."""
+
+STARTUP_SECONDS = 1.0
+"""Seconds within which a new instance appears at the head."""
+
+MAX_REMEMBERED = 1000
+"""Largest number of past instances, and of unknown ids, that are remembered."""
+
+UNKNOWN_SECONDS = 5.0
+"""Seconds before an unknown id is looked up again."""
+
+SILENT_SECONDS = 1.0
+"""Seconds before an instance that did not answer is asked again: it may have been busy."""
+
+log = logging.getLogger("gymsdk")
+
+
 def choose_services(
     services: Iterable[Service], health: Mapping[str, Status | None], *, draining: Container[str] = ()
 ) -> dict[str, Service]:
@@ -51,30 +107,6 @@ def build_shared_config(services: Iterable[Service]) -> Item:
         if service.kind == "responses_api_models" and isinstance(service.fields.get("model"), str):
             keys.setdefault("policy_model_name", service.fields["model"])
     return keys
-
-
-T = TypeVar("T")
-
-WATCH_SECONDS = 1.0
-"""Seconds between two checks that an instance is alive."""
-
-RECONNECT_SECONDS = 5.0
-"""Seconds that a call waits for an instance if there is none."""
-
-LOOK_INTERVAL_SECONDS = 0.25
-"""Seconds between two look-ups meanwhile."""
-
-RECHECK_SECONDS = 5.0
-"""`Retry-After` in seconds when there is no instance."""
-
-PROBE_SECONDS = 2.0
-"""Timeout of the liveness check, in seconds."""
-
-MAX_MISSES = 3
-"""Failed checks in a row after which an instance is gone; a single one may be an overload on either side."""
-
-UNAUTHORIZED = 401
-"""Status of a live server that requires a token."""
 
 
 class InstanceGone(Failed):
@@ -129,39 +161,6 @@ async def is_alive(url: str) -> bool:
     """
     answer = await client.get(url.rstrip("/") + "/livez", timeout=PROBE_SECONDS, retry=client.NO_RETRY)
     return answer.ok or answer.status == UNAUTHORIZED
-
-
-NodesFetcher: TypeAlias = Callable[[], Awaitable[HeadSnapshot]]
-"""Fetches the head's snapshot."""
-
-REFRESH_SECONDS = 1.0
-"""Seconds that the head's answer is cached."""
-
-SLOW_REFRESH_SECONDS = 5.0
-"""The cache lasts this many times longer for a known instance, which is looked up for each forwarded request."""
-
-STALE_SECONDS = 10.0
-"""Age of the cache in seconds from which callers wait for a new answer of the head."""
-
-HEAD_SECONDS = 2.0
-"""Timeout of a request to the head, in seconds."""
-
-MIN_REFRESH_SECONDS = 0.1
-"""Seconds between two requests for unknown ids, which any client can make up."""
-
-STARTUP_SECONDS = 1.0
-"""Seconds within which a new instance appears at the head."""
-
-MAX_REMEMBERED = 1000
-"""Largest number of past instances, and of unknown ids, that are remembered."""
-
-UNKNOWN_SECONDS = 5.0
-"""Seconds before an unknown id is looked up again."""
-
-SILENT_SECONDS = 1.0
-"""Seconds before an instance that did not answer is asked again: it may have been busy."""
-
-log = logging.getLogger("gymsdk")
 
 
 def auth_headers() -> client.Headers:

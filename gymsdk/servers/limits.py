@@ -26,6 +26,18 @@ _RESERVATION_KEY = "gymsdk.reserved"
 _CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
+_budgets: WeakKeyDictionary[asyncio.AbstractEventLoop, BodyBudget] = WeakKeyDictionary()
+
+TARGET_PASS_SECONDS = 0.02
+"""Longest time that one pass of the event loop should take, in seconds."""
+
+MAX_QUOTA = 64
+"""Most requests that start in one pass."""
+
+PACE_MEASURE_SECONDS = 0.5
+"""Seconds over which the rate of starts is measured."""
+
+
 class BodyBudget:
     """Grants memory to large bodies in order of arrival.
 
@@ -88,9 +100,6 @@ class BodyBudget:
                 granted.set_result(None)
 
 
-_budgets: WeakKeyDictionary[asyncio.AbstractEventLoop, BodyBudget] = WeakKeyDictionary()
-
-
 def body_budget() -> BodyBudget:
     """Return the budget that all servers on the running event loop share."""
     return _budgets.setdefault(asyncio.get_running_loop(), BodyBudget())
@@ -104,16 +113,6 @@ def default_body_budget() -> int:
     with suppress(OSError, ValueError):
         memory = min(memory, int(_CGROUP_MEMORY_LIMIT.read_text()))
     return memory // MEMORY_SHARE
-
-
-TARGET_PASS_SECONDS = 0.02
-"""Longest time that one pass of the event loop should take, in seconds."""
-
-MAX_QUOTA = 64
-"""Most requests that start in one pass."""
-
-PACE_MEASURE_SECONDS = 0.5
-"""Seconds over which the rate of starts is measured."""
 
 
 class Pacer:

@@ -54,6 +54,27 @@ TOO_MANY_CONNECTIONS_MESSAGE = "the server has reached its limit of connections;
 STOPPING_MESSAGE = "the server is stopping; send the request again"
 
 
+SOCKET_BACKLOG = 4096
+"""Length of the socket's accept queue: a client that finds it full retries only after a second."""
+
+MAX_ACCEPTS_PER_PASS = 256
+"""Connections accepted in one pass of the event loop; asyncio would accept the whole backlog at once."""
+
+KEEP_ALIVE_SECONDS = 30
+"""Seconds that an idle connection stays open."""
+
+INVALID_PATH_ERROR = ApiError(400, "the request target must be a path that begins with a slash")
+"""Rejects requests whose target is not a path, such as those meant for a forward proxy."""
+
+HEADERS_TOO_LARGE_ERROR = ApiError(431, "the request has too many headers, or too long ones")
+
+_APP_FAILED = "the app failed at startup; see the log for the reason"
+"""Why a server did not start: its lifespan raised an error."""
+
+TICK_SECONDS = 1.0
+"""Seconds between updates of the `Date` header."""
+
+
 class Connection(H11Protocol):
     """uvicorn's HTTP connection with idle timeouts, whose POST requests start through a `Pacer`.
 
@@ -166,27 +187,6 @@ def _build_retry_later_response(detail: str, seconds: float) -> bytes:
         f"content-length: {len(body)}",
     ]
     return "\r\n".join([*lines, "", ""]).encode() + body
-
-
-SOCKET_BACKLOG = 4096
-"""Length of the socket's accept queue: a client that finds it full retries only after a second."""
-
-MAX_ACCEPTS_PER_PASS = 256
-"""Connections accepted in one pass of the event loop; asyncio would accept the whole backlog at once."""
-
-KEEP_ALIVE_SECONDS = 30
-"""Seconds that an idle connection stays open."""
-
-INVALID_PATH_ERROR = ApiError(400, "the request target must be a path that begins with a slash")
-"""Rejects requests whose target is not a path, such as those meant for a forward proxy."""
-
-HEADERS_TOO_LARGE_ERROR = ApiError(431, "the request has too many headers, or too long ones")
-
-_APP_FAILED = "the app failed at startup; see the log for the reason"
-"""Why a server did not start: its lifespan raised an error."""
-
-TICK_SECONDS = 1.0
-"""Seconds between updates of the `Date` header."""
 
 
 def bind_socket(host: str, port: int = 0, *, what: str = "a server") -> socket.socket:

@@ -153,7 +153,7 @@ class McpEndpoint:
         return _to_mcp_result(output["output"])
 
     def _offered_tools(self, session: Session | None) -> list[Item]:
-        episode = session.sitting.episode if session else None
+        episode = session.runner.episode if session else None
         if episode is None:
             return [tool.schema for tool in self._episodes.environment.tools.values()]
         return episode.tools

@@ -29,6 +29,16 @@ FOREIGN_ORIGIN_MESSAGE = "web pages of {name!r} may not send requests to this se
 NOT_JSON_MESSAGE = "a web page must send JSON as application/json"
 
 
+PREFIX_PATTERN = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)+")
+
+T = TypeVar("T")
+
+STOPPED_ERROR = ApiError(
+    503, "the server has been stopped; send the request again when it is back", code="server_stopped"
+)
+"""Returned to requests that are running when the server stops."""
+
+
 def allowed_hosts(*hosts: str) -> frozenset[str] | None:
     """Return the host names of a server that listens at `hosts`; `None` if it listens on all addresses."""
     if WILDCARD_HOSTS & set(hosts):
@@ -86,9 +96,6 @@ def _hostname_of(url: str) -> str:
         return ""
 
 
-PREFIX_PATTERN = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)+")
-
-
 def parse_prefix(value: str) -> str:
     """Validate the path prefix under which a reverse proxy publishes the servers, and strip a trailing slash.
 
@@ -122,9 +129,6 @@ class PrefixMiddleware:
         await self._app(scope, receive, send)
 
 
-T = TypeVar("T")
-
-
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, and cancel it if the client of `request` disconnects.
 
@@ -155,12 +159,6 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
         raise RequestRejected(CLIENT_CLOSED_REQUEST, "the client disconnected before the response") from None
     finally:
         watcher.cancel()
-
-
-STOPPED_ERROR = ApiError(
-    503, "the server has been stopped; send the request again when it is back", code="server_stopped"
-)
-"""Returned to requests that are running when the server stops."""
 
 
 def build_error_body(path: str, error: ApiError, *, anthropic: bool = False) -> Item:

@@ -35,7 +35,7 @@ from gymsdk.servers.app import (
     read_json_object,
     stream_frames,
 )
-from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.routing import rollout_id_of
 from gymsdk.types import Item, Model
 
@@ -68,6 +68,32 @@ TOO_DEEP_MESSAGE = "the body is nested too deeply"
 
 NO_RETRY_HEADERS = {"x-should-retry": "false"}
 """Tells the SDKs of OpenAI and Anthropic not to retry the request."""
+
+
+NOT_FOUND = 404
+
+DEFAULT_NAME = "policy_model"
+"""Default name of a model server, as in NeMo Gym."""
+
+REQUEST_SCHEMAS = {
+    "responses": RESPONSES_REQUEST_SCHEMA,
+    "chat/completions": CHAT_REQUEST_SCHEMA,
+    "messages": CHAT_REQUEST_SCHEMA,
+}
+"""JSON schemas of the request bodies, by path."""
+
+ERROR_RESPONSES = {
+    BAD_REQUEST: "The request is invalid.",
+    TOO_MANY_REQUESTS: "Too many requests: send the request again after `retry-after` seconds.",
+    BAD_GATEWAY: "The model's server is misconfigured, or returned an invalid response.",
+    GATEWAY_TIMEOUT: "The model did not answer in time.",
+}
+"""Descriptions of the error statuses beside those of all servers."""
+
+Responder: TypeAlias = Callable[[Item, Item], Awaitable[Item | bytes]]
+"""Computes the response to a body and the Responses request made from it: a body, or all frames of a stream."""
+
+TokenCounter: TypeAlias = Callable[[Item], Awaitable[int | None]]
 
 
 def failure_to_api_error(error: EpisodeError) -> ApiError:
@@ -114,9 +140,6 @@ def build_error_response(face: InboundApi, api_error: ApiError, error: EpisodeEr
     return response
 
 
-NOT_FOUND = 404
-
-
 def build_model_entry(name: str) -> Item:
     """Build a model's entry with the fields of both OpenAI's and Anthropic's lists."""
     openai = {"id": name, "object": "model", "created": 0, "owned_by": "gymsdk"}
@@ -144,29 +167,6 @@ def is_anthropic_client(headers: Container[str]) -> bool:
     return "anthropic-version" in headers
 
 
-DEFAULT_NAME = "policy_model"
-"""Default name of a model server, as in NeMo Gym."""
-
-REQUEST_SCHEMAS = {
-    "responses": RESPONSES_REQUEST_SCHEMA,
-    "chat/completions": CHAT_REQUEST_SCHEMA,
-    "messages": CHAT_REQUEST_SCHEMA,
-}
-"""JSON schemas of the request bodies, by path."""
-
-ERROR_RESPONSES = {
-    BAD_REQUEST: "The request is invalid.",
-    TOO_MANY_REQUESTS: "Too many requests: send the request again after `retry-after` seconds.",
-    BAD_GATEWAY: "The model's server is misconfigured, or returned an invalid response.",
-    GATEWAY_TIMEOUT: "The model did not answer in time.",
-}
-"""Descriptions of the error statuses beside those of all servers."""
-Responder: TypeAlias = Callable[[Item, Item], Awaitable[Item | bytes]]
-"""Computes the response to a body and the Responses request made from it: a body, or all frames of a stream."""
-
-TokenCounter: TypeAlias = Callable[[Item], Awaitable[int | None]]
-
-
 def create_app(
     model: Model,
     *,
@@ -186,7 +186,7 @@ def create_app(
     """
     figures = figures or ServerMetrics(name)
     metrics.add_gpu_metrics(figures)
-    api = bare(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", figures=figures)
+    api = create_base_app(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", figures=figures)
     model_name = str(getattr(model, "name", name))
     for path, face in INBOUND_APIS.items():
         endpoint = ApiEndpoint(face, ModelResponder(model, face).say, every=every)

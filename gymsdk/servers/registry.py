@@ -18,6 +18,26 @@ from gymsdk.servers.instances import ROUTES_KEY
 from gymsdk.servers.reports import HEAD_NODE_ID, LEASE_SECONDS, Exit, Registration
 from gymsdk.servers.service import Service
 
+MAX_LOST_NODES = 100
+"""Largest number of lost nodes that the head remembers."""
+
+LOST_NODE_SECONDS = 600.0
+"""Seconds after which the head forgets a lost node."""
+
+RESTART_LAPSE_SECONDS = 600.0
+"""Seconds after its drain within which a restarted server must register; if not, the other restarts are dropped."""
+
+log = logging.getLogger("gymsdk")
+
+MAX_NODES = 1000
+"""Largest number of nodes that one head registers."""
+
+CLOCK_TICK_SECONDS, CLOCK_LATE_SECONDS = 0.1, 0.2
+"""Interval of the clock checks, and the delay from which the head counts as overloaded, as parts of a lease.
+
+Reading a heartbeat takes a few passes of the event loop, each of which may be as long as the delay of the check.
+"""
+
 
 @dataclass(slots=True)
 class RestartOrder:
@@ -59,13 +79,6 @@ class Node:
     orders: dict[str, RestartOrder] = field(default_factory=dict)
 
 
-MAX_LOST_NODES = 100
-"""Largest number of lost nodes that the head remembers."""
-
-LOST_NODE_SECONDS = 600.0
-"""Seconds after which the head forgets a lost node."""
-
-
 @dataclass(frozen=True, slots=True)
 class LostNode:
     """A node that stopped reporting without leaving.
@@ -91,13 +104,13 @@ class LostNodes:
     """The lost nodes, bounded in number and age."""
 
     def __init__(self) -> None:
-        self._losses: OrderedDict[str, LostNode] = OrderedDict()
+        self._lost: OrderedDict[str, LostNode] = OrderedDict()
         # The number of instances over time, by server name; the first entry holds before all recorded changes.
-        self._numbers: dict[str, list[tuple[float, int]]] = {}
+        self._counts: dict[str, list[tuple[float, int]]] = {}
 
     def __iter__(self) -> Iterator[LostNode]:
         """Iterate over the lost nodes, the longest lost first."""
-        return iter([*self._losses.values()])
+        return iter([*self._lost.values()])
 
     def record_change(self, removed: Iterable[Service], added: Iterable[Service], now: float) -> None:
         """Record at time `now` that the services `added` appeared and `removed` disappeared."""
@@ -105,27 +118,27 @@ class LostNodes:
         changes.subtract(each.name for each in removed)
         for name, change in changes.items():
             if change:
-                numbers = self._numbers.setdefault(name, [(float("-inf"), 0)])
+                numbers = self._counts.setdefault(name, [(float("-inf"), 0)])
                 numbers.append((now, numbers[-1][1] + change))
 
-    def add(self, member: Node, now: float) -> None:
+    def add(self, node: Node, now: float) -> None:
         """Record that a node is lost; servers that appeared after its last report may replace it."""
-        if not member.services:
+        if not node.services:
             return
         # Nodes lost since then need replacements of their own.
-        lost = _count_services(each for each in self if each.since > member.last_seen and each.id != member.id)
-        expected = {name: self._count_at(name, member.last_seen) - lost[name] for name in _count_services([member])}
-        self.record_change(member.services, (), now)
-        services = tuple(each.model_copy(update={"fields": {}}) for each in member.services)
-        self._losses[member.id] = LostNode(
-            member.id, services, member.last_seen, member.registration.supervisor, expected, now
+        lost = _count_services(
+            lost_node for lost_node in self if lost_node.since > node.last_seen and lost_node.id != node.id
         )
-        if len(self._losses) > MAX_LOST_NODES:
-            self._losses.popitem(last=False)
+        expected = {name: self._count_at(name, node.last_seen) - lost[name] for name in _count_services([node])}
+        self.record_change(node.services, (), now)
+        services = tuple(lost_node.model_copy(update={"fields": {}}) for lost_node in node.services)
+        self._lost[node.id] = LostNode(node.id, services, node.last_seen, node.registration.supervisor, expected, now)
+        if len(self._lost) > MAX_LOST_NODES:
+            self._lost.popitem(last=False)
 
     def drop(self, id: str) -> None:
         """Forget a node that reported again or left."""
-        self._losses.pop(id, None)
+        self._lost.pop(id, None)
 
     def record_exits(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
         """Forget the nodes whose processes ended according to their supervisor: the exit is reported instead."""
@@ -133,25 +146,25 @@ class LostNodes:
             if node.supervisor == supervisor and any(is_exit_of(exits, service) for service in node.services):
                 self.drop(node.id)
 
-    def forget_replaced(self, members: Collection[Node], now: float) -> None:
-        """Forget the nodes whose servers have been replaced, and those lost long ago."""
-        counts = _count_services(members)
+    def forget_replaced(self, live_nodes: Collection[Node], now: float) -> None:
+        """Forget nodes that were replaced or lost long ago."""
+        counts = _count_services(live_nodes)
         for node in self:
             if now - node.last_seen > LOST_NODE_SECONDS or all(
                 counts[name] >= expected for name, expected in node.expected_counts.items()
             ):
                 self.drop(node.id)
-        self._forget(min((node.last_seen for node in members), default=now))
+        self._forget(min((node.last_seen for node in live_nodes), default=now))
 
     def _count_at(self, name: str, at: float) -> int:
-        numbers = self._numbers[name]
+        numbers = self._counts[name]
         return numbers[bisect_right(numbers, (at, float("inf"))) - 1][1]
 
     def _forget(self, before: float) -> None:
-        for name, numbers in [*self._numbers.items()]:
+        for name, numbers in [*self._counts.items()]:
             del numbers[: bisect_right(numbers, (before, float("inf"))) - 1]
             if len(numbers) == 1 and not numbers[0][1]:
-                del self._numbers[name]
+                del self._counts[name]
 
 
 def is_exit_of(exits: Mapping[str, Exit], service: Service) -> bool:
@@ -159,62 +172,54 @@ def is_exit_of(exits: Mapping[str, Exit], service: Service) -> bool:
     return service.name in exits and exits[service.name].is_exit_of(service)
 
 
-def _count_services(members: Iterable[Node | LostNode]) -> Counter[str]:
-    return Counter(service.name for member in members for service in member.services)
+def _count_services(nodes: Iterable[Node | LostNode]) -> Counter[str]:
+    return Counter(service.name for node in nodes for service in node.services)
 
 
-RESTART_LAPSE_SECONDS = 600.0
-"""Seconds after its drain within which a restarted server must register; if not, the other restarts are dropped."""
-
-log = logging.getLogger("gymsdk")
-
-
-def order_restarts(members: Sequence[Node], name: str, drain: float) -> list[RestartOrder]:
+def order_restarts(nodes: Sequence[Node], name: str, drain: float) -> list[RestartOrder]:
     """Create the orders to restart every process of a server, each with `drain` seconds from its turn."""
-    nodes = [node for node in members if name in node.registration.restarts]
-    for node in nodes:
+    restartable = [node for node in nodes if name in node.registration.restarts]
+    for node in restartable:
         pid = node.registration.restarts[name]
-        node.orders[name] = RestartOrder(pid, drain, tuple(_instances_of_process(members, node, name, pid)))
-    return [node.orders[name] for node in nodes]
+        node.orders[name] = RestartOrder(pid, drain, tuple(_instances_of_process(nodes, node, name, pid)))
+    return [node.orders[name] for node in restartable]
 
 
-def find_due_restarts(member: Node, members: Sequence[Node], now: float) -> list[str]:
-    """Return the servers that `member` should restart now; the order is repeated until the node confirms it."""
-    own = [(name, order) for name, (owner, order) in _find_turns(members, now).items() if owner is member]
-    running = [(name, order) for name, order in own if member.registration.restarts.get(name) == order.pid]
-    return sorted(name for name, order in running if _may_restart(members, member, name, order, now))
+def find_due_restarts(node: Node, nodes: Sequence[Node], now: float) -> list[str]:
+    """Return the servers that `node` should restart now; the order is repeated until the node confirms it."""
+    own = [(name, order) for name, (owner, order) in _find_turns(nodes, now).items() if owner is node]
+    running = [(name, order) for name, order in own if node.registration.restarts.get(name) == order.pid]
+    return sorted(name for name, order in running if _may_restart(nodes, node, name, order, now))
 
 
-def find_draining(members: Sequence[Node], now: float) -> set[str]:
+def find_draining(nodes: Sequence[Node], now: float) -> set[str]:
     """Return the ids of instances that should get no new work, because their process restarts next."""
-    turns = _find_turns(members, now).items()
+    turns = _find_turns(nodes, now).items()
     return {
-        instance
-        for name, (owner, order) in turns
-        for instance in _instances_of_process(members, owner, name, order.pid)
+        instance for name, (owner, order) in turns for instance in _instances_of_process(nodes, owner, name, order.pid)
     }
 
 
-def _find_turns(members: Sequence[Node], now: float) -> dict[str, tuple[Node, RestartOrder]]:
+def _find_turns(nodes: Sequence[Node], now: float) -> dict[str, tuple[Node, RestartOrder]]:
     """Return the node and the order whose turn it is, by server name, and remove completed orders."""
     turns: dict[str, tuple[Node, RestartOrder]] = {}
-    for member in members:
-        for name, order in [*member.orders.items()]:
-            if _has_restarted(members, member, name, order):
-                del member.orders[name]
+    for node in nodes:
+        for name, order in [*node.orders.items()]:
+            if _has_restarted(nodes, node, name, order):
+                del node.orders[name]
             elif name not in turns:
                 order.until = now + order.drain if order.until is None else order.until
-                turns[name] = member, order
+                turns[name] = node, order
     for name, (_, order) in [*turns.items()]:
         if order.until is not None and now >= order.until + RESTART_LAPSE_SECONDS:
-            _drop_lapsed(members, name, order)
+            _drop_lapsed(nodes, name, order)
             del turns[name]
     return turns
 
 
-def _drop_lapsed(members: Sequence[Node], name: str, order: RestartOrder) -> None:
+def _drop_lapsed(nodes: Sequence[Node], name: str, order: RestartOrder) -> None:
     """Drop the remaining orders of a server because a restarted process did not come back."""
-    dropped = [each.orders.pop(name) for each in members if name in each.orders]
+    dropped = [node.orders.pop(name) for node in nodes if name in node.orders]
     log.warning(
         "the restart of %r is given up: no process has replaced %d after %g s; "
         "%d processes stay as they are: restart the server again once the failure is fixed",
@@ -225,36 +230,30 @@ def _drop_lapsed(members: Sequence[Node], name: str, order: RestartOrder) -> Non
     )
 
 
-def _has_restarted(members: Sequence[Node], member: Node, name: str, order: RestartOrder) -> bool:
-    pid = member.registration.restarts.get(name)
-    return pid is not None and pid != order.pid and bool(_instances_of_process(members, member, name, pid))
+def _has_restarted(nodes: Sequence[Node], node: Node, name: str, order: RestartOrder) -> bool:
+    pid = node.registration.restarts.get(name)
+    return pid is not None and pid != order.pid and bool(_instances_of_process(nodes, node, name, pid))
 
 
-def _may_restart(members: Sequence[Node], member: Node, name: str, order: RestartOrder, now: float) -> bool:
-    nodes = _nodes_with_process(members, member, name, order.pid)
-    sessions = sum(node.registration.loads[name].sessions for node in nodes if name in node.registration.loads)
+def _may_restart(nodes: Sequence[Node], node: Node, name: str, order: RestartOrder, now: float) -> bool:
+    holders = _nodes_with_process(nodes, node, name, order.pid)
+    sessions = sum(holder.registration.loads[name].sessions for holder in holders if name in holder.registration.loads)
     return not sessions or (order.until is not None and now >= order.until)
 
 
-def _instances_of_process(members: Sequence[Node], member: Node, name: str, pid: int) -> list[str]:
-    nodes = _nodes_with_process(members, member, name, pid)
-    return [service.id for node in nodes for service in node.services if (service.name, service.pid) == (name, pid)]
+def _instances_of_process(nodes: Sequence[Node], node: Node, name: str, pid: int) -> list[str]:
+    holders = _nodes_with_process(nodes, node, name, pid)
+    return [
+        service.id for holder in holders for service in holder.services if (service.name, service.pid) == (name, pid)
+    ]
 
 
-def _nodes_with_process(members: Sequence[Node], member: Node, name: str, pid: int) -> list[Node]:
+def _nodes_with_process(nodes: Sequence[Node], node: Node, name: str, pid: int) -> list[Node]:
     # Process ids are unique only among the nodes of one supervisor.
-    siblings = [node for node in members if node.registration.supervisor == member.registration.supervisor]
-    return [node for node in siblings if any((service.name, service.pid) == (name, pid) for service in node.services)]
-
-
-MAX_NODES = 1000
-"""Largest number of nodes that one head registers."""
-
-CLOCK_TICK_SECONDS, CLOCK_LATE_SECONDS = 0.1, 0.2
-"""Interval of the clock checks, and the delay from which the head counts as overloaded, as parts of a lease.
-
-Reading a heartbeat takes a few passes of the event loop, each of which may be as long as the delay of the check.
-"""
+    siblings = [other for other in nodes if other.registration.supervisor == node.registration.supervisor]
+    return [
+        other for other in siblings if any((service.name, service.pid) == (name, pid) for service in other.services)
+    ]
 
 
 class NodeRegistry:
@@ -285,9 +284,9 @@ class NodeRegistry:
         self._most = most
         self._clock = clock
         self._since = clock()
-        self._members: dict[str, Node] = {}
-        self._left: OrderedDict[str, None] = OrderedDict()
-        self._losses = LostNodes()
+        self._nodes: dict[str, Node] = {}
+        self._left_ids: OrderedDict[str, None] = OrderedDict()
+        self._lost = LostNodes()
         self._awake: float | None = None
 
     def __len__(self) -> int:
@@ -316,9 +315,9 @@ class NodeRegistry:
         self._live_nodes()
         return self._clock() - self._since >= self.lease
 
-    def age(self, member: Node | LostNode) -> float:
+    def age(self, node: Node | LostNode) -> float:
         """Return the seconds since the last report of a node."""
-        return self._clock() - member.last_seen
+        return self._clock() - node.last_seen
 
     def nodes_settled_for(self, seconds: float) -> list[Node]:
         """Return the nodes that have been registered for at least `seconds`."""
@@ -339,7 +338,7 @@ class NodeRegistry:
             RequestRejected: The node has left, there are too many nodes, or a server contradicts another one.
         """
         live = self._live_nodes()
-        if id in self._left:
+        if id in self._left_ids:
             raise RequestRejected(410, f"node {id!r} has left; join under another id")
         if id not in live and len(live) >= self._most:
             raise RequestRejected(503, f"this head already has {self._most} nodes; remove some", retry_after=self.lease)
@@ -359,11 +358,11 @@ class NodeRegistry:
         services = tuple(service.as_reached_at(address) for service in registration.services)
         lease = min(self.lease, registration.seconds)
         joined, orders = (previous.joined, previous.orders) if previous else (now, {})
-        self._members[id] = Node(id, registration, services, joined, now, lease, orders)
-        self._losses.drop(id)
-        self._losses.record_change(previous.services if previous else (), services, now)
+        self._nodes[id] = Node(id, registration, services, joined, now, lease, orders)
+        self._lost.drop(id)
+        self._lost.record_change(previous.services if previous else (), services, now)
         self._drop_exited(registration.supervisor, exits)
-        self._losses.forget_replaced(self._members.values(), now)
+        self._lost.forget_replaced(self._nodes.values(), now)
         return lease
 
     def restart(self, name: str, drain: float = 0.0) -> list[RestartOrder]:
@@ -386,65 +385,65 @@ class NodeRegistry:
 
     def due_restarts(self, id: str) -> list[str]:
         """Return the servers that a node should restart now."""
-        members = [*self]
-        return [name for each in members if each.id == id for name in find_due_restarts(each, members, self._clock())]
+        nodes = [*self]
+        return [name for node in nodes if node.id == id for name in find_due_restarts(node, nodes, self._clock())]
 
     def _drop_exited(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
         """Remove the nodes whose process has ended, which their supervisor reports before the lease expires."""
-        for node in [node for node in self._members.values() if exits and node.registration.supervisor == supervisor]:
+        for node in [node for node in self._nodes.values() if exits and node.registration.supervisor == supervisor]:
             if any(is_exit_of(exits, service) for service in node.services):
                 self.leave(node.id)
-        self._losses.record_exits(supervisor, exits)
+        self._lost.record_exits(supervisor, exits)
 
     def _names(self) -> set[str]:
         return {HEAD_NODE_ID, *(each.name for each in (*self._own, *self.services)), *self.expected_servers}
 
     def leave(self, id: str) -> None:
         """Remove a node; its later reports are rejected."""
-        if node := self._members.pop(id, None):
-            self._losses.record_change(node.services, (), self._clock())
-        self._losses.drop(id)
-        self._left[id] = None
-        if len(self._left) > self._most:
-            self._left.popitem(last=False)
+        if node := self._nodes.pop(id, None):
+            self._lost.record_change(node.services, (), self._clock())
+        self._lost.drop(id)
+        self._left_ids[id] = None
+        if len(self._left_ids) > self._most:
+            self._left_ids.popitem(last=False)
 
     @property
     def services(self) -> list[Service]:
         """All servers of all nodes."""
-        return [service for member in self for service in member.services]
+        return [service for node in self for service in node.services]
 
     @property
     def draining_instances(self) -> set[str]:
         """The ids of instances that should get no new work."""
-        leaving = {service.id for member in self if member.registration.draining for service in member.services}
+        leaving = {service.id for node in self if node.registration.draining for service in node.services}
         return leaving | find_draining([*self], self._clock())
 
     @property
     def lost_nodes(self) -> list[LostNode]:
         """The nodes that stopped reporting without leaving, and whose servers have not been replaced."""
-        self._losses.forget_replaced(self._live_nodes().values(), self._clock())
-        return [*self._losses]
+        self._lost.forget_replaced(self._live_nodes().values(), self._clock())
+        return [*self._lost]
 
     @property
     def expected_servers(self) -> list[str]:
         """The names of servers that nodes expect to exist."""
-        return list(dict.fromkeys(name for member in self for name in member.registration.expected))
+        return list(dict.fromkeys(name for node in self for name in node.registration.expected))
 
     @property
     def exits_by_supervisor(self) -> dict[str, dict[str, Exit]]:
         """The last exits by supervisor and server name."""
         exits: dict[str, dict[str, Exit]] = {}
-        for member in self:
-            if member.registration.supervisor:
-                exits.setdefault(member.registration.supervisor, {}).update(member.registration.exits)
+        for node in self:
+            if node.registration.supervisor:
+                exits.setdefault(node.registration.supervisor, {}).update(node.registration.exits)
         return exits
 
     @property
     def exits(self) -> dict[str, Exit]:
         """The last exit by server name; of several, the last abnormal one."""
         latest: dict[str, Exit] = {}
-        for member in self:
-            for name, last_exit in member.registration.exits.items():
+        for node in self:
+            for name, last_exit in node.registration.exits.items():
                 latest[name] = max(
                     latest.get(name, last_exit), last_exit, key=lambda candidate: (candidate.code != 0, candidate.at)
                 )
@@ -455,26 +454,26 @@ class NodeRegistry:
         if self._awake is not None and now - self._awake > CLOCK_LATE_SECONDS * self.lease:
             # This process was too busy to read heartbeats that arrived meanwhile, so all leases start again.
             self._since = self._awake = now
-        for each in [*self._members.values()]:
-            if now - max(each.last_seen, self._since) > each.lease:
-                del self._members[each.id]
-                self._losses.add(each, now)
-        return self._members
+        for node in [*self._nodes.values()]:
+            if now - max(node.last_seen, self._since) > node.lease:
+                del self._nodes[node.id]
+                self._lost.add(node, now)
+        return self._nodes
 
     def _check_service(self, service: Service, siblings: Sequence[Service], *, ignored_id: str) -> None:
-        """Reject a service whose name is reserved or contradicts another server, or whose id is in use."""
+        """Reject a service with a reserved name, a contradicting server of its name, or an id that is in use."""
         if service.name in self._taken:
             raise RequestRejected(
                 409, f"a server cannot be named {service.name!r}, which is a key of the configuration"
             )
-        others = [*self._own, *(each for member in self if member.id != ignored_id for each in member.services)]
+        others = [*self._own, *(candidate for node in self if node.id != ignored_id for candidate in node.services)]
         for other in others:
             if other.name == service.name and _service_identity(other) != _service_identity(service):
                 registered, reported = "/".join(_service_identity(other)), "/".join(_service_identity(service))
                 raise RequestRejected(
                     409, f"{service.name!r} is {registered} at this head and cannot be {reported}; choose another name"
                 )
-        if [each.id for each in (*others, *siblings)].count(service.id) > 1:
+        if [candidate.id for candidate in (*others, *siblings)].count(service.id) > 1:
             raise RequestRejected(
                 409, f"the id {service.id} of {service.name!r} belongs to another instance; restart the server"
             )

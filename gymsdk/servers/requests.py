@@ -31,6 +31,22 @@ from gymsdk.types import EndReason, Item, Playable, Row, Task, extract_text
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
 
+ROUTING_FIELDS = frozenset(
+    {"responses_create_params", "response", "gymsdk", "agent_ref", "task_source", "skills_ref", "capture_rollout_id"}
+)
+"""Fields of the host, beside those that begin with `_ng_`; all other fields belong to the environment."""
+
+SCALAR_TYPES = frozenset({str, int, float, bool, type(None)})
+
+T = TypeVar("T")
+
+ROLLOUT_ID_FIELD = "_ng_rollout_id"
+"""Field with the id of the rollout that a row is played for; `capture_rollout_id` is an alias."""
+
+NUMBERED_ROLLOUT_PATTERN = re.compile(r"\d+-(?P<repeat>\d+)(-a\d+)?")
+"""How NeMo Gym's clients name rollouts by default: task and repeat, the same in each run."""
+
+
 class EpisodeId(BaseModel):
     """The rollout and the attempt in NeMo Gym's typed bodies."""
 
@@ -83,17 +99,9 @@ def parse_body(kind: type[BodyModel], body: Row) -> BodyModel:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False)
-        shape = [{**each, "loc": ["body", *each["loc"]]} for each in errors]
+        problems = error.errors(include_url=False, include_context=False)
+        shape = [{**each, "loc": ["body", *each["loc"]]} for each in problems]
         raise RequestRejected(422, "the body is invalid", shape=shape) from None
-
-
-ROUTING_FIELDS = frozenset(
-    {"responses_create_params", "response", "gymsdk", "agent_ref", "task_source", "skills_ref", "capture_rollout_id"}
-)
-"""Fields of the host, beside those that begin with `_ng_`; all other fields belong to the environment."""
-
-SCALAR_TYPES = frozenset({str, int, float, bool, type(None)})
 
 
 def to_canonical(value: Any) -> Any:
@@ -107,7 +115,7 @@ def to_canonical(value: Any) -> Any:
         container = pending.pop()
         for key, member in container.items() if isinstance(container, dict) else enumerate(container):
             if isinstance(member, dict):
-                copy: Any = {name: member for name, member in member.items() if member is not None}
+                copy: Any = {name: child for name, child in member.items() if child is not None}
             elif isinstance(member, list) and not SCALAR_TYPES.issuperset(map(type, member)):
                 copy = list(member)
             else:
@@ -141,8 +149,8 @@ class RowIdentity:
         """Return the identity of `row`."""
         index = row.get(TASK_INDEX)
         return cls(
-            fields=_own_fields(row),
-            prompt=_prompt(row),
+            fields=_select_own_fields(row),
+            prompt=_normalize_prompt(row),
             task_index=index if isinstance(index, int) and not isinstance(index, bool) else None,
         )
 
@@ -154,43 +162,33 @@ class RowIdentity:
 
     def seed_of_fields(self, environment: str) -> int:
         """Return the seed derived from the row's own fields, ignoring the task index."""
-        found = hashlib.sha256(environment.encode() + b":" + dump_canonical_json(self.fields)).digest()
-        return int.from_bytes(found[:4], "big") >> 1
+        digest = hashlib.sha256(environment.encode() + b":" + dump_canonical_json(self.fields)).digest()
+        return int.from_bytes(digest[:4], "big") >> 1
 
 
-def _own_fields(row: Mapping[str, Any]) -> Row:
+def _select_own_fields(row: Mapping[str, Any]) -> Row:
     fields: Row = to_canonical(
         {key: value for key, value in row.items() if key not in ROUTING_FIELDS and not key.startswith("_ng_")}
     )
     return fields
 
 
-def _prompt(row: Row) -> list[Any] | None:
+def _normalize_prompt(row: Row) -> list[Any] | None:
     """Return the prompt's items in one form, however the row writes them."""
     params = row.get("responses_create_params")
     items = params.get("input") if isinstance(params, dict) else None
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
-    return [_plain_message(to_canonical(item)) for item in items] if isinstance(items, list) else None
+    return [_normalize_message(to_canonical(item)) for item in items] if isinstance(items, list) else None
 
 
-def _plain_message(item: Any) -> Any:
+def _normalize_message(item: Any) -> Any:
     if not isinstance(item, dict) or item.get("type", "message") != "message":
         return item
     kept = {key: value for key, value in item.items() if key not in {"type", "status", "id", "content"}}
     content = item.get("content")
     parts = isinstance(content, list) and all(isinstance(part, dict) for part in content)
     return kept | {"content": (extract_text(content) if parts else "") or content}
-
-
-T = TypeVar("T")
-
-ROLLOUT_ID_FIELD = "_ng_rollout_id"
-"""Field with the id of the rollout that a row is played for; `capture_rollout_id` is an alias."""
-
-
-NUMBERED_ROLLOUT_PATTERN = re.compile(r"\d+-(?P<repeat>\d+)(-a\d+)?")
-"""How NeMo Gym's clients name rollouts by default: task and repeat, the same in each run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +201,7 @@ class RowRequest:
         seed: The episode's seed.
         repeat: Which repeat of the task this is, from 0.
         id: The rollout's id, or an empty string.
-        said: The `gymsdk` field, which gymsdk's own clients send.
+        options: The `gymsdk` field, which gymsdk's own clients send.
         budget: The budget that the client asks for.
     """
 
@@ -212,13 +210,13 @@ class RowRequest:
     seed: int
     repeat: int = 0
     id: str = ""
-    said: Item | None = None
+    options: Item | None = None
     budget: Budget | None = None
 
     @property
     def seed_given(self) -> bool:
         """Whether the client chose the seed; otherwise the row determines it."""
-        return self.said is not None and _first_integer(self.said.get("seed")) is not None
+        return self.options is not None and _first_integer(self.options.get("seed")) is not None
 
 
 def parse_row_request(body: Row, environment: Playable, *, rollout: str | None = None) -> RowRequest:
@@ -250,7 +248,7 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
         seed=identity.seed(environment.name, repeat=repeat) if seed is None else seed,
         repeat=repeat,
         id=rollout_id,
-        said=own if isinstance(options, dict) else None,
+        options=own if isinstance(options, dict) else None,
         budget=_read_budget(own.get("budget")),
     )
 
@@ -287,15 +285,15 @@ def infer_end_reason(body: Row, response: Item) -> EndReason:
     return "tokens" if is_incomplete_response(response) else "done"
 
 
-def limit_budget(asked: Budget | None, allowed: Budget) -> Budget:
+def limit_budget(requested: Budget | None, allowed: Budget) -> Budget:
     """Return the requested budget, limited to what is allowed."""
-    if asked is None:
+    if requested is None:
         return allowed
     return Budget(
-        turns=min(asked.turns, allowed.turns),
-        tools=min(asked.tools, allowed.tools),
-        seconds=min(asked.seconds, allowed.seconds),
-        output=min(asked.output, allowed.output),
+        turns=min(requested.turns, allowed.turns),
+        tools=min(requested.tools, allowed.tools),
+        seconds=min(requested.seconds, allowed.seconds),
+        output=min(requested.output, allowed.output),
     )
 
 

@@ -26,7 +26,7 @@ from gymsdk.servers.app import (
     json_response,
     read_json_object,
 )
-from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.auth import CookieMiddleware, cookie_name
 from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
@@ -99,7 +99,7 @@ def create_app(
                 await _end_sessions(sessions, sweeper)
 
     about = f"The resources server of the environment {environment.name}, version {environment.version}."
-    api = bare(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    api = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
     api.add_middleware(
         CookieMiddleware,
         name=cookie_name("ResourcesServer", server_name),
@@ -179,8 +179,8 @@ class ResourcesEndpoints:
             session, trusted = self._sessions.find_by_name(name), True
         if session is not None:
             await self.episodes.leave_session(session, trusted=trusted)
-            if session.sitting.close_error is not None:
-                raise session.sitting.close_error
+            if session.runner.close_error is not None:
+                raise session.runner.close_error
         return json_response({key: content[key] for key in ("resources_session_id",) if key in content})
 
     async def verify(self, request: Request) -> Response:
@@ -201,7 +201,7 @@ class ResourcesEndpoints:
         try:
             judged, judged_session, reason = await self.episodes.judge(row_request, items, end_reason, session)
         except Unscorable as error:
-            if session is None or session.extras["face"] != "typed":
+            if session is None or session.extras["kind"] != "typed":
                 error.retryable = error.retryable or error.kind in AGAIN | LOST
                 raise
             return json_response(_build_unscored_row(row_request, content, error))
@@ -262,7 +262,7 @@ class ResourcesEndpoints:
         components = {"reward_components": judged.components} if judged.components else {}
         details = {
             "environment": self._environment.name,
-            "seed": row_request.seed if judged_session is None else judged_session.extras["opening"].seed,
+            "seed": row_request.seed if judged_session is None else judged_session.extras["origin"].seed,
             "outcome": "scored",
             "ended": judged.ended,
             "verdict": list(fields),
@@ -316,13 +316,13 @@ def _has_tool_call(items: Sequence[Item]) -> bool:
 
 
 def _is_played(session: Session) -> bool:
-    episode = session.sitting.episode
+    episode = session.runner.episode
     return episode is not None and bool(episode.transcript.items)
 
 
 def _describe_episode(row_request: RowRequest, session: Session) -> Item:
     """Return the seed, the opening messages and the tools of an episode, for gymsdk's own clients."""
-    episode = session.sitting.episode
-    if row_request.said is None or episode is None:
+    episode = session.runner.episode
+    if row_request.options is None or episode is None:
         return {}
     return {"gymsdk": {"seed": row_request.seed, "opening": episode.transcript.opening, "tools": episode.tools}}

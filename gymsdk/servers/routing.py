@@ -29,6 +29,36 @@ REJECTION_LOG_KEY = "gymsdk.doorstep"
 log = logging.getLogger("gymsdk.requests")
 
 
+Scope: TypeAlias = MutableMapping[str, Any]
+
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""Pattern of a rollout id."""
+
+ROLLOUT_PREFIX_PATTERN = re.compile(rf"^/ng-rollout/({ID_PATTERN})(?:/training-token-capture)?(?=/)")
+"""Path prefix in which NeMo Gym's clients name the rollout that a request belongs to."""
+
+RESERVED_PATHS = frozenset(
+    {"seed_session", "close_session", "verify", "aggregate_metrics", "reverify_mode", "reset", "step", "close", "mcp"}
+)
+"""Paths of a resources server that are endpoints, so no tool of that name can be called over HTTP."""
+
+UNLOGGED_PATHS = frozenset(
+    {"/", "/livez", "/healthz", "/health", "/readyz", "/metrics", "/stats", "/nodes", "/nodes/{node}"}
+)
+"""Routes that are polled every few seconds; their lines are logged at `debug` only."""
+
+OTHER_ROUTE = "other"
+"""Route label of requests that match no route."""
+
+SERVER_ERROR = 500
+
+
 class RejectionLog:
     """Counts and logs requests that the middleware rejects.
 
@@ -78,33 +108,6 @@ def _log_rejection(level: int, scope: Mapping[str, Any], status: int, route: str
     fields = {"method": method, "route": route, "status": status, "client": client}
     log.log(level, "%s %s %d client=%s", method, route, status, client, extra={"told": fields})
 
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-ID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-"""Pattern of a rollout id."""
-
-ROLLOUT_PREFIX_PATTERN = re.compile(rf"^/ng-rollout/({ID_PATTERN})(?:/training-token-capture)?(?=/)")
-"""Path prefix in which NeMo Gym's clients name the rollout that a request belongs to."""
-
-RESERVED_PATHS = frozenset(
-    {"seed_session", "close_session", "verify", "aggregate_metrics", "reverify_mode", "reset", "step", "close", "mcp"}
-)
-"""Paths of a resources server that are endpoints, so no tool of that name can be called over HTTP."""
-
-
-UNLOGGED_PATHS = frozenset(
-    {"/", "/livez", "/healthz", "/health", "/readyz", "/metrics", "/stats", "/nodes", "/nodes/{node}"}
-)
-"""Routes that are polled every few seconds; their lines are logged at `debug` only."""
-
-OTHER_ROUTE = "other"
-"""Route label of requests that match no route."""
-
-SERVER_ERROR = 500
 
 # Silent until `observability.logging` configures it, which may happen before this module is imported.
 if log.level == logging.NOTSET:

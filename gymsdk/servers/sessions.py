@@ -34,7 +34,7 @@ class Session:
 
     Attributes:
         token: The secret in the client's cookie.
-        sitting: The running episode.
+        runner: The running episode.
         name: The client's own id of the session, if it has one.
         key: A second secret that only allows tool calls, if one was issued.
         last_used: When the session was last used, on the store's clock.
@@ -45,7 +45,7 @@ class Session:
     """
 
     token: str
-    sitting: EpisodeRunner
+    runner: EpisodeRunner
     name: str | None = None
     key: str | None = None
     last_used: float = 0.0
@@ -88,14 +88,14 @@ class SessionStore:
         """Return the number of open sessions."""
         return len(self._open)
 
-    async def open(self, sitting: EpisodeRunner, *, name: str | None = None) -> Session:
+    async def open(self, runner: EpisodeRunner, *, name: str | None = None) -> Session:
         """Store an open episode under a new token.
 
         Raises:
             RequestRejected: The store is full, or the name was used before.
         """
         await self.check_capacity(name)
-        session = Session(self._new_token(), sitting, name, last_used=self._clock())
+        session = Session(self._new_token(), runner, name, last_used=self._clock())
         self._open[session.token] = session
         if name is not None:
             self._named[name] = session
@@ -206,4 +206,4 @@ class SessionStore:
 
 async def _close_episode(session: Session) -> None:
     async with session.lock:
-        await session.sitting.close()
+        await session.runner.close()

@@ -38,6 +38,22 @@ OTHER_METHODS = ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"]
 log = logging.getLogger("gymsdk")
 
 
+RESERVED_TOOL_NAMES = RESERVED_PATHS | {
+    "",
+    "run",
+    "health",
+    "healthz",
+    "livez",
+    "readyz",
+    "metrics",
+    "stats",
+    "docs",
+    "redoc",
+    "openapi.json",
+}
+"""Paths of a server that cannot be tool names."""
+
+
 def add_routes(api: FastAPI, episodes: EpisodeService) -> None:
     """Add the tool endpoints to an app, after all other routes; warn of tools that are named like another endpoint."""
     tools, name = episodes.environment.tools, episodes.environment.name
@@ -92,7 +108,7 @@ def _no_tool_error(request: Request) -> HTTPException:
 def _is_offered_tool(name: str, episodes: EpisodeService, session: Session | None) -> bool:
     if name in episodes.environment.tools:
         return True
-    episode = session.sitting.episode if session else None
+    episode = session.runner.episode if session else None
     return episode is not None and any(tool["name"] == name for tool in episode.tools)
 
 
@@ -117,22 +133,6 @@ def _is_json(text: bytes) -> bool:
     except ValueError:
         return False
     return True
-
-
-RESERVED_TOOL_NAMES = RESERVED_PATHS | {
-    "",
-    "run",
-    "health",
-    "healthz",
-    "livez",
-    "readyz",
-    "metrics",
-    "stats",
-    "docs",
-    "redoc",
-    "openapi.json",
-}
-"""Paths of a server that cannot be tool names."""
 
 
 @dataclass(slots=True)

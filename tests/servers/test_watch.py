@@ -118,7 +118,7 @@ def test_a_machine_without_the_tool_has_no_figure_of_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     made = ServerMetrics("lamp")
     metrics.add_gpu_metrics(made)
-    assert not made.looks
+    assert not made.updates
 
 
 @pytest.mark.parametrize("script", ["exit 3", "echo nonsense", "echo '0, 10'; exit 9"])
