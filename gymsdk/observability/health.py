@@ -80,9 +80,9 @@ class _HealthRecord:
 
     status: Status | None = None
     at: float = 0.0
-    asking: asyncio.Task[Status] | None = None
-    began: float = 0.0
-    trip: float = 0.0
+    task: asyncio.Task[Status] | None = None
+    started: float = 0.0
+    round_trip: float = 0.0
 
 
 class HealthMonitor:
@@ -110,7 +110,7 @@ class HealthMonitor:
         """Return each service's status by id, or `None` if its first check is still under way."""
         # Keep references: a concurrent call of `keep` may remove records.
         records = {service.id: self._check(_address_of(service)) for service in services}
-        if running := {service.asking for service in records.values() if service.asking is not None}:
+        if running := {service.task for service in records.values() if service.task is not None}:
             await asyncio.wait(running, timeout=self._brief)
         return {name: service.status for name, service in records.items()}
 
@@ -118,7 +118,7 @@ class HealthMonitor:
         """Return how many seconds the last check of each healthy service took, by id."""
         known = ((service.id, self._answers.get(_address_of(service))) for service in services)
         return {
-            service_id: round(record.trip, 6)
+            service_id: round(record.round_trip, 6)
             for service_id, record in known
             if record is not None and record.status == "success"
         }
@@ -131,15 +131,15 @@ class HealthMonitor:
 
     def _check(self, place: Address) -> _HealthRecord:
         record = self._answers.setdefault(place, _HealthRecord())
-        if record.asking is None and (record.status is None or self._clock() - record.at > self._fresh):
-            record.began = self._clock()
-            record.asking = asyncio.ensure_future(check_status(*place))
-            record.asking.add_done_callback(lambda task: self._record(record, task))
+        if record.task is None and (record.status is None or self._clock() - record.at > self._fresh):
+            record.started = self._clock()
+            record.task = asyncio.ensure_future(check_status(*place))
+            record.task.add_done_callback(lambda task: self._record(record, task))
         return record
 
     def _record(self, record: _HealthRecord, task: asyncio.Task[Status]) -> None:
-        record.asking, record.at = None, self._clock()
-        record.trip = record.at - record.began
+        record.task, record.at = None, self._clock()
+        record.round_trip = record.at - record.started
         record.status = "timeout" if task.cancelled() else task.result()
 
 

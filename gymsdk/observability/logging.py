@@ -63,12 +63,12 @@ class LogWriter:
 
     Args:
         lost: Builds the line that reports dropped lines.
-        most: How many lines may wait.
+        max_lines: How many lines may wait.
     """
 
-    def __init__(self, lost: Callable[[int], bytes], most: int = MAX_QUEUED_LINES) -> None:
+    def __init__(self, lost: Callable[[int], bytes], max_lines: int = MAX_QUEUED_LINES) -> None:
         self._lost = lost
-        self._most = most
+        self._max_lines = max_lines
         self._thread: threading.Thread | None = None
         self._begin()
 
@@ -78,7 +78,7 @@ class LogWriter:
             # After a fork, the thread and its queue belong to the parent process.
             self._begin()
         with self._change:
-            if len(self._waiting) >= self._most:
+            if len(self._waiting) >= self._max_lines:
                 self._dropped += 1
                 return
             self._waiting.append((file, line))
@@ -88,7 +88,7 @@ class LogWriter:
             self._change.notify_all()
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
-        """Wait until all lines are written, at most `seconds`; return whether they are."""
+        """Wait until all lines are written, at max_lines `seconds`; return whether they are."""
         if self._process != os.getpid():
             return True
         with self._change:
@@ -216,25 +216,25 @@ def _drop(handler: LogHandler) -> None:
 class LogHandler(logging.Handler):
     """Writes records to the log file of their server, or to standard error."""
 
-    def __init__(self, asked: LogConfig) -> None:
-        super().__init__(asked.level.upper())
-        self._asked = asked
+    def __init__(self, config: LogConfig) -> None:
+        super().__init__(config.level.upper())
+        self._config = config
         self._files: dict[str, int] = {}
         self._writer = LogWriter(self._format_dropped)
-        if asked.directory is not None:
-            _check_directory(asked.directory, asked.server)
+        if config.directory is not None:
+            _check_directory(config.directory, config.server)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the line of one record."""
         try:
             record_context = context.get_log_context() or NO_CONTEXT
-            server = record_context.server or self._asked.server
+            server = record_context.server or self._config.server
             line = (
                 _format_json(record, record_context, server)
-                if self._asked.format == "json"
+                if self._config.format == "json"
                 else _format_text(record, record_context, server)
             )
-            directory = self._asked.directory
+            directory = self._config.directory
             self._writer.put(STDERR if directory is None else self._open_file(directory, server), line + b"\n")
         except Exception:  # noqa: BLE001  # logging must never raise into the code that logs
             self.handleError(record)
@@ -254,8 +254,8 @@ class LogHandler(logging.Handler):
     def _format_dropped(self, number: int) -> bytes:
         sentence = f"{number} lines were dropped because they could not be written in time"
         record = logging.LogRecord(LOGGER_NAME, logging.WARNING, "", 0, sentence, None, None)
-        format_record = _format_json if self._asked.format == "json" else _format_text
-        return format_record(record, NO_CONTEXT, self._asked.server) + b"\n"
+        format_record = _format_json if self._config.format == "json" else _format_text
+        return format_record(record, NO_CONTEXT, self._config.server) + b"\n"
 
     def _open_file(self, directory: Path, server: str) -> int:
         if server not in self._files:
@@ -283,7 +283,7 @@ def _check_directory(directory: Path, server: str) -> None:
 
 
 def _format_json(record: logging.LogRecord, record_context: LogContext, server: str) -> bytes:
-    fields: dict[str, Any] = getattr(record, "told", {})
+    fields: dict[str, Any] = getattr(record, "fields", {})
     line = {
         "time": _format_time(record),
         "level": record.levelname.lower(),
@@ -326,12 +326,12 @@ class LogRelay:
 
     Args:
         out: The stream.
-        most: How many lines may wait.
+        max_lines: How many lines may wait.
     """
 
-    def __init__(self, out: TextIO, *, most: int = MAX_RELAYED_LINES) -> None:
+    def __init__(self, out: TextIO, *, max_lines: int = MAX_RELAYED_LINES) -> None:
         self._out = out
-        self._lines: queue.Queue[str | None] = queue.Queue(most)
+        self._lines: queue.Queue[str | None] = queue.Queue(max_lines)
         self._lost = 0
         self._writing = threading.Thread(target=self._write, name="outlet", daemon=True)
 

@@ -57,9 +57,9 @@ Samples: TypeAlias = list[tuple[str, dict[str, str], float]]
 """The samples of one server: name, labels and value."""
 
 
-def add_server_metrics(figures: ServerMetrics, look: NodesFetcher) -> None:
+def add_server_metrics(figures: ServerMetrics, fetch: NodesFetcher) -> None:
     """Add the state of all servers to the head's metrics."""
-    monitor = ServerMonitor(look)
+    monitor = ServerMonitor(fetch)
     figures.updates.append(monitor.refresh)
     figures.gauges["expected_servers"] = lambda: len(expected_servers(monitor.nodes))
     figures.gauges["registered_servers"] = lambda: (
@@ -93,13 +93,13 @@ def missing_servers(nodes: HeadSnapshot) -> list[str]:
 class ServerMonitor:
     """Caches the head's snapshot and converts it to samples."""
 
-    def __init__(self, look: NodesFetcher) -> None:
+    def __init__(self, fetch: NodesFetcher) -> None:
         self.nodes = HeadSnapshot()
-        self._look = look
+        self._fetch = fetch
 
     async def refresh(self) -> None:
         """Fetch the snapshot again."""
-        self.nodes = await self._look("127.0.0.1")
+        self.nodes = await self._fetch("127.0.0.1")
 
     def up(self) -> list[Sample]:
         """Return for each instance whether it is healthy."""

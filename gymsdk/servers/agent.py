@@ -236,12 +236,12 @@ class CallerSession:
 
     Args:
         name: The environment's name.
-        line: The connection to the session; without it the episode has no tools.
+        connection: The connection to the session; without it the episode has no tools.
     """
 
-    def __init__(self, name: str, line: SessionConnection | None) -> None:
+    def __init__(self, name: str, connection: SessionConnection | None) -> None:
         self.name = name
-        self._line = line
+        self._connection = connection
 
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
@@ -256,7 +256,7 @@ class CallerSession:
             row=task.row(),
             environment=self,
             transcript=Transcript(opening=task.input),
-            tools=(params.get("tools") or []) if self._line else [],
+            tools=(params.get("tools") or []) if self._connection else [],
             repeat=repeat,
             deadline=deadline,
         )
@@ -265,8 +265,8 @@ class CallerSession:
         """Call a tool; a plain reply ends the episode."""
         if isinstance(action, Message):
             return Step(done=True)
-        assert self._line is not None, "without a connection no tool is offered"
-        return await call_tool(self._line, action, episode.tools, deadline=episode.deadline)
+        assert self._connection is not None, "without a connection no tool is offered"
+        return await call_tool(self._connection, action, episode.tools, deadline=episode.deadline)
 
     async def verify(self, episode: Episode) -> Verdict:  # noqa: ARG002 - the caller judges the episode
         """Return a placeholder: the caller has the response judged."""
@@ -276,13 +276,13 @@ class CallerSession:
         """Leave the session open: it belongs to the caller."""
 
 
-async def answer_request(runs: RunService, request: Item, line: SessionConnection | None, *, id: str) -> Item:
+async def answer_request(runs: RunService, request: Item, connection: SessionConnection | None, *, id: str) -> Item:
     """Answer a Responses request; the output of the response holds all new items.
 
     Args:
         runs: Provides the model, the budget and the limit on concurrent episodes.
         request: The body of the request.
-        line: The connection to the session, if the request has one.
+        connection: The connection to the session, if the request has one.
         id: The rollout's id; a new one if empty.
 
     Raises:
@@ -295,7 +295,7 @@ async def answer_request(runs: RunService, request: Item, line: SessionConnectio
     except ValueError:
         raise RequestRejected(422, "`input` must be a string or a list of items, `tools` a list of tools") from None
     async with runs.slots.acquire():
-        environment = CallerSession(runs.environment.name, line)
+        environment = CallerSession(runs.environment.name, connection)
         rollout = await play(
             environment, runs.model, task, id=id or responses.generate_id("rollout"), budget=runs.budget
         )
@@ -391,16 +391,16 @@ class AgentEndpoints:
     async def respond(self, request: Request) -> Response:
         """Answer a Responses request, calling tools in the session of the request's cookies."""
         content = await read_json_object(request)
-        jar = client.parse_cookies(request.headers.get("cookie"))
-        session = self.sessions.find_by_token(jar.get(self._cookie))
-        line = session.line if session else await self._open_connection(content, jar)
+        cookies = client.parse_cookies(request.headers.get("cookie"))
+        session = self.sessions.find_by_token(cookies.get(self._cookie))
+        connection = session.connection if session else await self._open_connection(content, cookies)
         result = await cancel_if_client_leaves(
-            request, answer_request(self._runs, content, line, id=rollout_id_of(request.scope) or "")
+            request, answer_request(self._runs, content, connection, id=rollout_id_of(request.scope) or "")
         )
         response = json_response(types.fill_usage_details(result))
         if session is not None:
             return self._with_token(response, session)
-        return _set_cookies(response, line.jar if line else {})
+        return _set_cookies(response, connection.cookies if connection else {})
 
     async def open(self, request: Request) -> Response:
         """Open an agent session; a repeated request returns the same session."""
@@ -431,13 +431,13 @@ class AgentEndpoints:
         # The client chooses the URL of its tools; the token goes only to servers of this deployment.
         return self._resources.auth_headers(base_url) if self._resources else {}
 
-    async def _open_connection(self, content: Item, jar: client.Cookies) -> SessionConnection | None:
+    async def _open_connection(self, content: Item, cookies: client.Cookies) -> SessionConnection | None:
         if self._resources is None and content.get("tools"):
             raise RequestRejected(
                 422, "this agent has no resources server to call tools on; send the request without `tools`"
             )
-        line = self._resources.open_connection(jar) if self._resources else None
-        return line if line is None or isinstance(line, SessionConnection) else await line
+        connection = self._resources.open_connection(cookies) if self._resources else None
+        return connection if connection is None or isinstance(connection, SessionConnection) else await connection
 
     def _with_token(self, response: Response, session: AgentSession) -> Response:
         return _set_cookies(response, {self._cookie: session.token})

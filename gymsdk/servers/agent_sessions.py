@@ -80,13 +80,13 @@ class AgentSession:
 
     Attributes:
         opening: The body that opened it.
-        line: The connection to its tools.
+        connection: The connection to its tools.
         token: The secret in the client's cookie.
         last_used: When it was last used.
     """
 
     opening: OpenAgentSession
-    line: SessionConnection | None
+    connection: SessionConnection | None
     token: str
     last_used: float = 0.0
 
@@ -112,7 +112,7 @@ class AgentSessions:
         """Return the number of open sessions."""
         return len(self._open)
 
-    def open(self, opening: OpenAgentSession, line: SessionConnection | None) -> AgentSession:
+    def open(self, opening: OpenAgentSession, connection: SessionConnection | None) -> AgentSession:
         """Open a session; a repeated request returns the same session.
 
         Raises:
@@ -130,7 +130,7 @@ class AgentSessions:
             raise ServerOverloaded(
                 f"all {self._cap} agent sessions are in use; close some", retry_after=RETRY_AFTER_SECONDS
             )
-        session = AgentSession(opening, line, secrets.token_urlsafe(24), self._clock())
+        session = AgentSession(opening, connection, secrets.token_urlsafe(24), self._clock())
         self._open[session.token] = session
         self._ids[opening.agent_session_id] = session.token
         return session
@@ -158,8 +158,8 @@ class AgentSessions:
             raise RequestRejected(409, f"agent session {name!r} belongs to another episode")
         if session is not None:
             self._drop(session)
-        jar = dict(session.line.jar) if session is not None and session.line else None
-        self._closed.setdefault(name, jar)
+        cookies = dict(session.connection.cookies) if session is not None and session.connection else None
+        self._closed.setdefault(name, cookies)
         if len(self._closed) > MAX_CLOSED_SESSIONS:
             self._closed.popitem(last=False)
         return self._closed[name]
@@ -190,13 +190,13 @@ class AgentSessions:
 
 
 def connect_to_tools(
-    opening: OpenAgentSession, carried: Callable[[str], client.Headers] | None = None
+    opening: OpenAgentSession, headers_for: Callable[[str], client.Headers] | None = None
 ) -> SessionConnection | None:
     """Connect to the tools of an agent session.
 
     Args:
         opening: The body that opens the session.
-        carried: Returns further headers for requests to a URL.
+        headers_for: Returns further headers for requests to a URL.
 
     Returns:
         The connection, or `None` if the session has no tools.
@@ -214,10 +214,12 @@ def connect_to_tools(
     direct = [access for access in accesses if isinstance(access, HttpToolAccess)]
     if len(direct) > 1:
         raise RequestRejected(422, "this agent supports one tool server: send exactly one direct_http access")
-    return next((_build_connection(access, carried(access.base_url) if carried else {}) for access in direct), None)
+    return next(
+        (_build_connection(access, headers_for(access.base_url) if headers_for else {}) for access in direct), None
+    )
 
 
-def _build_connection(access: HttpToolAccess, carried: client.Headers) -> SessionConnection:
+def _build_connection(access: HttpToolAccess, headers: client.Headers) -> SessionConnection:
     return SessionConnection(
-        access.base_url.rstrip("/"), client.filter_cookies(access.cookies), {**carried, **access.headers}
+        access.base_url.rstrip("/"), client.filter_cookies(access.cookies), {**headers, **access.headers}
     )

@@ -129,8 +129,8 @@ def _to_scored(row: Row) -> ScoredRollout:
 
 
 def _verdict_fields(row: Row) -> list[str] | None:
-    ours = row.get("gymsdk")
-    names = ours.get("verdict") if isinstance(ours, dict) else None
+    details = row.get("gymsdk")
+    names = details.get("verdict") if isinstance(details, dict) else None
     return list(map(str, names)) if isinstance(names, list) else None
 
 

@@ -86,18 +86,18 @@ class LoadBalancer:
     ) -> None:
         self.name = name
         self.instances = instances
-        self._own = own
-        self._playing = 0
+        self._local = own
+        self._local_episodes = 0
         self._seconds = seconds
         self._retry = retry
         self._token = token
         self._coming = coming
         self._watch = watch
         self._tallies: defaultdict[str, InstanceTally] = defaultdict(InstanceTally)
-        self._asked = 0
+        self._requests = 0
 
     def __repr__(self) -> str:
-        return f"<Spread {self.name!r}>"
+        return f"<LoadBalancer {self.name!r}>"
 
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
@@ -125,8 +125,8 @@ class LoadBalancer:
 
     async def close(self, episode: Episode) -> None:
         """Close the episode at its instance."""
-        if self._own is not None and episode.environment is self._own.environment:
-            self._playing -= 1
+        if self._local is not None and episode.environment is self._local.environment:
+            self._local_episodes -= 1
         await episode.environment.close(episode)
 
     async def open_connection(self, jar: Mapping[str, str] | None = None) -> SessionConnection:
@@ -148,19 +148,19 @@ class LoadBalancer:
 
     async def aggregate(self, body: Row) -> Item:
         """Return the metrics of the verified rows in `body`, computed by any instance."""
-        if self._own is not None:
-            return await aggregate_rows(self._own.environment, body)
+        if self._local is not None:
+            return await aggregate_rows(self._local.environment, body)
         return await self._ask_until_deadline(lambda instance: self._remote(instance).aggregate(body), None)
 
     async def _reset_local(
         self, row: Row | Task, *, seed: int, id: str, repeat: int, deadline: float | None
     ) -> Episode:
-        assert self._own is not None, "only called with a local instance"
-        self._playing += 1
+        assert self._local is not None, "only called with a local instance"
+        self._local_episodes += 1
         try:
-            return await self._own.environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
+            return await self._local.environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
         except BaseException:
-            self._playing -= 1
+            self._local_episodes -= 1
             raise
 
     async def _ask_until_deadline(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
@@ -183,8 +183,8 @@ class LoadBalancer:
         """Ask each instance once, the least loaded first."""
         tried: dict[str, Failed] = {}
         while (instance := await self._next_instance(tried, deadline)) is not None:
-            self._asked += 1
-            self._tallies[instance.id].latest = self._asked
+            self._requests += 1
+            self._tallies[instance.id].last_request = self._requests
             try:
                 answer = await ask(instance)
             except Failed as error:
@@ -219,9 +219,9 @@ class LoadBalancer:
 
     async def _available_instances(self) -> list[Instance]:
         available = [each for each in await self._known_instances() if not each.draining]
-        if self._own is not None and not any(map(self._is_local, available)):
+        if self._local is not None and not any(map(self._is_local, available)):
             local = Instance(
-                id=self._own.id, name=self.name, kind="resources_servers", implementation=self.name, url=""
+                id=self._local.id, name=self.name, kind="resources_servers", implementation=self.name, url=""
             )
             available = [local, *available]
         for stale in self._tallies.keys() - {each.id for each in available}:
@@ -235,17 +235,17 @@ class LoadBalancer:
         tally = self._tallies[instance.id]
         if self._is_local(instance):
             # The head does not report the episodes that this process plays itself.
-            return False, False, instance.load.sessions + self._playing, tally.latest
+            return False, False, instance.load.sessions + self._local_episodes, tally.last_request
         is_unhealthy = instance.status not in {None, "success"}
-        load = instance.load.total + tally.change_since(self.instances.at - instance.age)
-        return tally.is_suspended, is_unhealthy, load, tally.latest
+        load = instance.load.total + tally.change_since(self.instances.updated_at - instance.age)
+        return tally.is_suspended, is_unhealthy, load, tally.last_request
 
     def _record_failure(self, instance: Instance, error: Failed) -> None:
         if error.kind == UNREACHABLE_KIND and self._tallies[instance.id].suspend():
             log.warning("%s: %s; new episodes go to other instances until it answers again", self.name, error)
 
     def _is_local(self, instance: Instance) -> bool:
-        return self._own is not None and instance.id == self._own.id
+        return self._local is not None and instance.id == self._local.id
 
     def _remote_episode(self, instance: Instance) -> RemoteEpisode:
         tally = self._tallies[instance.id]

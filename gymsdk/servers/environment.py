@@ -272,19 +272,19 @@ class EnvironmentEndpoints:
     async def run(self, request: Request) -> Response:
         """Play a flat row or an episode request."""
         try:
-            asked = await read_json_object(request)
+            content = await read_json_object(request)
         except ServerOverloaded as error:
             return json_response(FlatReply({}).failure(_rejection_to_failure(error)))
-        episode = parse_body(EpisodeRequest, asked) if is_episode_request(asked) else None
-        reply: Reply = EpisodeReply(episode) if episode else FlatReply(asked)
+        episode = parse_body(EpisodeRequest, content) if is_episode_request(content) else None
+        reply: Reply = EpisodeReply(episode) if episode else FlatReply(content)
         try:
             order = (
                 self._parse_episode_request(episode)
                 if episode
-                else self._parse_flat_row(asked, rollout_id_of(request.scope))
+                else self._parse_flat_row(content, rollout_id_of(request.scope))
             )
             return _json_bytes_response(
-                await cancel_on_disconnect(request, self._runs.play_once(order, asked, reply.result))
+                await cancel_on_disconnect(request, self._runs.play_once(order, content, reply.result))
             )
         except RolloutFailed as lost:
             return json_response(reply.failure(lost.failure, lost.rollout.response))

@@ -12,9 +12,16 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from gymsdk import context, responses
-from gymsdk import episode as judging
 from gymsdk.environment import Environment
-from gymsdk.episode import Budget, EpisodeRunner, JudgedEpisode, TurnResult
+from gymsdk.episode import (
+    Budget,
+    EpisodeRunner,
+    JudgedEpisode,
+    TurnResult,
+    drop_unfinished_turn,
+    verify_episode,
+    verify_transcript,
+)
 from gymsdk.errors import INTERRUPTS
 from gymsdk.jsonl import dump_json, parse_json
 from gymsdk.models import recordings
@@ -513,8 +520,8 @@ class EpisodeService:
         copy = _copy_episode(episode, self.environment, request, has_prompt=origin.prompted)
         if session.extras["kind"] != "turns":
             # Replies never reach a tool endpoint, so a `step` hook that answers replies runs now.
-            await self.environment.replay_into(copy, judging.drop_unfinished_turn(items, end_reason), calls=False)
-        return await judging.verify_episode(self.environment, copy, items, end_reason)
+            await self.environment.replay_into(copy, drop_unfinished_turn(items, end_reason), calls=False)
+        return await verify_episode(self.environment, copy, items, end_reason)
 
     async def _judge_without_session(
         self, request: RowRequest, items: Sequence[Item], end_reason: EndReason
@@ -522,7 +529,7 @@ class EpisodeService:
         seconds = limit_budget(request.budget, self._budget).seconds
 
         async def judge(row: Row) -> JudgedEpisode:
-            return await judging.verify_transcript(
+            return await verify_transcript(
                 self.environment,
                 row,
                 items,

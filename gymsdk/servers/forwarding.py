@@ -13,9 +13,9 @@ from starlette.requests import ClientDisconnect
 from gymsdk import credentials
 from gymsdk.errors import EpisodeError
 from gymsdk.http import client
-from gymsdk.servers import instances as waiting
 from gymsdk.servers.app import RequestRejected, build_rejection, json_response, read_body
 from gymsdk.servers.auth import parse_instance, tokens_in_request
+from gymsdk.servers.instances import WATCH_SECONDS, wait_while_alive
 from gymsdk.servers.limits import body_budget
 from gymsdk.servers.mcp import TOKEN_HEADER
 from gymsdk.servers.routing import ROLLOUT_PREFIX_PATTERN, App, Receive, Scope, Send
@@ -65,7 +65,7 @@ class Peers:
     instance: str
     url: Callable[[str], Awaitable[str | None]]
     token: SecretStr | str | None = None
-    watch_seconds: float = waiting.WATCH_SECONDS
+    watch_seconds: float = WATCH_SECONDS
 
 
 class ForwardingMiddleware:
@@ -149,7 +149,7 @@ class ForwardingMiddleware:
             exchange = client.post(
                 target, body, headers=outgoing, timeout=MAX_FORWARD_SECONDS, retry=client.NO_RETRY, once=True
             )
-            answer = await waiting.wait_while_alive(exchange, url, known, watch=self._peers.watch_seconds)
+            answer = await wait_while_alive(exchange, url, known, watch=self._peers.watch_seconds)
         except client.NotSent:
             return None
         except EpisodeError as error:

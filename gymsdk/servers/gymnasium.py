@@ -9,7 +9,6 @@ from fastapi import FastAPI, Request, Response
 
 from gymsdk.episode import TurnResult
 from gymsdk.errors import EpisodeError, Failed, Unscorable, convert_error
-from gymsdk.servers import tool_calls as tools
 from gymsdk.servers.app import (
     RESPONSE_SCHEMA,
     RequestRejected,
@@ -21,6 +20,7 @@ from gymsdk.servers.app import (
 from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.requests import parse_response, parse_row_request
 from gymsdk.servers.sessions import Session
+from gymsdk.servers.tool_calls import CLIENT_HEADER
 from gymsdk.types import Item, Verdict, extract_text, iter_tool_calls
 
 REQUEST_ID_FIELD = "_ng_step_request_id"
@@ -97,7 +97,7 @@ class TurnEndpoints:
         await read_json_object(request)
         session = self._find_session(request)
         if session is not None:
-            trusted = session.extras["kind"] == "turns" or tools.CLIENT_HEADER in request.headers
+            trusted = session.extras["kind"] == "turns" or CLIENT_HEADER in request.headers
             await self._episodes.leave_session(session, trusted=trusted)
             if session.runner.close_error is not None:
                 raise session.runner.close_error

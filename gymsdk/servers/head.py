@@ -66,10 +66,10 @@ def build_config(
     return own | {each.name: _build_block(each.as_seen_from(seen)) for each in services}
 
 
-def merge_configs(theirs: Item, own: Item) -> Item:
+def merge_configs(reported: Item, own: Item) -> Item:
     """Merge the configuration keys beside the servers' blocks; `own` wins."""
-    routes = {**theirs.get(ROUTES_KEY, {}), **own.get(ROUTES_KEY, {})}
-    return {**theirs, **own} | ({ROUTES_KEY: routes} if routes else {})
+    routes = {**reported.get(ROUTES_KEY, {}), **own.get(ROUTES_KEY, {})}
+    return {**reported, **own} | ({ROUTES_KEY: routes} if routes else {})
 
 
 def _build_block(service: Service) -> Item:

@@ -52,7 +52,7 @@ NodesFetcher: TypeAlias = Callable[[], Awaitable[HeadSnapshot]]
 REFRESH_SECONDS = 1.0
 """Seconds that the head's answer is cached."""
 
-SLOW_REFRESH_SECONDS = 5.0
+KNOWN_REFRESH_FACTOR = 5.0
 """The cache lasts this many times longer for a known instance, which is looked up for each forwarded request."""
 
 STALE_SECONDS = 10.0
@@ -179,13 +179,13 @@ def nodes_fetcher(
         seconds: The timeout.
     """
 
-    async def look() -> HeadSnapshot:
+    async def fetch() -> HeadSnapshot:
         answer = await client.get(
             head_url.rstrip("/") + "/nodes", headers=headers(), timeout=seconds, retry=client.NO_RETRY
         )
         return HeadSnapshot.model_validate(answer.json())
 
-    return look
+    return fetch
 
 
 class InstanceDirectory:
@@ -194,27 +194,27 @@ class InstanceDirectory:
     While the head does not answer, the last known instances remain valid.
 
     Args:
-        look: Fetches the head's snapshot.
+        fetch: Fetches the head's snapshot.
         fresh: Seconds that an answer is cached.
         patience: The timeout of a request to the head, in seconds.
     """
 
-    def __init__(self, look: NodesFetcher, *, fresh: float = REFRESH_SECONDS, patience: float = HEAD_SECONDS) -> None:
-        self._look = look
+    def __init__(self, fetch: NodesFetcher, *, fresh: float = REFRESH_SECONDS, patience: float = HEAD_SECONDS) -> None:
+        self._fetch_nodes = fetch
         self._fresh = fresh
         self._patience = patience
         self._known: dict[str, Instance] = {}
-        self._before: OrderedDict[str, Instance] = OrderedDict()
+        self._former: OrderedDict[str, Instance] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()
         self._answered: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[bool]] = {}
-        self._looking: asyncio.Task[None] | None = None
-        self._failing = False
-        self._asked = float("-inf")
-        self.at = float("-inf")
+        self._probes: dict[str, asyncio.Task[bool]] = {}
+        self._fetching: asyncio.Task[None] | None = None
+        self._is_failing = False
+        self._requested_at = float("-inf")
+        self.updated_at = float("-inf")
 
     async def find_by_name(self, name: str, kind: Kind) -> list[Instance]:
-        """Return the instances of a server; `at` is the time of that information on the monotonic clock."""
+        """Return the instances of a server; `updated_at` is the time of that information on the monotonic clock."""
         await self._refresh()
         return [each for each in self.latest_by_name(name) if each.kind == kind]
 
@@ -242,13 +242,13 @@ class InstanceDirectory:
     async def _find(self, id: str) -> Instance | None:
         started = time.monotonic()
         # A known instance may be gone by now, and this may be the only call that refreshes the cache.
-        await self._refresh(fresh=self._fresh * (SLOW_REFRESH_SECONDS if id in self._known else 1))
+        await self._refresh(fresh=self._fresh * (KNOWN_REFRESH_FACTOR if id in self._known else 1))
         while id not in self._known:
             if started < self._unknown.get(id, 0.0):
                 return None
             # A former instance is asked itself, so only an unknown id waits for the head.
-            if id in self._before:
-                return self._before[id]
+            if id in self._former:
+                return self._former[id]
             await self._refresh(fresh=MIN_REFRESH_SECONDS, wait=True)
             if id in self._known:
                 break
@@ -265,8 +265,8 @@ class InstanceDirectory:
             return False
         if time.monotonic() < self._answered.get(former.id, float("-inf")):
             return True
-        if (probe := self._asking.get(former.id)) is None:
-            probe = self._asking[former.id] = asyncio.ensure_future(self._is_alive(former))
+        if (probe := self._probes.get(former.id)) is None:
+            probe = self._probes[former.id] = asyncio.ensure_future(self._is_alive(former))
         # Shielded: other callers wait for the same answer.
         return await asyncio.shield(probe)
 
@@ -281,7 +281,7 @@ class InstanceDirectory:
         except Failed as error:
             log.info("%s, which the head no longer lists, does not answer: %s", former.name, error)
         finally:
-            del self._asking[former.id]
+            del self._probes[former.id]
         self._record_miss(former.id, seconds)
         return False
 
@@ -298,35 +298,35 @@ class InstanceDirectory:
     async def _refresh(self, *, fresh: float | None = None, wait: bool = False) -> None:
         """Ask the head if the cache is old; wait for the answer only if `wait` is set or the cache is stale."""
         now = time.monotonic()
-        if self._looking is None and now - self._asked >= (self._fresh if fresh is None else fresh):
-            self._asked = now
-            self._looking = asyncio.ensure_future(self._fetch())
-        if self._looking is not None and (wait or (now - self.at > STALE_SECONDS and not self._failing)):
-            await asyncio.wait({self._looking}, timeout=self._patience)
+        if self._fetching is None and now - self._requested_at >= (self._fresh if fresh is None else fresh):
+            self._requested_at = now
+            self._fetching = asyncio.ensure_future(self._fetch())
+        if self._fetching is not None and (wait or (now - self.updated_at > STALE_SECONDS and not self._is_failing)):
+            await asyncio.wait({self._fetching}, timeout=self._patience)
 
     async def _fetch(self) -> None:
         try:
             async with asyncio.timeout(self._patience):
-                nodes = await self._look()
+                nodes = await self._fetch_nodes()
         except (EpisodeError, ValidationError, TimeoutError) as error:
-            if not self._failing:
+            if not self._is_failing:
                 log.warning("the head does not list its servers: %s", str(error) or "the request timed out")
-            self._failing = True
+            self._is_failing = True
         else:
             # A head that has just started does not know all nodes yet.
             kept = {} if nodes.settled else self._known
             self._update(kept | {each.id: each for each in nodes.instances})
-            self.at, self._failing = time.monotonic(), False
+            self.updated_at, self._is_failing = time.monotonic(), False
         finally:
-            self._looking = None
+            self._fetching = None
 
     def _update(self, known: dict[str, Instance]) -> None:
-        self._before.update((each.id, each) for each in self._known.values() if each.id not in known)
-        for returned in self._before.keys() & known.keys():
-            del self._before[returned]
-        while len(self._before) > MAX_REMEMBERED:
-            self._before.popitem(last=False)
+        self._former.update((each.id, each) for each in self._known.values() if each.id not in known)
+        for returned in self._former.keys() & known.keys():
+            del self._former[returned]
+        while len(self._former) > MAX_REMEMBERED:
+            self._former.popitem(last=False)
         self._answered = {
-            instance_id: expires for instance_id, expires in self._answered.items() if instance_id in self._before
+            instance_id: expires for instance_id, expires in self._answered.items() if instance_id in self._former
         }
         self._known = known

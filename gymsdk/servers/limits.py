@@ -125,11 +125,11 @@ class Pacer:
     not hold back other work.
     """
 
-    def __init__(self, *, target: float = TARGET_PASS_SECONDS, most: int = MAX_QUOTA) -> None:
+    def __init__(self, *, target: float = TARGET_PASS_SECONDS, max_quota: int = MAX_QUOTA) -> None:
         self._target = target
-        self._most = most
-        self._quota = most
-        self._left = most
+        self._max_quota = max_quota
+        self._quota = max_quota
+        self._left = max_quota
         self._waiting: OrderedDict[Hashable, Callable[[], None]] = OrderedDict()
         self._is_scheduled = False
         self._pass_began = 0.0
@@ -175,7 +175,7 @@ class Pacer:
         if took > self._target:
             self._quota = max(1, self._quota // 2)
         elif self._left <= 0:
-            self._quota = min(self._most, self._quota * 2)
+            self._quota = min(self._max_quota, self._quota * 2)
         self._measure()
         self._left = self._quota
         if self._waiting:

@@ -22,8 +22,8 @@ from gymsdk.convert.api import ApiError
 from gymsdk.deadlines import CANCEL_GRACE_SECONDS
 from gymsdk.descriptors import ListeningSocket, install_exhaustion_handler
 from gymsdk.errors import UsageError
-from gymsdk.http import tls as trust
 from gymsdk.http.client import NOT_STARTED_HEADER
+from gymsdk.http.tls import trust_own_certificate
 from gymsdk.jsonl import dump_json
 from gymsdk.servers import middleware, routing
 from gymsdk.servers.app import BODY_BUDGET_KEY, BODY_LIMIT_KEY, json_response
@@ -304,7 +304,7 @@ class Listener:
         install_exhaustion_handler(asyncio.get_running_loop())
         server = _Server(self._build_config(), up, over)
         tls = self._safety.tls
-        with trust.trust_own_certificate(self._bound_at, tls.certificate, self._also) if tls else nullcontext():
+        with trust_own_certificate(self._bound_at, tls.certificate, self._also) if tls else nullcontext():
             await self._run(server, over)
 
     async def _run(self, server: _Server, over: asyncio.Event) -> None:

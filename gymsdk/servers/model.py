@@ -15,7 +15,7 @@ from gymsdk.convert import anthropic, anthropic_stream, api
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import EpisodeError, Failed
-from gymsdk.http.client import RequestRefused as RefusedBehind
+from gymsdk.http.client import RequestRefused
 from gymsdk.jsonl import dump_json
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import ServerMetrics
@@ -99,7 +99,7 @@ TokenCounter: TypeAlias = Callable[[Item], Awaitable[int | None]]
 def failure_to_api_error(error: EpisodeError) -> ApiError:
     """Convert a failed model call to an API error."""
     default_status = SERVICE_UNAVAILABLE if error.retryable else UNPROCESSABLE
-    param = error.param if isinstance(error, RefusedBehind) else None
+    param = error.param if isinstance(error, RequestRefused) else None
     return ApiError(STATUS_BY_KIND.get(error.kind, default_status), str(error), code=error.kind, param=param)
 
 
@@ -113,26 +113,26 @@ def request_error_to_api_error(error: InvalidRequest | RequestRejected | Recursi
     return ApiError(BAD_REQUEST if error.status == UNPROCESSABLE else error.status, str(error))
 
 
-def depth_to_api_error(asked: Item) -> ApiError:
+def depth_to_api_error(request: Item) -> ApiError:
     """Build the error for a too deeply nested value: the request, or the model's response to it."""
     try:
-        dump_json(asked)
+        dump_json(request)
     except RecursionError:
         return ApiError(BAD_REQUEST, TOO_DEEP_MESSAGE)
     return ApiError(BAD_GATEWAY, "the model's response is nested too deeply", code="model_bad_answer")
 
 
-def build_error_response(face: InboundApi, api_error: ApiError, error: EpisodeError | None = None) -> Response:
+def build_error_response(inbound_api: InboundApi, api_error: ApiError, error: EpisodeError | None = None) -> Response:
     """Build an error response in the form of an API.
 
     Args:
-        face: The API.
+        inbound_api: The API.
         api_error: The error.
         error: The failure behind the error, if there is one.
     """
     if error is not None:
         context.add_log_fields(stage=error.stage, kind=error.kind)
-    response = json_response(face.build_error(api_error), status=api_error.status)
+    response = json_response(inbound_api.build_error(api_error), status=api_error.status)
     if error is not None and error.retryable:
         response.headers["retry-after"] = str(max(1, round(error.retry_after or 1)))
     elif api_error.status >= 500:  # noqa: PLR2004 - the SDKs retry after any 5xx status
@@ -188,8 +188,8 @@ def create_app(
     metrics.add_gpu_metrics(figures)
     api = create_base_app(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", figures=figures)
     model_name = str(getattr(model, "name", name))
-    for path, face in INBOUND_APIS.items():
-        endpoint = ApiEndpoint(face, ModelResponder(model, face).say, every=every)
+    for path, inbound_api in INBOUND_APIS.items():
+        endpoint = ApiEndpoint(inbound_api, ModelResponder(model, inbound_api).say, every=every)
         docs = document_endpoint(REQUEST_SCHEMAS[path], more=ERROR_RESPONSES)
         docs["responses"][200] = STREAM_RESPONSE
         api.add_api_route(f"/v1/{path}", endpoint.answer, methods=["POST"], **docs)
@@ -224,13 +224,13 @@ class ApiEndpoint:
     """An endpoint of a model API.
 
     Args:
-        face: Converts between the API and the Responses API.
+        inbound_api: Converts between the API and the Responses API.
         say: Computes the response.
         every: Seconds between two heartbeats of a stream.
     """
 
-    def __init__(self, face: InboundApi, say: Responder, *, every: float) -> None:
-        self._face = face
+    def __init__(self, inbound_api: InboundApi, say: Responder, *, every: float) -> None:
+        self._api = inbound_api
         self._say = say
         self._every = every
 
@@ -238,16 +238,16 @@ class ApiEndpoint:
         """Answer one request."""
         try:
             content = await read_json_object(request)
-            model_request = self._face.parse_request(content)
+            model_request = self._api.parse_request(content)
         except (RequestRejected, InvalidRequest, RecursionError) as error:
-            return build_error_response(self._face, request_error_to_api_error(error))
+            return build_error_response(self._api, request_error_to_api_error(error))
         # Without a rollout id, OpenAI's `prompt_cache_key` says which requests belong together.
         affinity = rollout_id_of(request.scope) or content.get("prompt_cache_key")
         build_result = partial(
             self._build_result, content, model_request, affinity if isinstance(affinity, str) else None
         )
         return StreamedResponse(
-            build_result, beat=self._face.heartbeat if content.get("stream") else None, every=self._every
+            build_result, beat=self._api.heartbeat if content.get("stream") else None, every=self._every
         )
 
     async def _build_result(self, content: Item, model_request: Item, affinity: str | None) -> StreamResult:
@@ -263,11 +263,11 @@ class ApiEndpoint:
         except EpisodeError as error:
             api_error = failure_to_api_error(error)
             return StreamResult(
-                build_error_response(self._face, api_error, error), self._face.build_error_frames(api_error)
+                build_error_response(self._api, api_error, error), self._api.build_error_frames(api_error)
             )
         except RecursionError:
             api_error = depth_to_api_error(content)
-            return StreamResult(build_error_response(self._face, api_error), self._face.build_error_frames(api_error))
+            return StreamResult(build_error_response(self._api, api_error), self._api.build_error_frames(api_error))
 
 
 class ModelResponder:
@@ -275,12 +275,12 @@ class ModelResponder:
 
     Args:
         model: The model.
-        face: The API.
+        inbound_api: The API.
     """
 
-    def __init__(self, model: Model, face: InboundApi) -> None:
+    def __init__(self, model: Model, inbound_api: InboundApi) -> None:
         self._model = model
-        self._face = face
+        self._api = inbound_api
 
     async def say(self, content: Item, model_request: Item) -> Item | bytes:
         """Return the model's response in the form of the API: a body, or all frames of a stream if `content` wants one.
@@ -291,10 +291,10 @@ class ModelResponder:
         # A response stopped by a content filter is returned too: each API has its own form for it.
         response = await responses.query_model_allowing_filtered(self._model, model_request, episode=None)
         try:
-            result = self._face.build_answer(response, content)
-            return b"".join(self._face.stream_events(result, content)) if content.get("stream") else result
+            result = self._api.build_answer(response, content)
+            return b"".join(self._api.stream_events(result, content)) if content.get("stream") else result
         except (LookupError, TypeError, AttributeError, ValueError) as error:
-            message = f"the model's response cannot be expressed at {self._face.path}: {error!r}"
+            message = f"the model's response cannot be expressed at {self._api.path}: {error!r}"
             raise Failed(message, kind="model_bad_answer", retryable=True) from error
 
 

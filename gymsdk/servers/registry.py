@@ -32,7 +32,7 @@ log = logging.getLogger("gymsdk")
 MAX_NODES = 1000
 """Largest number of nodes that one head registers."""
 
-CLOCK_TICK_SECONDS, CLOCK_LATE_SECONDS = 0.1, 0.2
+TICK_LEASE_FRACTION, LATE_LEASE_FRACTION = 0.1, 0.2
 """Interval of the clock checks, and the delay from which the head counts as overloaded, as parts of a lease.
 
 Reading a heartbeat takes a few passes of the event loop, each of which may be as long as the delay of the check.
@@ -265,7 +265,7 @@ class NodeRegistry:
         own: The servers of the head's process.
         taken: Keys of the configuration, which servers cannot use as names.
         lease: Seconds after its last report when a node counts as lost.
-        most: The largest number of nodes.
+        max_nodes: The largest number of nodes.
         clock: Returns the time in seconds.
     """
 
@@ -275,13 +275,13 @@ class NodeRegistry:
         *,
         taken: Iterable[str] = (),
         lease: float = LEASE_SECONDS,
-        most: int = MAX_NODES,
+        max_nodes: int = MAX_NODES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lease = lease
         self._own = own
         self._taken = frozenset({"head_server", "default_host", ROUTES_KEY, *taken})
-        self._most = most
+        self._max_nodes = max_nodes
         self._clock = clock
         self._since = clock()
         self._nodes: dict[str, Node] = {}
@@ -305,7 +305,7 @@ class NodeRegistry:
                 self._live_nodes()
                 self._awake = self._clock()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), CLOCK_TICK_SECONDS * self.lease)
+                    await asyncio.wait_for(over.wait(), TICK_LEASE_FRACTION * self.lease)
         finally:
             self._awake = None
 
@@ -340,8 +340,10 @@ class NodeRegistry:
         live = self._live_nodes()
         if id in self._left_ids:
             raise RequestRejected(410, f"node {id!r} has left; join under another id")
-        if id not in live and len(live) >= self._most:
-            raise RequestRejected(503, f"this head already has {self._most} nodes; remove some", retry_after=self.lease)
+        if id not in live and len(live) >= self._max_nodes:
+            raise RequestRejected(
+                503, f"this head already has {self._max_nodes} nodes; remove some", retry_after=self.lease
+            )
         for service in registration.services:
             self._check_service(service, registration.services, ignored_id=id)
         exits = (
@@ -404,7 +406,7 @@ class NodeRegistry:
             self._lost.record_change(node.services, (), self._clock())
         self._lost.drop(id)
         self._left_ids[id] = None
-        if len(self._left_ids) > self._most:
+        if len(self._left_ids) > self._max_nodes:
             self._left_ids.popitem(last=False)
 
     @property
@@ -451,7 +453,7 @@ class NodeRegistry:
 
     def _live_nodes(self) -> dict[str, Node]:
         now = self._clock()
-        if self._awake is not None and now - self._awake > CLOCK_LATE_SECONDS * self.lease:
+        if self._awake is not None and now - self._awake > LATE_LEASE_FRACTION * self.lease:
             # This process was too busy to read heartbeats that arrived meanwhile, so all leases start again.
             self._since = self._awake = now
         for node in [*self._nodes.values()]:

@@ -10,8 +10,14 @@ from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, SecretStr, ValidationError
 
-from gymsdk import client as told
 from gymsdk import credentials, errors, responses
+from gymsdk.client import (
+    build_bad_answer_error,
+    build_failure,
+    parse_failure,
+    parse_object,
+    parse_verdict,
+)
 from gymsdk.errors import BadRow, Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
@@ -30,7 +36,7 @@ class RemoteState(State):
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-    line: SessionConnection
+    connection: SessionConnection
 
 
 class RemoteEnvironment:
@@ -67,9 +73,9 @@ class RemoteEnvironment:
     def __repr__(self) -> str:
         return f"<RemoteEnvironment {self.name!r} at {self.base_url}>"
 
-    def open_connection(self, jar: Mapping[str, str] | None = None) -> SessionConnection:
-        """Return a connection to the session of the cookies in `jar`, or to a session that is not open yet."""
-        return SessionConnection(self.base_url, dict(jar or {}), self._headers, self._seconds, self._retry)
+    def open_connection(self, cookies: Mapping[str, str] | None = None) -> SessionConnection:
+        """Return a connection to the session of the cookies in `cookies`, or to a session that is not open yet."""
+        return SessionConnection(self.base_url, dict(cookies or {}), self._headers, self._seconds, self._retry)
 
     def auth_headers(self, base_url: str) -> client.Headers:
         """Return the headers for requests to `base_url`: the token, if `base_url` is this server."""
@@ -85,21 +91,21 @@ class RemoteEnvironment:
             EpisodeError: The server failed or did not answer.
         """
         task, raw = _read_row(row)
-        line = self.open_connection()
+        connection = self.open_connection()
         body = {**raw, "gymsdk": {"seed": seed, "repeat": repeat}}
-        answer = await line.post("/seed_session", body, stage="reset", deadline=deadline)
+        answer = await connection.post("/seed_session", body, stage="reset", deadline=deadline)
         if not answer.ok:
             raise _open_failure(answer, self.name)
-        extras = _read_extras(told.parse_object(answer, "reset"))
+        extras = _read_extras(parse_object(answer, "reset"))
         # Only gymsdk's servers return the opening; others may echo the request's `gymsdk` field.
-        line.is_gymsdk = "opening" in extras
+        connection.is_gymsdk = "opening" in extras
         return Episode(
             id=id,
             seed=seed,
             task=task,
             row=raw,
             environment=self,
-            state=RemoteState(line=line),
+            state=RemoteState(connection=connection),
             transcript=Transcript(opening=extras.get("opening", deepcopy(task.input))),
             tools=extras.get("tools", _read_tools(task.responses_create_params.get("tools"))),
             repeat=repeat,
@@ -114,26 +120,26 @@ class RemoteEnvironment:
 
     async def verify(self, episode: Episode) -> Verdict:
         """Return the verdict on the transcript, which includes the rewards of the steps."""
-        line, body = _connection_of(episode), _build_verify_body(episode)
+        connection, body = _connection_of(episode), _build_verify_body(episode)
         try:
-            answer = await line.post("/verify", body, stage="verify")
+            answer = await connection.post("/verify", body, stage="verify")
         except Failed as error:
             if error.kind != "server_unreachable":
                 raise
             # Judging is idempotent, so a lost connection is retried once.
-            answer = await line.post("/verify", body, stage="verify")
+            answer = await connection.post("/verify", body, stage="verify")
         if not answer.ok:
-            raise told.build_failure(answer, "verify")
+            raise build_failure(answer, "verify")
         return _parse_verdict(answer, episode.row)
 
     async def close(self, episode: Episode) -> None:
         """Close the session, if the server is gymsdk's; NeMo Gym's servers have no endpoint for it."""
-        line = _connection_of(episode)
-        if not line.is_gymsdk:
+        connection = _connection_of(episode)
+        if not connection.is_gymsdk:
             return
-        answer = await line.post("/close_session", {}, stage="close")
+        answer = await connection.post("/close_session", {}, stage="close")
         if not answer.ok:
-            raise told.build_failure(answer, "close")
+            raise build_failure(answer, "close")
 
     async def aggregate(self, body: Row) -> Item:
         """Return the metrics of the verified rows in `body`, as the server computes them.
@@ -143,10 +149,10 @@ class RemoteEnvironment:
         """
         answer = await self.open_connection().post("/aggregate_metrics", body, stage="metrics")
         if answer.ok:
-            return told.parse_object(answer, "metrics")
-        if answer.status in INVALID_ROW_STATUSES and told.parse_failure(answer) is None:
+            return parse_object(answer, "metrics")
+        if answer.status in INVALID_ROW_STATUSES and parse_failure(answer) is None:
             raise RequestRejected(answer.status, answer.text[: client.MAX_EXCERPT_CHARS])
-        raise told.build_failure(answer, "metrics")
+        raise build_failure(answer, "metrics")
 
 
 def _is_same_server(url: str, other: str) -> bool:
@@ -171,11 +177,11 @@ def _read_row(row: Row | Task) -> tuple[Task, Row]:
 
 
 def _open_failure(answer: HttpResponse, name: str) -> BadRow | Exception:
-    if answer.status == 422 and told.parse_failure(answer) is None:  # noqa: PLR2004 - an invalid row
+    if answer.status == 422 and parse_failure(answer) is None:  # noqa: PLR2004 - an invalid row
         return BadRow(
             f"the row does not fit environment {name!r} at {answer.host}: {answer.text[: client.MAX_EXCERPT_CHARS]}"
         )
-    return told.build_failure(answer, "reset")
+    return build_failure(answer, "reset")
 
 
 def _read_extras(body: Item) -> Item:
@@ -189,7 +195,7 @@ def _read_tools(tools: Any) -> list[Item]:
 
 def _connection_of(episode: Episode) -> SessionConnection:
     assert isinstance(episode.state, RemoteState), "the remote environment opened the episode"
-    return episode.state.line
+    return episode.state.connection
 
 
 def _build_verify_body(episode: Episode) -> Row:
@@ -202,12 +208,12 @@ def _build_verify_body(episode: Episode) -> Row:
 
 
 def _parse_verdict(answer: HttpResponse, row: Row) -> Verdict:
-    judgement = told.parse_verdict(told.parse_object(answer, "verify"), row)
+    judgement = parse_verdict(parse_object(answer, "verify"), row)
     try:
         return StoredVerdict.model_validate(
             {**judgement.fields, "reward": judgement.reward, "components": judgement.components}
         )
     except ValidationError as error:
-        raise told.build_bad_answer_error(
+        raise build_bad_answer_error(
             f"the verdict of {answer.host} is invalid: {errors.format_validation_error(error)}", "verify"
         ) from None

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from gymsdk.errors import Failed
 from gymsdk.http import client
-from gymsdk.servers import instances as waiting
-from gymsdk.servers.instances import WATCH_SECONDS, InstanceDirectory, InstanceGone
+from gymsdk.servers.instances import WATCH_SECONDS, InstanceDirectory, InstanceGone, wait_while_alive
 from gymsdk.servers.remote import RemoteEnvironment, RemoteState
 from gymsdk.servers.reports import Instance
 from gymsdk.types import Action, Episode, Row, Step, Task, Verdict
@@ -35,49 +34,49 @@ class InstanceTally:
 
     Attributes:
         changes: The times when episodes began (1) and ended (-1).
-        more: The sum of the changes.
-        latest: Ordinal of the last request to the instance.
+        total_change: The sum of the changes.
+        last_request: Ordinal of the last request to the instance.
         pause: The current pause in seconds.
-        back: When the pause ends.
+        resumes_at: When the pause ends.
     """
 
     changes: deque[tuple[float, int]] = field(default_factory=deque)
-    more: int = 0
-    latest: int = 0
+    total_change: int = 0
+    last_request: int = 0
     pause: float = 0.0
-    back: float = 0.0
+    resumes_at: float = 0.0
 
     def record_change(self, change: int) -> None:
         """Record that an episode began (1) or ended (-1)."""
         self.changes.append((time.monotonic(), change))
-        self.more += change
+        self.total_change += change
         if len(self.changes) > MAX_CHANGES:
             _, oldest = self.changes.popleft()
             at, next_one = self.changes.popleft()
             self.changes.appendleft((at, oldest + next_one))
 
-    def change_since(self, heard: float) -> int:
-        """Return by how many the episodes have grown since the time `heard`."""
-        while self.changes and self.changes[0][0] < heard:
-            self.more -= self.changes.popleft()[1]
-        return self.more
+    def change_since(self, moment: float) -> int:
+        """Return by how many the episodes have grown since the time `moment`."""
+        while self.changes and self.changes[0][0] < moment:
+            self.total_change -= self.changes.popleft()[1]
+        return self.total_change
 
     def suspend(self) -> bool:
         """Pause an unreachable instance; return whether it was available before."""
         was_available, now = not self.pause, time.monotonic()
-        if now >= self.back:
+        if now >= self.resumes_at:
             self.pause = min(MAX_PAUSE_SECONDS, self.pause * 2) or FIRST_PAUSE_SECONDS
-            self.back = now + self.pause
+            self.resumes_at = now + self.pause
         return was_available
 
     def resume(self) -> None:
         """End the pause of an instance that answered."""
-        self.pause = self.back = 0.0
+        self.pause = self.resumes_at = 0.0
 
     @property
     def is_suspended(self) -> bool:
         """Whether the instance is paused."""
-        return time.monotonic() < self.back
+        return time.monotonic() < self.resumes_at
 
 
 class RemoteEpisode:
@@ -130,7 +129,7 @@ class RemoteEpisode:
             raise
         assert isinstance(episode.state, RemoteState), "the remote environment opens the episode"
         # An opening can move to another instance, but an open episode can only retry here.
-        episode.state.line.retry = self._retry
+        episode.state.connection.retry = self._retry
         episode.environment = self
         return episode
 
@@ -152,7 +151,7 @@ class RemoteEpisode:
         """Await `exchange` while the instance is alive."""
         is_known = partial(self._instances.is_known, self._instance.id)
         try:
-            return await waiting.wait_while_alive(exchange, self._instance.url, is_known, watch=self._watch)
+            return await wait_while_alive(exchange, self._instance.url, is_known, watch=self._watch)
         except InstanceGone:
             self._lost = True
             raise self._gone_error(stage) from None

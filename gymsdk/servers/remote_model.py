@@ -15,7 +15,6 @@ from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
 from gymsdk.router import ReplicaRouter, get_sticky_key
-from gymsdk.servers import instances as waiting
 from gymsdk.servers.instances import (
     LOOK_INTERVAL_SECONDS,
     RECHECK_SECONDS,
@@ -24,6 +23,7 @@ from gymsdk.servers.instances import (
     InstanceDirectory,
     InstanceGone,
     auth_headers,
+    wait_while_alive,
 )
 from gymsdk.servers.reports import Instance
 from gymsdk.servers.routing import ID_PATTERN
@@ -100,7 +100,7 @@ class RemoteModel:
         async def known() -> bool:
             return any(each.url == url for each in await self._instances.find_by_name(self.name, MODEL_SERVER_KIND))
 
-        return await waiting.wait_while_alive(exchange, url, known, watch=self._watch)
+        return await wait_while_alive(exchange, url, known, watch=self._watch)
 
     async def _replica_urls(self, episode: Episode | None) -> list[str]:
         loop = asyncio.get_running_loop()

@@ -106,7 +106,7 @@ def _log_rejection(level: int, scope: Mapping[str, Any], status: int, route: str
     # Log neither path nor headers: a client controls both, and they may contain another server's token.
     method, client = scope["method"][:MAX_METHOD_CHARS], (scope.get("client") or ("nobody",))[0]
     fields = {"method": method, "route": route, "status": status, "client": client}
-    log.log(level, "%s %s %d client=%s", method, route, status, client, extra={"told": fields})
+    log.log(level, "%s %s %d client=%s", method, route, status, client, extra={"fields": fields})
 
 
 # Silent until `observability.logging` configures it, which may happen before this module is imported.
@@ -203,4 +203,4 @@ def _log_request(
     suffix = "".join(f" {key}={value}" for key, value in request_context.fields.items())
     template, args = "%s %s %d in %.1f ms%s", (method, route, status, seconds * 1e3, suffix)
     # Call the handlers directly: looking up the caller would cost more than writing the line.
-    log.handle(log.makeRecord(log.name, level, __file__, 0, template, args, None, extra={"told": fields}))
+    log.handle(log.makeRecord(log.name, level, __file__, 0, template, args, None, extra={"fields": fields}))

@@ -140,16 +140,16 @@ class SessionConnection:
     """A connection to one session at a resources server.
 
     Attributes:
-        at: The server's URL.
-        jar: The session's cookies.
+        base_url: The server's URL.
+        cookies: The session's cookies.
         headers: Further headers of each request.
         seconds: The timeout of a request.
         retry: Retries of failed requests.
         is_gymsdk: Whether the server is gymsdk's, which validates tool arguments itself.
     """
 
-    at: str
-    jar: Cookies = field(default_factory=dict, repr=False)
+    base_url: str
+    cookies: Cookies = field(default_factory=dict, repr=False)
     headers: client.Headers = field(default_factory=dict, repr=False)
     seconds: float = 600.0
     retry: client.Retry = client.DEFAULT_RETRY
@@ -168,10 +168,10 @@ class SessionConnection:
             Failed: The server did not answer.
         """
         left = self.seconds if deadline is None else deadline - asyncio.get_running_loop().time()
-        headers = {**self.headers, **client.build_cookie_header(self.jar)}
+        headers = {**self.headers, **client.build_cookie_header(self.cookies)}
         try:
             answer = await client.post(
-                self.at + path,
+                self.base_url + path,
                 body,
                 headers=headers,
                 timeout=max(0.001, min(self.seconds, left)),
@@ -180,19 +180,19 @@ class SessionConnection:
             )
         except Failed as error:
             raise _to_server_failure(error, stage) from error
-        self.jar |= client.filter_cookies(answer.cookies)
+        self.cookies |= client.filter_cookies(answer.cookies)
         return answer
 
 
 async def call_tool(
-    line: SessionConnection, action: ToolCall, offered: list[Item], *, deadline: float | None = None
+    connection: SessionConnection, action: ToolCall, offered: list[Item], *, deadline: float | None = None
 ) -> Step:
     """Call a tool.
 
     A call of a tool that is not offered, or that is named like an endpoint, gets an error output and is not sent.
 
     Args:
-        line: The connection to the session.
+        connection: The connection to the session.
         action: The tool call.
         offered: The tools of the episode.
         deadline: When the call must end, on the event loop's clock.
@@ -204,16 +204,16 @@ async def call_tool(
     }
     if action.name not in names:
         return Step(output=tools.format_error_output(tools.format_unknown_tool(action.name, names)))
-    if not line.is_gymsdk:
+    if not connection.is_gymsdk:
         try:
             json.loads(action.arguments)
         except (ValueError, RecursionError) as error:
             return Step(output=tools.format_error_output(f"Invalid tool call arguments: {error}"))
     path = "/" + quote(action.name, safe="")
-    answer = await line.post(path, action.arguments.encode("utf-8", "replace"), stage="step", deadline=deadline)
+    answer = await connection.post(path, action.arguments.encode("utf-8", "replace"), stage="step", deadline=deadline)
     if (failure := parse_failure(answer)) is not None:
         raise failure
-    return Step(output=_parse_output(answer, ours=line.is_gymsdk), done=_is_done(answer))
+    return Step(output=_parse_output(answer, is_gymsdk=connection.is_gymsdk), done=_is_done(answer))
 
 
 def _to_server_failure(error: Failed, stage: str) -> Failed:
@@ -231,9 +231,9 @@ def _is_done(answer: HttpResponse) -> bool:
     return step is not None and parse_json(step).get("done") is True
 
 
-def _parse_output(answer: HttpResponse, *, ours: bool) -> Content:
+def _parse_output(answer: HttpResponse, *, is_gymsdk: bool) -> Content:
     """Return the body as the policy reads it: text, or content parts from a gymsdk server."""
-    if ours and answer.body.startswith(b"["):
+    if is_gymsdk and answer.body.startswith(b"["):
         value = parse_value(answer)
         if isinstance(value, list) and value and all(_is_content_part(each) for each in value):
             return value

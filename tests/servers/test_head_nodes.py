@@ -162,7 +162,7 @@ async def test_a_node_whose_process_has_ended_is_refused_in_a_sentence() -> None
     exits = {"sums": Exit(code=-9, at=2.0, pid=7).model_dump()}
     await asking.put("/nodes/n2", json={"exits": exits, "supervisor": "s"})
     refused = await asking.put("/nodes/n1", json=saying(there, supervisor="s"))
-    assert (refused.status_code, "has ended, as its supervisor says" in refused.text) == (410, True)
+    assert (refused.status_code, "has ended, as its supervisor reports" in refused.text) == (410, True)
 
 
 async def test_nodes_without_servers_are_not_counted() -> None:

@@ -28,7 +28,7 @@ def test_who_left_before_it_was_known_does_not_come_back_late(members):
 
 
 def test_only_so_many_that_left_are_remembered(clock):
-    members = NodeRegistry(most=2, clock=clock)
+    members = NodeRegistry(max_nodes=2, clock=clock)
     for name in "abc":
         members.leave(name)
     assert members.register("a", said(MATH), HERE) == 10.0
@@ -108,7 +108,7 @@ def test_a_node_that_does_not_say_where_it_is_is_where_it_asks_from(members, hos
 
 
 def test_there_are_no_more_than_there_is_place_for(clock):
-    members = NodeRegistry(most=1, clock=clock)
+    members = NodeRegistry(max_nodes=1, clock=clock)
     members.register("a", said(), HERE)
     members.register("a", said(), HERE)
     with pytest.raises(RequestRejected, match="this head already has 1 nodes"):
