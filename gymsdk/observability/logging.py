@@ -34,9 +34,9 @@ FLUSH_SECONDS = 2.0
 """Seconds that the end of the process waits for lines to be written."""
 
 
-Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
-Form: TypeAlias = Literal["text", "json"]
+LogFormat: TypeAlias = Literal["text", "json"]
 
 LOGGER_NAME, REQUEST_LOGGER_NAME = "gymsdk", "gymsdk.requests"
 """The logger of gymsdk's messages, and the logger that writes one line for each request."""
@@ -70,13 +70,13 @@ class LogWriter:
         self._lost = lost
         self._max_lines = max_lines
         self._thread: threading.Thread | None = None
-        self._begin()
+        self._reset()
 
     def put(self, file: int, line: bytes) -> None:
         """Queue a line for a file descriptor, or drop and count it if too many lines wait."""
         if self._process != os.getpid():
             # After a fork, the thread and its queue belong to the parent process.
-            self._begin()
+            self._reset()
         with self._change:
             if len(self._waiting) >= self._max_lines:
                 self._dropped += 1
@@ -88,13 +88,13 @@ class LogWriter:
             self._change.notify_all()
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
-        """Wait until all lines are written, at max_lines `seconds`; return whether they are."""
+        """Wait until all lines are written, at most `seconds`; return whether they are."""
         if self._process != os.getpid():
             return True
         with self._change:
             return self._change.wait_for(lambda: not self._waiting and not self._writing, seconds)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._process = os.getpid()
         self._change = threading.Condition()
         self._waiting: deque[tuple[int, bytes]] = deque()
@@ -136,8 +136,8 @@ class LogConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    level: Level = "warning"
-    format: Form = "text"
+    level: LogLevel = "warning"
+    format: LogFormat = "text"
     directory: Path | None = None
     server: str = "gymsdk"
 
@@ -147,7 +147,7 @@ class LogConfig(BaseModel):
         return self.directory is None and (self.level, self.format) != ("warning", "text")
 
     @property
-    def to_options(self) -> list[str]:
+    def cli_options(self) -> list[str]:
         """The command line options that configure another process in the same way."""
         folder = [] if self.directory is None else ["--log-dir", str(self.directory)]
         return ["--log-level", self.level, "--log-format", self.format, *folder]
@@ -165,7 +165,7 @@ def parse_log_config(level: str, format: str, directory: Path | None = None, *, 
     Raises:
         UsageError: The level or the format is unknown.
     """
-    for option, value, choices in (("level", level, get_args(Level)), ("format", format, get_args(Form))):
+    for option, value, choices in (("level", level, get_args(LogLevel)), ("format", format, get_args(LogFormat))):
         if value not in choices:
             raise UsageError(f"--log-{option} {value}: must be one of {', '.join(choices)}")
     return LogConfig.model_validate({"level": level, "format": format, "directory": directory, "server": server})
@@ -183,7 +183,7 @@ def log_to(config: LogConfig) -> Iterator[None]:
         yield
     finally:
         if handler is not None:
-            _drop(handler)
+            _remove_handler(handler)
 
 
 def configure(config: LogConfig) -> LogHandler | None:
@@ -204,7 +204,7 @@ def configure(config: LogConfig) -> LogHandler | None:
     return handler
 
 
-def _drop(handler: LogHandler) -> None:
+def _remove_handler(handler: LogHandler) -> None:
     for name in (LOGGER_NAME, REQUEST_LOGGER_NAME, SERVER_ERROR_LOGGER_NAME):
         logging.getLogger(name).removeHandler(handler)
     logging.getLogger(LOGGER_NAME).setLevel(logging.NOTSET)
@@ -333,7 +333,7 @@ class LogRelay:
         self._out = out
         self._lines: queue.Queue[str | None] = queue.Queue(max_lines)
         self._lost = 0
-        self._writing = threading.Thread(target=self._write, name="outlet", daemon=True)
+        self._writing = threading.Thread(target=self._write, name="gymsdk-log-relay", daemon=True)
 
     def start(self) -> None:
         """Start writing."""

@@ -25,7 +25,7 @@ NodesFetcher: TypeAlias = Callable[[str], Awaitable[HeadSnapshot]]
 
 
 SLOW_SECONDS = 0.1
-"""Round trip in seconds above which a server counts as slow."""
+"""Round round_trip in seconds above which a server counts as slow."""
 
 IDLE_UTILIZATION = 0.5
 """GPU utilization below which a server is marked as idle."""
@@ -57,20 +57,20 @@ Samples: TypeAlias = list[tuple[str, dict[str, str], float]]
 """The samples of one server: name, labels and value."""
 
 
-def add_server_metrics(figures: ServerMetrics, fetch: NodesFetcher) -> None:
+def add_server_metrics(metrics: ServerMetrics, fetch: NodesFetcher) -> None:
     """Add the state of all servers to the head's metrics."""
     monitor = ServerMonitor(fetch)
-    figures.updates.append(monitor.refresh)
-    figures.gauges["expected_servers"] = lambda: len(expected_servers(monitor.nodes))
-    figures.gauges["registered_servers"] = lambda: (
+    metrics.updates.append(monitor.refresh)
+    metrics.gauges["expected_servers"] = lambda: len(expected_servers(monitor.nodes))
+    metrics.gauges["registered_servers"] = lambda: (
         len(expected_servers(monitor.nodes)) - len(missing_servers(monitor.nodes))
     )
-    figures.gauges["lost_nodes"] = lambda: len(monitor.nodes.lost)
-    figures.samples["server_up"] = monitor.up
-    figures.samples["round_trip_seconds"] = monitor.round_trips
-    figures.samples["last_exit_code"] = monitor.exit_codes
-    figures.samples["last_exit_time_seconds"] = monitor.exit_times
-    figures.samples["restarts"] = monitor.restarts
+    metrics.gauges["lost_nodes"] = lambda: len(monitor.nodes.lost)
+    metrics.samples["server_up"] = monitor.up
+    metrics.samples["round_trip_seconds"] = monitor.round_trips
+    metrics.samples["last_exit_code"] = monitor.exit_codes
+    metrics.samples["last_exit_time_seconds"] = monitor.exit_times
+    metrics.samples["restarts"] = monitor.restarts
 
 
 def count_nodes(nodes: HeadSnapshot) -> int:
@@ -106,7 +106,7 @@ class ServerMonitor:
         return [Sample(float(each.status == "success"), _instance_labels(each)) for each in self._checked_instances()]
 
     def round_trips(self) -> list[Sample]:
-        """Return each instance's last round trip in seconds."""
+        """Return each instance's last round round_trip in seconds."""
         return [
             Sample(each.round_trip, _instance_labels(each))
             for each in self._checked_instances()
@@ -148,7 +148,7 @@ class ServerStatus(BaseModel):
         uptime: Seconds since its start.
         sessions: The number of open sessions.
         in_flight: The number of running requests.
-        round_trip: Seconds of a round trip to it.
+        round_trip: Seconds of a round round_trip to it.
         gpus: The utilization of its machine's GPUs, from 0 to 1, by index.
         wrong: Its problems.
     """
@@ -325,12 +325,12 @@ def _parse_instance(entry: Mapping[str, object]) -> dict[str, object]:
 
 
 class _ServerReply(BaseModel):
-    """A server's health, its metrics if it has any, and the round trip in seconds."""
+    """A server's health, its metrics if it has any, and the round round_trip in seconds."""
 
     model_config = ConfigDict(frozen=True)
 
     health: Status = "success"
-    figures: Samples | None = None
+    samples: Samples | None = None
     seconds: float | None = None
 
 
@@ -342,8 +342,8 @@ async def _fetch_metrics(url: str, headers: Headers) -> _ServerReply:
         return _ServerReply(health="timeout" if error.kind == "model_timeout" else "connection_error")
     # Servers without metrics, such as NeMo Gym's, are healthy too.
     health: Status = "success" if answer.status < SERVER_ERROR else "unknown_error"
-    figures = [*parse_samples(answer.text)] if answer.ok else None
-    return _ServerReply(health=health, figures=figures, seconds=time.perf_counter() - started)
+    samples = [*parse_samples(answer.text)] if answer.ok else None
+    return _ServerReply(health=health, samples=samples, seconds=time.perf_counter() - started)
 
 
 def parse_samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
@@ -363,7 +363,7 @@ def _build_head_status(url: str, reply: _ServerReply, last_exit: Exit | None) ->
 
 
 def _build_status(instance: Instance, last_exit: Exit | None, reply: _ServerReply, *, by_head: bool) -> ServerStatus:
-    trip = instance.round_trip if by_head else reply.seconds
+    round_trip = instance.round_trip if by_head else reply.seconds
     health = instance.status or reply.health
     fields = {"sessions": instance.load.sessions, "in_flight": instance.load.in_flight, **_metric_fields(reply)}
     if fields.get("uptime") is None and instance.started:
@@ -374,8 +374,8 @@ def _build_status(instance: Instance, last_exit: Exit | None, reply: _ServerRepl
         node=instance.node,
         url=instance.url,
         health="draining" if instance.draining and health == "success" else health,
-        round_trip=trip,
-        wrong=[*_find_problems(health, trip, last_exit)],
+        round_trip=round_trip,
+        wrong=[*_find_problems(health, round_trip, last_exit)],
         **_exit_fields(last_exit),
         **fields,
     )
@@ -410,13 +410,13 @@ def _exit_fields(last_exit: Exit | None) -> dict[str, float | int]:
 
 def _metric_fields(reply: _ServerReply) -> dict[str, object]:
     """Return the status fields that the server's metrics provide."""
-    if reply.figures is None:
+    if reply.samples is None:
         return {}
-    sums = {field: _sum_samples(reply.figures, names) for field, names in METRICS_BY_FIELD.items()}
-    gpus = {labels["gpu"]: value for name, labels, value in reply.figures if name == "gpu_utilization_ratio"}
+    sums = {field: _sum_samples(reply.samples, names) for field, names in METRICS_BY_FIELD.items()}
+    gpus = {labels["gpu"]: value for name, labels, value in reply.samples if name == "gpu_utilization_ratio"}
     return {field: value for field, value in sums.items() if value is not None} | {"gpus": gpus}
 
 
-def _sum_samples(figures: Samples, names: frozenset[str]) -> float | None:
-    values = [value for name, _, value in figures if name in names]
+def _sum_samples(samples: Samples, names: frozenset[str]) -> float | None:
+    values = [value for name, _, value in samples if name in names]
     return sum(values) if values else None

@@ -346,9 +346,9 @@ def create_app(
         ready.clear()
 
     about = f"The agent of the environment {environment.name}: it plays rows, and answers requests with tools."
-    api = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
-    _add_routes(api, agent)
-    return api
+    app = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    _add_routes(app, agent)
+    return app
 
 
 @runtime_checkable
@@ -449,7 +449,7 @@ def _set_cookies(response: Response, jar: Mapping[str, str]) -> Response:
     return response
 
 
-def _add_routes(api: FastAPI, agent: AgentEndpoints) -> None:
+def _add_routes(app: FastAPI, agent: AgentEndpoints) -> None:
     endpoints: tuple[tuple[str, Callable[[Request], Awaitable[Response]], Item], ...] = (
         ("/run", agent.run, FLAT_ROW_SCHEMA),
         ("/v1/responses", agent.respond, PROMPT_SCHEMA),
@@ -458,4 +458,4 @@ def _add_routes(api: FastAPI, agent: AgentEndpoints) -> None:
         ("/aggregate_metrics", agent.aggregate, AGGREGATE_SCHEMA),
     )
     for path, endpoint, schema in endpoints:
-        api.add_api_route(path, endpoint, methods=["POST"], **document_endpoint(schema))
+        app.add_api_route(path, endpoint, methods=["POST"], **document_endpoint(schema))

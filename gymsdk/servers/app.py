@@ -206,11 +206,11 @@ def create_app(
         lifespan: The lifespan context of the app.
         waiting: The paths that answer 503 until `ready` returns true.
     """
-    api = FastAPI(title=name, version=version("gymsdk"), description=about, lifespan=lifespan)
-    api.add_middleware(RoutingMiddleware, figures=figures)
+    app = FastAPI(title=name, version=version("gymsdk"), description=about, lifespan=lifespan)
+    app.add_middleware(RoutingMiddleware, figures=figures)
     for path in HEALTH_PATHS:
         if path not in waiting:
-            api.add_api_route(path, _report_alive, include_in_schema=False)
+            app.add_api_route(path, _report_alive, include_in_schema=False)
 
     async def readiness() -> Response:
         return json_response({"status": "ok"}) if ready() else _build_error_response({"status": "starting"}, 503, None)
@@ -219,20 +219,20 @@ def create_app(
         return PlainTextResponse(await figures.render_current(), media_type="text/plain; version=0.0.4")
 
     for path in waiting:
-        api.add_api_route(path, readiness, include_in_schema=False)
-    api.add_api_route("/metrics", counted, include_in_schema=False)
+        app.add_api_route(path, readiness, include_in_schema=False)
+    app.add_api_route("/metrics", counted, include_in_schema=False)
     if profiling.get_cpu_profile() is not None:
 
         async def statistic() -> Response:
             return json_response(get_statistics(figures.name))
 
-        api.add_api_route("/stats", statistic, include_in_schema=False)
-    api.add_exception_handler(RequestRejected, _handle_rejection)
-    api.add_exception_handler(GymsdkError, _handle_failure)
-    api.add_exception_handler(HTTPException, _handle_http_error)
-    api.add_exception_handler(RecursionError, _handle_recursion)
-    api.add_exception_handler(ClientDisconnect, _handle_disconnect)
-    return api
+        app.add_api_route("/stats", statistic, include_in_schema=False)
+    app.add_exception_handler(RequestRejected, _handle_rejection)
+    app.add_exception_handler(GymsdkError, _handle_failure)
+    app.add_exception_handler(HTTPException, _handle_http_error)
+    app.add_exception_handler(RecursionError, _handle_recursion)
+    app.add_exception_handler(ClientDisconnect, _handle_disconnect)
+    return app
 
 
 async def read_json_object(request: Request) -> Item:

@@ -254,13 +254,13 @@ def create_app(
         ready.clear()
 
     about = f"The environment server of {environment.name}: it plays flat rows and episode requests."
-    api = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    app = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
     server = EnvironmentEndpoints(runs)
     schema = {"anyOf": [EpisodeRequest.model_json_schema(), FLAT_ROW_SCHEMA]}
     schema["$defs"] = schema["anyOf"][0].pop("$defs")
-    api.add_api_route("/run", server.run, methods=["POST"], **document_endpoint(schema))
-    api.add_api_route("/aggregate_metrics", server.aggregate, methods=["POST"], **document_endpoint(AGGREGATE_SCHEMA))
-    return api
+    app.add_api_route("/run", server.run, methods=["POST"], **document_endpoint(schema))
+    app.add_api_route("/aggregate_metrics", server.aggregate, methods=["POST"], **document_endpoint(AGGREGATE_SCHEMA))
+    return app
 
 
 class EnvironmentEndpoints:
@@ -278,16 +278,16 @@ class EnvironmentEndpoints:
         episode = parse_body(EpisodeRequest, content) if is_episode_request(content) else None
         reply: Reply = EpisodeReply(episode) if episode else FlatReply(content)
         try:
-            order = (
+            row_request = (
                 self._parse_episode_request(episode)
                 if episode
                 else self._parse_flat_row(content, rollout_id_of(request.scope))
             )
             return _json_bytes_response(
-                await cancel_on_disconnect(request, self._runs.play_once(order, content, reply.result))
+                await cancel_on_disconnect(request, self._runs.play_once(row_request, content, reply.result))
             )
-        except RolloutFailed as lost:
-            return json_response(reply.failure(lost.failure, lost.rollout.response))
+        except RolloutFailed as failed:
+            return json_response(reply.failure(failed.failure, failed.rollout.response))
         except UsageError as error:
             return json_response(reply.failure(Failure(stage="reset", kind="bad_row", message=str(error))))
         except RequestRejected as error:

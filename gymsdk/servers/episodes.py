@@ -368,14 +368,14 @@ class EpisodeService:
             BadRow: The row does not fit the environment.
         """
         await self.sessions.check_capacity(name)
-        episode = EpisodeRunner(self.environment, self._limit_budget(request, kind))
+        runner = EpisodeRunner(self.environment, self._limit_budget(request, kind))
         await play_without_nulls(
-            request.row, lambda row: episode.open(row, seed=request.seed, id=request.id, repeat=request.repeat)
+            request.row, lambda row: runner.open(row, seed=request.seed, id=request.id, repeat=request.repeat)
         )
         try:
-            session = await self.sessions.open(episode, name=name)
+            session = await self.sessions.open(runner, name=name)
         except BaseException:
-            await episode.close()
+            await runner.close()
             raise
         origin = SessionOrigin(
             request.identity, request.seed, typed=kind == "typed", prompted=has_prompt, seed_given=request.seed_given
@@ -450,10 +450,10 @@ class EpisodeService:
         call = responses.build_function_call(name, arguments)
         if session.runner.is_over:
             return responses.build_function_call_output(call["call_id"], NOT_RUN_OUTPUT), TurnResult(ended="done")
-        taken = await session.runner.apply_response({"output": [call]})
-        if not taken.items:
+        result = await session.runner.apply_response({"output": [call]})
+        if not result.items:
             raise RequestRejected(503, f"the tool {name!r} had no time left", retry_after=1)
-        return taken.items[0], taken
+        return result.items[0], result
 
     async def judge(
         self, request: RowRequest, items: Sequence[Item], end_reason: EndReason, session: Session | None
@@ -479,13 +479,13 @@ class EpisodeService:
         if session is None:
             return await self._judge_without_session(request, items, end_reason), None, None
         async with self.lock_session(session, "tools", "typed", "turns"):
-            found, reason = self._find_played_session(session, request, items)
-            if found is session:
+            played, reason = self._find_played_session(session, request, items)
+            if played is session:
                 return await self._judge_session(session, request, items, end_reason), session, reason
-        if found is None:
+        if played is None:
             return await self._judge_without_session(request, items, end_reason), None, reason
-        async with self.lock_session(found, "tools", "typed", "turns"):
-            return await self._judge_session(found, request, items, end_reason), found, reason
+        async with self.lock_session(played, "tools", "typed", "turns"):
+            return await self._judge_session(played, request, items, end_reason), played, reason
 
     def _find_played_session(
         self, session: Session, request: RowRequest, items: Sequence[Item]

@@ -29,14 +29,14 @@ REQUEST_ID_FIELD = "_ng_step_request_id"
 CAPABILITIES = {"supports_explicit_close": True, "supports_step_idempotency": True}
 
 
-def add_routes(api: FastAPI, episodes: EpisodeService) -> None:
+def add_routes(app: FastAPI, episodes: EpisodeService) -> None:
     """Add the endpoints to an app."""
     turns = TurnEndpoints(episodes)
     row_schema = build_row_schema(episodes.environment.task_type)
     step_schema = {"type": "object", "required": ["response"], "properties": {"response": RESPONSE_SCHEMA}}
-    api.add_api_route("/reset", turns.reset, methods=["POST"], **document_endpoint(row_schema))
-    api.add_api_route("/step", turns.step, methods=["POST"], **document_endpoint(step_schema))
-    api.add_api_route("/close", turns.close, methods=["POST"], **document_endpoint({"type": "object"}, required=False))
+    app.add_api_route("/reset", turns.reset, methods=["POST"], **document_endpoint(row_schema))
+    app.add_api_route("/step", turns.step, methods=["POST"], **document_endpoint(step_schema))
+    app.add_api_route("/close", turns.close, methods=["POST"], **document_endpoint({"type": "object"}, required=False))
 
 
 @dataclass(slots=True)

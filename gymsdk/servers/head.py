@@ -131,7 +131,7 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     members = NodeRegistry(services, taken=about or ()) if members is None else members
     figures = ServerMetrics("head")
     figures.gauges["nodes"] = lambda: sum(bool(node.services) for node in members)
-    api = create_base_app(
+    app = create_base_app(
         "head",
         "The head: lists the servers and their addresses.",
         figures=figures,
@@ -150,19 +150,19 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
         health=health or HealthMonitor(),
     )
     add_server_metrics(figures, head.build_snapshot)
-    api.add_api_route("/global_config_dict_yaml", head.get_config, methods=["GET"])
-    api.add_api_route("/server_instances", head.list_instances, methods=["GET"])
-    api.add_api_route("/nodes", head.list_nodes, methods=["GET"])
+    app.add_api_route("/global_config_dict_yaml", head.get_config, methods=["GET"])
+    app.add_api_route("/server_instances", head.list_instances, methods=["GET"])
+    app.add_api_route("/nodes", head.list_nodes, methods=["GET"])
     docs = document_endpoint(Registration.model_json_schema(), more=REGISTRATION_RESPONSES)
-    api.add_api_route("/nodes/{node}", head.register_node, methods=["PUT"], **docs)
-    api.add_api_route("/nodes/{node}", head.remove_node, methods=["DELETE"])
-    api.add_api_route(
+    app.add_api_route("/nodes/{node}", head.register_node, methods=["PUT"], **docs)
+    app.add_api_route("/nodes/{node}", head.remove_node, methods=["DELETE"])
+    app.add_api_route(
         "/servers/{name}/restart",
         head.restart_server,
         methods=["POST"],
         **document_endpoint({}, more=RESTART_RESPONSES),
     )
-    return api
+    return app
 
 
 class HeadEndpoints:

@@ -41,7 +41,7 @@ A client that opens thousands of connections at once sends its first request lon
 UNREAD_BODY_SECONDS = 30.0
 """Seconds within which the rest of a request's body must arrive after the response was sent."""
 
-MAX_HELD_BYTES = 64 * 1024
+MAX_QUEUED_BYTES = 64 * 1024
 """Bytes of a queued request after which reading from its connection pauses."""
 
 MAX_RETRY_AFTER_SECONDS = 60
@@ -85,9 +85,9 @@ class Connection(H11Protocol):
     A connection beyond the limit is rejected with 503; uvicorn would reject every further request instead.
     """
 
-    _idle: asyncio.TimerHandle | None = None
-    _rest_of: asyncio.TimerHandle | None = None
-    _held: bytearray | None = None
+    _idle_timer: asyncio.TimerHandle | None = None
+    _body_timer: asyncio.TimerHandle | None = None
+    _queued: bytearray | None = None
 
     def __init__(self, *args: Any, pacer: Pacer, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -101,41 +101,41 @@ class Connection(H11Protocol):
             transport.write(_build_retry_later_response(TOO_MANY_CONNECTIONS_MESSAGE, self._pacer.drain_time()))
             transport.close()
             return
-        self._start_idle_timer()
+        self._update_idle_timer()
 
     def on_response_complete(self) -> None:
         """Close the connection if the rest of an unread request body does not arrive in time."""
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY and self._rest_of is None:
-            self._rest_of = self.loop.call_later(UNREAD_BODY_SECONDS, self._close_idle)
+        if self.conn.their_state is h11.SEND_BODY and self._body_timer is None:
+            self._body_timer = self.loop.call_later(UNREAD_BODY_SECONDS, self._close_unread)
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes, or queue them until their request may start."""
-        if self._held is not None:
-            self._held += data
-            if len(self._held) > MAX_HELD_BYTES:
+        if self._queued is not None:
+            self._queued += data
+            if len(self._queued) > MAX_QUEUED_BYTES:
                 self.flow.pause_reading()
         elif self.conn.their_state is h11.IDLE and data.startswith(b"POST"):
             # The request arrived in time; from here on the client waits for the server.
-            self._start_body_timer()
+            self._stop_idle_timer()
             self._unset_keepalive_if_required()
-            self._held = bytearray(data)
+            self._queued = bytearray(data)
             self._pacer.start(self, self._start)
         else:
             self._receive(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers and leave the queue."""
-        self._held = None
+        self._queued = None
         self._pacer.drop(self)
-        self._start_body_timer()
-        if self._rest_of is not None:
-            self._rest_of.cancel()
+        self._stop_idle_timer()
+        if self._body_timer is not None:
+            self._body_timer.cancel()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
         """Close an idle connection, or reject a queued request."""
-        if self._held is None:
+        if self._queued is None:
             super().shutdown()
             return
         self.transport.write(_build_retry_later_response(STOPPING_MESSAGE, STOPPING_RETRY_AFTER_SECONDS))
@@ -143,35 +143,35 @@ class Connection(H11Protocol):
 
     def _start(self) -> None:
         """Process the queued request."""
-        held, self._held = self._held, None
-        if held is not None and not self.transport.is_closing():
+        queued, self._queued = self._queued, None
+        if queued is not None and not self.transport.is_closing():
             self.flow.resume_reading()
-            self._receive(bytes(held))
+            self._receive(bytes(queued))
 
     def _receive(self, data: bytes) -> None:
         super().data_received(data)
         # An incomplete request does not extend the timeout.
-        self._start_idle_timer()
+        self._update_idle_timer()
 
-    def _start_idle_timer(self) -> None:
+    def _update_idle_timer(self) -> None:
         if self.conn.their_state is not h11.IDLE:
-            self._start_body_timer()
-        elif self._idle is None:
-            self._idle = self.loop.call_later(FIRST_REQUEST_SECONDS, self._give_up)
+            self._stop_idle_timer()
+        elif self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(FIRST_REQUEST_SECONDS, self._close_idle)
 
-    def _start_body_timer(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
+    def _stop_idle_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
 
-    def _close_idle(self) -> None:
-        self._rest_of = None
+    def _close_unread(self) -> None:
+        self._body_timer = None
         if self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE:
             self.transport.close()
 
-    def _give_up(self) -> None:
-        self._idle = None
-        if self.conn.their_state is h11.IDLE and self._held is None:
+    def _close_idle(self) -> None:
+        self._idle_timer = None
+        if self.conn.their_state is h11.IDLE and self._queued is None:
             self.transport.close()
 
 
@@ -243,14 +243,14 @@ def socket_port(at: socket.socket) -> int:
 
 def socket_host(at: socket.socket, configured: str) -> str:
     """Return a listening socket's host: the configured name if it resolves to the address, else the address."""
-    bound_at: str = at.getsockname()[0]
-    if bound_at == configured or not configured:
+    address: str = at.getsockname()[0]
+    if address == configured or not configured:
         return configured
     try:
         addresses = {info[4][0] for info in socket.getaddrinfo(configured, None)}
     except OSError:
-        return bound_at
-    return configured if bound_at in addresses else bound_at
+        return address
+    return configured if address in addresses else address
 
 
 def _format_bind_error(host: str, port: int, error: OSError) -> str:
@@ -285,8 +285,8 @@ class Listener:
         safety: Security = NO_SECURITY,
         path: str = "",
     ) -> None:
-        self._bound_at: str = at.getsockname()[0]
-        allowed = middleware.allowed_hosts(self._bound_at, *([host] if host else []), *also)
+        self._address: str = at.getsockname()[0]
+        allowed = middleware.allowed_hosts(self._address, *([host] if host else []), *also)
         checked = app if allowed is None else HostCheck(app, allowed)
         authenticated = checked if safety.token is None else AuthMiddleware(checked, safety.token)
         self._app = PrefixMiddleware(authenticated, path) if path else authenticated
@@ -296,22 +296,22 @@ class Listener:
         self._grace = grace
         self._safety = safety
         self._context = safety.tls.create_ssl_context() if safety.tls else None
-        self._answering: set[asyncio.Task[Any]] = set()
-        self._ending = False
+        self._running: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Set `up` when the server accepts requests, serve until `over` is set, then finish the running requests."""
         install_exhaustion_handler(asyncio.get_running_loop())
         server = _Server(self._build_config(), up, over)
         tls = self._safety.tls
-        with trust_own_certificate(self._bound_at, tls.certificate, self._also) if tls else nullcontext():
+        with trust_own_certificate(self._address, tls.certificate, self._also) if tls else nullcontext():
             await self._run(server, over)
 
     async def _run(self, server: _Server, over: asyncio.Event) -> None:
         serving = asyncio.ensure_future(server.serve([self._at]))
         try:
-            await asyncio.wait({serving, ending := asyncio.ensure_future(over.wait())}, return_when="FIRST_COMPLETED")
-            ending.cancel()
+            await asyncio.wait({serving, stopping := asyncio.ensure_future(over.wait())}, return_when="FIRST_COMPLETED")
+            stopping.cancel()
             await self._close()
             await serving
         finally:
@@ -319,11 +319,11 @@ class Listener:
             self._at.close()
 
     async def _close(self) -> None:
-        self._ending = True
+        self._is_stopping = True
         # Most requests finish within the grace period.
-        if self._answering:
-            await asyncio.wait(set(self._answering), timeout=self._grace)
-        unfinished = set(self._answering)
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=self._grace)
+        unfinished = set(self._running)
         for task in unfinished:
             task.cancel()
         if unfinished:
@@ -370,7 +370,7 @@ class Listener:
         scope[BODY_LIMIT_KEY], scope[BODY_BUDGET_KEY] = self._safety.limits.body, self._safety.limits.bodies
         task, has_started = asyncio.current_task(), False
         assert task is not None, "an app is called in a task"
-        self._answering.add(task)
+        self._running.add(task)
 
         async def send_tracked(message: MutableMapping[str, Any]) -> None:
             nonlocal has_started
@@ -380,14 +380,14 @@ class Listener:
         try:
             await self._app(scope, receive, send_tracked)
         except asyncio.CancelledError:
-            if has_started or not self._ending:
+            if has_started or not self._is_stopping:
                 raise
             await _build_rejection(path, STOPPED_ERROR, retry_after=5)(scope, receive, send)
         except LocalProtocolError:
             # Invalid bytes followed the request, and uvicorn has answered 400; wait for the disconnect.
             await _wait_for_disconnect(receive)
         finally:
-            self._answering.discard(task)
+            self._running.discard(task)
 
     async def _reject(self, path: str, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         routing.record_rejection(scope, error.status)
@@ -427,8 +427,8 @@ class _Server(uvicorn.Server):
         # Older versions of uvicorn raise nothing when the app fails.
         if self.lifespan.should_exit:
             raise RuntimeError(_APP_FAILED)
-        for each in sockets or ():
-            each.listen(SOCKET_BACKLOG)
+        for listener in sockets or ():
+            listener.listen(SOCKET_BACKLOG)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

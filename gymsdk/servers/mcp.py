@@ -64,14 +64,14 @@ def strip_server_prefix(items: Sequence[Item], server: str) -> list[Item]:
     ]
 
 
-def add_routes(api: FastAPI, episodes: EpisodeService, name: str) -> None:
+def add_routes(app: FastAPI, episodes: EpisodeService, name: str) -> None:
     """Add `/mcp` to an app; `name` is the server's name in the protocol."""
-    protocol = McpEndpoint(episodes, name, api.version)
+    protocol = McpEndpoint(episodes, name, app.version)
     message = {"type": "object", "required": ["jsonrpc", "method"], "properties": {"jsonrpc": {"const": "2.0"}}}
-    api.add_api_route(
+    app.add_api_route(
         "/mcp", protocol.post, methods=["POST"], **document_endpoint(message, more=NOTIFICATION_RESPONSES)
     )
-    api.add_api_route("/mcp", _reject_stream, methods=["GET", "DELETE"], include_in_schema=False)
+    app.add_api_route("/mcp", _reject_stream, methods=["GET", "DELETE"], include_in_schema=False)
 
 
 async def _reject_stream() -> Response:

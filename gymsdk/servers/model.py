@@ -159,7 +159,7 @@ def find_model(models: Mapping[str, Item], name: str, headers: Container[str]) -
         return 200, model
     sentence = f"unknown model {name!r}; this server lists {', '.join(models)}, but accepts any name in requests"
     api_error = ApiError(NOT_FOUND, sentence, code="model_not_found", param="model")
-    return NOT_FOUND, (anthropic_stream if is_anthropic_client(headers) else api).error(api_error)
+    return NOT_FOUND, (anthropic_stream if is_anthropic_client(headers) else api).build_error(api_error)
 
 
 def is_anthropic_client(headers: Container[str]) -> bool:
@@ -186,24 +186,24 @@ def create_app(
     """
     figures = figures or ServerMetrics(name)
     metrics.add_gpu_metrics(figures)
-    api = create_base_app(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", figures=figures)
+    app = create_base_app(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", figures=figures)
     model_name = str(getattr(model, "name", name))
     for path, inbound_api in INBOUND_APIS.items():
         endpoint = ApiEndpoint(inbound_api, ModelResponder(model, inbound_api).say, every=every)
         docs = document_endpoint(REQUEST_SCHEMAS[path], more=ERROR_RESPONSES)
         docs["responses"][200] = STREAM_RESPONSE
-        api.add_api_route(f"/v1/{path}", endpoint.answer, methods=["POST"], **docs)
+        app.add_api_route(f"/v1/{path}", endpoint.answer, methods=["POST"], **docs)
     counter = ApiEndpoint(anthropic.MESSAGES_API, TokenCountResponder(model).say, every=every)
     docs = document_endpoint(
         CHAT_REQUEST_SCHEMA, more=ERROR_RESPONSES | {NOT_IMPLEMENTED: "The engine cannot count tokens."}
     )
-    api.add_api_route("/v1/messages/count_tokens", counter.answer, methods=["POST"], **docs)
+    app.add_api_route("/v1/messages/count_tokens", counter.answer, methods=["POST"], **docs)
     models = ModelListEndpoints(dict.fromkeys((serves or model_name, model_name)))
-    api.add_api_route("/v1/models", models.list_models, methods=["GET"])
+    app.add_api_route("/v1/models", models.list_models, methods=["GET"])
     unknown: dict[int | str, dict[str, Any]] = {NOT_FOUND: {"description": "No model has this name."}}
-    api.add_api_route("/v1/models/{model:path}", models.get_model, methods=["GET"], responses=unknown)
-    api.add_exception_handler(HTTPException, _handle_not_found)
-    return api
+    app.add_api_route("/v1/models/{model:path}", models.get_model, methods=["GET"], responses=unknown)
+    app.add_exception_handler(HTTPException, _handle_not_found)
+    return app
 
 
 async def _handle_not_found(request: Request, error: Exception) -> Response:

@@ -99,22 +99,22 @@ def create_app(
                 await _end_sessions(sessions, sweeper)
 
     about = f"The resources server of the environment {environment.name}, version {environment.version}."
-    api = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
-    api.add_middleware(
+    app = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    app.add_middleware(
         CookieMiddleware,
         name=cookie_name("ResourcesServer", server_name),
         known=lambda token: sessions.find_by_token(token) is not None,
         lasts=ttl,
     )
     if peers is not None:
-        api.add_middleware(ForwardingMiddleware, cookie=cookie_name("ResourcesServer", server_name), peers=peers)
+        app.add_middleware(ForwardingMiddleware, cookie=cookie_name("ResourcesServer", server_name), peers=peers)
     server = ResourcesEndpoints(EpisodeService(environment, sessions, budget), server_name, with_mcp=with_mcp)
-    _add_routes(api, server)
-    gymnasium.add_routes(api, server.episodes)
+    _add_routes(app, server)
+    gymnasium.add_routes(app, server.episodes)
     if with_mcp:
-        mcp.add_routes(api, server.episodes, server_name)
-    tool_calls.add_routes(api, server.episodes)
-    return api
+        mcp.add_routes(app, server.episodes, server_name)
+    tool_calls.add_routes(app, server.episodes)
+    return app
 
 
 async def _sweep_until(sessions: SessionStore, stopping: asyncio.Event, seconds: float) -> None:
@@ -277,7 +277,7 @@ class ResourcesEndpoints:
         }
 
 
-def _add_routes(api: FastAPI, endpoints: ResourcesEndpoints) -> None:
+def _add_routes(app: FastAPI, endpoints: ResourcesEndpoints) -> None:
     task = endpoints.episodes.environment.task_type
     row_schema, verify_schema, typed_schema = (
         build_row_schema(task),
@@ -297,8 +297,8 @@ def _add_routes(api: FastAPI, endpoints: ResourcesEndpoints) -> None:
         ("/verify", endpoints.verify, verify_schema),
         ("/aggregate_metrics", endpoints.aggregate, aggregate),
     ):
-        api.add_api_route(path, endpoint, methods=["POST"], **document_endpoint(schema))
-    api.add_api_route("/reverify_mode", endpoints.mode, methods=["GET"])
+        app.add_api_route(path, endpoint, methods=["POST"], **document_endpoint(schema))
+    app.add_api_route("/reverify_mode", endpoints.mode, methods=["GET"])
 
 
 def _echo_row(row_request: RowRequest, content: Row) -> Item:

@@ -116,8 +116,8 @@ if log.level == logging.NOTSET:
 
 def rollout_id_of(scope: Scope) -> str | None:
     """Return the rollout id in a request's path prefix, or `None`."""
-    found = scope.get("state", {}).get("rollout_id")
-    return found if isinstance(found, str) else None
+    rollout_id = scope.get("state", {}).get("rollout_id")
+    return rollout_id if isinstance(rollout_id, str) else None
 
 
 class RoutingMiddleware:
@@ -135,11 +135,11 @@ class RoutingMiddleware:
         if scope["type"] != "http":
             await self._handle_lifespan(scope, receive, send)
             return
-        if found := ROLLOUT_PREFIX_PATTERN.match(scope["path"]):
-            path = scope["path"][found.end() :]
+        if match := ROLLOUT_PREFIX_PATTERN.match(scope["path"]):
+            path = scope["path"][match.end() :]
             scope["path"], scope["raw_path"] = path, path.encode()
-            scope.setdefault("state", {})["rollout_id"] = found[1]
-        request_context = context.build_log_context(self._figures.name, scope["headers"], found[1] if found else None)
+            scope.setdefault("state", {})["rollout_id"] = match[1]
+        request_context = context.build_log_context(self._figures.name, scope["headers"], match[1] if match else None)
         previous = context.set_log_context(request_context)
         try:
             await self._handle_counted(request_context, scope, receive, send)

@@ -54,7 +54,7 @@ RESERVED_TOOL_NAMES = RESERVED_PATHS | {
 """Paths of a server that cannot be tool names."""
 
 
-def add_routes(api: FastAPI, episodes: EpisodeService) -> None:
+def add_routes(app: FastAPI, episodes: EpisodeService) -> None:
     """Add the tool endpoints to an app, after all other routes; warn of tools that are named like another endpoint."""
     tools, name = episodes.environment.tools, episodes.environment.name
     if hidden := sorted(RESERVED_PATHS & tools.keys()):
@@ -72,14 +72,14 @@ def add_routes(api: FastAPI, episodes: EpisodeService) -> None:
     async def reject(request: Request) -> Response:
         raise _no_tool_error(request)
 
-    for tool in _format_names(tools.keys()):
+    for tool in _callable_names(tools.keys()):
         schema = tools[tool].schema["parameters"]
-        api.add_api_route(f"/{tool}", call, methods=["POST"], name=tool, **document_endpoint(schema, required=False))
-    api.add_api_route("/{tool}", call, methods=["POST"], include_in_schema=False)
-    api.add_api_route("/{tool}", reject, methods=OTHER_METHODS, include_in_schema=False)
+        app.add_api_route(f"/{tool}", call, methods=["POST"], name=tool, **document_endpoint(schema, required=False))
+    app.add_api_route("/{tool}", call, methods=["POST"], include_in_schema=False)
+    app.add_api_route("/{tool}", reject, methods=OTHER_METHODS, include_in_schema=False)
 
 
-def _format_names(names: Iterable[str]) -> list[str]:
+def _callable_names(names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in RESERVED_PATHS]
 
 

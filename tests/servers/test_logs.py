@@ -306,5 +306,5 @@ def test_lines_go_to_standard_error_where_no_folder_is_named():
 
 
 def test_another_process_is_told_to_log_alike(tmp_path: Path):
-    words = LogConfig(level="info", format="json", directory=tmp_path).to_options
+    words = LogConfig(level="info", format="json", directory=tmp_path).cli_options
     assert words == ["--log-level", "info", "--log-format", "json", "--log-dir", str(tmp_path)]
