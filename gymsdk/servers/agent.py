@@ -355,8 +355,10 @@ def create_app(
 class SessionLocator(Protocol):
     """Connects to sessions at one resources server, or at several."""
 
-    def open_connection(self, jar: Mapping[str, str] | None = None) -> SessionConnection | Awaitable[SessionConnection]:
-        """Return a connection to the session of the cookies in `jar`."""
+    def open_connection(
+        self, cookies: Mapping[str, str] | None = None
+    ) -> SessionConnection | Awaitable[SessionConnection]:
+        """Return a connection to the session of these cookies."""
 
     def auth_headers(self, base_url: str) -> client.Headers:
         """Return the headers for requests to `base_url`: the token, if `base_url` is one of these servers."""
@@ -411,9 +413,13 @@ class AgentEndpoints:
     async def close(self, request: Request) -> Response:
         """Close an agent session; an unknown session counts as closed from then on."""
         request_body = parse_body(CloseAgentSession, await read_json_object(request))
-        jar = self.sessions.close(request_body)
+        cookies = self.sessions.close(request_body)
         return json_response(
-            {"agent_session_id": request_body.agent_session_id, "agent_observations": None, "resources_cookies": jar}
+            {
+                "agent_session_id": request_body.agent_session_id,
+                "agent_observations": None,
+                "resources_cookies": cookies,
+            }
         )
 
     async def aggregate(self, request: Request) -> Response:
@@ -443,8 +449,8 @@ class AgentEndpoints:
         return _set_cookies(response, {self._cookie: session.token})
 
 
-def _set_cookies(response: Response, jar: Mapping[str, str]) -> Response:
-    for name, value in jar.items():
+def _set_cookies(response: Response, cookies: Mapping[str, str]) -> Response:
+    for name, value in cookies.items():
         response.headers.append("set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=lax")
     return response
 

@@ -38,8 +38,8 @@ UNAUTHORIZED_MESSAGE = (
     f" gymsdk's own clients do where {credentials.TOKEN_FILE_VARIABLE} names the file that holds it"
 )
 
-PUBLIC_PATHS = frozenset({*HEALTH_PATHS, "/readyz"})
-"""Health paths: load balancers and heads request them without a token, so their rejections are not logged as abuse."""
+HEALTH_CHECK_PATHS = frozenset({*HEALTH_PATHS, "/readyz"})
+"""Load balancers and heads request these paths without a token; such a rejection is counted under its path."""
 
 
 BROKEN_MESSAGE = "the server failed on this request; see its log for details"
@@ -69,8 +69,8 @@ class AuthMiddleware:
         if scope["type"] != "lifespan":
             values = [value for name, value in scope["headers"] if name in TOKEN_HEADERS]
             if not is_valid_token(values, self._token):
-                # For a health check, 401 is an answer like any other: count it under its own path.
-                is_health_check = not values and scope["path"] in PUBLIC_PATHS
+                # Even 401 tells a health check that the server is alive, so it counts as a request of that path.
+                is_health_check = not values and scope["path"] in HEALTH_CHECK_PATHS
                 routing.record_rejection(
                     scope, UNAUTHORIZED, scope["path"] if is_health_check else routing.REJECTED_ROUTE
                 )

@@ -129,17 +129,17 @@ class LoadBalancer:
             self._local_episodes -= 1
         await episode.environment.close(episode)
 
-    async def open_connection(self, jar: Mapping[str, str] | None = None) -> SessionConnection:
-        """Return a connection to the session of the cookies in `jar`.
+    async def open_connection(self, cookies: Mapping[str, str] | None = None) -> SessionConnection:
+        """Return a connection to the session of these cookies.
 
         If no cookie names the instance, any instance will find the session.
         """
-        instance_id = parse_instance((jar or {}).get(cookie_name("ResourcesServer", self.name), ""))
+        instance_id = parse_instance((cookies or {}).get(cookie_name("ResourcesServer", self.name), ""))
         known = [each for each in await self._known_instances() if each.url]
         candidates = [each for each in known if each.id == instance_id] or sorted(known, key=self._sort_key)
         if not candidates:
             raise self._no_instance_error()
-        return self._remote(candidates[0]).open_connection(jar)
+        return self._remote(candidates[0]).open_connection(cookies)
 
     def auth_headers(self, base_url: str) -> client.Headers:
         """Return the headers for requests to `base_url`: the token, if `base_url` is one of the instances."""

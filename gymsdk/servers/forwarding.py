@@ -23,7 +23,7 @@ from gymsdk.servers.routing import ROLLOUT_PREFIX_PATTERN, App, Receive, Scope, 
 FORWARDED_HEADER = "x-gymsdk-forwarded"
 """Header that marks a forwarded request, so that it is not forwarded again."""
 
-FORWARDED_PATHS = frozenset({"/aggregate_metrics"})
+SESSIONLESS_PATHS = frozenset({"/aggregate_metrics"})
 """POST paths that belong to no session."""
 
 REQUEST_HOP_HEADERS = frozenset(
@@ -122,13 +122,13 @@ class ForwardingMiddleware:
         """Return the instances that a request names, or none if this instance is among them."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         path = ROLLOUT_PREFIX_PATTERN.sub("", scope["path"])
-        if FORWARDED_HEADER in headers or path in FORWARDED_PATHS:
+        if FORWARDED_HEADER in headers or path in SESSIONLESS_PATHS:
             return []
         if path == "/mcp":
             tokens: Iterable[str] = [headers.get(TOKEN_HEADER.lower(), "")]
         else:
             tokens = tokens_in_request(scope, self._cookie)
-        instances = [found for token in tokens if (found := parse_instance(token)) is not None]
+        instances = [instance for token in tokens if (instance := parse_instance(token)) is not None]
         return [] if self._peers.instance in instances else instances[:MAX_INSTANCES]
 
     async def _send_to(self, other: str, url: str, request: Request, body: bytes) -> Response | None:

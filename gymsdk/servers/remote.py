@@ -74,7 +74,7 @@ class RemoteEnvironment:
         return f"<RemoteEnvironment {self.name!r} at {self.base_url}>"
 
     def open_connection(self, cookies: Mapping[str, str] | None = None) -> SessionConnection:
-        """Return a connection to the session of the cookies in `cookies`, or to a session that is not open yet."""
+        """Return a connection to the session of these cookies, or to a session that is not open yet."""
         return SessionConnection(self.base_url, dict(cookies or {}), self._headers, self._seconds, self._retry)
 
     def auth_headers(self, base_url: str) -> client.Headers:
@@ -160,13 +160,19 @@ def _is_same_server(url: str, other: str) -> bool:
     if url == other:
         return True
     try:
-        ours, theirs = urlsplit(url), urlsplit(other)
-        is_same_path = (ours.scheme, ours.port, ours.path) == (theirs.scheme, theirs.port, theirs.path)
+        parsed, parsed_other = urlsplit(url), urlsplit(other)
+        is_same_path = (parsed.scheme, parsed.port, parsed.path) == (
+            parsed_other.scheme,
+            parsed_other.port,
+            parsed_other.path,
+        )
         # Only literal addresses: resolving a name that a client chose would be unsafe.
-        addresses = [ip_address((parts.hostname or "").replace("localhost", "127.0.0.1")) for parts in (ours, theirs)]
+        addresses = [
+            ip_address((parts.hostname or "").replace("localhost", "127.0.0.1")) for parts in (parsed, parsed_other)
+        ]
     except ValueError:
         return False
-    return is_same_path and all(is_local_host(str(parts)) for parts in addresses)
+    return is_same_path and all(is_local_host(str(address)) for address in addresses)
 
 
 def _read_row(row: Row | Task) -> tuple[Task, Row]:
