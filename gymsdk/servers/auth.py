@@ -35,7 +35,7 @@ BEARER_PREFIX = b"bearer "
 CHALLENGE_HEADERS = {"www-authenticate": "Bearer"}
 UNAUTHORIZED_MESSAGE = (
     "this server requires a token, and the request has {what}: send it as `Authorization: Bearer TOKEN`;"
-    f" gymsdk's own clients do where {credentials.TOKEN_FILE_VARIABLE} names the file that holds it"
+    f" gymsdk's own clients do so if {credentials.TOKEN_FILE_VARIABLE} names the file that holds it"
 )
 
 HEALTH_CHECK_PATHS = frozenset({*HEALTH_PATHS, "/readyz"})

@@ -174,7 +174,7 @@ async def test_the_sdks_of_others_are_let_in_by_their_keys(up: Up) -> None:
     async with AsyncOpenAI(base_url=base + "/v1", api_key=RIGHT) as openai:
         assert (await openai.models.list()).data
     async with AsyncAnthropic(base_url=base, api_key="wrong", max_retries=0) as anthropic:
-        with pytest.raises(AuthenticationError, match="asks for a token"):
+        with pytest.raises(AuthenticationError, match="requires a token"):
             await anthropic.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
     async with AsyncAnthropic(base_url=base, api_key=RIGHT) as anthropic:
         told = await anthropic.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
@@ -205,7 +205,7 @@ async def test_a_client_without_the_right_token_is_told_what_to_set(up: Up, toke
     with pytest.raises(Failed, match=rf"token; set {credentials.TOKEN_FILE_VARIABLE} to the file") as caught:
         await ServerClient(up.head, token=token).config()
     assert not caught.value.retryable
-    with pytest.raises(Failed, match="asks for a token") as caught:
+    with pytest.raises(Failed, match="requires a token") as caught:
         await RemoteEnvironment(up.urls["counter"], "counter", token=token).reset(ROW)
     assert not caught.value.retryable
     assert "another-token" not in str(caught.value)
@@ -345,7 +345,7 @@ def test_the_environment_may_let_anybody_in(said: str, meant: bool, monkeypatch:
 
 def test_what_the_environment_says_otherwise_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(auth.INSECURE_VARIABLE, "perhaps")
-    with pytest.raises(UsageError, match="write 1"):
+    with pytest.raises(UsageError, match="set it to 1"):
         auth.is_insecure_allowed()
 
 

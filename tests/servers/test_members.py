@@ -225,17 +225,17 @@ def test_two_nodes_do_not_have_the_same_instance(members):
 def test_what_only_its_own_machine_reaches_is_taken_in_from_there_alone():
     near = MATH.model_copy(update={"host": "127.0.0.1"})
     for address, own in (("127.0.0.1", "127.0.0.1"), ("::ffff:127.0.0.1", "::"), ("::1", "::1"), (HERE, HERE)):
-        check_services([near], address, own=own, scheme="http")
-    check_services([MATH.model_copy(update={"host": "0.0.0.0"})], HERE, own="10.0.0.1", scheme="http")
+        check_services([near], address, head_address=own, scheme="http")
+    check_services([MATH.model_copy(update={"host": "0.0.0.0"})], HERE, head_address="10.0.0.1", scheme="http")
     for host in ("127.0.0.1", "localhost", "::1"):
         with pytest.raises(
             RequestRejected, match=r"'math' listens at .*10\.0\.0\.7.*--host 0\.0\.0\.0.*--advertise-host"
         ) as caught:
-            check_services([MATH.model_copy(update={"host": host})], HERE, own="10.0.0.1", scheme="http")
+            check_services([MATH.model_copy(update={"host": host})], HERE, head_address="10.0.0.1", scheme="http")
         assert caught.value.status == 422
 
 
 def test_a_head_that_speaks_tls_takes_in_nothing_that_does_not():
-    check_services([MATH.model_copy(update={"scheme": "https"})], "127.0.0.1", own="127.0.0.1", scheme="https")
+    check_services([MATH.model_copy(update={"scheme": "https"})], "127.0.0.1", head_address="127.0.0.1", scheme="https")
     with pytest.raises(RequestRejected, match="in the clear; serve it with --tls-cert and --tls-key"):
-        check_services([MATH], "127.0.0.1", own="127.0.0.1", scheme="https")
+        check_services([MATH], "127.0.0.1", head_address="127.0.0.1", scheme="https")

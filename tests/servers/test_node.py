@@ -199,7 +199,7 @@ async def test_a_head_at_an_address_of_this_machine_is_to_be_started_here():
 async def test_of_two_that_start_at_once_one_has_the_head_and_the_other_joins():
     port = free()
     with await bind_head("127.0.0.1", port) as at:
-        other = asyncio.ensure_future(bind_head("127.0.0.1", port, patience=10))
+        other = asyncio.ensure_future(bind_head("127.0.0.1", port, timeout_seconds=10))
         await asyncio.sleep(0.2)
         assert not other.done()
         at.close()
@@ -211,7 +211,7 @@ async def test_a_head_elsewhere_is_waited_for_with_a_bound():
     # An address for documentation: nobody has it.
     assert not is_local_host("192.0.2.1")
     with pytest.raises(GymsdkError, match=r"no head answers at http://192\.0\.2\.1:9 within 0 seconds"):
-        await bind_head("192.0.2.1", 9, patience=0)
+        await bind_head("192.0.2.1", 9, timeout_seconds=0)
 
 
 async def test_a_port_of_this_machine_that_something_else_has_is_told_of_at_once():

@@ -215,10 +215,10 @@ async def test_a_node_whose_event_loop_is_busy_keeps_its_lease(tmp_path: Path) -
 
 
 async def test_a_waiting_request_that_is_cancelled_as_a_place_becomes_free_harms_no_other() -> None:
-    admission, finish = EpisodeSlots(places=1, queue=10), asyncio.Event()
+    admission, finish = EpisodeSlots(slots=1, queue=10), asyncio.Event()
 
     async def episode(number: int) -> int:
-        async with admission.place():
+        async with admission.acquire():
             await finish.wait()
         return number
 
@@ -237,10 +237,10 @@ async def test_a_waiting_request_that_is_cancelled_as_a_place_becomes_free_harms
 
 
 async def test_a_place_that_was_granted_to_a_request_cancelled_meanwhile_goes_to_the_next() -> None:
-    admission = EpisodeSlots(places=1, queue=10)
-    async with admission.place():
-        first = asyncio.ensure_future(admission.place().__aenter__())
-        second = asyncio.ensure_future(admission.place().__aenter__())
+    admission = EpisodeSlots(slots=1, queue=10)
+    async with admission.acquire():
+        first = asyncio.ensure_future(admission.acquire().__aenter__())
+        second = asyncio.ensure_future(admission.acquire().__aenter__())
         await asyncio.sleep(0)
     first.cancel()
     async with asyncio.timeout(5):

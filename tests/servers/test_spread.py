@@ -199,13 +199,13 @@ async def test_a_head_that_is_gone_stops_nobody(counter, policy):
     async with heading() as head_url, Instance(counter(), head_url).there():
         against = spread(head_url)
         await against.instances.renew()
-        look = against.instances._look
+        look = against.instances._fetch_nodes
 
         async def hanging():
             await asyncio.sleep(60)
             return await look()
 
-        against.instances._look = hanging
+        against.instances._fetch_nodes = hanging
         rollouts = [await play(against, policy(ADD, "done"), ROW) for _ in range(3)]
     assert [each.reward for each in rollouts] == [1.5] * 3
 

@@ -107,7 +107,7 @@ async def test_a_run_over_tls_with_the_token_needs_two_variables_alone(
         ends = await asyncio.gather(run(*words, up.head, **held), run(*words, up.head, **known))
         assert [code for code, _ in ends] == [1, 1]
         assert "GYMSDK_CA_FILE" in ends[0][1]
-        assert f"asks for a token; set {credentials.TOKEN_FILE_VARIABLE}" in ends[1][1]
+        assert f"requires a token; set {credentials.TOKEN_FILE_VARIABLE}" in ends[1][1]
         code, said = await run(*words, up.head, **known, **held)
     assert code == 0, said
     written = [each.read_bytes() for each in output.iterdir()]

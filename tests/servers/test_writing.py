@@ -10,7 +10,7 @@ from gymsdk.observability.logging import LogWriter
 
 def test_who_logs_waits_for_nobody_and_is_told_how_many_lines_were_dropped() -> None:
     reading, writing = os.pipe()
-    writer = LogWriter(lambda number: b"%d dropped\n" % number, most=5)
+    writer = LogWriter(lambda number: b"%d dropped\n" % number, max_lines=5)
     line = b"x" * 99_999 + b"\n"
     for _ in range(50):
         writer.put(writing, line)
