@@ -44,12 +44,12 @@ async def test_the_engine_counts(rig: Rig, upstream: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
-async def test_it_counts_for_a_rollout_too(rig: Rig, prefix: str) -> None:
+async def test_tokens_are_counted_for_a_rollout_too(rig: Rig, prefix: str) -> None:
     anthropic = rig.anthropic["vllm"].with_options(base_url=rig.urls["vllm"] + prefix)
     assert (await anthropic.messages.count_tokens(**ASKS)).input_tokens
 
 
-async def test_a_wrong_request_is_refused_in_anthropics_form(rig: Rig) -> None:
+async def test_an_invalid_request_is_rejected_in_anthropics_form(rig: Rig) -> None:
     with pytest.raises(BadRequestError, match="messages must hold"):
         await rig.anthropic["vllm"].messages.count_tokens(model="any", messages=[])
 
