@@ -1,4 +1,4 @@
-"""Requests no client should send, over raw sockets: each is answered, none breaks the server or another's session."""
+"""Malformed requests over raw sockets get a response and break neither the server nor other sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent server, asked as trainers ask it."""
+"""The agent server, called as trainers call it."""
 
 from __future__ import annotations
 

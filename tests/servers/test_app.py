@@ -1,4 +1,4 @@
-"""What every server is made of: bodies, answers, errors as statuses, the rollout's prefix, figures."""
+"""The parts that all servers share: bodies, responses, error statuses, the rollout prefix, metrics."""
 
 from __future__ import annotations
 

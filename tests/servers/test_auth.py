@@ -1,4 +1,4 @@
-"""The token: every route of every server asks for it, our own clients carry it, and nobody is told what it is."""
+"""The token: every route of every server requires it, our clients send it, and no output contains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NeMo Gym 0.7 reads of a rollout beside its reward: the trajectory, and the captured model calls."""
+"""The trajectory and the captured model calls that NeMo Gym 0.7 reads beside the reward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session's cookie: on every answer, never guessed, right for jars and for clients that keep the last one only."""
+"""The session cookie: on every response, never guessable, for cookie jars and clients that keep the last cookie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model whose server hangs, answers 500, or is gone costs the episode its reward, whoever has it played."""
+"""A model server that hangs, answers 500 or is gone costs the episode its reward on every interface."""
 
 from __future__ import annotations
 

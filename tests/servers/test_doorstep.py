@@ -1,4 +1,4 @@
-"""The doorstep: who is refused before any route is asked is counted, and cannot fill the log."""
+"""Requests rejected before routing are counted, and cannot flood the log."""
 
 from __future__ import annotations
 

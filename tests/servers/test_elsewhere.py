@@ -1,4 +1,4 @@
-"""A model elsewhere: asked where the head says it is, an episode at one server, failures by the server's own names."""
+"""A remote model: found through the head, one server per episode, failures with the server's own kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment server of NeMo Gym 0.7, asked as its command line asks."""
+"""The environment server of NeMo Gym 0.7, called as NeMo Gym's command line calls it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollout over HTTP is the rollout in process, field for field, on every installed environment."""
+"""A rollout over HTTP equals the rollout in process, field for field, for every installed environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet of other servers than ours: what is wrong with one of them is said with its name."""
+"""A group of servers that are not gymsdk's: an error of one server names that server."""
 
 from __future__ import annotations
 

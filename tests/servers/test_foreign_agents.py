@@ -1,4 +1,4 @@
-"""Agents that POST whatever name the policy calls, cookie and all: no endpoint called as a tool gains anything."""
+"""Agents that POST every tool name with the session's cookie: calling an endpoint as a tool gains nothing."""
 
 from __future__ import annotations
 

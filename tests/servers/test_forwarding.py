@@ -1,4 +1,4 @@
-"""Two instances behind a balancer that knows nothing of sessions: each request finds its session all the same."""
+"""Two instances behind a load balancer without session affinity: each request reaches its session."""
 
 from __future__ import annotations
 

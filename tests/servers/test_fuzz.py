@@ -1,4 +1,4 @@
-"""Every endpoint of every server, asked whatever its own OpenAPI document allows and what it forbids."""
+"""Every endpoint of every server, called with bodies that its OpenAPI document allows or forbids."""
 
 from __future__ import annotations
 

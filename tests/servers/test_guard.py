@@ -1,4 +1,4 @@
-"""The guard: a server answers to its own names, and to no page of another site; a silent connection is closed."""
+"""The host check: a server rejects unknown host names and foreign web pages; idle connections are closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The head's routes for nodes: they join, are told of beside the head's own servers, and leave."""
+"""The head's routes for nodes: nodes register, are listed beside the head's own servers, and leave."""
 
 from __future__ import annotations
 

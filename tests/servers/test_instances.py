@@ -1,4 +1,4 @@
-"""What somebody knows of the instances who asks the head: fresh where that can be had, the last word where not."""
+"""The cached view of the head's instances: fresh if the head answers, the last known state otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions interleaved at random over HTTP give what they give one by one, and leave nothing behind."""
+"""Sessions interleaved at random over HTTP give the results of sequential ones, and leak nothing."""
 
 from __future__ import annotations
 

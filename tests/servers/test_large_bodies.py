@@ -1,4 +1,4 @@
-"""Large request bodies: what a server refuses before it costs memory, and how many it takes at once."""
+"""Large request bodies: what a server rejects before it takes memory, and how many it accepts together."""
 
 from __future__ import annotations
 

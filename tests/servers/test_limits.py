@@ -1,4 +1,4 @@
-"""Limits: what one server takes of headers, bodies and connections, as it was told."""
+"""Configured limits of one server: headers, bodies and connections."""
 
 from __future__ import annotations
 

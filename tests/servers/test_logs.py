@@ -1,4 +1,4 @@
-"""Logs of real servers: one search for a rollout finds its lines in all of them, and none holds a word of it."""
+"""Logs of real servers: one search for a rollout finds its lines in every log, and no line contains its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses: which nodes are told of as lost, and until when."""
+"""Lost nodes: which nodes the head reports as lost, and until when."""
 
 from __future__ import annotations
 

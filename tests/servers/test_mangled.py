@@ -1,4 +1,4 @@
-"""Bodies that are nearly right: whatever is put into any place of them, a server answers, and never breaks."""
+"""Almost valid bodies: a server answers every mangled value without failing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools of an episode by the Model Context Protocol."""
+"""The tools of an episode over the Model Context Protocol."""
 
 from __future__ import annotations
 

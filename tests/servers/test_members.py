@@ -1,4 +1,4 @@
-"""The nodes a head knows: each for its lease, none that contradicts another."""
+"""The nodes registered at a head: each for its lease, none that contradicts another."""
 
 from __future__ import annotations
 

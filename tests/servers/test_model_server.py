@@ -1,4 +1,4 @@
-"""The model server, asked by the openai SDK and by plain HTTP."""
+"""The model server, called with the openai SDK and with plain HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node: it joins a head, is heard of, outlasts an outage of the head, and leaves."""
+"""A node registers at a head, reports, survives an outage of the head, and leaves."""
 
 from __future__ import annotations
 

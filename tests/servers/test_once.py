@@ -1,4 +1,4 @@
-"""What is asked for twice under one key is done once."""
+"""Repeated requests with one key run the operation once."""
 
 from __future__ import annotations
 

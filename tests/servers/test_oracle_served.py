@@ -1,4 +1,4 @@
-"""The oracle over HTTP: whoever asks it scores what a perfect policy does, and nobody brings an episode."""
+"""The oracle over HTTP: agents that use it as their model score what a perfect policy scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers under more requests than they can play at once: they answer for their health, wait, refuse, lose nothing."""
+"""Servers with more requests than they can play: they answer health checks, queue, reject, and lose nothing."""
 
 from __future__ import annotations
 

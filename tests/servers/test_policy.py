@@ -1,4 +1,4 @@
-"""A served policy, asked by the openai SDK and by plain HTTP."""
+"""A served policy, called with the openai SDK and with plain HTTP."""
 
 from __future__ import annotations
 

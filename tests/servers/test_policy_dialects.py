@@ -1,4 +1,4 @@
-"""A served policy in every API it speaks, streamed and not, as the SDKs of OpenAI and Anthropic read it."""
+"""A served policy in every API, streamed and not, as the SDKs of OpenAI and Anthropic read it."""
 
 from __future__ import annotations
 

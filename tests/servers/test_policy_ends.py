@@ -1,4 +1,4 @@
-"""A policy endpoint at its edges: its end, paths that are not there, its models, and requests it cannot take."""
+"""Edge cases of a policy endpoint: its stop, unknown paths, its models, and requests that it cannot answer."""
 
 from __future__ import annotations
 

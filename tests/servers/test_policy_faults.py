@@ -1,4 +1,4 @@
-"""What goes wrong at a served policy, on purpose: each fault as its client sees it."""
+"""Injected faults of a served policy, as clients see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token ids and log-probabilities of a served policy, held to what a trainer needs of them."""
+"""The token ids and log-probabilities of a served policy fulfil the requirements of trainers."""
 
 from __future__ import annotations
 

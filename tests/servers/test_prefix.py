@@ -1,4 +1,4 @@
-"""A prefix: servers are asked behind the path a proxy shows them at, with it and without."""
+"""A path prefix: servers answer behind a reverse proxy, whether it strips the prefix or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiling: what routes and hooks spend, as `/stats` and the files tell it, and that nothing is counted without."""
+"""Profiling: the CPU time of routes and hooks at `/stats` and in files, and no records without it."""
 
 from __future__ import annotations
 

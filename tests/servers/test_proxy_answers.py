@@ -1,4 +1,4 @@
-"""What a model says, as released SDKs read it from the proxy: the same in every API, whichever way it was asked for."""
+"""A model's response through the model server, read by released SDKs: the same in every API, streamed or not."""
 
 from __future__ import annotations
 

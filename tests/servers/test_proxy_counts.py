@@ -1,4 +1,4 @@
-"""How many tokens a prompt has, as Anthropic's SDK asks the proxy, and the proxy the engine."""
+"""Token counts of prompts: Anthropic's SDK asks the model server, which asks the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong behind the proxy, as its clients are told: correct, bounded, explained, each in its own API."""
+"""Failures behind the model server, as clients see them: correct, bounded and explained in each API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients ask with released SDKs, as it arrives at the model behind the proxy."""
+"""Requests of released SDKs, as they arrive at the model behind the model server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of the proxy: kept alive while the model thinks, ended as their API has it, given up with their client."""
+"""Streams of the model server: heartbeats, the end of each API, and cancellation on disconnect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token ids and log-probabilities on their way through the proxy: every byte of them arrives."""
+"""Token ids and log-probabilities pass through the model server unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A remote environment: played over HTTP as in process, against our resources server and one like NeMo Gym's."""
+"""A remote environment, played over HTTP as in process, at our resources server and at one like NeMo Gym's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A resources server: rows seeded, tools called, responses verified, bad requests refused."""
+"""A resources server: rows seeded, tools called, responses verified, bad requests rejected."""
 
 from __future__ import annotations
 

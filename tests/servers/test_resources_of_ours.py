@@ -1,4 +1,4 @@
-"""The three environments behind HTTP: what an episode's tools say and what it earns is what it is in process."""
+"""The three shipped environments over HTTP: tool outputs and rewards equal those in process."""
 
 from __future__ import annotations
 

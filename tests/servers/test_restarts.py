@@ -1,4 +1,4 @@
-"""Restarts: who is told to start what anew, when, and in which order."""
+"""Restarts: which supervisor restarts which server, when, and in which order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of a whole topology: servers by name, through a head."""
+"""The client of a whole deployment: servers by name, through a head."""
 
 from __future__ import annotations
 

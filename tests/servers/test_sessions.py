@@ -1,4 +1,4 @@
-"""Sessions: closed once and for all, forgotten in time, never more than there is place for."""
+"""Sessions: closed once, expired in time, bounded in number."""
 
 from __future__ import annotations
 

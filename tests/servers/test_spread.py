@@ -1,4 +1,4 @@
-"""Episodes spread over instances: each at the least loaded, where it stays, away from those that are gone."""
+"""Load balancing over instances: each episode at the least loaded one, where it stays; lost instances are avoided."""
 
 from __future__ import annotations
 

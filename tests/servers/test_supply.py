@@ -1,4 +1,4 @@
-"""What a head begins itself: what nodes say of their servers may leave it incomplete, and never ends the head."""
+"""Servers that a head starts itself: incomplete reports of nodes never stop the head."""
 
 from __future__ import annotations
 

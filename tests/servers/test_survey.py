@@ -1,4 +1,4 @@
-"""A survey of real servers: killed, missing, slow to leave, another gym's, and none at all."""
+"""The status of real servers: killed, missing, slow, NeMo Gym's, and none at all."""
 
 from __future__ import annotations
 

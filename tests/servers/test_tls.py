@@ -1,4 +1,4 @@
-"""TLS: servers that show a certificate, those who believe it, those who do not, and a run over it."""
+"""TLS: servers with certificates, clients that trust them or not, and a run over TLS."""
 
 from __future__ import annotations
 

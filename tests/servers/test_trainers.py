@@ -1,4 +1,4 @@
-"""The requests of trainers and collectors that speak this wire and nothing else, as they send them."""
+"""The exact requests of trainers and collectors that implement NeMo Gym's protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verdict that cannot stand fails its episode in the same way on every face: in process, in Gymnasium, over HTTP."""
+"""An invalid verdict fails its episode in the same way in process, in Gymnasium and over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a head's figures say of its servers, and that the rules for alerts are about figures there are."""
+"""A head's metrics of its servers; the alert rules refer to existing metrics."""
 
 from __future__ import annotations
 

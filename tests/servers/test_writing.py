@@ -1,4 +1,4 @@
-"""Lines that nobody reads hold up nobody who writes them."""
+"""Lines whose reader is slow do not block the code that logs."""
 
 from __future__ import annotations
 
