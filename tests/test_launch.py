@@ -247,7 +247,7 @@ async def test_loopback_has_other_names(
 
 
 async def test_an_address_of_no_machine_here_is_told_of(environment: Callable[..., Environment]) -> None:
-    with pytest.raises(UsageError, match=r"192\.0\.2\.1 is no address of this machine"):
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1 is not an address of this machine"):
         async with serving([environment(ASKED)], options=Options(host="192.0.2.1", insecure=True)):
             pass
 

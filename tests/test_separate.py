@@ -114,9 +114,9 @@ async def test_a_head_that_is_back_makes_rollouts_at_once(tmp_path: Path) -> Non
 async def test_what_is_restarted_has_to_be_there_and_somebodys_to_restart() -> None:
     async with serving("tool_call", "--port", 0) as one:
         code, said = await command("restart", "tool_cal", "--head", one.head)
-        assert (code, said) == (1, "Error: there is no server 'tool_cal'; did you mean 'tool_call'?\n")
+        assert (code, said) == (1, "Error: unknown server 'tool_cal'; did you mean 'tool_call'?\n")
         code, said = await command("restart", "tool_call", "--head", one.head)
-        sentence = "nobody is there who could start 'tool_call' again: serve it with --separate"
+        sentence = "no supervisor can restart 'tool_call': serve it with --separate"
         assert (code, said) == (1, f"Error: {sentence}\n")
         await one.ended()
         code, said = await command("restart", "tool_call", "--head", one.head)

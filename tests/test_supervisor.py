@@ -311,7 +311,7 @@ async def test_nobody_takes_a_survivor_s_exit_code_from_whoever_waits_for_it(cap
 def held() -> list[str]:
     """What this process has open, and the threads that write for it."""
     opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-    return sorted(opened) + [each.name for each in threading.enumerate() if each.name == "outlet"]
+    return sorted(opened) + [each.name for each in threading.enumerate() if each.name == "gymsdk-log-relay"]
 
 
 @pytest.mark.parametrize("steps", range(6))

@@ -1,1 +1,1 @@
-"""observability."""
+"""Logging, metrics, health checks and the status of a deployment."""

@@ -1,4 +1,4 @@
-"""Health: whether servers answer, asked over their sockets."""
+"""Health checks of servers over raw sockets."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gymsdk.http import tls
 from gymsdk.servers.service import Scheme, Service, build_url
 
 Status: TypeAlias = Literal["success", "connection_error", "timeout", "unknown_error"]
-"""How a server answers, in NeMo Gym's words."""
+"""The result of a health check, in NeMo Gym's terms."""
 
 HEALTH_SECONDS = 2.0
-"""Seconds a server may take to say that it is there."""
+"""Timeout of a health check, in seconds."""
 
 Address: TypeAlias = tuple[str, int, Scheme]
-"""Where a server is asked: its host, its port, what is spoken."""
+"""A server's address: host, port and URL scheme."""
 
 REFRESH_SECONDS = 2.0
-"""Seconds for which a server's answer is believed."""
+"""Seconds that a result is cached."""
 
 MAX_WAIT_SECONDS = 0.25
-"""Seconds that somebody waits for an answer who can do without."""
+"""Longest time that a caller waits for a check under way, in seconds."""
 
 
 async def check_status(
@@ -39,22 +39,28 @@ async def check_status(
     seconds: float = HEALTH_SECONDS,
     headers: Mapping[str, SecretStr] | None = None,
 ) -> Status:
-    """Give how the server at *host* and *port* answers, within *seconds*, when it is asked for *path* with *headers*.
+    """Check whether a server answers; a server that requires a token counts as healthy.
 
-    One that asks for a token is there.
+    Args:
+        host: The server's host.
+        port: The port.
+        scheme: The URL scheme.
+        path: The path to request.
+        seconds: The timeout.
+        headers: Headers of the request.
     """
-    near = build_url(host, port).removeprefix("http://").rpartition(":")[0].strip("[]")
-    lines = [f"GET {path} HTTP/1.1", f"host: {near}", "connection: close"]
+    address = build_url(host, port).removeprefix("http://").rpartition(":")[0].strip("[]")
+    lines = [f"GET {path} HTTP/1.1", f"host: {address}", "connection: close"]
     lines += [f"{name}: {value.get_secret_value()}" for name, value in (headers or {}).items()]
     try:
         async with asyncio.timeout(seconds):
-            first = await _read_status_line(near, port, scheme, "\r\n".join([*lines, "", ""]).encode())
+            status_line = await _read_status_line(address, port, scheme, "\r\n".join([*lines, "", ""]).encode())
     except TimeoutError:
         return "timeout"
     except (OSError, UnicodeError, ValueError):
-        # A host that somebody made up may be none.
+        # The host comes from a node's report and may be invalid.
         return "connection_error"
-    return "success" if re.match(rb"HTTP/1\.[01] [234]", first) else "unknown_error"
+    return "success" if re.match(rb"HTTP/1\.[01] [234]", status_line) else "unknown_error"
 
 
 async def _read_status_line(host: str, port: int, scheme: Scheme, sent: bytes) -> bytes:
@@ -70,17 +76,23 @@ async def _read_status_line(host: str, port: int, scheme: Scheme, sent: bytes) -
 
 @dataclass(slots=True)
 class _HealthRecord:
-    """How one server answered last, *at* a time; *asking* is under way."""
+    """The last check of one server, and the check under way."""
 
     status: Status | None = None
     at: float = 0.0
-    asking: asyncio.Task[Status] | None = None
-    began: float = 0.0
-    trip: float = 0.0
+    task: asyncio.Task[Status] | None = None
+    started: float = 0.0
+    round_trip: float = 0.0
 
 
 class HealthMonitor:
-    """How servers answer, each asked again after *fresh* seconds at the soonest, and waited for *brief* ones."""
+    """Cached health checks of several servers.
+
+    Args:
+        fresh: Seconds that a result is cached.
+        brief: Longest time that `statuses` waits for checks under way, in seconds.
+        clock: Returns the time in seconds.
+    """
 
     def __init__(
         self,
@@ -95,36 +107,40 @@ class HealthMonitor:
         self._answers: dict[Address, _HealthRecord] = {}
 
     async def statuses(self, services: Iterable[Service]) -> Mapping[str, Status | None]:
-        """Give how each of *services* answers, by id; `None` where it has not yet."""
-        # Held here: whoever else asks meanwhile may have those forgotten that are gone.
-        asked = {each.id: self._check(_address_of(each)) for each in services}
-        if asking := {each.asking for each in asked.values() if each.asking is not None}:
-            await asyncio.wait(asking, timeout=self._brief)
-        return {name: each.status for name, each in asked.items()}
+        """Return each service's status by id, or `None` if its first check is still under way."""
+        # Keep references: a concurrent call of `keep` may remove records.
+        records = {service.id: self._check(_address_of(service)) for service in services}
+        if running := {service.task for service in records.values() if service.task is not None}:
+            await asyncio.wait(running, timeout=self._brief)
+        return {name: service.status for name, service in records.items()}
 
     def round_trips(self, services: Iterable[Service]) -> Mapping[str, float]:
-        """Give the seconds that those of *services* took to answer last which do, by id."""
-        known = ((each.id, self._answers.get(_address_of(each))) for each in services)
-        return {one: round(found.trip, 6) for one, found in known if found is not None and found.status == "success"}
+        """Return how many seconds the last check of each healthy service took, by id."""
+        known = ((service.id, self._answers.get(_address_of(service))) for service in services)
+        return {
+            service_id: round(record.round_trip, 6)
+            for service_id, record in known
+            if record is not None and record.status == "success"
+        }
 
     def keep(self, services: Iterable[Service]) -> None:
-        """Forget all but *services*."""
-        kept = {_address_of(each) for each in services}
+        """Forget all services but these."""
+        kept = {_address_of(service) for service in services}
         for place in self._answers.keys() - kept:
             del self._answers[place]
 
     def _check(self, place: Address) -> _HealthRecord:
-        known = self._answers.setdefault(place, _HealthRecord())
-        if known.asking is None and (known.status is None or self._clock() - known.at > self._fresh):
-            known.began = self._clock()
-            known.asking = asyncio.ensure_future(check_status(*place))
-            known.asking.add_done_callback(lambda task: self._record(known, task))
-        return known
+        record = self._answers.setdefault(place, _HealthRecord())
+        if record.task is None and (record.status is None or self._clock() - record.at > self._fresh):
+            record.started = self._clock()
+            record.task = asyncio.ensure_future(check_status(*place))
+            record.task.add_done_callback(lambda task: self._record(record, task))
+        return record
 
-    def _record(self, known: _HealthRecord, task: asyncio.Task[Status]) -> None:
-        known.asking, known.at = None, self._clock()
-        known.trip = known.at - known.began
-        known.status = "timeout" if task.cancelled() else task.result()
+    def _record(self, record: _HealthRecord, task: asyncio.Task[Status]) -> None:
+        record.task, record.at = None, self._clock()
+        record.round_trip = record.at - record.started
+        record.status = "timeout" if task.cancelled() else task.result()
 
 
 def _address_of(service: Service) -> Address:

@@ -1,4 +1,7 @@
-"""An outlet: lines of other processes, read as they come, and written by a thread of its own that nobody waits for."""
+"""Logging of server processes: one line per record, with the server, rollout and request that the record belongs to.
+
+Request lines never contain prompts, responses, keys or tokens.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +28,57 @@ from gymsdk.errors import UsageError
 from gymsdk.profiling import get_file_stem
 
 MAX_QUEUED_LINES = 10_000
-"""Lines that wait at most: what comes when there are as many is dropped, and counted."""
+"""Lines that may wait to be written; further lines are dropped and counted."""
 
 FLUSH_SECONDS = 2.0
-"""Seconds that the end waits for lines that nobody takes."""
+"""Seconds that the end of the process waits for lines to be written."""
+
+
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+LogFormat: TypeAlias = Literal["text", "json"]
+
+LOGGER_NAME, REQUEST_LOGGER_NAME = "gymsdk", "gymsdk.requests"
+"""The logger of gymsdk's messages, and the logger that writes one line for each request."""
+
+SERVER_ERROR_LOGGER_NAME = "uvicorn.error"
+"""uvicorn's logger, which reports unexpected exceptions with their tracebacks."""
+
+STDERR = 2
+
+NO_CONTEXT = LogContext()
+
+MAX_RELAYED_LINES = 10_000
+"""Lines that may wait to be written; further lines are dropped and counted."""
+
+CLOSE_SECONDS = 1.0
+"""Seconds that `close` waits for the remaining lines."""
+
+MAX_LINE_BYTES = 2**20
+"""Longest line in bytes that is read in one piece."""
 
 
 class LogWriter:
-    """Writes lines in a thread of its own; *lost* makes the line that tells how many were dropped."""
+    """Writes lines to file descriptors in a background thread, so that a slow reader does not block the process.
 
-    def __init__(self, lost: Callable[[int], bytes], most: int = MAX_QUEUED_LINES) -> None:
+    Args:
+        lost: Builds the line that reports dropped lines.
+        max_lines: How many lines may wait.
+    """
+
+    def __init__(self, lost: Callable[[int], bytes], max_lines: int = MAX_QUEUED_LINES) -> None:
         self._lost = lost
-        self._most = most
+        self._max_lines = max_lines
         self._thread: threading.Thread | None = None
-        self._begin()
+        self._reset()
 
     def put(self, file: int, line: bytes) -> None:
-        """Have *line* be written to *file*, or be counted where too many wait."""
+        """Queue a line for a file descriptor, or drop and count it if too many lines wait."""
         if self._process != os.getpid():
-            # The thread is the parent's, and so is what waits for it.
-            self._begin()
+            # After a fork, the thread and its queue belong to the parent process.
+            self._reset()
         with self._change:
-            if len(self._waiting) >= self._most:
+            if len(self._waiting) >= self._max_lines:
                 self._dropped += 1
                 return
             self._waiting.append((file, line))
@@ -56,13 +88,13 @@ class LogWriter:
             self._change.notify_all()
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> bool:
-        """Wait until all that came has been written, *seconds* at most; gives whether it has."""
+        """Wait until all lines are written, at most `seconds`; return whether they are."""
         if self._process != os.getpid():
             return True
         with self._change:
             return self._change.wait_for(lambda: not self._waiting and not self._writing, seconds)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._process = os.getpid()
         self._change = threading.Condition()
         self._waiting: deque[tuple[int, bytes]] = deque()
@@ -88,82 +120,91 @@ def _write_line(file: int, line: bytes) -> None:
         while line:
             line = line[os.write(file, line) :]
     except OSError:
-        # Nobody reads it any more, or the disk is full: there is nowhere to say so.
+        # The reader is gone or the disk is full, and there is no other place to report it.
         return
 
 
-Level: TypeAlias = Literal["debug", "info", "warning", "error"]
-Form: TypeAlias = Literal["text", "json"]
-
-LOGGER_NAME, REQUEST_LOGGER_NAME = "gymsdk", "gymsdk.requests"
-"""The loggers of what gymsdk has to say, and of a line for each request."""
-
-SERVER_ERROR_LOGGER_NAME = "uvicorn.error"
-"""The logger that tells of what nobody has thought of, with a traceback."""
-
-STDERR = 2
-NO_CONTEXT = LogContext()
-
-
 class LogConfig(BaseModel):
-    """What is logged, from which *level* on, in which *format*, and to the files of which *directory*.
+    """The logging options of a process.
 
-    *server* is whose a line is that belongs to no request: a process that holds one server says which.
+    Attributes:
+        level: The lowest level that is logged.
+        format: The format of a line.
+        directory: Where each server gets a log file; standard error if `None`.
+        server: The server named in lines that belong to no request.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    level: Level = "warning"
-    format: Form = "text"
+    level: LogLevel = "warning"
+    format: LogFormat = "text"
     directory: Path | None = None
     server: str = "gymsdk"
 
     @property
     def takes_stderr(self) -> bool:
-        """Whether its lines are all that is to be on standard error: else gymsdk's warnings are, as everywhere."""
+        """Whether standard error gets log lines in this format instead of plain warnings."""
         return self.directory is None and (self.level, self.format) != ("warning", "text")
 
     @property
-    def to_options(self) -> list[str]:
-        """The options by which another process logs alike."""
+    def cli_options(self) -> list[str]:
+        """The command line options that configure another process in the same way."""
         folder = [] if self.directory is None else ["--log-dir", str(self.directory)]
         return ["--log-level", self.level, "--log-format", self.format, *folder]
 
 
 def parse_log_config(level: str, format: str, directory: Path | None = None, *, server: str = "gymsdk") -> LogConfig:
-    """Give what is asked for in words; raises `UsageError` where a word is none."""
-    for option, word, words in (("level", level, get_args(Level)), ("format", format, get_args(Form))):
-        if word not in words:
-            raise UsageError(f"--log-{option} {word}: write one of {', '.join(words)}")
+    """Validate the logging options of the command line.
+
+    Args:
+        level: The lowest level that is logged.
+        format: `text` or `json`.
+        directory: The directory of log files.
+        server: The server named in lines that belong to no request.
+
+    Raises:
+        UsageError: The level or the format is unknown.
+    """
+    for option, value, choices in (("level", level, get_args(LogLevel)), ("format", format, get_args(LogFormat))):
+        if value not in choices:
+            raise UsageError(f"--log-{option} {value}: must be one of {', '.join(choices)}")
     return LogConfig.model_validate({"level": level, "format": format, "directory": directory, "server": server})
 
 
 @contextmanager
-def log_to(asked: LogConfig) -> Iterator[None]:
-    """Log as *asked* while the context is open; raises `UsageError` where the directory cannot be written."""
-    handler = configure(asked)
+def log_to(config: LogConfig) -> Iterator[None]:
+    """Configure logging inside the block.
+
+    Raises:
+        UsageError: The log directory is not writable.
+    """
+    handler = configure(config)
     try:
         yield
     finally:
         if handler is not None:
-            _drop(handler)
+            _remove_handler(handler)
 
 
-def configure(asked: LogConfig) -> LogHandler | None:
-    """Log as *asked* from now on; gives what does, `None` where that is as it is anyway. Raises `UsageError`."""
-    if not asked.takes_stderr and asked.directory is None:
+def configure(config: LogConfig) -> LogHandler | None:
+    """Configure logging; return the handler, or `None` if the options are the default.
+
+    Raises:
+        UsageError: The log directory is not writable.
+    """
+    if not config.takes_stderr and config.directory is None:
         return None
-    handler = LogHandler(asked)
+    handler = LogHandler(config)
     for name in (LOGGER_NAME, REQUEST_LOGGER_NAME):
-        logging.getLogger(name).setLevel(asked.level.upper())
+        logging.getLogger(name).setLevel(config.level.upper())
         logging.getLogger(name).addHandler(handler)
-    # Who shows gymsdk's warnings to people shows them no requests.
+    # Other handlers of gymsdk's logger, such as the console's, show no request lines.
     logging.getLogger(REQUEST_LOGGER_NAME).propagate = False
     logging.getLogger(SERVER_ERROR_LOGGER_NAME).addHandler(handler)
     return handler
 
 
-def _drop(handler: LogHandler) -> None:
+def _remove_handler(handler: LogHandler) -> None:
     for name in (LOGGER_NAME, REQUEST_LOGGER_NAME, SERVER_ERROR_LOGGER_NAME):
         logging.getLogger(name).removeHandler(handler)
     logging.getLogger(LOGGER_NAME).setLevel(logging.NOTSET)
@@ -173,48 +214,48 @@ def _drop(handler: LogHandler) -> None:
 
 
 class LogHandler(logging.Handler):
-    """Writes a line whole, to the file of the server it is from, or to standard error where there is no directory."""
+    """Writes records to the log file of their server, or to standard error."""
 
-    def __init__(self, asked: LogConfig) -> None:
-        super().__init__(asked.level.upper())
-        self._asked = asked
+    def __init__(self, config: LogConfig) -> None:
+        super().__init__(config.level.upper())
+        self._config = config
         self._files: dict[str, int] = {}
         self._writer = LogWriter(self._format_dropped)
-        if asked.directory is not None:
-            _check_directory(asked.directory, asked.server)
+        if config.directory is not None:
+            _check_directory(config.directory, config.server)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the line of one record."""
         try:
-            here = context.get_log_context() or NO_CONTEXT
-            server = here.server or self._asked.server
+            record_context = context.get_log_context() or NO_CONTEXT
+            server = record_context.server or self._config.server
             line = (
-                _format_json(record, here, server)
-                if self._asked.format == "json"
-                else _format_text(record, here, server)
+                _format_json(record, record_context, server)
+                if self._config.format == "json"
+                else _format_text(record, record_context, server)
             )
-            directory = self._asked.directory
+            directory = self._config.directory
             self._writer.put(STDERR if directory is None else self._open_file(directory, server), line + b"\n")
-        except Exception:  # noqa: BLE001  # as every handler has it: what cannot be logged must not end what is told of
+        except Exception:  # noqa: BLE001  # logging must never raise into the code that logs
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until what was logged is written, for a bounded time."""
+        """Wait a bounded time until all lines are written."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the files."""
-        # Under a thread that still writes to them, their numbers must not become another's.
+        """Close the log files."""
+        # Keep descriptors open that the writer thread may still use: their numbers could be reused.
         done = self._writer.flush()
         while done and self._files:
             os.close(self._files.popitem()[1])
         super().close()
 
     def _format_dropped(self, number: int) -> bytes:
-        sentence = f"{number} lines were not written: nobody took them in time"
+        sentence = f"{number} lines were dropped because they could not be written in time"
         record = logging.LogRecord(LOGGER_NAME, logging.WARNING, "", 0, sentence, None, None)
-        make = _format_json if self._asked.format == "json" else _format_text
-        return make(record, NO_CONTEXT, self._asked.server) + b"\n"
+        format_record = _format_json if self._config.format == "json" else _format_text
+        return format_record(record, NO_CONTEXT, self._config.server) + b"\n"
 
     def _open_file(self, directory: Path, server: str) -> int:
         if server not in self._files:
@@ -228,8 +269,8 @@ def _log_path(directory: Path, server: str) -> Path:
 
 
 def _check_directory(directory: Path, server: str) -> None:
-    """Make the *directory*, and refuse one that cannot be written; raises `UsageError`."""
-    # Now, and not with the first line, with which its file is made: who asked is there to be told.
+    """Create the log directory and check that it is writable."""
+    # Check now rather than at the first record, so that the user sees the error.
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
@@ -237,30 +278,30 @@ def _check_directory(directory: Path, server: str) -> None:
         if (file := _log_path(directory, server)).exists():
             file.open("ab").close()
     except OSError as error:
-        sentence = f"--log-dir {directory} cannot be written ({error.strerror or error})"
-        raise UsageError(f"{sentence}; name a folder that this user may write") from None
+        sentence = f"--log-dir {directory} is not writable ({error.strerror or error})"
+        raise UsageError(f"{sentence}; choose a directory that this user can write") from None
 
 
-def _format_json(record: logging.LogRecord, here: LogContext, server: str) -> bytes:
-    told: dict[str, Any] = getattr(record, "told", {})
+def _format_json(record: logging.LogRecord, record_context: LogContext, server: str) -> bytes:
+    fields: dict[str, Any] = getattr(record, "fields", {})
     line = {
         "time": _format_time(record),
         "level": record.levelname.lower(),
         "server": server,
-        "rollout_id": here.rollout or None,
-        "request_id": here.request or None,
+        "rollout_id": record_context.rollout or None,
+        "request_id": record_context.request or None,
         "message": record.getMessage(),
-        "fields": told | _summarize_exception(record),
+        "fields": fields | _summarize_exception(record),
     }
     return jsonl.dump_json(line, default=str)
 
 
-def _format_text(record: logging.LogRecord, here: LogContext, server: str) -> bytes:
-    about = f"{server} rollout={here.rollout or '-'} request={here.request or '-'}"
-    said = " ".join([record.getMessage(), *_summarize_exception(record).values()])
-    # One record, one line: else whoever looks for a rollout finds but the first of them.
-    whole = said.replace("\\", r"\\").replace("\r", r"\r").replace("\n", r"\n")
-    return f"{_format_time(record)} {record.levelname.lower()} {about} {whole}".encode(errors="backslashreplace")
+def _format_text(record: logging.LogRecord, record_context: LogContext, server: str) -> bytes:
+    prefix = f"{server} rollout={record_context.rollout or '-'} request={record_context.request or '-'}"
+    message = " ".join([record.getMessage(), *_summarize_exception(record).values()])
+    # One line per record, so that a search for a rollout finds complete records.
+    escaped = message.replace("\\", r"\\").replace("\r", r"\r").replace("\n", r"\n")
+    return f"{_format_time(record)} {record.levelname.lower()} {prefix} {escaped}".encode(errors="backslashreplace")
 
 
 def _format_time(record: logging.LogRecord) -> str:
@@ -273,45 +314,40 @@ def _format_second(at: int) -> str:
 
 
 def _summarize_exception(record: logging.LogRecord) -> dict[str, str]:
-    """Give where an exception comes from, and of which type it is: what it says may hold what a policy said."""
+    """Return the stack and type of an exception without its message, which may quote a model."""
     error = record.exc_info[1] if record.exc_info else None
     if error is None:
         return {}
     return {"traceback": "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__}
 
 
-MAX_RELAYED_LINES = 10_000
-"""Lines that wait to be written; beyond these they are left out, and counted."""
-
-CLOSE_SECONDS = 1.0
-"""Seconds that what waits may take to be written at the end."""
-
-MAX_LINE_BYTES = 2**20
-"""Bytes that a line may have to be read in one piece."""
-
-
 class LogRelay:
-    """Writes lines to *out*, in their order, at most *most* of them waiting."""
+    """Relays lines of child processes to a text stream in a background thread.
 
-    def __init__(self, out: TextIO, *, most: int = MAX_RELAYED_LINES) -> None:
+    Args:
+        out: The stream.
+        max_lines: How many lines may wait.
+    """
+
+    def __init__(self, out: TextIO, *, max_lines: int = MAX_RELAYED_LINES) -> None:
         self._out = out
-        self._lines: queue.Queue[str | None] = queue.Queue(most)
+        self._lines: queue.Queue[str | None] = queue.Queue(max_lines)
         self._lost = 0
-        self._writing = threading.Thread(target=self._write, name="outlet", daemon=True)
+        self._writing = threading.Thread(target=self._write, name="gymsdk-log-relay", daemon=True)
 
     def start(self) -> None:
-        """Write what waits, and what comes."""
+        """Start writing."""
         self._writing.start()
 
     def put(self, line: str) -> None:
-        """Have *line* be written, or left out where too many wait."""
+        """Queue a line, or drop it if too many lines wait."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
             self._lost += 1
 
     def close(self) -> None:
-        """Have what waits be written, as far as that is read in time."""
+        """Write the remaining lines, within a bounded time."""
         if self._writing.ident is None:
             return
         try:
@@ -323,31 +359,31 @@ class LogRelay:
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
             lost, self._lost = self._lost, 0
-            told = f"({lost} lines were left out: nobody read them)\n" if lost else ""
+            notice = f"({lost} lines were dropped because they were not read in time)\n" if lost else ""
             try:
-                self._out.write(f"{told}{line}\n")
+                self._out.write(f"{notice}{line}\n")
                 self._out.flush()
             except (OSError, ValueError):
-                # Nobody is there to read any more.
+                # The reader is gone.
                 return
 
 
-async def read_lines(mouth: int) -> AsyncIterator[str]:
-    """Yield the lines that come out of the pipe *mouth*, which is closed then, one longer than `LINE` in pieces."""
+async def read_lines(pipe: int) -> AsyncIterator[str]:
+    """Yield the lines of a pipe, and close it at the end; lines over `MAX_LINE_BYTES` come in pieces."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(mouth, "rb", 0)
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", 0)
     )
     try:
-        begun = b""
-        while some := await reader.read(MAX_LINE_BYTES):
-            *whole, begun = (begun + some).split(b"\n")
-            if len(begun) > MAX_LINE_BYTES:
-                whole, begun = [*whole, begun], b""
-            for line in whole:
+        partial = b""
+        while chunk := await reader.read(MAX_LINE_BYTES):
+            *complete, partial = (partial + chunk).split(b"\n")
+            if len(partial) > MAX_LINE_BYTES:
+                complete, partial = [*complete, partial], b""
+            for line in complete:
                 yield _decode_line(line)
-        if begun:
-            yield _decode_line(begun)
+        if partial:
+            yield _decode_line(partial)
     finally:
         transport.close()
 

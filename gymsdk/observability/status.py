@@ -1,4 +1,4 @@
-"""A survey: how the servers of one head are, each asked for its figures, and what is wrong with them."""
+"""The status of a deployment: collects the head's snapshot and each server's metrics, and finds problems."""
 
 from __future__ import annotations
 
@@ -21,59 +21,92 @@ from gymsdk.observability.metrics import Sample, ServerMetrics
 from gymsdk.servers.reports import HEAD_NODE_ID, Exit, HeadSnapshot, Instance
 
 NodesFetcher: TypeAlias = Callable[[str], Awaitable[HeadSnapshot]]
-"""Gives all a head knows, for somebody who calls its machine by that name."""
+"""Fetches the head's snapshot for a client that calls its machine by the given host."""
 
 
-def add_server_metrics(figures: ServerMetrics, look: NodesFetcher) -> None:
-    """Have *figures* tell what *look* finds whenever somebody reads them."""
-    watch = ServerMonitor(look)
-    figures.looks.append(watch.refresh)
-    figures.gauges["expected_servers"] = lambda: len(expected_servers(watch.nodes))
-    figures.gauges["registered_servers"] = lambda: (
-        len(expected_servers(watch.nodes)) - len(missing_servers(watch.nodes))
+SLOW_SECONDS = 0.1
+"""Round round_trip in seconds above which a server counts as slow."""
+
+IDLE_UTILIZATION = 0.5
+"""GPU utilization below which a server is marked as idle."""
+
+RECENT_EXIT_SECONDS = 600.0
+"""Seconds for which an abnormal exit counts as a problem, even if the server has been restarted."""
+
+REQUEST_SECONDS = 5.0
+"""Timeout of each request, in seconds."""
+
+NOT_FOUND = 404
+
+SERVER_ERROR = 500
+
+SAMPLE_PATTERN = re.compile(r"^gymsdk_(\w+)\{(.*)\} ([^ ]+)$", re.MULTILINE)
+
+LABEL_PATTERN = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+METRICS_BY_FIELD = {
+    "uptime": frozenset({"uptime_seconds"}),
+    "sessions": frozenset({"sessions_open", "agent_sessions_open"}),
+    "in_flight": frozenset({"requests_in_flight"}),
+}
+"""Metrics that are summed for each field of the status."""
+
+Problem: TypeAlias = Literal["missing", "unhealthy", "exit", "slow"]
+
+Samples: TypeAlias = list[tuple[str, dict[str, str], float]]
+"""The samples of one server: name, labels and value."""
+
+
+def add_server_metrics(metrics: ServerMetrics, fetch: NodesFetcher) -> None:
+    """Add the state of all servers to the head's metrics."""
+    monitor = ServerMonitor(fetch)
+    metrics.updates.append(monitor.refresh)
+    metrics.gauges["expected_servers"] = lambda: len(expected_servers(monitor.nodes))
+    metrics.gauges["registered_servers"] = lambda: (
+        len(expected_servers(monitor.nodes)) - len(missing_servers(monitor.nodes))
     )
-    figures.gauges["lost_nodes"] = lambda: len(watch.nodes.lost)
-    figures.samples["server_up"] = watch.up
-    figures.samples["round_trip_seconds"] = watch.round_trips
-    figures.samples["last_exit_code"] = watch.exit_codes
-    figures.samples["last_exit_time_seconds"] = watch.exit_times
-    figures.samples["restarts"] = watch.restarts
+    metrics.gauges["lost_nodes"] = lambda: len(monitor.nodes.lost)
+    metrics.samples["server_up"] = monitor.up
+    metrics.samples["round_trip_seconds"] = monitor.round_trips
+    metrics.samples["last_exit_code"] = monitor.exit_codes
+    metrics.samples["last_exit_time_seconds"] = monitor.exit_times
+    metrics.samples["restarts"] = monitor.restarts
 
 
 def count_nodes(nodes: HeadSnapshot) -> int:
-    """Give how many nodes have servers: a supervisor joins, too, and has none of its own."""
+    """Return the number of nodes with servers; a supervisor registers too, but has none."""
     return sum(bool(each.get("servers")) for each in nodes.nodes)
 
 
 def expected_servers(nodes: HeadSnapshot) -> list[str]:
-    """Give the names of the servers that are to be there: those that are told of, and the head's own."""
+    """Return the names of the servers that should exist: the expected ones and the head's own."""
     own = [each.name for each in nodes.instances if not each.node]
     return list(dict.fromkeys([*nodes.expected, *own]))
 
 
 def missing_servers(nodes: HeadSnapshot) -> list[str]:
-    """Give the names of the servers that are to be there, and of which there is none."""
-    there = {each.name for each in nodes.instances}
-    return [name for name in expected_servers(nodes) if name not in there]
+    """Return the names of the servers that should exist but do not."""
+    present = {each.name for each in nodes.instances}
+    return [name for name in expected_servers(nodes) if name not in present]
 
 
 class ServerMonitor:
-    """What *look* has *found* last."""
+    """Caches the head's snapshot and converts it to samples."""
 
-    def __init__(self, look: NodesFetcher) -> None:
+    def __init__(self, fetch: NodesFetcher) -> None:
         self.nodes = HeadSnapshot()
-        self._look = look
+        self._fetch = fetch
 
     async def refresh(self) -> None:
-        """Look again."""
-        self.nodes = await self._look("127.0.0.1")
+        """Fetch the snapshot again."""
+        self.nodes = await self._fetch("127.0.0.1")
 
     def up(self) -> list[Sample]:
-        """Give for each instance whether it answers."""
+        """Return for each instance whether it is healthy."""
         return [Sample(float(each.status == "success"), _instance_labels(each)) for each in self._checked_instances()]
 
     def round_trips(self) -> list[Sample]:
-        """Give the seconds each instance took to answer last."""
+        """Return each instance's last round round_trip in seconds."""
         return [
             Sample(each.round_trip, _instance_labels(each))
             for each in self._checked_instances()
@@ -81,16 +114,16 @@ class ServerMonitor:
         ]
 
     def exit_codes(self) -> list[Sample]:
-        """Give how each server ended last that did."""
-        return [Sample(ended.code, {"name": name}) for name, ended in self.nodes.exits.items()]
+        """Return the last exit code of each server that ended."""
+        return [Sample(last_exit.code, {"name": name}) for name, last_exit in self.nodes.exits.items()]
 
     def exit_times(self) -> list[Sample]:
-        """Give when, in seconds since the epoch."""
-        return [Sample(ended.at, {"name": name}) for name, ended in self.nodes.exits.items()]
+        """Return when each of these ended, in seconds since the epoch."""
+        return [Sample(last_exit.at, {"name": name}) for name, last_exit in self.nodes.exits.items()]
 
     def restarts(self) -> list[Sample]:
-        """Give how often each server has been started anew."""
-        return [Sample(ended.restarts, {"name": name}) for name, ended in self.nodes.exits.items()]
+        """Return how often each of these was restarted."""
+        return [Sample(last_exit.restarts, {"name": name}) for name, last_exit in self.nodes.exits.items()]
 
     def _checked_instances(self) -> Iterator[Instance]:
         return (each for each in self.nodes.instances if each.status is not None)
@@ -100,40 +133,24 @@ def _instance_labels(instance: Instance) -> dict[str, str]:
     return {"name": instance.name, "id": instance.id}
 
 
-SLOW_SECONDS = 0.1
-"""Seconds from the head to a server and back, above which that is marked."""
-
-IDLE_UTILIZATION = 0.5
-"""The share of its time at work below which a GPU is marked."""
-
-RECENT_EXIT_SECONDS = 600.0
-"""Seconds for which an exit that went wrong is wrong: a server that has been started anew since is well."""
-
-REQUEST_SECONDS = 5.0
-"""Seconds that each of them may take to answer."""
-
-NOT_FOUND = 404
-SERVER_ERROR = 500
-
-SAMPLE_PATTERN = re.compile(r"^gymsdk_(\w+)\{(.*)\} ([^ ]+)$", re.MULTILINE)
-LABEL_PATTERN = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-METRICS_BY_FIELD = {
-    "uptime": frozenset({"uptime_seconds"}),
-    "sessions": frozenset({"sessions_open", "agent_sessions_open"}),
-    "in_flight": frozenset({"requests_in_flight"}),
-}
-"""What of a server's figures is shown as what."""
-
-Problem: TypeAlias = Literal["missing", "unhealthy", "exit", "slow"]
-Samples: TypeAlias = list[tuple[str, dict[str, str], float]]
-"""The samples of one server: name, labels, value."""
-
-
 class ServerStatus(BaseModel):
-    """One instance of a server, or the place of one that is missing; what is not known is `None`.
+    """The status of one instance, or of a missing server; unknown values are `None`.
 
-    *gpus* are those of its machine, by number, with the share of the time in which each was at work.
+    Attributes:
+        name: The server's name.
+        kind: The kind of server.
+        node: The node's id; empty for the head's process.
+        url: The server's URL.
+        health: The result of the health check, `draining` or `missing`.
+        exit_code: The exit code of its last process.
+        exit_at: When that process ended, in seconds since the epoch.
+        restarts: How often the server was restarted.
+        uptime: Seconds since its start.
+        sessions: The number of open sessions.
+        in_flight: The number of running requests.
+        round_trip: Seconds of a round round_trip to it.
+        gpus: The utilization of its machine's GPUs, from 0 to 1, by index.
+        wrong: Its problems.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -155,12 +172,18 @@ class ServerStatus(BaseModel):
 
     @property
     def idle(self) -> bool:
-        """Whether one of its GPUs is used less than it could be; that is worth a look, and nothing wrong."""
+        """Whether a GPU of its machine has a low utilization; this is a hint, not a problem."""
         return any(used < IDLE_UTILIZATION for used in self.gpus.values())
 
 
 class LostNodeStatus(BaseModel):
-    """A node that is heard of no more, for *age* seconds now, though it did not leave, and the *servers* it had."""
+    """A node that stopped reporting without leaving.
+
+    Attributes:
+        id: The node's id.
+        servers: The names of its servers.
+        age: Seconds since its last report.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -170,10 +193,17 @@ class LostNodeStatus(BaseModel):
 
 
 class StatusReport(BaseModel):
-    """All servers of the head at a URL, how many of those *expected* are *registered*, who measured the round trips.
+    """The status of a deployment.
 
-    *lost* are the nodes that went with their servers not long ago, and are not back. A head that has begun not long
-    ago, and is not *settled*, may not have heard of all.
+    Attributes:
+        head: The head's URL.
+        nodes: The number of nodes with servers.
+        expected: The number of servers that should exist.
+        registered: How many of these exist.
+        round_trip_by: Whether the head or this command measured the round trips.
+        servers: The status of each server.
+        settled: Whether every node has had time to report since the head started.
+        lost: Nodes that stopped reporting recently and have not been replaced.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -189,24 +219,32 @@ class StatusReport(BaseModel):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.lost and not any(each.wrong for each in self.servers)
 
 
 async def fetch_status(head: str = DEFAULT_HEAD_URL, *, token: SecretStr | str | None = None) -> StatusReport:
-    """Give how the servers of *head* are, ours or NeMo Gym's; raises `Failed` where none answers."""
-    head, carried = head.rstrip("/"), credentials.resolve_auth_headers(token)
-    nodes = await _fetch_nodes(head, carried)
+    """Collect the status of a deployment, gymsdk's or NeMo Gym's.
+
+    Args:
+        head: The head's URL.
+        token: The token of the servers; by default the one in the file that `GYMSDK_TOKEN_FILE` names.
+
+    Raises:
+        Failed: No head answers.
+    """
+    head, headers = head.rstrip("/"), credentials.resolve_auth_headers(token)
+    nodes = await _fetch_nodes(head, headers)
     urls = {each.url: each for each in nodes.instances}
-    answers = dict(
-        zip([head, *urls], await asyncio.gather(*(_fetch_metrics(url, carried) for url in [head, *urls])), strict=True)
+    replies = dict(
+        zip([head, *urls], await asyncio.gather(*(_fetch_metrics(url, headers) for url in [head, *urls])), strict=True)
     )
     by_head = any(each.round_trip is not None for each in nodes.instances)
-    rows = [_build_head_status(head, answers[head], nodes.exits.get(HEAD_NODE_ID))]
-    rows += [
-        _build_status(each, _last_exit(each, nodes), answers[each.url], by_head=by_head) for each in nodes.instances
+    statuses = [_build_head_status(head, replies[head], nodes.exits.get(HEAD_NODE_ID))]
+    statuses += [
+        _build_status(each, _last_exit(each, nodes), replies[each.url], by_head=by_head) for each in nodes.instances
     ]
-    rows += [_build_missing(name, nodes.exits.get(name)) for name in missing_servers(nodes)]
+    statuses += [_build_missing(name, nodes.exits.get(name)) for name in missing_servers(nodes)]
     expected = expected_servers(nodes)
     return StatusReport(
         head=redact_url(head),
@@ -214,26 +252,26 @@ async def fetch_status(head: str = DEFAULT_HEAD_URL, *, token: SecretStr | str |
         expected=len(expected),
         registered=len(expected) - len(missing_servers(nodes)),
         round_trip_by="head" if by_head else "command",
-        servers=rows,
+        servers=statuses,
         settled=nodes.settled,
         lost=[LostNodeStatus.model_validate(each) for each in nodes.lost],
     )
 
 
 def _last_exit(instance: Instance, nodes: HeadSnapshot) -> Exit | None:
-    """Give how the process before *instance* ended, or that of another of its name which is not there again."""
-    known = any(each.exit for each in nodes.instances if each.name == instance.name)
-    return instance.exit if known else nodes.exits.get(instance.name)
+    """Return the last exit of the instance, or of another instance of its name that has not been replaced."""
+    has_exits = any(each.exit for each in nodes.instances if each.name == instance.name)
+    return instance.exit if has_exits else nodes.exits.get(instance.name)
 
 
-async def _fetch_nodes(head: str, carried: Headers) -> HeadSnapshot:
-    answer = await _get(head, "/nodes", carried)
+async def _fetch_nodes(head: str, headers: Headers) -> HeadSnapshot:
+    answer = await _get(head, "/nodes", headers)
     value = parse_value(answer)
     if answer.status == NOT_FOUND:
-        # NeMo Gym's head: it has a list of its servers, and nothing else.
-        answer = await _get(head, "/server_instances", carried)
+        # NeMo Gym's head only lists its servers.
+        answer = await _get(head, "/server_instances", headers)
         value = _parse_listed(parse_value(answer))
-    # Whatever it says where it refuses, and what is no head's, would do for one without any server.
+    # An error body would also validate as a snapshot without servers.
     if not answer.ok or not isinstance(value, dict) or "instances" not in value:
         raise _head_error(answer)
     try:
@@ -243,133 +281,142 @@ async def _fetch_nodes(head: str, carried: Headers) -> HeadSnapshot:
 
 
 def _head_error(answer: HttpResponse) -> Failed:
-    """Give the failure to be told of servers: by a head that cannot just now, or by what is none."""
+    """Build the error for an answer that is not a list of servers: the head fails, or the server is not a head."""
     if answer.status >= SERVER_ERROR:
-        said, _ = errors.parse_refusal(answer.text)
-        words = ": ".join(filter(None, (f"it answered {answer.status}", said)))
-        message = f"{answer.host} does not say how its servers are: {words}"
-        return Failed(f"{message}; ask again, or look at its log", kind="head_error", stage="host", retryable=True)
-    message = f"{answer.host} is no head: it answered {answer.status} to what a head is asked"
-    return Failed(f"{message}; name the right one with --head", kind="head_error", stage="host")
+        detail, _ = errors.parse_refusal(answer.text)
+        words = ": ".join(filter(None, (f"it answered {answer.status}", detail)))
+        message = f"{answer.host} does not report the status of its servers: {words}"
+        return Failed(f"{message}; try again, or read its log", kind="head_error", stage="host", retryable=True)
+    message = f"{answer.host} is not a head: it answered {answer.status} to a request for the list of servers"
+    return Failed(f"{message}; set the head's URL with --head", kind="head_error", stage="host")
 
 
-async def _get(head: str, path: str, carried: Headers) -> HttpResponse:
+async def _get(head: str, path: str, headers: Headers) -> HttpResponse:
     try:
-        answer = await client.get(head + path, headers=carried, timeout=REQUEST_SECONDS, retry=client.NO_RETRY)
+        answer = await client.get(head + path, headers=headers, timeout=REQUEST_SECONDS, retry=client.NO_RETRY)
     except Failed as error:
         sentence = f"no head answers at {redact_url(head)} ({error})"
-        cure = "start one with `gymsdk serve NAME`, or name another with --head"
+        cure = "start one with `gymsdk serve NAME`, or set another URL with --head"
         raise Failed(f"{sentence}; {cure}", kind="server_unreachable", stage="host", retryable=True) from None
     if answer.status == credentials.UNAUTHORIZED:
-        raise credentials.build_unauthorized_error(answer.host, had_token=bool(carried))
+        raise credentials.build_unauthorized_error(answer.host, had_token=bool(headers))
     return answer
 
 
 def _parse_listed(value: object) -> dict[str, object] | None:
-    """Give what NeMo Gym's head lists as ours tells it, `None` where that is no list of servers."""
+    """Convert NeMo Gym's list of instances to the head's snapshot, or return `None` if it is not one."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         return None
     return {"instances": [_parse_instance(each) for each in value]}
 
 
-def _parse_instance(told: Mapping[str, object]) -> dict[str, object]:
-    """Give what NeMo Gym's head tells of a server in the words of ours."""
-    name = told.get("process_name")
+def _parse_instance(entry: Mapping[str, object]) -> dict[str, object]:
+    """Convert an entry of NeMo Gym's list to an instance."""
+    name = entry.get("process_name")
     return {
-        "id": f"{name}@{told.get('url')}",
+        "id": f"{name}@{entry.get('url')}",
         "name": name,
-        "kind": told.get("server_type"),
-        "implementation": told.get("name"),
-        "url": told.get("url") or f"http://{told.get('host')}:{told.get('port')}",
-        "status": told.get("status"),
-        "started": told.get("start_time") or 0.0,
+        "kind": entry.get("server_type"),
+        "implementation": entry.get("name"),
+        "url": entry.get("url") or f"http://{entry.get('host')}:{entry.get('port')}",
+        "status": entry.get("status"),
+        "started": entry.get("start_time") or 0.0,
     }
 
 
 class _ServerReply(BaseModel):
-    """What a server says of itself, how it answers, in what time; *figures* are `None` where it says nothing."""
+    """A server's health, its metrics if it has any, and the round round_trip in seconds."""
 
     model_config = ConfigDict(frozen=True)
 
     health: Status = "success"
-    figures: Samples | None = None
+    samples: Samples | None = None
     seconds: float | None = None
 
 
-async def _fetch_metrics(url: str, carried: Headers) -> _ServerReply:
-    began = time.perf_counter()
+async def _fetch_metrics(url: str, headers: Headers) -> _ServerReply:
+    started = time.perf_counter()
     try:
-        answer = await client.get(url + "/metrics", headers=carried, timeout=REQUEST_SECONDS, retry=client.NO_RETRY)
+        answer = await client.get(url + "/metrics", headers=headers, timeout=REQUEST_SECONDS, retry=client.NO_RETRY)
     except Failed as error:
         return _ServerReply(health="timeout" if error.kind == "model_timeout" else "connection_error")
-    # What has no figures, as a server of NeMo Gym's, is there all the same.
+    # Servers without metrics, such as NeMo Gym's, are healthy too.
     health: Status = "success" if answer.status < SERVER_ERROR else "unknown_error"
-    figures = [*parse_samples(answer.text)] if answer.ok else None
-    return _ServerReply(health=health, figures=figures, seconds=time.perf_counter() - began)
+    samples = [*parse_samples(answer.text)] if answer.ok else None
+    return _ServerReply(health=health, samples=samples, seconds=time.perf_counter() - started)
 
 
 def parse_samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    """Yield our own samples in a text that Prometheus would read."""
+    """Parse gymsdk's own samples from metrics in the Prometheus text format."""
     for name, labels, value in SAMPLE_PATTERN.findall(text):
         yield name, dict(LABEL_PATTERN.findall(labels)), float(value)
 
 
-def _build_head_status(url: str, heard: _ServerReply, ended: Exit | None) -> ServerStatus:
-    about = {"name": "head", "kind": "head", "url": redact_url(url), "health": heard.health}
+def _build_head_status(url: str, reply: _ServerReply, last_exit: Exit | None) -> ServerStatus:
+    fields = {"name": "head", "kind": "head", "url": redact_url(url), "health": reply.health}
     return ServerStatus(
-        **about, wrong=[*_find_problems(heard.health, None, ended)], **_exit_fields(ended), **_metric_fields(heard)
+        **fields,
+        wrong=[*_find_problems(reply.health, None, last_exit)],
+        **_exit_fields(last_exit),
+        **_metric_fields(reply),
     )
 
 
-def _build_status(instance: Instance, ended: Exit | None, heard: _ServerReply, *, by_head: bool) -> ServerStatus:
-    trip = instance.round_trip if by_head else heard.seconds
-    health = instance.status or heard.health
-    told = {"sessions": instance.load.sessions, "in_flight": instance.load.in_flight, **_metric_fields(heard)}
-    if told.get("uptime") is None and instance.started:
-        told["uptime"] = max(0.0, time.time() - instance.started)
+def _build_status(instance: Instance, last_exit: Exit | None, reply: _ServerReply, *, by_head: bool) -> ServerStatus:
+    round_trip = instance.round_trip if by_head else reply.seconds
+    health = instance.status or reply.health
+    fields = {"sessions": instance.load.sessions, "in_flight": instance.load.in_flight, **_metric_fields(reply)}
+    if fields.get("uptime") is None and instance.started:
+        fields["uptime"] = max(0.0, time.time() - instance.started)
     return ServerStatus(
         name=instance.name,
         kind=instance.kind,
         node=instance.node,
         url=instance.url,
         health="draining" if instance.draining and health == "success" else health,
-        round_trip=trip,
-        wrong=[*_find_problems(health, trip, ended)],
-        **_exit_fields(ended),
-        **told,
+        round_trip=round_trip,
+        wrong=[*_find_problems(health, round_trip, last_exit)],
+        **_exit_fields(last_exit),
+        **fields,
     )
 
 
-def _build_missing(name: str, ended: Exit | None) -> ServerStatus:
-    return ServerStatus(name=name, wrong=["missing", *(["exit"] if _is_abnormal(ended) else [])], **_exit_fields(ended))
+def _build_missing(name: str, last_exit: Exit | None) -> ServerStatus:
+    return ServerStatus(
+        name=name, wrong=["missing", *(["exit"] if _is_abnormal(last_exit) else [])], **_exit_fields(last_exit)
+    )
 
 
-def _find_problems(health: str, trip: float | None, ended: Exit | None) -> Iterator[Problem]:
+def _find_problems(health: str, round_trip: float | None, last_exit: Exit | None) -> Iterator[Problem]:
     if health != "success":
         yield "unhealthy"
-    if _is_abnormal(ended):
+    if _is_abnormal(last_exit):
         yield "exit"
-    if trip is not None and trip > SLOW_SECONDS:
+    if round_trip is not None and round_trip > SLOW_SECONDS:
         yield "slow"
 
 
-def _is_abnormal(ended: Exit | None) -> bool:
-    return ended is not None and ended.code != 0 and time.time() - ended.at < RECENT_EXIT_SECONDS
+def _is_abnormal(last_exit: Exit | None) -> bool:
+    return last_exit is not None and last_exit.code != 0 and time.time() - last_exit.at < RECENT_EXIT_SECONDS
 
 
-def _exit_fields(ended: Exit | None) -> dict[str, float | int]:
-    return {} if ended is None else {"exit_code": ended.code, "exit_at": ended.at, "restarts": ended.restarts}
+def _exit_fields(last_exit: Exit | None) -> dict[str, float | int]:
+    return (
+        {}
+        if last_exit is None
+        else {"exit_code": last_exit.code, "exit_at": last_exit.at, "restarts": last_exit.restarts}
+    )
 
 
-def _metric_fields(heard: _ServerReply) -> dict[str, object]:
-    """Give what a server's own figures say, as far as they do."""
-    if heard.figures is None:
+def _metric_fields(reply: _ServerReply) -> dict[str, object]:
+    """Return the status fields that the server's metrics provide."""
+    if reply.samples is None:
         return {}
-    sums = {field: _sum_samples(heard.figures, names) for field, names in METRICS_BY_FIELD.items()}
-    used = {labels["gpu"]: value for name, labels, value in heard.figures if name == "gpu_utilization_ratio"}
-    return {field: value for field, value in sums.items() if value is not None} | {"gpus": used}
+    sums = {field: _sum_samples(reply.samples, names) for field, names in METRICS_BY_FIELD.items()}
+    gpus = {labels["gpu"]: value for name, labels, value in reply.samples if name == "gpu_utilization_ratio"}
+    return {field: value for field, value in sums.items() if value is not None} | {"gpus": gpus}
 
 
-def _sum_samples(figures: Samples, names: frozenset[str]) -> float | None:
-    values = [value for name, _, value in figures if name in names]
+def _sum_samples(samples: Samples, names: frozenset[str]) -> float | None:
+    values = [value for name, _, value in samples if name in names]
     return sum(values) if values else None

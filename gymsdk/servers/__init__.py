@@ -1,1 +1,1 @@
-"""The servers: peers that are an app, and what they share."""
+"""The servers: resources server, agent server, model server, environment server and head, and the parts they share."""

@@ -1,4 +1,4 @@
-"""Admission: how many episodes one server plays at once, and how many more may wait for a place."""
+"""Limits how many episodes a server plays at the same time and how many wait."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from contextlib import asynccontextmanager
 from gymsdk.servers.app import ServerOverloaded
 
 DEFAULT_RETRY_SECONDS = 5.0
-"""Seconds after which a refused client may come back while no episode has ended by which to tell."""
+"""`Retry-After` in seconds while no episode has ended yet, so that no rate is known."""
 
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
-"""Seconds that a refused client is asked to wait, at least and at most."""
+"""Shortest and longest `Retry-After`, in seconds."""
 
 MEASURE_SECONDS = 1.0
 """Seconds over which the rate of ended episodes is measured."""
 
 
 class EpisodeSlots:
-    """Grants *places* episodes a place, in the order in which they ask; *queue* more may wait.
+    """Grants episodes a slot in the order of their requests.
 
-    Any further one is refused with the time that the queue needs to drain at the rate at which episodes end.
+    A request beyond the queue is rejected with the time that the queue needs to drain at the current rate.
+
+    Args:
+        slots: How many episodes play at the same time.
+        queue: How many more may wait.
     """
 
-    def __init__(self, places: int, queue: int) -> None:
-        self._places = places
+    def __init__(self, slots: int, queue: int) -> None:
+        self._slots = slots
         self._queue = queue
         self._taken = 0
         self._waiting: OrderedDict[asyncio.Future[None], None] = OrderedDict()
@@ -37,33 +41,33 @@ class EpisodeSlots:
 
     @property
     def taken(self) -> int:
-        """How many places are taken."""
+        """The number of slots in use."""
         return self._taken
 
     @property
     def waiting(self) -> int:
-        """How many episodes wait for a place."""
+        """The number of episodes that wait for a slot."""
         return len(self._waiting)
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold a place inside the block, once there is one.
+    async def acquire(self) -> AsyncIterator[None]:
+        """Wait for a slot and hold it inside the block.
 
         Raises:
-            Overloaded: The queue is full as well.
+            ServerOverloaded: All slots are taken and the queue is full.
         """
-        await self._acquire()
+        await self._take_slot()
         try:
             yield
         finally:
-            self._release()
+            self._release_slot()
 
-    async def _acquire(self) -> None:
-        if self._taken < self._places and not self._waiting:
+    async def _take_slot(self) -> None:
+        if self._taken < self._slots and not self._waiting:
             self._taken += 1
             return
         if len(self._waiting) >= self._queue:
-            sentence = f"all {self._places} places are taken by episodes, and {self._queue} more wait"
+            sentence = f"all {self._slots} slots are taken by episodes, and {self._queue} more wait"
             raise ServerOverloaded(
                 f"{sentence}; come back later, or send fewer at once", retry_after=self._drain_time()
             )
@@ -72,22 +76,22 @@ class EpisodeSlots:
         try:
             await granted
         except asyncio.CancelledError:
-            # A cancelled request leaves the queue, or gives back the place that it was granted meanwhile.
+            # A cancelled request leaves the queue, or returns the slot that it was granted meanwhile.
             self._waiting.pop(granted, None)
             if not granted.cancelled():
                 self._pass_on()
             raise
 
-    def _release(self) -> None:
+    def _release_slot(self) -> None:
         self._ended += 1
         self._measure()
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Grant a place that has become free to the first who waits."""
+        """Grant a free slot to the first episode in the queue."""
         while self._waiting:
             granted, _ = self._waiting.popitem(last=False)
-            # The request may be cancelled, and not know it yet.
+            # The request may be cancelled without having run yet.
             if not granted.done():
                 granted.set_result(None)
                 return

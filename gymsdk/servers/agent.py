@@ -1,4 +1,4 @@
-"""The agent server: rows played against one environment by one model, and requests answered with a session's tools."""
+"""The agent server: plays rows with one model, and answers Responses requests with the tools of a session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gymsdk.servers.app import (
     json_response,
     read_json_object,
 )
-from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.auth import cookie_name
 from gymsdk.servers.idempotency import IdempotencyCache
 from gymsdk.servers.middleware import cancel_on_disconnect
@@ -67,23 +67,27 @@ from gymsdk.types import (
 T = TypeVar("T")
 
 LineFormatter: TypeAlias = Callable[[Row, Rollout], object]
-"""Makes the body of an answer out of a rollout's line and the rollout."""
+"""Builds the body of a response from a rollout's line and the rollout."""
 
 MAX_CONCURRENT_EPISODES = 4096
-"""Episodes that one server plays at once where it is not told otherwise: clients of NeMo Gym send all rows at once."""
+"""Default number of episodes that one server plays at the same time; NeMo Gym's clients send all rows at once."""
 
 MAX_QUEUED_EPISODES = 3 * MAX_CONCURRENT_EPISODES
-"""Episodes that may wait for a place."""
+"""Default number of episodes that may wait."""
 
 INDEX_FIELDS = (TASK_INDEX, ROLLOUT_INDEX)
 
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """An environment elsewhere that makes its own figures."""
+    """A remote environment that computes its own metrics."""
 
     async def aggregate(self, body: Row) -> Item:
-        """Give the figures over the verified rows in *body*; raises `Refused`."""
+        """Return the metrics of the verified rows in `body`.
+
+        Raises:
+            RequestRejected: The body is invalid.
+        """
 
 
 class RolloutFailed(Exception):
@@ -95,9 +99,9 @@ class RolloutFailed(Exception):
         self.failure = failure
 
     def to_error(self) -> EpisodeError:
-        """Give it as the error it comes from."""
-        into = Unscorable if self.rollout.outcome == "unscorable" else Failed
-        return into(
+        """Return the `EpisodeError` that describes the failure."""
+        error_type = Unscorable if self.rollout.outcome == "unscorable" else Failed
+        return error_type(
             self.failure.message,
             kind=self.failure.kind,
             retryable=self.failure.retryable,
@@ -107,14 +111,19 @@ class RolloutFailed(Exception):
 
 
 def unchanged_line(line: Row, _: Rollout) -> object:
-    """Return a rollout's *line* as it is."""
+    """Return a rollout's line unchanged."""
     return line
 
 
 class RunService:
-    """Plays rows of *environment* with *model*: *at_once* at most, within *budget*, whatever a row says.
+    """Plays rows with a bound on concurrent episodes.
 
-    *queue* more rows may wait for a place.
+    Args:
+        environment: The environment, or a client of one.
+        model: The policy.
+        budget: The largest budget of an episode, whatever a row asks for.
+        at_once: How many episodes play at the same time.
+        queue: How many more episodes may wait.
     """
 
     def __init__(
@@ -129,12 +138,12 @@ class RunService:
         self.environment = environment
         self.model = model
         self.budget = budget or Budget()
-        self.admission = EpisodeSlots(at_once, queue)
+        self.slots = EpisodeSlots(at_once, queue)
         self._once = IdempotencyCache()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Hold the environment open, where it is one of this process: what is being played ends before it does."""
+        """Keep a local environment open inside the block; running episodes end before the environment closes."""
         environment = self.environment
         async with environment if isinstance(environment, AbstractAsyncContextManager) else nullcontext():
             try:
@@ -142,85 +151,102 @@ class RunService:
             finally:
                 await self._once.aclose()
 
-    async def play_to_json(self, given: RowRequest, shape: LineFormatter = unchanged_line) -> bytes:
-        """Give the line of the *given* row's rollout, in this *shape*, as JSON.
+    async def play_to_json(self, request: RowRequest, format_line: LineFormatter = unchanged_line) -> bytes:
+        """Play a row and return its line as JSON.
 
-        Raises `Lost` where it has no reward, `BadRow` where the row does not fit, `Overloaded` where there is no place.
+        Args:
+            request: The row and its options.
+            format_line: Builds the body of the response.
+
+        Raises:
+            RolloutFailed: The rollout has no reward.
+            BadRow: The row does not fit the environment.
+            ServerOverloaded: All places are taken and the queue is full.
         """
-        row = {key: value for key, value in given.row.items() if key not in UNMASKED_FIELDS}
-        stamps = {key: row.pop(key) for key in INDEX_FIELDS if key in row}
-        async with self.admission.place():
+        row = {key: value for key, value in request.row.items() if key not in UNMASKED_FIELDS}
+        indices = {key: row.pop(key) for key in INDEX_FIELDS if key in row}
+        async with self.slots.acquire():
             rollout = await play_without_nulls(
-                row, lambda each: self._play_row(given, each, given.id or _rollout_id(stamps))
+                row, lambda candidate: self._play_row(request, candidate, request.id or _rollout_id(indices))
             )
         if rollout.failure is not None:
             raise RolloutFailed(rollout, rollout.failure)
         try:
-            return dump_json(shape(_rollout_to_row(rollout) | stamps, rollout))
+            return dump_json(format_line(_rollout_to_row(rollout) | indices, rollout))
         except (TypeError, ValueError, RecursionError) as error:
             failure = Failure(stage="verify", kind="bad_answer", message=f"it cannot be written as JSON: {error}")
             raise RolloutFailed(rollout, failure) from error
 
-    async def _play_row(self, given: RowRequest, row: Row, id: str) -> Rollout:
-        budget = limit_budget(given.budget, self.budget)
-        return await play(self.environment, self.model, row, seed=given.seed, repeat=given.repeat, id=id, budget=budget)
+    async def _play_row(self, request: RowRequest, row: Row, id: str) -> Rollout:
+        budget = limit_budget(request.budget, self.budget)
+        return await play(
+            self.environment, self.model, row, seed=request.seed, repeat=request.repeat, id=id, budget=budget
+        )
 
-    async def play_once(self, given: RowRequest, body: Row, shape: LineFormatter = unchanged_line) -> bytes:
-        """Give what `answered` gives; a *body* that names its rollout is played once, however often it comes.
+    async def play_once(self, request: RowRequest, body: Row, format_line: LineFormatter = unchanged_line) -> bytes:
+        """Play a row as `play_to_json` does, but only once for repeated requests with one rollout id and body.
 
-        Another row under the same id, or another attempt at it, is something else.
+        Args:
+            request: The row and its options.
+            body: The body of the request. Another body under the same rollout id, or another attempt, plays anew.
+            format_line: Builds the body of the response.
         """
-        if not given.id:
-            return await self.play_to_json(given, shape)
-        key = f"{given.id}:{digest_row(body)}"
-        keep = not NUMBERED_ROLLOUT_PATTERN.fullmatch(given.id)
-        return await self._once(key, lambda: self.play_to_json(given, shape), keep=keep)
+        if not request.id:
+            return await self.play_to_json(request, format_line)
+        key = f"{request.id}:{digest_row(body)}"
+        keep = not NUMBERED_ROLLOUT_PATTERN.fullmatch(request.id)
+        return await self._once(key, lambda: self.play_to_json(request, format_line), keep=keep)
 
     async def aggregate(self, body: Row) -> Item:
-        """Give the figures over the verified rows in *body*; raises `Refused`."""
+        """Return the metrics of the verified rows in `body`.
+
+        Raises:
+            RequestRejected: The body is invalid, or another server computes the metrics.
+        """
         if isinstance(self.environment, Aggregator):
             return await self.environment.aggregate(body)
         if not isinstance(self.environment, Environment):
-            raise RequestRejected(422, "the environment is served elsewhere: POST this to its resources server")
+            raise RequestRejected(
+                422, "another server serves the environment: send this request to its resources server"
+            )
         return await aggregate_rows(self.environment, body)
 
 
 async def cancel_if_client_leaves(request: Request, playing: Coroutine[Any, Any, T]) -> T:
-    """Give what comes of *playing* as long as the client of *request* waits for it.
-
-    A lost rollout is raised as the error it comes from.
-    """
+    """Await `playing`, cancel it if the client disconnects, and raise a failed rollout as an `EpisodeError`."""
     try:
         return await cancel_on_disconnect(request, playing)
-    except RolloutFailed as lost:
-        raise lost.to_error() from None
+    except RolloutFailed as failed:
+        raise failed.to_error() from None
 
 
-def _rollout_id(stamps: Row) -> str:
-    task, repeat = stamps.get(TASK_INDEX), stamps.get(ROLLOUT_INDEX) or 0
+def _rollout_id(indices: Row) -> str:
+    task, repeat = indices.get(TASK_INDEX), indices.get(ROLLOUT_INDEX) or 0
     return responses.generate_id("rollout") if task is None else f"{task}:{repeat}"
 
 
 def _rollout_to_row(rollout: Rollout) -> Row:
     line = folder.scored(rollout, (0, rollout.repeat))
-    told = {name: value for name, value in line.items() if name not in INDEX_FIELDS}
-    return told | {name: value for name, value in UNMASKED_FIELDS.items() if name not in told}
+    fields = {name: value for name, value in line.items() if name not in INDEX_FIELDS}
+    return fields | {name: value for name, value in UNMASKED_FIELDS.items() if name not in fields}
 
 
 class CallerSession:
-    """The session at the other end of *line*, as far as it is played from here: its tools are called, no more.
+    """An environment that plays in a session which the caller opened: it calls the session's tools and does not judge.
 
-    Without a line there are no tools.
+    Args:
+        name: The environment's name.
+        connection: The connection to the session; without it the episode has no tools.
     """
 
-    def __init__(self, name: str, line: SessionConnection | None) -> None:
+    def __init__(self, name: str, connection: SessionConnection | None) -> None:
         self.name = name
-        self._line = line
+        self._connection = connection
 
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
     ) -> Episode:
-        """Give the episode that the request in *row* goes on with."""
+        """Start an episode that continues the conversation in the row's request."""
         task = row if isinstance(row, Task) else Task.model_validate(row)
         params = task.responses_create_params
         return Episode(
@@ -230,36 +256,49 @@ class CallerSession:
             row=task.row(),
             environment=self,
             transcript=Transcript(opening=task.input),
-            tools=(params.get("tools") or []) if self._line else [],
+            tools=(params.get("tools") or []) if self._connection else [],
             repeat=repeat,
             deadline=deadline,
         )
 
     async def step(self, episode: Episode, action: Action) -> Step:
-        """Call a tool; a plain reply ends the visit."""
+        """Call a tool; a plain reply ends the episode."""
         if isinstance(action, Message):
             return Step(done=True)
-        assert self._line is not None, "only a tool on offer is called"
-        return await call_tool(self._line, action, episode.tools, deadline=episode.deadline)
+        assert self._connection is not None, "without a connection no tool is offered"
+        return await call_tool(self._connection, action, episode.tools, deadline=episode.deadline)
 
-    async def verify(self, episode: Episode) -> Verdict:  # noqa: ARG002 - nothing of it is judged here
-        """Give a verdict nobody reads: the caller has the response judged."""
+    async def verify(self, episode: Episode) -> Verdict:  # noqa: ARG002 - the caller judges the episode
+        """Return a placeholder: the caller has the response judged."""
         return Verdict(reward=0.0)
 
     async def close(self, episode: Episode) -> None:
-        """Leave the session as it is."""
+        """Leave the session open: it belongs to the caller."""
 
 
-async def answer_request(runs: RunService, request: Item, line: SessionConnection | None, *, id: str) -> Item:
-    """Give the Response to *request*, all new items its output; raises `Lost`, and `Refused` where it is none."""
+async def answer_request(runs: RunService, request: Item, connection: SessionConnection | None, *, id: str) -> Item:
+    """Answer a Responses request; the output of the response holds all new items.
+
+    Args:
+        runs: Provides the model, the budget and the limit on concurrent episodes.
+        request: The body of the request.
+        connection: The connection to the session, if the request has one.
+        id: The rollout's id; a new one if empty.
+
+    Raises:
+        RolloutFailed: The model or a tool failed.
+        RequestRejected: The request is invalid.
+    """
     body = {key: value for key, value in request.items() if key not in {"stream", "stream_options"}}
     try:
         task = Task.model_validate({"responses_create_params": body})
     except ValueError:
         raise RequestRejected(422, "`input` must be a string or a list of items, `tools` a list of tools") from None
-    async with runs.admission.place():
-        visit = CallerSession(runs.environment.name, line)
-        rollout = await play(visit, runs.model, task, id=id or responses.generate_id("rollout"), budget=runs.budget)
+    async with runs.slots.acquire():
+        environment = CallerSession(runs.environment.name, connection)
+        rollout = await play(
+            environment, runs.model, task, id=id or responses.generate_id("rollout"), budget=runs.budget
+        )
     if rollout.failure is not None:
         raise RolloutFailed(rollout, rollout.failure)
     return rollout.response or responses.build_response([], model="", status="incomplete", request=body)
@@ -276,127 +315,147 @@ def create_app(
     queue: int = MAX_QUEUED_EPISODES,
     figures: ServerMetrics | None = None,
 ) -> FastAPI:
-    """Give the app of the agent *name* that plays *environment* with *model*, *at_once* episodes at most.
+    """Create the agent server, which plays rows of an environment with a model.
 
-    *queue* more may wait for a place. The environment is one of this process, a `Remote`, or a `Spread`; *resources* is
-    where its sessions are, for `/v1/responses` alone.
+    Args:
+        environment: An environment in this process, a `RemoteEnvironment` or a `LoadBalancer`.
+        model: The policy.
+        resources: Where callers of `/v1/responses` open their sessions; `environment` if it can locate sessions.
+        name: The server's name; the environment's name and a suffix by default.
+        budget: The largest budget of an episode.
+        at_once: How many episodes play at the same time.
+        queue: How many more episodes may wait.
+        figures: The server's metrics.
     """
-    served = name or environment.name + AGENT_SUFFIX
-    figures = figures or ServerMetrics(served)
+    server_name = name or environment.name + AGENT_SUFFIX
+    figures = figures or ServerMetrics(server_name)
     runs = RunService(environment, model, budget=budget, at_once=at_once, queue=queue)
     agent = AgentEndpoints(
-        served, runs, resources or (environment if isinstance(environment, SessionLocator) else None)
+        server_name, runs, resources or (environment if isinstance(environment, SessionLocator) else None)
     )
-    figures.gauges["episodes_playing"] = lambda: runs.admission.taken
-    figures.gauges["episodes_waiting"] = lambda: runs.admission.waiting
-    figures.gauges["agent_sessions_open"] = lambda: len(agent.engagements)
+    figures.gauges["episodes_playing"] = lambda: runs.slots.taken
+    figures.gauges["episodes_waiting"] = lambda: runs.slots.waiting
+    figures.gauges["agent_sessions_open"] = lambda: len(agent.sessions)
     ready = asyncio.Event()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with runs.open(), agent.engagements.sweep_periodically():
+        async with runs.open(), agent.sessions.sweep_periodically():
             ready.set()
             yield
         ready.clear()
 
     about = f"The agent of the environment {environment.name}: it plays rows, and answers requests with tools."
-    made = bare(served, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
-    _add_routes(made, agent)
-    return made
+    app = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    _add_routes(app, agent)
+    return app
 
 
 @runtime_checkable
 class SessionLocator(Protocol):
-    """Where sessions are: one resources server, or several."""
+    """Connects to sessions at one resources server, or at several."""
 
-    def open_connection(self, jar: Mapping[str, str] | None = None) -> SessionConnection | Awaitable[SessionConnection]:
-        """Give a line to the session that the cookies in *jar* are for."""
+    def open_connection(
+        self, cookies: Mapping[str, str] | None = None
+    ) -> SessionConnection | Awaitable[SessionConnection]:
+        """Return a connection to the session of these cookies."""
 
     def auth_headers(self, base_url: str) -> client.Headers:
-        """Give what requests to *base_url* carry: the token where that is one of these."""
+        """Return the headers for requests to `base_url`: the token, if `base_url` is one of these servers."""
 
 
 class AgentEndpoints:
-    """The endpoints of the agent *name*: it plays by *runs*; *resources* is where its callers have their sessions."""
+    """The endpoints of an agent server.
+
+    Args:
+        name: The server's name.
+        runs: Plays rows.
+        resources: Where callers open their sessions, if they can have any.
+    """
 
     def __init__(self, name: str, runs: RunService, resources: SessionLocator | None) -> None:
-        self.engagements = AgentSessions()
+        self.sessions = AgentSessions()
         self._name = name
         self._runs = runs
         self._resources = resources
         self._cookie = cookie_name("Agent", name)
 
     async def run(self, request: Request) -> Response:
-        """Play a row and give its rollout's line; one that names its rollout is played once, however often it comes."""
+        """Play a row and return its rollout; repeated requests with one rollout id play the row once."""
         row = await read_json_object(request)
         self._check_agent_ref(row)
-        order = parse_row_request(row, self._runs.environment, rollout=rollout_id_of(request.scope))
+        row_request = parse_row_request(row, self._runs.environment, rollout=rollout_id_of(request.scope))
         return Response(
-            await cancel_if_client_leaves(request, self._runs.play_once(order, row)), media_type="application/json"
+            await cancel_if_client_leaves(request, self._runs.play_once(row_request, row)),
+            media_type="application/json",
         )
 
     async def respond(self, request: Request) -> Response:
-        """Answer a Responses request, its tools called in the session whose cookies the request carries."""
-        asked = await read_json_object(request)
-        jar = client.parse_cookies(request.headers.get("cookie"))
-        engagement = self.engagements.find_by_token(jar.get(self._cookie))
-        line = engagement.line if engagement else await self._open_connection(asked, jar)
-        said = await cancel_if_client_leaves(
-            request, answer_request(self._runs, asked, line, id=rollout_id_of(request.scope) or "")
+        """Answer a Responses request, calling tools in the session of the request's cookies."""
+        content = await read_json_object(request)
+        cookies = client.parse_cookies(request.headers.get("cookie"))
+        session = self.sessions.find_by_token(cookies.get(self._cookie))
+        connection = session.connection if session else await self._open_connection(content, cookies)
+        result = await cancel_if_client_leaves(
+            request, answer_request(self._runs, content, connection, id=rollout_id_of(request.scope) or "")
         )
-        response = json_response(types.fill_usage_details(said))
-        if engagement is not None:
-            return self._with_token(response, engagement)
-        return _set_cookies(response, line.jar if line else {})
+        response = json_response(types.fill_usage_details(result))
+        if session is not None:
+            return self._with_token(response, session)
+        return _set_cookies(response, connection.cookies if connection else {})
 
     async def open(self, request: Request) -> Response:
-        """Open an agent session; the same asked for again is the same session."""
-        opening = parse_body(OpenAgentSession, await read_json_object(request))
-        engagement = self.engagements.open(opening, agent_sessions.connect_to_tools(opening, self._auth_headers))
-        return self._with_token(json_response({"agent_session_id": opening.agent_session_id}), engagement)
+        """Open an agent session; a repeated request returns the same session."""
+        request_body = parse_body(OpenAgentSession, await read_json_object(request))
+        session = self.sessions.open(request_body, agent_sessions.connect_to_tools(request_body, self._auth_headers))
+        return self._with_token(json_response({"agent_session_id": request_body.agent_session_id}), session)
 
     async def close(self, request: Request) -> Response:
-        """Close an agent session; one that is none is closed from then on."""
-        closing = parse_body(CloseAgentSession, await read_json_object(request))
-        jar = self.engagements.close(closing)
+        """Close an agent session; an unknown session counts as closed from then on."""
+        request_body = parse_body(CloseAgentSession, await read_json_object(request))
+        cookies = self.sessions.close(request_body)
         return json_response(
-            {"agent_session_id": closing.agent_session_id, "agent_observations": None, "resources_cookies": jar}
+            {
+                "agent_session_id": request_body.agent_session_id,
+                "agent_observations": None,
+                "resources_cookies": cookies,
+            }
         )
 
     async def aggregate(self, request: Request) -> Response:
-        """Give the figures over verified rows."""
+        """Return the metrics of verified rows."""
         return json_response(await self._runs.aggregate(await read_json_object(request)))
 
     def _check_agent_ref(self, row: Row) -> None:
-        """Refuse a *row* that names another agent than this one."""
+        """Reject a row whose `agent_ref` names another agent."""
         name = jobs.agent(row)
         if name not in {None, self._name} and jobs.route(row) != self._runs.environment.name:
-            whose = f"the row is for the agent {name!r}, and this is {self._name!r}"
-            raise RequestRejected(422, f"{whose}; send it there, or mend its `agent_ref`")
+            mismatch = f"the row is for the agent {name!r}, and this is {self._name!r}"
+            raise RequestRejected(422, f"{mismatch}; send the row there, or correct its `agent_ref`")
 
     def _auth_headers(self, base_url: str) -> client.Headers:
-        # Whoever opens a session names the server of its tools: our token is for none but our own.
+        # The client chooses the URL of its tools; the token goes only to servers of this deployment.
         return self._resources.auth_headers(base_url) if self._resources else {}
 
-    async def _open_connection(self, asked: Item, jar: client.Cookies) -> SessionConnection | None:
-        if self._resources is None and asked.get("tools"):
+    async def _open_connection(self, content: Item, cookies: client.Cookies) -> SessionConnection | None:
+        if self._resources is None and content.get("tools"):
             raise RequestRejected(
-                422, "this agent has no resources server whose tools it could call; leave `tools` out"
+                422, "this agent has no resources server to call tools on; send the request without `tools`"
             )
-        line = self._resources.open_connection(jar) if self._resources else None
-        return line if line is None or isinstance(line, SessionConnection) else await line
+        connection = self._resources.open_connection(cookies) if self._resources else None
+        return connection if connection is None or isinstance(connection, SessionConnection) else await connection
 
-    def _with_token(self, response: Response, engagement: AgentSession) -> Response:
-        return _set_cookies(response, {self._cookie: engagement.token})
+    def _with_token(self, response: Response, session: AgentSession) -> Response:
+        return _set_cookies(response, {self._cookie: session.token})
 
 
-def _set_cookies(response: Response, jar: Mapping[str, str]) -> Response:
-    for name, value in jar.items():
+def _set_cookies(response: Response, cookies: Mapping[str, str]) -> Response:
+    for name, value in cookies.items():
         response.headers.append("set-cookie", f"{name}={value}; Path=/; HttpOnly; SameSite=lax")
     return response
 
 
-def _add_routes(made: FastAPI, agent: AgentEndpoints) -> None:
+def _add_routes(app: FastAPI, agent: AgentEndpoints) -> None:
     endpoints: tuple[tuple[str, Callable[[Request], Awaitable[Response]], Item], ...] = (
         ("/run", agent.run, FLAT_ROW_SCHEMA),
         ("/v1/responses", agent.respond, PROMPT_SCHEMA),
@@ -404,5 +463,5 @@ def _add_routes(made: FastAPI, agent: AgentEndpoints) -> None:
         ("/v1/agent_sessions/close", agent.close, CloseAgentSession.model_json_schema()),
         ("/aggregate_metrics", agent.aggregate, AGGREGATE_SCHEMA),
     )
-    for path, endpoint, shape in endpoints:
-        made.add_api_route(path, endpoint, methods=["POST"], **document_endpoint(shape))
+    for path, endpoint, schema in endpoints:
+        app.add_api_route(path, endpoint, methods=["POST"], **document_endpoint(schema))

@@ -1,4 +1,4 @@
-"""Engagements: the agent sessions of NeMo Gym 0.7, each an episode that an agent has been told the tools of."""
+"""The agent sessions of NeMo Gym 0.7: each gives an agent server access to the tools of an episode."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from gymsdk.servers.requests import EpisodeId, TaskId
 from gymsdk.servers.tool_calls import SessionConnection
 
 RETRY_AFTER_SECONDS = 5.0
-"""Seconds a client is asked to wait where there is no place for another session."""
+"""`Retry-After` in seconds when no further session can be opened."""
 
 SWEEP_SECONDS = 60.0
-"""Seconds between two looks for sessions that nobody uses any more."""
+"""Seconds between two sweeps of expired sessions."""
 
 MAX_CLOSED_SESSIONS = 10_000
-"""How many closed sessions are remembered, with what their closing answered."""
+"""Largest number of closed sessions that are remembered, with the reply to their close request."""
 
 
 class HttpToolAccess(BaseModel):
-    """Tools that are called by POST at a base URL, with cookies and headers."""
+    """Access to tools by POST requests at a base URL."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -43,7 +43,7 @@ class HttpToolAccess(BaseModel):
 
 
 class McpToolAccess(BaseModel):
-    """Tools that are called by the Model Context Protocol."""
+    """Access to tools by the Model Context Protocol."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -76,16 +76,29 @@ class CloseAgentSession(BaseModel):
 
 @dataclass(slots=True, eq=False)
 class AgentSession:
-    """One open agent session: what it was opened with, the *line* to its tools, the *token* it is found by."""
+    """An open agent session.
+
+    Attributes:
+        opening: The body that opened it.
+        connection: The connection to its tools.
+        token: The secret in the client's cookie.
+        last_used: When it was last used.
+    """
 
     opening: OpenAgentSession
-    line: SessionConnection | None
+    connection: SessionConnection | None
     token: str
     last_used: float = 0.0
 
 
 class AgentSessions:
-    """The agent sessions of one agent: at most *cap*, each forgotten *ttl* seconds after its last use."""
+    """The open agent sessions of one agent server.
+
+    Args:
+        ttl: Seconds after its last use when a session expires.
+        cap: The largest number of open sessions.
+        clock: Returns the time in seconds.
+    """
 
     def __init__(self, *, ttl: float = 3600.0, cap: int = 10_000, clock: Callable[[], float] = time.monotonic) -> None:
         self._ttl = ttl
@@ -96,60 +109,69 @@ class AgentSessions:
         self._closed: OrderedDict[str, Cookies | None] = OrderedDict()
 
     def __len__(self) -> int:
-        """Give how many are open."""
+        """Return the number of open sessions."""
         return len(self._open)
 
-    def open(self, opening: OpenAgentSession, line: SessionConnection | None) -> AgentSession:
-        """Give the session of *opening*: the one there is where the same has been asked for; raises `Refused`."""
+    def open(self, opening: OpenAgentSession, connection: SessionConnection | None) -> AgentSession:
+        """Open a session; a repeated request returns the same session.
+
+        Raises:
+            RequestRejected: The id was used before, or there are too many sessions.
+        """
         self.sweep()
-        known = self._open.get(self._ids.get(opening.agent_session_id, ""))
-        if known is not None and known.opening == opening:
-            return known
-        if known is not None or opening.agent_session_id in self._closed:
-            raise RequestRejected(409, f"agent session {opening.agent_session_id!r} has been opened or closed before")
+        existing = self._open.get(self._ids.get(opening.agent_session_id, ""))
+        if existing is not None and existing.opening == opening:
+            return existing
+        if existing is not None or opening.agent_session_id in self._closed:
+            raise RequestRejected(
+                409, f"an agent session {opening.agent_session_id!r} exists or existed; choose another id"
+            )
         if len(self._open) >= self._cap:
             raise ServerOverloaded(
                 f"all {self._cap} agent sessions are in use; close some", retry_after=RETRY_AFTER_SECONDS
             )
-        made = AgentSession(opening, line, secrets.token_urlsafe(24), self._clock())
-        self._open[made.token] = made
-        self._ids[opening.agent_session_id] = made.token
-        return made
+        session = AgentSession(opening, connection, secrets.token_urlsafe(24), self._clock())
+        self._open[session.token] = session
+        self._ids[opening.agent_session_id] = session.token
+        return session
 
     def find_by_token(self, token: str | None) -> AgentSession | None:
-        """Give the session with this *token*, which stays a while longer for it."""
+        """Return the session with this token and mark it as used."""
         self.sweep()
-        engagement = self._open.get(token or "")
-        if engagement is not None:
-            engagement.last_used = self._clock()
-            self._open.move_to_end(engagement.token)
-        return engagement
+        session = self._open.get(token or "")
+        if session is not None:
+            session.last_used = self._clock()
+            self._open.move_to_end(session.token)
+        return session
 
     def close(self, closing: CloseAgentSession) -> Cookies | None:
-        """Close a session, and give the cookies of its tools; again, the same; one never opened cannot be opened then.
+        """Close a session and return the cookies of its tools; closing it again returns the same.
 
-        Raises `Refused` where it is another episode's.
+        A session that was never opened cannot be opened afterwards.
+
+        Raises:
+            RequestRejected: The session belongs to another episode.
         """
         name = closing.agent_session_id
-        engagement = self._open.get(self._ids.get(name, ""))
-        if engagement is not None and engagement.opening.episode_id != closing.episode_id:
+        session = self._open.get(self._ids.get(name, ""))
+        if session is not None and session.opening.episode_id != closing.episode_id:
             raise RequestRejected(409, f"agent session {name!r} belongs to another episode")
-        if engagement is not None:
-            self._drop(engagement)
-        jar = dict(engagement.line.jar) if engagement is not None and engagement.line else None
-        self._closed.setdefault(name, jar)
+        if session is not None:
+            self._drop(session)
+        cookies = dict(session.connection.cookies) if session is not None and session.connection else None
+        self._closed.setdefault(name, cookies)
         if len(self._closed) > MAX_CLOSED_SESSIONS:
             self._closed.popitem(last=False)
         return self._closed[name]
 
     @asynccontextmanager
     async def sweep_periodically(self) -> AsyncIterator[None]:
-        """Forget, inside the block, what nobody uses, whether anybody asks or not."""
-        sweeping = asyncio.ensure_future(self._sweep_forever())
+        """Remove expired sessions periodically inside the block."""
+        sweeper = asyncio.ensure_future(self._sweep_forever())
         try:
             yield
         finally:
-            sweeping.cancel()
+            sweeper.cancel()
 
     async def _sweep_forever(self) -> None:
         while True:
@@ -157,37 +179,47 @@ class AgentSessions:
             self.sweep()
 
     def sweep(self) -> None:
-        """Forget what nobody has used for too long."""
+        """Remove expired sessions."""
         limit = self._clock() - self._ttl
         while self._open and (oldest := next(iter(self._open.values()))).last_used <= limit:
             self._drop(oldest)
 
-    def _drop(self, engagement: AgentSession) -> None:
-        del self._open[engagement.token]
-        del self._ids[engagement.opening.agent_session_id]
+    def _drop(self, session: AgentSession) -> None:
+        del self._open[session.token]
+        del self._ids[session.opening.agent_session_id]
 
 
 def connect_to_tools(
-    opening: OpenAgentSession, carried: Callable[[str], client.Headers] | None = None
+    opening: OpenAgentSession, headers_for: Callable[[str], client.Headers] | None = None
 ) -> SessionConnection | None:
-    """Give the line to the tools of *opening*, `None` where it has none; raises `Refused` where they cannot be had.
+    """Connect to the tools of an agent session.
 
-    *carried* gives what requests to a URL carry beside what the opening says.
+    Args:
+        opening: The body that opens the session.
+        headers_for: Returns further headers for requests to a URL.
+
+    Returns:
+        The connection, or `None` if the session has no tools.
+
+    Raises:
+        RequestRejected: The agent cannot use the requested access.
     """
     if opening.sandbox_access is not None:
-        raise RequestRejected(422, "this agent works without a sandbox; leave `sandbox_access` out")
-    wanted = [each for each in opening.tool_accesses if each.required or isinstance(each, HttpToolAccess)]
-    if strange := [each.name for each in wanted if isinstance(each, McpToolAccess)]:
+        raise RequestRejected(422, "this agent does not support a sandbox; send the request without `sandbox_access`")
+    accesses = [access for access in opening.tool_accesses if access.required or isinstance(access, HttpToolAccess)]
+    if unsupported := [access.name for access in accesses if isinstance(access, McpToolAccess)]:
         raise RequestRejected(
-            422, f"this agent calls tools by direct_http alone: make {strange[0]!r} that, or not required"
+            422, f"this agent only supports direct_http: change {unsupported[0]!r} to direct_http, or make it optional"
         )
-    direct = [each for each in wanted if isinstance(each, HttpToolAccess)]
+    direct = [access for access in accesses if isinstance(access, HttpToolAccess)]
     if len(direct) > 1:
-        raise RequestRejected(422, "this agent takes the tools of one server: leave one direct_http access")
-    return next((_build_connection(each, carried(each.base_url) if carried else {}) for each in direct), None)
+        raise RequestRejected(422, "this agent supports one tool server: send exactly one direct_http access")
+    return next(
+        (_build_connection(access, headers_for(access.base_url) if headers_for else {}) for access in direct), None
+    )
 
 
-def _build_connection(access: HttpToolAccess, carried: client.Headers) -> SessionConnection:
+def _build_connection(access: HttpToolAccess, headers: client.Headers) -> SessionConnection:
     return SessionConnection(
-        access.base_url.rstrip("/"), client.filter_cookies(access.cookies), {**carried, **access.headers}
+        access.base_url.rstrip("/"), client.filter_cookies(access.cookies), {**headers, **access.headers}
     )

@@ -1,4 +1,4 @@
-"""Aggregates: the figures over rows that were verified, in NeMo Gym's shape."""
+"""Metrics of verified rows in NeMo Gym's format, for `/aggregate_metrics`."""
 
 from __future__ import annotations
 
@@ -23,55 +23,59 @@ from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
 T = TypeVar("T")
 
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-"""Who makes the figures over many rows, on each event loop."""
+"""Serialises the aggregation of large requests, per event loop."""
 
 THREAD_ROW_COUNT = 1000
-"""Rows whose figures take longer than other requests should wait: those are made in a thread."""
+"""Number of rows from which metrics are computed in a thread, so that other requests do not wait."""
 
 MAX_ROWS = 250_000
-"""Rows of one request: their figures take about a gigabyte while they are made."""
+"""Largest number of rows in one request; aggregating them takes about a gigabyte."""
 
 
 async def aggregate_rows(environment: Environment, body: Row) -> Item:
-    """Give the figures over the `verify_responses` in *body*: what has no reward, or a masked one, does not count.
+    """Compute the metrics of the rows in `verify_responses`; rows without a reward or with a masked one are left out.
 
-    The figures over many rows are made in a thread, one request after the other.
+    Large requests are computed in a thread, one request at a time.
 
     Raises:
-        Refused: They are not rows, or more than 250,000.
+        RequestRejected: The rows are invalid, or there are more than 250,000.
     """
-    given = _read_rows(body)
-    if len(given) <= THREAD_ROW_COUNT:
-        return await _aggregate(environment, given)
+    received = _read_rows(body)
+    if len(received) <= THREAD_ROW_COUNT:
+        return await _aggregate(environment, received)
     async with _locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-        return await _aggregate(environment, given)
+        return await _aggregate(environment, received)
 
 
-async def _aggregate(environment: Environment, given: Sequence[Row]) -> Item:
-    rows = await _run_in_thread_if_many(given, lambda: list(_number_repeats(given)))
-    own, complaint = await _call_metrics_hook(environment, rows)
-    figured, taken = await _run_in_thread_if_many(rows, lambda: _compute_metrics(environment.name, rows, own))
-    complaints = "; ".join(filter(None, (complaint, taken)))
-    return figured | ({"complaint": complaints} if complaints else {})
+async def _aggregate(environment: Environment, received: Sequence[Row]) -> Item:
+    rows = await _run_in_thread_if_many(received, lambda: list(_number_repeats(received)))
+    own_metrics, complaint = await _call_metrics_hook(environment, rows)
+    metrics_by_level, conflict = await _run_in_thread_if_many(
+        rows, lambda: _compute_metrics(environment.name, rows, own_metrics)
+    )
+    complaints = "; ".join(filter(None, (complaint, conflict)))
+    return metrics_by_level | ({"complaint": complaints} if complaints else {})
 
 
 async def _run_in_thread_if_many(rows: Sequence[Row], work: Callable[[], T]) -> T:
-    """Give what *work* on *rows* gives; of many, in a thread."""
+    """Run `work` in a thread if there are many rows."""
     return work() if len(rows) <= THREAD_ROW_COUNT else await asyncio.to_thread(work)
 
 
-def _compute_metrics(environment: str, rows: Sequence[Row], answered: Mapping[str, float]) -> tuple[Item, str | None]:
-    """Return the figures of *rows*, and a complaint about those of the hook's that would replace one of the host's."""
+def _compute_metrics(
+    environment: str, rows: Sequence[Row], hook_metrics: Mapping[str, float]
+) -> tuple[Item, str | None]:
+    """Return the metrics, and a complaint about metrics of the environment that would overwrite the host's."""
     scored = [_to_scored(row) for row in rows]
     figures = metrics.aggregate(scored, answers=any(ANSWER in row for row in rows))
-    own, complaint = metrics.merge_metrics(figures, answered)
+    own, complaint = metrics.merge_metrics(figures, hook_metrics)
     means = {name: value for name, value in figures.items() if name.startswith("mean/")}
-    most = max(Counter(each.task for each in scored).values(), default=None)
+    repeats = max(Counter(each.task for each in scored).values(), default=None)
     return {
         "agent_metrics": figures | own,
         "key_metrics": means | own,
         "group_level_metrics": metrics.summarize_tasks(
-            scored, expected=most, samples={row[TASK_INDEX]: _sample_row(row) for row in rows}
+            scored, expected=repeats, samples={row[TASK_INDEX]: _sample_row(row) for row in rows}
         ),
         "repeat_level_metrics": _summarize_repeats(scored, environment + AGENT_SUFFIX),
     }, complaint
@@ -92,7 +96,7 @@ def _is_counted(row: Row) -> bool:
 
 
 def _number_repeats(rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield *rows* each with its task and its place among the task's repeats: the next where it does not say."""
+    """Yield the rows with task and repeat indices; a missing repeat index continues the task's count."""
     seen: Counter[int] = Counter()
     for row in rows:
         task = _read_index(row, TASK_INDEX, 0)
@@ -100,31 +104,33 @@ def _number_repeats(rows: Sequence[Row]) -> Iterator[Row]:
         seen[task] += 1
 
 
-def _read_index(row: Row, name: str, otherwise: int) -> int:
+def _read_index(row: Row, name: str, default: int) -> int:
     index = row.get(name)
     if index is None:
-        return otherwise
+        return default
     if isinstance(index, bool) or not isinstance(index, int):
         raise RequestRejected(422, f"`{name}` of a row must be a whole number, not {str(index)[:80]!r}")
     return index
 
 
 def _to_scored(row: Row) -> ScoredRollout:
-    """Give *row* as figures need it: where it says which fields its verdict has, its other numbers are the task's."""
+    """Convert a row for the metrics; if it lists the verdict's fields, its other numbers belong to the task."""
     verdict = _verdict_fields(row)
     kept = row.keys() if verdict is None else FIGURED | set(verdict)
-    parts = row.get("reward_components")
-    named = {f"reward_components/{name}": paid for name, paid in parts.items()} if isinstance(parts, dict) else {}
+    rewards = row.get("reward_components")
+    components = (
+        {f"reward_components/{name}": reward for name, reward in rewards.items()} if isinstance(rewards, dict) else {}
+    )
     response = row.get("response")
     usage = response.get("usage") if isinstance(response, dict) else None
-    figured = {key: value for key, value in row.items() if key in kept and key not in {"response", "mask_sample"}}
-    used = {"response": {"usage": usage}} if isinstance(usage, dict) else {}
-    return metrics.parse_scored_rollout(figured | named | used, answer_key=ANSWER if ANSWER in row else None)
+    fields = {key: value for key, value in row.items() if key in kept and key not in {"response", "mask_sample"}}
+    usage_field = {"response": {"usage": usage}} if isinstance(usage, dict) else {}
+    return metrics.parse_scored_rollout(fields | components | usage_field, answer_key=ANSWER if ANSWER in row else None)
 
 
 def _verdict_fields(row: Row) -> list[str] | None:
-    ours = row.get("gymsdk")
-    names = ours.get("verdict") if isinstance(ours, dict) else None
+    details = row.get("gymsdk")
+    names = details.get("verdict") if isinstance(details, dict) else None
     return list(map(str, names)) if isinstance(names, list) else None
 
 
@@ -133,7 +139,7 @@ def _sample_row(row: Row) -> Row:
 
 
 async def _call_metrics_hook(environment: Environment, rows: Sequence[Row]) -> tuple[dict[str, float], str | None]:
-    """Give the environment's own figures, or what is wrong with its `metrics`: the rest stands all the same."""
+    """Return the environment's own metrics, or why its `metrics` hook failed."""
     if not rows or not environment.has_metrics:
         return {}, None
     try:
@@ -144,7 +150,7 @@ async def _call_metrics_hook(environment: Environment, rows: Sequence[Row]) -> t
 
 
 def _to_rollout(row: Row, environment: str) -> Rollout:
-    """Give the rollout of a verified row, as far as it tells: without its response, which nobody sends along."""
+    """Build a rollout from a verified row, without its response, which clients do not send."""
     names = _verdict_fields(row)
     fields = {key: value for key, value in row.items() if (key in names if names is not None else key not in WRITTEN)}
     known = {"reward": row["reward"], "components": {}, "grader_timeout": row.get("grader_timeout") is True}
@@ -161,7 +167,7 @@ def _to_rollout(row: Row, environment: str) -> Rollout:
 
 
 def _summarize_repeats(scored: Sequence[ScoredRollout], agent: str) -> list[Item]:
-    """Give the spread over the tasks of every first rollout, every second, and so on, where there are several."""
+    """Return the metrics of each repeat over all tasks, if there are several repeats."""
     runs: defaultdict[int, list[ScoredRollout]] = defaultdict(list)
     for each in scored:
         runs[each.repeat].append(each)
@@ -170,16 +176,16 @@ def _summarize_repeats(scored: Sequence[ScoredRollout], agent: str) -> list[Item
 
 
 def _summarize_repeat(index: int, run: Sequence[ScoredRollout], tasks: int, agent: str) -> Item:
-    there = len({each.task for each in run})
+    count = len({each.task for each in run})
     entry: Item = {
         "agent_ref": {"name": agent},
         ROLLOUT_INDEX: index,
-        "sample_count": there,
-        "missing_count": tasks - there,
+        "sample_count": count,
+        "missing_count": tasks - count,
     }
     spread = metrics.summarize_fields(run)
     rewards = sorted(each.reward for each in run)
     low, _, high = quantiles(rewards, n=4, method="inclusive") if len(rewards) > 1 else rewards * 3
     error = metrics.std(rewards) / math.sqrt(len(rewards))
-    quarters = {"sem/reward": error, "p25/reward": low, "p75/reward": high}
-    return entry | spread | {name: figure for name, figure in quarters.items() if math.isfinite(figure)}
+    reward_metrics = {"sem/reward": error, "p25/reward": low, "p75/reward": high}
+    return entry | spread | {name: figure for name, figure in reward_metrics.items() if math.isfinite(figure)}

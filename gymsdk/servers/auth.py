@@ -1,4 +1,4 @@
-"""Safety: what keeps a server from those who do not belong there, and from what is too much for it."""
+"""Token authentication: rejects requests without the server's token, and open servers without a token."""
 
 from __future__ import annotations
 
@@ -25,50 +25,67 @@ from gymsdk.servers.service import INSTANCE_ID_PATTERN, Scheme
 from gymsdk.types import Item
 
 INSECURE_VARIABLE = "GYMSDK_INSECURE"
-"""The environment variable that lets anybody ask who reaches the servers."""
+"""Environment variable that allows servers without a token to listen beyond this machine."""
 
 UNAUTHORIZED = credentials.UNAUTHORIZED
 TOKEN_HEADERS = frozenset({b"authorization", b"x-api-key"})
-"""The headers that may bring the token: HTTP's own, and the one of Anthropic's SDK."""
+"""Headers that may carry the token: HTTP's own, and the one of Anthropic's SDK."""
 
 BEARER_PREFIX = b"bearer "
 CHALLENGE_HEADERS = {"www-authenticate": "Bearer"}
 UNAUTHORIZED_MESSAGE = (
-    "this server asks for a token, and the request brought {what}: send it as `Authorization: Bearer TOKEN`;"
-    f" gymsdk's own clients do where {credentials.TOKEN_FILE_VARIABLE} names the file that holds it"
+    "this server requires a token, and the request has {what}: send it as `Authorization: Bearer TOKEN`;"
+    f" gymsdk's own clients do so if {credentials.TOKEN_FILE_VARIABLE} names the file that holds it"
 )
 
-PUBLIC_PATHS = frozenset({*HEALTH_PATHS, "/readyz"})
-"""Where those ask who look whether a server is there: a head, a balancer. They mostly bring no token."""
+HEALTH_CHECK_PATHS = frozenset({*HEALTH_PATHS, "/readyz"})
+"""Load balancers and heads request these paths without a token; such a rejection is counted under its path."""
+
+
+BROKEN_MESSAGE = "the server failed on this request; see its log for details"
+
+UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
+"""Characters that a cookie's name cannot contain."""
+
+TOKEN_PATTERN = re.compile(rf"(?:(?P<instance>{INSTANCE_ID_PATTERN})\.)?[A-Za-z0-9_-]{{32}}|lost\.[A-Za-z0-9_-]{{32}}")
+"""Tokens that name a session, now or in the past; placeholder tokens do not match."""
+
+MAX_HEADER_BYTES = 128 * 2**10
+
+MAX_HEADERS = 256
+
+MAX_CONNECTIONS = 20_000
 
 
 class AuthMiddleware:
-    """Lets through to *app* what brings the *token*, which nothing behind is shown."""
+    """ASGI middleware that admits only requests with the token, and removes the token from the headers."""
 
     def __init__(self, app: App, token: SecretStr) -> None:
         self._app = app
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Pass the request on, or answer 401."""
         if scope["type"] != "lifespan":
-            brought = [value for name, value in scope["headers"] if name in TOKEN_HEADERS]
-            if not is_valid_token(brought, self._token):
-                # The refusal tells them what they want to know.
-                looking = not brought and scope["path"] in PUBLIC_PATHS
-                routing.record_rejection(scope, UNAUTHORIZED, scope["path"] if looking else routing.REJECTED_ROUTE)
-                told = build_unauthorized_body(scope["path"], wrong=bool(brought))
-                await json_response(told, status=UNAUTHORIZED, headers=CHALLENGE_HEADERS)(scope, receive, send)
+            values = [value for name, value in scope["headers"] if name in TOKEN_HEADERS]
+            if not is_valid_token(values, self._token):
+                # Even 401 tells a health check that the server is alive, so it counts as a request of that path.
+                is_health_check = not values and scope["path"] in HEALTH_CHECK_PATHS
+                routing.record_rejection(
+                    scope, UNAUTHORIZED, scope["path"] if is_health_check else routing.REJECTED_ROUTE
+                )
+                content = build_unauthorized_body(scope["path"], wrong=bool(values))
+                await json_response(content, status=UNAUTHORIZED, headers=CHALLENGE_HEADERS)(scope, receive, send)
                 return
-            scope["headers"] = [each for each in scope["headers"] if each[0] not in TOKEN_HEADERS]
+            scope["headers"] = [header for header in scope["headers"] if header[0] not in TOKEN_HEADERS]
         await self._app(scope, receive, send)
 
 
-def is_valid_token(brought: Iterable[bytes], token: SecretStr) -> bool:
-    """Whether one of the headers *brought* holds the *token*; how long that takes does not tell how nearly."""
+def is_valid_token(values: Iterable[bytes], token: SecretStr) -> bool:
+    """Return whether one of the header values is the token, in constant time."""
     expected = token.get_secret_value().encode()
-    # All of them, for the same reason.
-    return any([hmac.compare_digest(_strip_scheme(value), expected) for value in brought])  # noqa: C419
+    # A list, so that every value is compared: stopping early would show in the time.
+    return any([hmac.compare_digest(_strip_scheme(value), expected) for value in values])  # noqa: C419
 
 
 def _strip_scheme(value: bytes) -> bytes:
@@ -78,52 +95,61 @@ def _strip_scheme(value: bytes) -> bytes:
 
 
 def build_unauthorized_body(path: str, *, wrong: bool) -> Item:
-    """Give the body that refuses a request for *path*, in the form that the clients of that path read."""
+    """Build the body of a 401 response in the form of the API at `path`."""
     sentence = UNAUTHORIZED_MESSAGE.format(what="a wrong one" if wrong else "none")
     return middleware.build_error_body(path, ApiError(UNAUTHORIZED, sentence, code="invalid_api_key"))
 
 
 def check_exposure(host: str, token: SecretStr | None, *, insecure: bool) -> None:
-    """Refuse to listen at *host* where others reach it and nobody is asked for a *token*; raises `UsageError`."""
+    """Check that a server on `host` is safe: a token, a loopback address or explicit permission.
+
+    Raises:
+        UsageError: The server would accept requests from other machines without a token.
+    """
     if token is not None or insecure or is_loopback(host):
         return
     raise UsageError(
-        f"anybody who reaches {host or '0.0.0.0'!r} could use these servers, which ask for no token; give them one"  # noqa: S104  # told, not bound
-        " with --token-file FILE, or let anybody in with --insecure, or listen on 127.0.0.1"
+        f"every client that reaches {host or '0.0.0.0'!r} could use these servers, which require no token; set one"  # noqa: S104  # only named in the message
+        " with --token-file FILE, or allow access without a token with --insecure, or listen on 127.0.0.1"
     )
 
 
 def is_insecure_allowed() -> bool:
-    """Whether the environment lets anybody in; raises `UsageError` where it says neither yes nor no."""
-    said = os.environ.get(INSECURE_VARIABLE, "").strip().lower()
-    if said in {"1", "true", "yes", "on"}:
+    """Return whether `GYMSDK_INSECURE` allows servers without a token on addresses that other machines reach.
+
+    Raises:
+        UsageError: The variable is neither true nor false.
+    """
+    value = os.environ.get(INSECURE_VARIABLE, "").strip().lower()
+    if value in {"1", "true", "yes", "on"}:
         return True
-    if said in {"", "0", "false", "no", "off"}:
+    if value in {"", "0", "false", "no", "off"}:
         return False
-    raise UsageError(f"{INSECURE_VARIABLE} is {said!r}; write 1 to let anybody in, or leave it out")
-
-
-BROKEN_MESSAGE = "the server broke on this request; its log says how"
-
-UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
-"""What may not stand in a cookie's name."""
+    raise UsageError(f"{INSECURE_VARIABLE} is {value!r}; set it to 1 to allow access without a token, or unset it")
 
 
 def cookie_name(kind: str, name: str) -> str:
-    """Give the name of the cookie of the server *name* of a *kind*, as clients of NeMo Gym know it."""
+    """Return the name of a server's session cookie, as NeMo Gym's clients expect it.
+
+    Args:
+        kind: The kind of server, for example `ResourcesServer`.
+        name: The server's name.
+    """
     return f"{kind}___{UNSAFE_CHARACTERS.sub('_', name)}"
 
 
-TOKEN_PATTERN = re.compile(rf"(?:(?P<instance>{INSTANCE_ID_PATTERN})\.)?[A-Za-z0-9_-]{{32}}|lost\.[A-Za-z0-9_-]{{32}}")
-"""What the token of a session is like, or of one that was lost; what is sent to those who have none is not."""
-
-
 class CookieMiddleware:
-    """Gives a request the token in its cookie *name*, if it is *known*, and every answer the token to go on with.
+    """ASGI middleware that reads the session token from the request's cookies and sets it on every response.
 
-    Some clients keep only the cookies of the last answer, so errors have it too. A handler sets a new token in
-    `scope["state"]["token"]`. Who has no session is given a token that nobody has had before, and none is adopted;
-    `scope["state"]["lost"]` says that there was one, which its client believes in until it opens another.
+    Some clients keep only the cookies of the last response, so errors set the cookie too. A handler changes the session
+    by setting `scope["state"]["token"]`. A client without a session gets a new placeholder token; unknown tokens are
+    never adopted. `scope["state"]["lost"]` is true if the request names a session that no longer exists.
+
+    Args:
+        app: The app.
+        name: The cookie's name.
+        known: Returns whether a token has a session.
+        lasts: Seconds that the client keeps the cookie.
     """
 
     def __init__(self, app: App, name: str, known: Callable[[str], bool], lasts: float) -> None:
@@ -133,29 +159,29 @@ class CookieMiddleware:
         self._attributes = f"Path=/; Max-Age={max(1, round(lasts))}; HttpOnly; SameSite=lax"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        brought = list(tokens_in_request(scope, self._name))
-        state["token"] = next(filter(self._known, brought), None)
-        state["lost"] = state["token"] is None and any(map(TOKEN_PATTERN.fullmatch, brought))
-        begun = False
+        tokens = list(tokens_in_request(scope, self._name))
+        state["token"] = next(filter(self._known, tokens), None)
+        state["lost"] = state["token"] is None and any(map(TOKEN_PATTERN.fullmatch, tokens))
+        has_started = False
 
-        async def setting(message: MutableMapping[str, Any]) -> None:
-            nonlocal begun
+        async def send_with_cookie(message: MutableMapping[str, Any]) -> None:
+            nonlocal has_started
             if message["type"] == "http.response.start":
-                begun = True
+                has_started = True
                 message["headers"] = [*message["headers"], (b"set-cookie", self._build_cookie(state))]
             await send(message)
 
         try:
-            await self._app(scope, receive, setting)
+            await self._app(scope, receive, send_with_cookie)
         except Exception:
-            if not begun:
-                await _send_broken(setting)
-            # A bug: the server's own log has it.
+            if not has_started:
+                await _send_broken(send_with_cookie)
+            # A bug in the server: uvicorn logs the traceback.
             raise
 
     def _build_cookie(self, state: MutableMapping[str, Any]) -> bytes:
@@ -166,7 +192,7 @@ class CookieMiddleware:
 
 
 def tokens_in_request(scope: Scope, cookie: str) -> Iterator[str]:
-    """Yield the tokens that a request brings in the *cookie* of that name."""
+    """Yield the values of a cookie in a request."""
     for header, value in scope["headers"]:
         if header == b"cookie":
             for pair in value.decode("latin-1").split(";"):
@@ -176,9 +202,9 @@ def tokens_in_request(scope: Scope, cookie: str) -> Iterator[str]:
 
 
 def parse_instance(token: str) -> str | None:
-    """Give which instance has the session of *token*, `None` where it does not say."""
-    found = TOKEN_PATTERN.fullmatch(token)
-    return found["instance"] if found else None
+    """Return the id of the instance that has the token's session, or `None` if the token does not name one."""
+    match = TOKEN_PATTERN.fullmatch(token)
+    return match["instance"] if match else None
 
 
 async def _send_broken(send: Send) -> None:
@@ -187,16 +213,16 @@ async def _send_broken(send: Send) -> None:
     await send({"type": "http.response.body", "body": dump_json({"detail": BROKEN_MESSAGE})})
 
 
-MAX_HEADER_BYTES = 128 * 2**10
-MAX_HEADERS = 256
-MAX_CONNECTIONS = 20_000
-
-
 class Limits(BaseModel):
-    """What one server takes: bytes of a *body*, bytes of all *header* lines, how many *headers* and *connections*.
+    """Bounds on the requests of one server.
 
-    *bodies* are the bytes that the large bodies of all requests under way may take in memory together, in all servers
-    of the process; `None` is a quarter of the memory.
+    Attributes:
+        body: The largest body in bytes.
+        bodies: How many bytes the large bodies of all running requests may take in memory, over all servers of the
+            process. `None` means a quarter of the memory.
+        header: The largest size of all headers together, in bytes.
+        headers: The largest number of headers.
+        connections: The largest number of connections.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -208,13 +234,18 @@ class Limits(BaseModel):
     connections: int = Field(MAX_CONNECTIONS, ge=1)
 
     def exceeds_header_limits(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Whether the *headers* of a request are too many, or too long."""
-        # What came in one piece was never incomplete, which is all that the parser bounds.
+        """Return whether the headers are too many or too long."""
+        # The HTTP parser only bounds headers that arrive in several pieces.
         return len(headers) > self.headers or sum(len(name) + len(value) for name, value in headers) > self.header
 
 
 class Tls(BaseModel):
-    """The *certificate* a server shows, with those that lead to its issuer's, and its *key*: PEM files."""
+    """The PEM files for TLS.
+
+    Attributes:
+        certificate: The server's certificate, with its chain.
+        key: The private key.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -222,25 +253,29 @@ class Tls(BaseModel):
     key: Path
 
     def create_ssl_context(self) -> ssl.SSLContext:
-        """Give what TLS is spoken by; raises `UsageError` where the files are no certificate and its key."""
+        """Create the SSL context.
+
+        Raises:
+            UsageError: The files do not exist, do not belong together, or the key needs a password.
+        """
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         for file in (self.certificate, self.key):
             if not file.is_file():
-                raise UsageError(f"there is no file {file}; --tls-cert and --tls-key name PEM files")
+                raise UsageError(f"the file {file} does not exist; --tls-cert and --tls-key name PEM files")
         try:
-            # A key under a password would ask for it on the terminal.
+            # Without a callback, OpenSSL would ask for the password on the terminal.
             context.load_cert_chain(self.certificate, self.key, password=_reject_password)
         except _PasswordRequired:
-            raise UsageError(f"the key in {self.key} needs a password; give one that needs none") from None
+            raise UsageError(f"the key in {self.key} needs a password; use a key without one") from None
         except (OSError, ssl.SSLError) as error:
-            why = getattr(error, "reason", None) or error.strerror or error
+            reason = getattr(error, "reason", None) or error.strerror or error
             files = f"the certificate {self.certificate} and the key {self.key}"
-            raise UsageError(f"{files} cannot be used ({why}); give PEM files that belong together") from None
+            raise UsageError(f"{files} cannot be used ({reason}); use PEM files that belong together") from None
         return context
 
 
 class _PasswordRequired(Exception):
-    """A key asks for its password."""
+    """The private key needs a password."""
 
 
 def _reject_password() -> str:
@@ -248,7 +283,7 @@ def _reject_password() -> str:
 
 
 class Security(BaseModel):
-    """Who may ask a server, what is spoken, what it takes: if nothing is said, everybody, in the open, the usual."""
+    """Access to a server: token, TLS and limits. The default is open access over HTTP with the default limits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -258,9 +293,9 @@ class Security(BaseModel):
 
     @property
     def scheme(self) -> Scheme:
-        """What is spoken."""
+        """The URL scheme."""
         return "http" if self.tls is None else "https"
 
 
 NO_SECURITY = Security()
-"""Of a server that anybody may ask who reaches it."""
+"""Open access, for servers that only this machine reaches."""

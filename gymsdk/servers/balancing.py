@@ -1,4 +1,4 @@
-"""Spread: an environment behind several resources servers of one name, each episode at the least loaded of them."""
+"""A load balancer over several resources servers of one name; an episode stays at the instance that opened it."""
 
 from __future__ import annotations
 
@@ -32,30 +32,44 @@ from gymsdk.types import Action, Episode, Item, Row, Step, Task, Verdict
 T = TypeVar("T")
 
 DEFAULT_RETRY = client.Retry(times=2, first=0.25)
-"""How often a call is tried again where nobody was reached: a session is at one instance alone."""
+"""Retries of a call that reached no server: another instance does not have the session."""
 
 TOO_MANY_KIND = "too_many"
-"""The kind of failure of an opening that an overloaded instance refuses."""
+"""Failure kind of an instance that is overloaded."""
 
 OVERLOAD_KINDS = frozenset({"server_error", TOO_MANY_KIND})
-"""The kinds of failure of an opening at an instance that has no place for it, or is being stopped."""
+"""Failure kinds of an instance that is overloaded or stopping."""
 
 log = logging.getLogger("gymsdk")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalInstance:
-    """The instance *id* in this process, of an *environment* that is open."""
+    """The instance in this process.
+
+    Attributes:
+        id: The instance's id.
+        environment: Its open environment.
+    """
 
     id: str
     environment: Environment
 
 
 class LoadBalancer:
-    """The environment *name*, each episode at the least loaded of its *instances*, where it stays.
+    """An environment that opens each episode at the least loaded of several resources servers.
 
-    *own* is one of them, in this process: what is played there goes over no wire. An
-    opening that fails at one instance goes on to the next. Where there is none, *coming* seconds are waited for one.
+    An opening that fails at one instance is tried at the next.
+
+    Args:
+        name: The server's name.
+        instances: Finds the instances.
+        own: The instance in this process, if there is one: its episodes use no network.
+        seconds: The timeout of a call.
+        retry: Retries of calls that reached no server.
+        token: The token for the instances; the process's own by default.
+        coming: Seconds to wait for an instance if there is none.
+        watch: Seconds between two checks that an instance is alive.
     """
 
     def __init__(
@@ -72,82 +86,87 @@ class LoadBalancer:
     ) -> None:
         self.name = name
         self.instances = instances
-        self._own = own
-        self._playing = 0
+        self._local = own
+        self._local_episodes = 0
         self._seconds = seconds
         self._retry = retry
         self._token = token
         self._coming = coming
         self._watch = watch
         self._tallies: defaultdict[str, InstanceTally] = defaultdict(InstanceTally)
-        self._asked = 0
+        self._requests = 0
 
     def __repr__(self) -> str:
-        return f"<Spread {self.name!r}>"
+        return f"<LoadBalancer {self.name!r}>"
 
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
     ) -> Episode:
-        """Open an episode of *row* at the least loaded instance; raises `BadRow` where it does not fit."""
+        """Open an episode of `row` at the least loaded instance.
 
-        def opened(instance: Instance) -> Awaitable[Episode]:
-            open_at = self._reset_local if self._is_local(instance) else self._remote_episode(instance).reset
-            return open_at(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
+        Raises:
+            BadRow: The row does not fit the environment.
+            Failed: No instance opened the episode.
+        """
 
-        return await self._ask_until_deadline(opened, deadline)
+        def open_at_instance(instance: Instance) -> Awaitable[Episode]:
+            open_episode = self._reset_local if self._is_local(instance) else self._remote_episode(instance).reset
+            return open_episode(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
+
+        return await self._ask_until_deadline(open_at_instance, deadline)
 
     async def step(self, episode: Episode, action: Action) -> Step:
-        """Answer one tool call or reply where the episode is."""
+        """Answer one tool call or reply at the episode's instance."""
         return await episode.environment.step(episode, action)
 
     async def verify(self, episode: Episode) -> Verdict:
-        """Give the verdict of the instance where the episode is; raises `EpisodeError`."""
+        """Return the verdict of the episode's instance."""
         return await episode.environment.verify(episode)
 
     async def close(self, episode: Episode) -> None:
-        """Close the episode where it is."""
-        if self._own is not None and episode.environment is self._own.environment:
-            self._playing -= 1
+        """Close the episode at its instance."""
+        if self._local is not None and episode.environment is self._local.environment:
+            self._local_episodes -= 1
         await episode.environment.close(episode)
 
-    async def open_connection(self, jar: Mapping[str, str] | None = None) -> SessionConnection:
-        """Give a line to the session that the cookies in *jar* are for, at the instance that has it.
+    async def open_connection(self, cookies: Mapping[str, str] | None = None) -> SessionConnection:
+        """Return a connection to the session of these cookies.
 
-        Where no cookie says which that is, any instance will find it.
+        If no cookie names the instance, any instance will find the session.
         """
-        held = parse_instance((jar or {}).get(cookie_name("ResourcesServer", self.name), ""))
-        found = [each for each in await self._known_instances() if each.url]
-        at = [each for each in found if each.id == held] or sorted(found, key=self._sort_key)
-        if not at:
+        instance_id = parse_instance((cookies or {}).get(cookie_name("ResourcesServer", self.name), ""))
+        known = [each for each in await self._known_instances() if each.url]
+        candidates = [each for each in known if each.id == instance_id] or sorted(known, key=self._sort_key)
+        if not candidates:
             raise self._no_instance_error()
-        return self._remote(at[0]).open_connection(jar)
+        return self._remote(candidates[0]).open_connection(cookies)
 
     def auth_headers(self, base_url: str) -> client.Headers:
-        """Give what requests to *base_url* carry: the token where that is one of the instances."""
-        told = (self._remote(each).auth_headers(base_url) for each in self.instances.latest_by_name(self.name))
-        return next(filter(None, told), {})
+        """Return the headers for requests to `base_url`: the token, if `base_url` is one of the instances."""
+        headers = (self._remote(each).auth_headers(base_url) for each in self.instances.latest_by_name(self.name))
+        return next(filter(None, headers), {})
 
     async def aggregate(self, body: Row) -> Item:
-        """Give the figures over the verified rows in *body*, of whichever instance answers; raises `Refused`."""
-        if self._own is not None:
-            return await aggregate_rows(self._own.environment, body)
+        """Return the metrics of the verified rows in `body`, computed by any instance."""
+        if self._local is not None:
+            return await aggregate_rows(self._local.environment, body)
         return await self._ask_until_deadline(lambda instance: self._remote(instance).aggregate(body), None)
 
     async def _reset_local(
         self, row: Row | Task, *, seed: int, id: str, repeat: int, deadline: float | None
     ) -> Episode:
-        assert self._own is not None, "it is asked only where it is there"
-        self._playing += 1
+        assert self._local is not None, "only called with a local instance"
+        self._local_episodes += 1
         try:
-            return await self._own.environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
+            return await self._local.environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
         except BaseException:
-            self._playing -= 1
+            self._local_episodes -= 1
             raise
 
     async def _ask_until_deadline(self, ask: Callable[[Instance], Awaitable[T]], deadline: float | None) -> T:
-        """Give what the first instance answers that can be asked, the least loaded first.
+        """Ask the least loaded instance, then the next, until one answers.
 
-        Where all of them are overloaded, wait as long as they ask for and try again, until the *deadline*.
+        If all instances are overloaded, wait as long as they ask and try again until `deadline`.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + self._seconds if deadline is None else deadline
@@ -164,8 +183,8 @@ class LoadBalancer:
         """Ask each instance once, the least loaded first."""
         tried: dict[str, Failed] = {}
         while (instance := await self._next_instance(tried, deadline)) is not None:
-            self._asked += 1
-            self._tallies[instance.id].latest = self._asked
+            self._requests += 1
+            self._tallies[instance.id].last_request = self._requests
             try:
                 answer = await ask(instance)
             except Failed as error:
@@ -177,35 +196,37 @@ class LoadBalancer:
                 self._tallies[instance.id].resume()
                 return answer
         overloaded = (error for error in tried.values() if error.kind == TOO_MANY_KIND)
-        # An overloaded instance is alive: its callers wait for it, even if another instance is gone.
+        # An overloaded instance is alive and worth waiting for, even if another instance is gone.
         raise next(overloaded, None) or next(reversed(tried.values()), None) or self._no_instance_error()
 
     async def _next_instance(self, tried: Mapping[str, Failed], deadline: float | None) -> Instance | None:
         loop = asyncio.get_running_loop()
         until = self._wait_deadline(deadline)
         while True:
-            there = [each for each in await self._available_instances() if each.id not in tried]
-            if there:
-                return min(there, key=self._sort_key)
+            available = [each for each in await self._available_instances() if each.id not in tried]
+            if available:
+                return min(available, key=self._sort_key)
             if tried or loop.time() >= until:
                 return None
             await asyncio.sleep(LOOK_INTERVAL_SECONDS)
             await self.instances.renew()
             if any(each.draining for each in self.instances.latest_by_name(self.name)):
-                # One that is about to end may be about to be started anew.
+                # A draining instance may be restarting, so wait for it again.
                 until = self._wait_deadline(deadline)
 
     def _wait_deadline(self, deadline: float | None) -> float:
         return min(asyncio.get_running_loop().time() + self._coming, deadline or float("inf"))
 
     async def _available_instances(self) -> list[Instance]:
-        found = [each for each in await self._known_instances() if not each.draining]
-        if self._own is not None and not any(map(self._is_local, found)):
-            mine = Instance(id=self._own.id, name=self.name, kind="resources_servers", implementation=self.name, url="")
-            found = [mine, *found]
-        for gone in self._tallies.keys() - {each.id for each in found}:
-            del self._tallies[gone]
-        return found
+        available = [each for each in await self._known_instances() if not each.draining]
+        if self._local is not None and not any(map(self._is_local, available)):
+            local = Instance(
+                id=self._local.id, name=self.name, kind="resources_servers", implementation=self.name, url=""
+            )
+            available = [local, *available]
+        for stale in self._tallies.keys() - {each.id for each in available}:
+            del self._tallies[stale]
+        return available
 
     async def _known_instances(self) -> list[Instance]:
         return await self.instances.find_by_name(self.name, "resources_servers")
@@ -213,18 +234,18 @@ class LoadBalancer:
     def _sort_key(self, instance: Instance) -> tuple[bool, bool, int, int]:
         tally = self._tallies[instance.id]
         if self._is_local(instance):
-            # What is played in this process is no session that anybody tells of.
-            return False, False, instance.load.sessions + self._playing, tally.latest
-        doubtful = instance.status not in {None, "success"}
-        load = instance.load.total + tally.change_since(self.instances.at - instance.age)
-        return tally.is_suspended, doubtful, load, tally.latest
+            # The head does not report the episodes that this process plays itself.
+            return False, False, instance.load.sessions + self._local_episodes, tally.last_request
+        is_unhealthy = instance.status not in {None, "success"}
+        load = instance.load.total + tally.change_since(self.instances.updated_at - instance.age)
+        return tally.is_suspended, is_unhealthy, load, tally.last_request
 
     def _record_failure(self, instance: Instance, error: Failed) -> None:
         if error.kind == UNREACHABLE_KIND and self._tallies[instance.id].suspend():
             log.warning("%s: %s; new episodes go to other instances until it answers again", self.name, error)
 
     def _is_local(self, instance: Instance) -> bool:
-        return self._own is not None and instance.id == self._own.id
+        return self._local is not None and instance.id == self._local.id
 
     def _remote_episode(self, instance: Instance) -> RemoteEpisode:
         tally = self._tallies[instance.id]

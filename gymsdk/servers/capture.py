@@ -1,6 +1,6 @@
-"""Model-call capture in NeMo Gym 0.7's form: every model call of a rollout, appended to a file of that rollout.
+"""Model-call capture in NeMo Gym 0.7's format: appends every model call of a rollout to the rollout's file.
 
-The collector of NeMo Gym reads the file `DIR/ROLLOUT.capture.jsonl` when it has the same `model_call_capture_dir`.
+NeMo Gym's collector reads the file `DIR/ROLLOUT.capture.jsonl` if it has the same `model_call_capture_dir`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gymsdk.servers.routing import ID_PATTERN
 from gymsdk.types import Episode, Item, Model
 
 MAX_WRITE_SECONDS = 5.0
-"""Seconds that an episode waits for one of its model calls to be on disk."""
+"""Seconds that an episode waits for one of its model calls to be written."""
 
 log = logging.getLogger("gymsdk")
 
@@ -28,11 +28,11 @@ log = logging.getLogger("gymsdk")
 class CapturingModel:
     """A model whose calls are captured.
 
-    A call is captured if it belongs to a rollout: one played in this process, or one named by the request's path.
+    A call is captured if it belongs to a rollout: a rollout of this process, or one that the request's path names.
     """
 
     def __init__(self, model: Model, server: str, folder: Path) -> None:
-        """Wrap *model*, which the model server *server* serves; captures go to *folder*."""
+        """Capture calls of `model`, served by the model server `server`, in files in `folder`."""
         self._model = model
         self._server = server
         self._folder = folder
@@ -50,22 +50,22 @@ class CapturingModel:
             return await self._model.respond(request, episode=episode)
         began, started = time.time(), time.perf_counter()
         response: Item | None = None
-        failed: str | None = None
+        failure_kind: str | None = None
         try:
             response = await self._model.respond(request, episode=episode)
         except EpisodeError as error:
-            failed = error.kind
+            failure_kind = error.kind
             raise
         else:
             return response
         finally:
-            spent = (time.perf_counter() - started) * 1e3
-            exchange = self._build_exchange(request, response, failed)
-            timed = {"started_at": began, "completed_at": time.time(), "latency_ms": round(spent, 2)}
-            await self._write(rollout, exchange | timed)
+            milliseconds = (time.perf_counter() - started) * 1e3
+            exchange = self._build_exchange(request, response, failure_kind)
+            times = {"started_at": began, "completed_at": time.time(), "latency_ms": round(milliseconds, 2)}
+            await self._write(rollout, exchange | times)
 
     async def _write(self, rollout: str, exchange: Item) -> None:
-        """Append *exchange* to the rollout's file, within a bound: the disk must not hold up an episode."""
+        """Append a call to the rollout's file within a time limit: a slow disk must not hold up an episode."""
         try:
             async with asyncio.timeout(MAX_WRITE_SECONDS):
                 await asyncio.shield(asyncio.to_thread(self._append, rollout, exchange))
@@ -75,7 +75,7 @@ class CapturingModel:
     def _build_exchange(self, request: Item, response: Item | None, failed: str | None) -> Item:
         unfinished = "cancelled" if response is None and failed is None else None
         return {
-            # The response's own id: an agent that reports the call knows the call by that.
+            # The response's own id, because an agent reports the call under that id.
             "model_call_id": (response or {}).get("id") or f"call-{os.urandom(8).hex()}",
             "dialect": "responses",
             "model_ref": {"type": "responses_api_models", "name": self._server},
@@ -90,7 +90,7 @@ class CapturingModel:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / f"{rollout}.capture.jsonl").open("ab") as file:
-                # The processes of several servers may write one rollout's file.
+                # Several servers may write the same rollout's file.
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX)
                 file.write(jsonl.dump_row(exchange))
         except (OSError, ValueError, TypeError) as error:
@@ -105,6 +105,6 @@ class CapturingModel:
 
 
 def _rollout_id(episode: Episode | None) -> str | None:
-    here = context.get_log_context()
-    name = (episode.id if episode else "") or (here.rollout if here else "")
+    log_context = context.get_log_context()
+    name = (episode.id if episode else "") or (log_context.rollout if log_context else "")
     return name if re.fullmatch(ID_PATTERN, name) else None

@@ -1,4 +1,4 @@
-"""Finding: where the head is: one that answers, or a place here where it is to begin, waited for within a bound."""
+"""Finds the head that this node should join, or decides to start one here."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from gymsdk.servers.instances import auth_headers
 from gymsdk.servers.service import Scheme, build_url
 
 JOIN_SECONDS = 60.0
-"""Seconds in which a head has to answer."""
+"""Seconds to wait for a head."""
 
 LOG_AFTER_SECONDS = 5.0
-"""Seconds after which somebody is told that a head is waited for: nodes that begin together need some for that."""
+"""Seconds of waiting before a log line; nodes that start together need a moment."""
 
 POLL_SECONDS = 0.5
-"""Seconds between two looks for a head that does not answer, at most."""
+"""Longest pause between two attempts, in seconds."""
 
 REQUEST_SECONDS = 2.0
-"""Seconds in which one who is a head says so."""
+"""Timeout of a request to the head, in seconds."""
 
 SERVER_ERROR = 500
 
 Headers: TypeAlias = Callable[[], client.Headers]
-"""What every request carries; asked each time."""
+"""Returns the headers of each request."""
 
 log = logging.getLogger("gymsdk")
 
@@ -46,28 +46,46 @@ async def bind_head(
     scheme: Scheme = "http",
     listen: str | None = None,
     headers: Headers = auth_headers,
-    patience: float = JOIN_SECONDS,
+    timeout_seconds: float = JOIN_SECONDS,
 ) -> socket.socket | None:
-    """Give the socket at which the head of *host* and *port* is to be started here, or `None` where it is to be joined.
+    """Return the socket for a head to start here, or `None` if a head answers that this node should join.
 
-    One that answers there is joined; if the address is this machine's own, the socket is bound (at *listen*, if that
-    is given); else it is waited for. Raises `GymsdkError` where no head answers within *patience* seconds.
+    If a head answers, it is joined. Otherwise, if the address belongs to this machine, its port is bound. Otherwise the
+    function waits for the head.
+
+    Args:
+        host: The head's host.
+        port: The head's port.
+        scheme: The URL scheme.
+        listen: The host to bind, if it differs from `host`.
+        headers: Returns the headers of each request.
+        timeout_seconds: Seconds to wait.
+
+    Raises:
+        GymsdkError: No head answers in time, or it rejects this node.
     """
-    at = build_url(host, port, scheme)
-    waiting = HeadWait(redact_url(at), patience, "name the right host and port")
-    while (why := await _check_head(at, headers)) is not None:
+    head_url = build_url(host, port, scheme)
+    wait = HeadWait(redact_url(head_url), timeout_seconds, "name the right host and port")
+    while (reason := await _check_head(head_url, headers)) is not None:
         if is_local_host(host):
             try:
                 return listener.bind_socket(host if listen is None else listen, port, what="the head")
             except UsageError as error:
-                # Perhaps another node of this machine has begun a head a moment ago.
-                why = str(error)
-        await asyncio.sleep(waiting.next_pause(why))
+                # Another node of this machine may have just started a head.
+                reason = str(error)
+        await asyncio.sleep(wait.next_pause(reason))
     return None
 
 
 class HeadWait:
-    """The wait for a head at *place*, *seconds* at most; told of once, after *said*. *cure* is what else helps."""
+    """A bounded wait for a head, logged once.
+
+    Args:
+        place: The head's URL.
+        seconds: The longest wait.
+        cure: What the user can do, for the error message.
+        said: Seconds before the log line.
+    """
 
     def __init__(self, place: str, seconds: float, cure: str, *, said: float = LOG_AFTER_SECONDS) -> None:
         self._place = place
@@ -77,22 +95,26 @@ class HeadWait:
         self._began = time.monotonic()
         self._is_told = False
 
-    def next_pause(self, why: str) -> float:
-        """Give the seconds until the next look; raises `GymsdkError` where the wait is over, for the reason *why*."""
-        passed = time.monotonic() - self._began
-        if passed >= self._seconds:
-            sentence = f"no head answers at {self._place} within {self._seconds:g} seconds ({why})"
-            raise GymsdkError(f"{sentence}; start it there, or {self._cure}")
-        if passed >= self._said and not self._is_told:
+    def next_pause(self, reason: str) -> float:
+        """Return the seconds until the next attempt.
+
+        Raises:
+            GymsdkError: The wait is over; `reason` is the last reason.
+        """
+        elapsed = time.monotonic() - self._began
+        if elapsed >= self._seconds:
+            sentence = f"no head answers at {self._place} within {self._seconds:g} seconds ({reason})"
+            raise GymsdkError(f"{sentence}; start a head there, or {self._cure}")
+        if elapsed >= self._said and not self._is_told:
             self._is_told = True
             log.warning(
-                "no head answers at %s yet (%s); it is waited for, %g s at most", self._place, why, self._seconds
+                "no head answers at %s yet (%s); waiting for it for at most %g s", self._place, reason, self._seconds
             )
-        return min(self._seconds - passed, random.uniform(POLL_SECONDS / 2, POLL_SECONDS))
+        return min(self._seconds - elapsed, random.uniform(POLL_SECONDS / 2, POLL_SECONDS))
 
 
 def is_local_host(host: str) -> bool:
-    """Whether *host* is an address of this machine: whether something can listen there."""
+    """Return whether `host` is an address of this machine, so that a server can listen there."""
     try:
         listener.bind_socket(host).close()
     except (UsageError, UnicodeError):
@@ -100,10 +122,16 @@ def is_local_host(host: str) -> bool:
     return True
 
 
-async def _check_head(at: str, headers: Headers) -> str | None:
-    """Give why what is *at* a URL is no head that can be asked, `None` where it is one; raises `GymsdkError`."""
+async def _check_head(head_url: str, headers: Headers) -> str | None:
+    """Return why no head answers at a URL, or `None` if one does.
+
+    Raises:
+        GymsdkError: Another kind of server answers, or the head rejects the request.
+    """
     try:
-        answer = await client.get(at + "/nodes", headers=headers(), timeout=REQUEST_SECONDS, retry=client.NO_RETRY)
+        answer = await client.get(
+            head_url + "/nodes", headers=headers(), timeout=REQUEST_SECONDS, retry=client.NO_RETRY
+        )
     except Failed as error:
         return str(error)
     if answer.status >= SERVER_ERROR:
@@ -114,10 +142,10 @@ async def _check_head(at: str, headers: Headers) -> str | None:
 
 
 def join_error(answer: HttpResponse) -> GymsdkError:
-    """Give why *answer* lets nobody join: it is no head's, or the head refuses."""
+    """Build the error for an answer that is not a head's, or rejects this node."""
     value = parse_value(answer)
     detail = value.get("detail") if isinstance(value, dict) else None
     if answer.ok or answer.status in {404, 405}:
-        sentence = f"{answer.host} is no head of gymsdk: it answered {answer.status} at /nodes"
-        return GymsdkError(f"{sentence}; name the right one, or choose another port")
+        sentence = f"{answer.host} is not a gymsdk head: it answered {answer.status} at /nodes"
+        return GymsdkError(f"{sentence}; use the address of a gymsdk head, or choose another port")
     return GymsdkError(f"the head {answer.host} refuses this node: {detail or answer.status}")

@@ -1,4 +1,4 @@
-"""The environment server of NeMo Gym 0.7: a flat row or an episode request, played by the same loop as anywhere."""
+"""The environment server of NeMo Gym 0.7: plays flat rows and episode requests."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from gymsdk.servers.app import (
     json_response,
     read_json_object,
 )
-from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.middleware import cancel_on_disconnect
 from gymsdk.servers.requests import EpisodeId, RowRequest, TaskId, parse_body, parse_row_request
 from gymsdk.servers.routing import rollout_id_of
 from gymsdk.types import Failure, Item, Model, Playable, Rollout, Row
 
 MAX_FAILURE_CHARS = 2000
-"""Characters a failure's reason may have."""
+"""Longest reason of a failure, in characters."""
 
 STAGE_NAMES = {
     "admission": "admission",
@@ -47,22 +47,26 @@ STAGE_NAMES = {
     "verify": "verification",
     "close": "cleanup",
 }
-"""What the stages of an episode are called there."""
+"""NeMo Gym's names of the stages of an episode."""
 
 REGISTERED_FAILURES = frozenset({"judge_failed", "judge_unparseable"})
-"""The kinds of failure that have the same name there; others are ours, and say so."""
+"""Failure kinds that NeMo Gym defines too; other kinds get the prefix `gymsdk:`."""
 
 DEFAULT_FAILURE = "environment_server_failed"
-"""The class of every other failure in the collector's failures file."""
+"""Failure class of all other kinds in the collector's failures file."""
 
 OBSERVATION_FIELDS = frozenset({"ng_trajectory", "ng_model_call_capture", "ng_perf", "ng_agent_observations"})
-"""What a result may not hold, beside whatever begins with `_ng_`: who collects it writes that."""
+"""Keys that the collector writes itself, beside all that begin with `_ng_`."""
 
 ATTEMPT_SUFFIX_PATTERN = re.compile(r"-a[1-9][0-9]*$")
 
 
+NAME_SUFFIX = "_environment_server"
+"""Suffix of an environment server's default name."""
+
+
 class NamedTask(BaseModel):
-    """A task and its name."""
+    """A task with its id."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -71,7 +75,7 @@ class NamedTask(BaseModel):
 
 
 class EpisodeRequest(BaseModel):
-    """The body that asks for one episode."""
+    """The body of an episode request."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -80,25 +84,31 @@ class EpisodeRequest(BaseModel):
 
 
 def is_episode_request(body: Row) -> bool:
-    """Whether *body* asks for an episode, and is no flat row."""
+    """Return whether `body` is an episode request rather than a flat row."""
     return "episode_id" in body or ("task" in body and "responses_create_params" not in body)
 
 
 def episode_request_to_row(request: EpisodeRequest) -> Row:
-    """Give the row that *request* has played; raises `Refused` where it says two things of one field."""
+    """Return the row that an episode request plays.
+
+    Raises:
+        RequestRejected: The rollout id is reserved, or a field has two values.
+    """
     if ATTEMPT_SUFFIX_PATTERN.search(request.episode_id.rollout_id):
-        raise RequestRejected(422, "`rollout_id` must not end like that of an attempt, in `-a` and a number")
+        raise RequestRejected(422, "`rollout_id` must not end in `-a` and a number, which marks an attempt")
     flat = dict(request.task.task_input)
     flat.pop("agent_timeout_seconds", None)
     data = flat.pop("task_data", None)
     nested = data if isinstance(data, dict) else {}
     if conflicts := sorted(key for key in flat.keys() & nested.keys() if flat[key] != nested[key]):
-        raise RequestRejected(422, f"`task_input` says two things of {conflicts[0]!r}: beside `task_data`, and in it")
+        raise RequestRejected(
+            422, f"`task_input` has two values of {conflicts[0]!r}: one in `task_data` and one beside it"
+        )
     return {**flat, **nested}
 
 
 def agent_timeout(request: EpisodeRequest) -> float | None:
-    """Give the seconds *request* allows its agent, where it does."""
+    """Return the agent's timeout in seconds, if the request sets one."""
     value = request.task.task_input.get("agent_timeout_seconds")
     if isinstance(value, bool) or not is_finite_number(value) or value <= 0:
         return None
@@ -106,61 +116,71 @@ def agent_timeout(request: EpisodeRequest) -> float | None:
 
 
 class Reply(Protocol):
-    """How the reply to one request is written."""
+    """Builds the reply to one request."""
 
     def result(self, line: Row, rollout: Rollout) -> Item:
-        """Return the reply for a scored *rollout*, which is written as *line*."""
+        """Return the reply for a scored rollout.
+
+        Args:
+            line: The rollout as a row.
+            rollout: The rollout.
+        """
 
     def failure(self, failure: Failure, partial: Item | None = None) -> Item:
-        """Return the reply for a rollout without a reward; *partial* is what there is of its response."""
+        """Return the reply for a rollout without a reward.
+
+        Args:
+            failure: The failure.
+            partial: The incomplete response, if there is one.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class FlatReply:
-    """The reply to the flat *row* of a client that routes by agent."""
+    """The reply to a flat row, from a client that routes by agent."""
 
     row: Row
 
     def result(self, line: Row, rollout: Rollout) -> Item:
         """Return the rollout's line with its `ng_trajectory`."""
         name = task_name(self.row, self.row.get(TASK_INDEX, 0))
-        found = trajectory(rollout, task_id=name, rollout_id=observed_rollout_id(self.row) or rollout.id)
-        return dict(line) if found is None else {**line, TRAJECTORY: found}
+        steps = trajectory(rollout, task_id=name, rollout_id=observed_rollout_id(self.row) or rollout.id)
+        return dict(line) if steps is None else {**line, TRAJECTORY: steps}
 
     def failure(self, failure: Failure, partial: Item | None = None) -> Item:
         """Return the failure under the keys that the collector copies to its failures file."""
-        told = _build_failure(failure, partial)
-        named = {
+        details = _build_failure(failure, partial)
+        fields = {
             "_ng_failure_class": failure.kind if failure.kind in REGISTERED_FAILURES else DEFAULT_FAILURE,
-            "_ng_failure_terminal": told["terminal"],
-            "_ng_failure_message": told["failure_reason"],
-            "_ng_failure_stage": told.get("stage"),
-            "_ng_failure_partial_response": told.get("partial_response"),
-            "failure_kind": told["failure_kind"],
+            "_ng_failure_terminal": details["terminal"],
+            "_ng_failure_message": details["failure_reason"],
+            "_ng_failure_stage": details.get("stage"),
+            "_ng_failure_partial_response": details.get("partial_response"),
+            "failure_kind": details["failure_kind"],
             "agent_ref": self.row.get("agent_ref"),
         }
-        return {key: value for key, value in named.items() if value is not None}
+        return {key: value for key, value in fields.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeReply:
-    """The reply to an episode request, under the ids of that request."""
+    """The reply to an episode request, with the ids of the request."""
 
     request: EpisodeRequest
 
     def result(self, line: Row, rollout: Rollout) -> Item:
-        """Return the rollout's line as the `result`, without the keys that belong to the collector.
+        """Return the rollout's line as `result`, without the collector's own keys.
 
-        The collector makes the `ng_trajectory` of an episode request itself, out of the agent's observations and the
+        The collector builds the `ng_trajectory` of an episode request itself, from the agent's observations and the
         captured model calls.
         """
         kept = {key: value for key, value in line.items() if not (key.startswith("_ng_") or key in OBSERVATION_FIELDS)}
-        if found := observations(rollout, rollout_id=self.request.episode_id.key):
-            kept["ng_agent_observations"] = found
+        if seen := observations(rollout, rollout_id=self.request.episode_id.key):
+            kept["ng_agent_observations"] = seen
         return self._named("result", kept)
 
     def failure(self, failure: Failure, partial: Item | None = None) -> Item:
-        """Return the `failure`."""
+        """Return the failure as `failure`."""
         return self._named("failure", _build_failure(failure, partial))
 
     def _named(self, key: str, value: Item) -> Item:
@@ -169,37 +189,33 @@ class EpisodeReply:
 
 
 def observed_rollout_id(row: Row) -> str | None:
-    """Return the id under which NeMo Gym's collector files the observations of a flat *row*, if the row has one."""
+    """Return the id under which NeMo Gym's collector files the observations of a flat row, if it has one."""
     task, repeat, attempt = (row.get(key) for key in (TASK_INDEX, ROLLOUT_INDEX, ATTEMPT_INDEX))
-    named = row.get("_ng_rollout_id", row.get("capture_rollout_id"))
-    if not isinstance(named, str):
+    known_id = row.get("_ng_rollout_id", row.get("capture_rollout_id"))
+    if not isinstance(known_id, str):
         if type(task) is not int or type(repeat) is not int:
             return None
-        named = f"{task}-{repeat}"
-    return f"{named}-a{attempt}" if type(attempt) is int and attempt > 0 else named
+        known_id = f"{task}-{repeat}"
+    return f"{known_id}-a{attempt}" if type(attempt) is int and attempt > 0 else known_id
 
 
 def _build_failure(failure: Failure, partial: Item | None) -> Item:
     context.add_log_fields(stage=failure.stage, kind=failure.kind)
     kind = failure.kind if failure.kind in REGISTERED_FAILURES else f"gymsdk:{_failure_name(failure.kind)}"
-    told: Item = {
+    details: Item = {
         "failure_reason": failure.message[:MAX_FAILURE_CHARS],
         "terminal": not failure.retryable,
         "failure_kind": kind,
     }
     stage = STAGE_NAMES.get(failure.stage)
-    told |= {"stage": stage} if stage else {}
-    told |= {"partial_response": partial} if partial is not None and stage != "admission" else {}
-    return told
+    details |= {"stage": stage} if stage else {}
+    details |= {"partial_response": partial} if partial is not None and stage != "admission" else {}
+    return details
 
 
 def _failure_name(kind: str) -> str:
     word = re.sub(r"[^a-z0-9_]+", "_", kind.lower()).strip("_")
     return word if word[:1].isalpha() else f"kind_{word}"
-
-
-NAME_SUFFIX = "_environment_server"
-"""What follows an environment's name in the name of its environment server."""
 
 
 def create_app(
@@ -212,15 +228,22 @@ def create_app(
     queue: int = MAX_QUEUED_EPISODES,
     figures: ServerMetrics | None = None,
 ) -> FastAPI:
-    """Give the app of the environment server *name*: *environment* played with *model*, *at_once* episodes at most.
+    """Create the environment server, which plays rows of an environment with a model.
 
-    *queue* more may wait for a place.
+    Args:
+        environment: The environment, or a client of one.
+        model: The policy.
+        name: The server's name; the environment's name and a suffix by default.
+        budget: The largest budget of an episode.
+        at_once: How many episodes play at the same time.
+        queue: How many more episodes may wait.
+        figures: The server's metrics.
     """
-    served = name or environment.name + NAME_SUFFIX
-    figures = figures or ServerMetrics(served)
+    server_name = name or environment.name + NAME_SUFFIX
+    figures = figures or ServerMetrics(server_name)
     runs = RunService(environment, model, budget=budget, at_once=at_once, queue=queue)
-    figures.gauges["episodes_playing"] = lambda: runs.admission.taken
-    figures.gauges["episodes_waiting"] = lambda: runs.admission.waiting
+    figures.gauges["episodes_playing"] = lambda: runs.slots.taken
+    figures.gauges["episodes_waiting"] = lambda: runs.slots.waiting
     ready = asyncio.Event()
 
     @asynccontextmanager
@@ -231,66 +254,62 @@ def create_app(
         ready.clear()
 
     about = f"The environment server of {environment.name}: it plays flat rows and episode requests."
-    made = bare(served, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    app = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
     server = EnvironmentEndpoints(runs)
-    either = {"anyOf": [EpisodeRequest.model_json_schema(), FLAT_ROW_SCHEMA]}
-    either["$defs"] = either["anyOf"][0].pop("$defs")
-    made.add_api_route("/run", server.run, methods=["POST"], **document_endpoint(either))
-    made.add_api_route("/aggregate_metrics", server.aggregate, methods=["POST"], **document_endpoint(AGGREGATE_SCHEMA))
-    return made
+    schema = {"anyOf": [EpisodeRequest.model_json_schema(), FLAT_ROW_SCHEMA]}
+    schema["$defs"] = schema["anyOf"][0].pop("$defs")
+    app.add_api_route("/run", server.run, methods=["POST"], **document_endpoint(schema))
+    app.add_api_route("/aggregate_metrics", server.aggregate, methods=["POST"], **document_endpoint(AGGREGATE_SCHEMA))
+    return app
 
 
 class EnvironmentEndpoints:
-    """The endpoints of an environment server that plays by *runs*."""
+    """The endpoints of an environment server."""
 
     def __init__(self, runs: RunService) -> None:
         self._runs = runs
 
     async def run(self, request: Request) -> Response:
-        """Play a flat row or an episode request.
-
-        A request that names its rollout is played once, even if it arrives more than once. A rollout without a reward
-        is HTTP 200, as NeMo Gym's own environment servers answer: any other status ends the client's collection.
-        """
+        """Play a flat row or an episode request."""
         try:
-            asked = await read_json_object(request)
+            content = await read_json_object(request)
         except ServerOverloaded as error:
             return json_response(FlatReply({}).failure(_rejection_to_failure(error)))
-        episode = parse_body(EpisodeRequest, asked) if is_episode_request(asked) else None
-        reply: Reply = EpisodeReply(episode) if episode else FlatReply(asked)
+        episode = parse_body(EpisodeRequest, content) if is_episode_request(content) else None
+        reply: Reply = EpisodeReply(episode) if episode else FlatReply(content)
         try:
-            order = (
+            row_request = (
                 self._parse_episode_request(episode)
                 if episode
-                else self._parse_flat_row(asked, rollout_id_of(request.scope))
+                else self._parse_flat_row(content, rollout_id_of(request.scope))
             )
             return _json_bytes_response(
-                await cancel_on_disconnect(request, self._runs.play_once(order, asked, reply.result))
+                await cancel_on_disconnect(request, self._runs.play_once(row_request, content, reply.result))
             )
-        except RolloutFailed as lost:
-            return json_response(reply.failure(lost.failure, lost.rollout.response))
+        except RolloutFailed as failed:
+            return json_response(reply.failure(failed.failure, failed.rollout.response))
         except UsageError as error:
             return json_response(reply.failure(Failure(stage="reset", kind="bad_row", message=str(error))))
         except RequestRejected as error:
             return json_response(reply.failure(_rejection_to_failure(error)))
 
     async def aggregate(self, request: Request) -> Response:
-        """Give the figures over verified rows."""
+        """Return the metrics of verified rows."""
         return json_response(await self._runs.aggregate(await read_json_object(request)))
 
     def _parse_flat_row(self, row: Row, rollout: str | None) -> RowRequest:
-        found = parse_row_request(row, self._runs.environment, rollout=rollout)
-        return replace(found, id=observed_rollout_id(row) or found.id)
+        request = parse_row_request(row, self._runs.environment, rollout=rollout)
+        return replace(request, id=observed_rollout_id(row) or request.id)
 
     def _parse_episode_request(self, episode: EpisodeRequest) -> RowRequest:
-        found = parse_row_request(
+        request = parse_row_request(
             episode_request_to_row(episode), self._runs.environment, rollout=episode.episode_id.key
         )
         seconds = agent_timeout(episode)
         if seconds is None:
-            return found
-        budget: Budget = found.budget or self._runs.budget
-        return replace(found, budget=budget.model_copy(update={"seconds": seconds}))
+            return request
+        budget: Budget = request.budget or self._runs.budget
+        return replace(request, budget=budget.model_copy(update={"seconds": seconds}))
 
 
 def _rejection_to_failure(error: RequestRejected) -> Failure:

@@ -1,4 +1,4 @@
-"""Forwarding: a request for a session that another instance has, handed on to that one."""
+"""Middleware that forwards a request to the instance that has its session."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from starlette.requests import ClientDisconnect
 from gymsdk import credentials
 from gymsdk.errors import EpisodeError
 from gymsdk.http import client
-from gymsdk.servers import instances as waiting
 from gymsdk.servers.app import RequestRejected, build_rejection, json_response, read_body
 from gymsdk.servers.auth import parse_instance, tokens_in_request
+from gymsdk.servers.instances import WATCH_SECONDS, wait_while_alive
 from gymsdk.servers.limits import body_budget
 from gymsdk.servers.mcp import TOKEN_HEADER
 from gymsdk.servers.routing import ROLLOUT_PREFIX_PATTERN, App, Receive, Scope, Send
 
 FORWARDED_HEADER = "x-gymsdk-forwarded"
-"""The header of what has been handed on: it is answered where it comes to, whoever has the session."""
+"""Header that marks a forwarded request, so that it is not forwarded again."""
 
-FORWARDED_PATHS = frozenset({"/aggregate_metrics"})
-"""Posts that belong to no session."""
+SESSIONLESS_PATHS = frozenset({"/aggregate_metrics"})
+"""POST paths that belong to no session."""
 
 REQUEST_HOP_HEADERS = frozenset(
     {
@@ -40,35 +40,43 @@ REQUEST_HOP_HEADERS = frozenset(
     }
 )
 RESPONSE_HOP_HEADERS = REQUEST_HOP_HEADERS | {"date", "server", "content-encoding"}
-"""Headers that belong to one connection, of a request and of an answer."""
+"""Hop-by-hop headers of requests, and of responses."""
 
 MAX_INSTANCES = 4
-"""Instances of one request that are looked for."""
+"""Largest number of instances that are looked up for one request."""
 
 MAX_FORWARD_SECONDS = 3600.0
-"""Seconds that an answer may take: the instance has bounds of its own."""
+"""Timeout of a forwarded request in seconds; the other instance has bounds of its own."""
 
 RETRY_AFTER_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The other instances of a server, as the one with the id *instance* knows them.
+    """The other instances of a server.
 
-    *url* gives where one is by its id, `None` where it is gone: the head does not know it, and it is silent. They are
-    asked with the *token*, or this process's own.
+    Attributes:
+        instance: This instance's id.
+        url: Returns the URL of an instance by its id, or `None` if it is gone.
+        token: The token for the other instances; the process's own by default.
+        watch_seconds: Seconds between two checks that an instance is alive.
     """
 
     instance: str
     url: Callable[[str], Awaitable[str | None]]
     token: SecretStr | str | None = None
-    watch_seconds: float = waiting.WATCH_SECONDS
+    watch_seconds: float = WATCH_SECONDS
 
 
 class ForwardingMiddleware:
-    """Hands a request on whose session one of *peers* has, by the *cookie* of that name or the key of `/mcp`.
+    """ASGI middleware that forwards POST requests whose session belongs to another instance.
 
-    Where that one is gone, the session is, which is then said here. What was handed on once is not again.
+    If that instance is gone, the session is lost, and this instance answers. A request is forwarded only once.
+
+    Args:
+        app: The app.
+        cookie: The name of the session cookie. Requests to `/mcp` name their session in a header.
+        peers: The other instances.
     """
 
     def __init__(self, app: App, cookie: str, peers: Peers) -> None:
@@ -77,7 +85,7 @@ class ForwardingMiddleware:
         self._peers = peers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request here, or forward it."""
         other = await self._find_owner(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
         if other is None:
             await self._app(scope, receive, send)
@@ -88,119 +96,121 @@ class ForwardingMiddleware:
             body_budget().release(scope)
 
     async def _forward(self, other: tuple[str, str], scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request by the instance *other*, or here if nobody is there."""
+        """Forward a request to the instance `other`; handle it here if that instance is gone."""
         request = Request(scope, receive)
         try:
             body = await read_body(request)
-        except RequestRejected as refused:
-            await build_rejection(refused)(scope, receive, send)
+        except RequestRejected as rejection:
+            await build_rejection(rejection)(scope, receive, send)
             return
         except ClientDisconnect:
             return
-        found = await self._send_to(*other, request, body)
-        if found is None:
+        response = await self._send_to(*other, request, body)
+        if response is None:
             await self._app(scope, _replay_body(body, receive), send)
         else:
-            await found(scope, receive, send)
+            await response(scope, receive, send)
 
     async def _find_owner(self, scope: Scope) -> tuple[str, str] | None:
-        """Give the instance that has the session of a request, and where; `None` where it is this one, or none."""
+        """Return the id and the URL of the instance that has the session, or `None` for this one."""
         for other in self._find_instances(scope):
             if (url := await self._peers.url(other)) is not None:
                 return other, url
         return None
 
     def _find_instances(self, scope: Scope) -> list[str]:
-        """Give the instances that a request names; none where this one is among them."""
+        """Return the instances that a request names, or none if this instance is among them."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         path = ROLLOUT_PREFIX_PATTERN.sub("", scope["path"])
-        if FORWARDED_HEADER in headers or path in FORWARDED_PATHS:
+        if FORWARDED_HEADER in headers or path in SESSIONLESS_PATHS:
             return []
         if path == "/mcp":
             tokens: Iterable[str] = [headers.get(TOKEN_HEADER.lower(), "")]
         else:
             tokens = tokens_in_request(scope, self._cookie)
-        instances = [found for token in tokens if (found := parse_instance(token)) is not None]
+        instances = [instance for token in tokens if (instance := parse_instance(token)) is not None]
         return [] if self._peers.instance in instances else instances[:MAX_INSTANCES]
 
     async def _send_to(self, other: str, url: str, request: Request, body: bytes) -> Response | None:
-        """Give the answer of the instance *other* at *url*, `None` where nobody is there."""
+        """Send the request to the instance `other`; return `None` if it is gone."""
 
         async def known() -> bool:
             return await self._peers.url(other) is not None
 
         headers = _join_headers(_filter_headers(request.headers.items(), REQUEST_HOP_HEADERS))
-        # That of the request stays with whoever checked it.
-        carried: client.Headers = {
+        # The client's token was checked here; the request carries this server's own.
+        outgoing: client.Headers = {
             **headers,
             FORWARDED_HEADER: "1",
             **credentials.resolve_auth_headers(self._peers.token),
         }
         try:
             target = _build_url(url, request.scope)
-            asked = client.post(
-                target, body, headers=carried, timeout=MAX_FORWARD_SECONDS, retry=client.NO_RETRY, once=True
+            exchange = client.post(
+                target, body, headers=outgoing, timeout=MAX_FORWARD_SECONDS, retry=client.NO_RETRY, once=True
             )
-            told = await waiting.wait_while_alive(asked, url, known, watch=self._peers.watch_seconds)
+            answer = await wait_while_alive(exchange, url, known, watch=self._peers.watch_seconds)
         except client.NotSent:
             return None
         except EpisodeError as error:
-            # It may have been done: whoever asked decides whether it can be asked for again.
+            # The request may have taken effect, so the client must decide whether to repeat it.
             return _failure_response(error)
-        found = Response(told.body, status_code=told.status)
-        kept = _filter_headers(told.headers.items(), RESPONSE_HOP_HEADERS)
-        found.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in kept]
-        return found
+        response = Response(answer.body, status_code=answer.status)
+        response_headers = _filter_headers(answer.headers.items(), RESPONSE_HOP_HEADERS)
+        response.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response_headers]
+        return response
 
 
 def _build_url(url: str, scope: Scope) -> str:
-    """Give what a request asks for, at the instance at *url*: nothing in it is taken for another host or port."""
+    """Build the URL at the other instance; nothing in the path can change its host or port."""
     path = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
     query = scope.get("query_string", b"").decode("latin-1")
     return f"{url.rstrip('/')}/{path.removeprefix('/')}" + (f"?{query}" if query else "")
 
 
-def _filter_headers(headers: Iterable[tuple[str, str]], own: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yield those of *headers* that belong to what is said, and not to one connection, as those *own* do."""
+def _filter_headers(headers: Iterable[tuple[str, str]], excluded: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield the headers that are not hop-by-hop."""
     lower = [(name.lower(), value) for name, value in headers]
-    named = {word.strip().lower() for name, value in lower if name == "connection" for word in value.split(",")}
+    connection_headers = {
+        word.strip().lower() for name, value in lower if name == "connection" for word in value.split(",")
+    }
     for name, value in lower:
-        if name not in own and name not in named and not name.startswith("proxy-"):
+        if name not in excluded and name not in connection_headers and not name.startswith("proxy-"):
             yield name, value
 
 
 def _join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Give *headers*, each name once: what came in several is one list by then."""
-    found: dict[str, str] = {}
+    """Join headers of the same name into one value."""
+    joined: dict[str, str] = {}
     for name, value in headers:
-        between = "; " if name == "cookie" else ", "
+        separator = "; " if name == "cookie" else ", "
         title = _title_case_header(name)
-        found[title] = f"{found[title]}{between}{value}" if title in found else value
-    return found
+        joined[title] = f"{joined[title]}{separator}{value}" if title in joined else value
+    return joined
 
 
 def _title_case_header(name: str) -> str:
-    """Give a header's *name* as our own client writes it, so that none is sent twice."""
+    """Return the name as our HTTP client spells it, so that no header is sent twice."""
     return "Content-Type" if name == "content-type" else name
 
 
 def _failure_response(error: EpisodeError) -> Response:
-    detail = f"the instance that has the session broke off: {error}"
-    about = {"stage": "step", "kind": "server_unreachable", "retryable": True, "outcome": "failed"}
-    found = json_response({"detail": detail, **about}, status=503)
-    found.headers["retry-after"] = f"{RETRY_AFTER_SECONDS:g}"
-    return found
+    detail = f"the instance that has the session failed: {error}"
+    fields = {"stage": "step", "kind": "server_unreachable", "retryable": True, "outcome": "failed"}
+    response = json_response({"detail": detail, **fields}, status=503)
+    response.headers["retry-after"] = f"{RETRY_AFTER_SECONDS:g}"
+    return response
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Give what a request's *body* comes by that has been read before."""
-    told = False
+    """Return a `receive` that delivers a body which was read before."""
+    is_delivered = False
 
-    async def received() -> MutableMapping[str, Any]:
-        nonlocal told
-        if told:
+    async def replay() -> MutableMapping[str, Any]:
+        nonlocal is_delivered
+        if is_delivered:
             return await receive()
-        told = True
+        is_delivered = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return received
+    return replay

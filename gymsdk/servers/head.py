@@ -1,4 +1,4 @@
-"""The head: where clients find the other servers, in the words that NeMo Gym's clients read."""
+"""The head server: NeMo Gym's directory of servers, and the registry that gymsdk nodes report to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.observability.status import add_server_metrics
 from gymsdk.servers import registry
 from gymsdk.servers.app import RequestRejected, document_endpoint, json_response, read_json_object
-from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.instances import ROUTES_KEY, build_shared_config, choose_services
 from gymsdk.servers.registry import LostNode, Node, NodeRegistry
 from gymsdk.servers.reports import Exit, HeadSnapshot, Instance, Load, Registration, RestartReply
@@ -26,44 +26,62 @@ from gymsdk.servers.service import Service
 from gymsdk.types import Item
 
 ENTRYPOINT = "app.py"
-"""What NeMo Gym's clients expect a server to be started by."""
+"""The entry point that NeMo Gym's clients expect of each server."""
+
+
+MAX_REGISTRATION_BYTES = 2**20
+"""Largest registration of a node in bytes."""
+
+DEFAULT_DRAIN_SECONDS = 30.0
+"""Default number of seconds that sessions get to finish before a restart."""
+
+HOST_HEADER_PATTERN = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+
+NODE_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Pattern of a node id."""
+
+RESTART_RESPONSES = {202: "The restart is scheduled.", 409: "No supervisor can restart the server."}
+
+REGISTRATION_RESPONSES = {410: "The node has left.", 411: "The request has no content-length."}
 
 
 def build_config_yaml(
     services: Sequence[Service], *, host: str, port: int, about: Item | None = None, seen: str = "127.0.0.1"
 ) -> str:
-    """Give the configuration as YAML, for somebody who calls this machine *seen*."""
+    """Return the configuration as YAML, for a client that calls this machine `seen`."""
     import yaml
 
-    written: str = yaml.safe_dump(build_config(services, host=host, port=port, about=about, seen=seen), sort_keys=False)
-    return written
+    document: str = yaml.safe_dump(
+        build_config(services, host=host, port=port, about=about, seen=seen), sort_keys=False
+    )
+    return document
 
 
 def build_config(
     services: Sequence[Service], *, host: str, port: int, about: Item | None = None, seen: str = "127.0.0.1"
 ) -> Item:
-    """Give the configuration: the head's own keys, then a block of three levels for each server."""
-    near = seen if host in WILDCARD_HOSTS else host
-    own: Item = {"head_server": {"host": near, "port": port}, "default_host": near, **(about or {})}
+    """Build the configuration: the head's own keys, then a block with three levels for each server."""
+    head_host = seen if host in WILDCARD_HOSTS else host
+    own: Item = {"head_server": {"host": head_host, "port": port}, "default_host": head_host, **(about or {})}
     return own | {each.name: _build_block(each.as_seen_from(seen)) for each in services}
 
 
-def merge_configs(theirs: Item, own: Item) -> Item:
-    """Give what two say beside the servers' blocks: where they differ, what is our *own*."""
-    routes = {**theirs.get(ROUTES_KEY, {}), **own.get(ROUTES_KEY, {})}
-    return {**theirs, **own} | ({ROUTES_KEY: routes} if routes else {})
+def merge_configs(reported: Item, own: Item) -> Item:
+    """Merge the configuration keys beside the servers' blocks; `own` wins."""
+    routes = {**reported.get(ROUTES_KEY, {}), **own.get(ROUTES_KEY, {})}
+    return {**reported, **own} | ({ROUTES_KEY: routes} if routes else {})
 
 
 def _build_block(service: Service) -> Item:
-    """Give a server's block; of its settings nothing is told: any of them may be a secret."""
-    place: Item = {"entrypoint": ENTRYPOINT, "host": service.host, "port": service.port}
-    # NeMo Gym's servers speak plain HTTP, and its clients know no key for anything else.
-    spoken = {} if service.scheme == "http" else {"scheme": service.scheme}
-    return {service.kind: {service.implementation: {**place, **spoken, **service.fields}}}
+    """Build a server's block, without its settings: they may contain secrets."""
+    address: Item = {"entrypoint": ENTRYPOINT, "host": service.host, "port": service.port}
+    # NeMo Gym has no key for the scheme: its servers use plain HTTP.
+    scheme = {} if service.scheme == "http" else {"scheme": service.scheme}
+    return {service.kind: {service.implementation: {**address, **scheme, **service.fields}}}
 
 
 def build_instance_entry(service: Service, status: Status) -> Item:
-    """Give a server as the list of instances has it."""
+    """Build a server's entry in the list of instances."""
     return {
         "config_path": service.name,
         "dir_path": f"{service.kind}/{service.implementation}",
@@ -81,21 +99,7 @@ def build_instance_entry(service: Service, status: Status) -> Item:
     }
 
 
-MAX_REGISTRATION_BYTES = 2**20
-"""Bytes that a node may say of itself."""
-
-DEFAULT_DRAIN_SECONDS = 30.0
-"""Seconds that sessions have to end in before their server is started anew."""
-
-HOST_HEADER_PATTERN = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
-NODE_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""What a node may be called."""
-
-RESTART_RESPONSES = {202: "It will be.", 409: "Nobody supervises it."}
-REGISTRATION_RESPONSES = {410: "The node has left.", 411: "The body's length is not told."}
-
-
-def create_app(  # noqa: PLR0913 - what a head has to tell, each by its name
+def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     services: Sequence[Service],
     *,
     host: str,
@@ -108,18 +112,28 @@ def create_app(  # noqa: PLR0913 - what a head has to tell, each by its name
     supplied: Sequence[Service] = (),
     health: HealthMonitor | None = None,
 ) -> FastAPI:
-    """Give the head at *host* and *port* of *services*; *about* goes into the configuration, *ready* says they answer.
+    """Create the head server.
 
-    Hosts that stand for all of a machine's are told to each client as it called this one. *members* are the nodes that
-    join, *loads* tells what the own services have to do, *expected* names those that are to be there. Of the own ones
-    that were *supplied* for want of any, clients are told where no member has one. *health* asks how they are.
+    Addresses that stand for all interfaces are returned as the host under which each client called the head.
+
+    Args:
+        services: The servers of this process.
+        host: The head's host.
+        port: The head's port.
+        about: Further keys of the configuration.
+        ready: Reports whether this process's servers answer.
+        members: The registered nodes.
+        loads: Returns the load of this process's servers by name.
+        expected: The names of servers that should exist.
+        supplied: Servers of this process that are listed only while no node offers one of the same name.
+        health: Checks the health of servers.
     """
     members = NodeRegistry(services, taken=about or ()) if members is None else members
     figures = ServerMetrics("head")
-    figures.gauges["nodes"] = lambda: sum(bool(each.services) for each in members)
-    made = bare(
+    figures.gauges["nodes"] = lambda: sum(bool(node.services) for node in members)
+    app = create_base_app(
         "head",
-        "The head: which servers there are, and where.",
+        "The head: lists the servers and their addresses.",
         figures=figures,
         ready=ready,
         waiting=("/readyz", "/healthz", "/health"),
@@ -136,28 +150,28 @@ def create_app(  # noqa: PLR0913 - what a head has to tell, each by its name
         health=health or HealthMonitor(),
     )
     add_server_metrics(figures, head.build_snapshot)
-    made.add_api_route("/global_config_dict_yaml", head.get_config, methods=["GET"])
-    made.add_api_route("/server_instances", head.list_instances, methods=["GET"])
-    made.add_api_route("/nodes", head.list_nodes, methods=["GET"])
-    shape = document_endpoint(Registration.model_json_schema(), more=REGISTRATION_RESPONSES)
-    made.add_api_route("/nodes/{node}", head.register_node, methods=["PUT"], **shape)
-    made.add_api_route("/nodes/{node}", head.remove_node, methods=["DELETE"])
-    made.add_api_route(
+    app.add_api_route("/global_config_dict_yaml", head.get_config, methods=["GET"])
+    app.add_api_route("/server_instances", head.list_instances, methods=["GET"])
+    app.add_api_route("/nodes", head.list_nodes, methods=["GET"])
+    docs = document_endpoint(Registration.model_json_schema(), more=REGISTRATION_RESPONSES)
+    app.add_api_route("/nodes/{node}", head.register_node, methods=["PUT"], **docs)
+    app.add_api_route("/nodes/{node}", head.remove_node, methods=["DELETE"])
+    app.add_api_route(
         "/servers/{name}/restart",
         head.restart_server,
         methods=["POST"],
         **document_endpoint({}, more=RESTART_RESPONSES),
     )
-    return made
+    return app
 
 
 class HeadEndpoints:
-    """The endpoints of the head at *host* and *port* of *services* and *members*."""
+    """The endpoints of the head; the arguments are those of `create_app`."""
 
-    def __init__(  # noqa: PLR0913 - what a head has to tell, each by its name
+    def __init__(  # noqa: PLR0913 - keyword arguments, each named by its caller
         self,
         services: Sequence[Service],
-        members: NodeRegistry,
+        registry: NodeRegistry,
         *,
         host: str,
         port: int,
@@ -167,8 +181,8 @@ class HeadEndpoints:
         supplied: Sequence[Service],
         health: HealthMonitor,
     ) -> None:
-        self._own = services
-        self._members = members
+        self._local = services
+        self._registry = registry
         self._host = host
         self._port = port
         self._about = about
@@ -178,129 +192,134 @@ class HeadEndpoints:
         self._health = health
 
     async def get_config(self, request: Request) -> Response:
-        """Give the configuration of all servers, one block for each name."""
-        there = {each.name for each in self._members.services}
-        spare = {each.id for each in self._supplied if each.name in there}
-        mine = [each for each in self._own if each.id not in spare]
-        own = {each.name for each in mine}
-        others = [each for each in self._members.services if each.name not in own]
-        # With one of a name there is nothing to choose.
-        several = [each for each in others if sum(each.name == other.name for other in others) > 1]
-        health = await self._health.statuses(several) if several else {}
-        chosen = choose_services(others, health, draining=self._members.draining_instances)
-        whole = [*mine, *chosen.values()]
+        """Return the configuration as YAML, with one block for each server name."""
+        names = {each.name for each in self._registry.services}
+        redundant = {each.id for each in self._supplied if each.name in names}
+        local = [each for each in self._local if each.id not in redundant]
+        local_names = {each.name for each in local}
+        remote = [each for each in self._registry.services if each.name not in local_names]
+        # Health only matters where several instances have one name.
+        ambiguous = [each for each in remote if sum(each.name == other.name for other in remote) > 1]
+        health = await self._health.statuses(ambiguous) if ambiguous else {}
+        chosen = choose_services(remote, health, draining=self._registry.draining_instances)
+        listed = [*local, *chosen.values()]
         about = merge_configs(build_shared_config([*chosen.values(), *self._supplied]), self._about)
         return json_response(
-            build_config_yaml(whole, host=self._host, port=self._port, about=about, seen=requested_host(request))
+            build_config_yaml(listed, host=self._host, port=self._port, about=about, seen=requested_host(request))
         )
 
     async def list_instances(self, request: Request) -> Response:
-        """List every server, each asked as the list is made."""
-        asked = self._all_services
-        statuses = await asyncio.gather(*(check_status(each.host, each.port, each.scheme) for each in asked))
-        there = {each.id for each in self._all_services}
-        found = [(each, one) for each, one in zip(asked, statuses, strict=True) if each.id in there]
+        """List all servers with their current health."""
+        services = self._all_services
+        statuses = await asyncio.gather(*(check_status(each.host, each.port, each.scheme) for each in services))
+        ids = {each.id for each in self._all_services}
+        present = [(each, health) for each, health in zip(services, statuses, strict=True) if each.id in ids]
         return json_response(
-            [build_instance_entry(each.as_seen_from(requested_host(request)), one) for each, one in found]
+            [build_instance_entry(each.as_seen_from(requested_host(request)), health) for each, health in present]
         )
 
     async def list_nodes(self, request: Request) -> Response:
-        """Tell of the nodes, and of every instance of every server."""
+        """Return the nodes and every instance of every server."""
         return json_response((await self.build_snapshot(requested_host(request))).model_dump(mode="json"))
 
     async def build_snapshot(self, seen: str) -> HeadSnapshot:
-        """Give all that is known, for somebody who calls this machine *seen*."""
-        asked = self._all_services
-        self._health.keep(asked)
-        health, loads = await self._health.statuses(asked), self._loads()
-        # Some may have come or gone while they were asked.
-        members, services = list(self._members), self._all_services
-        trips, draining, supervised = (
+        """Build the snapshot of nodes and instances, for a client that calls this machine `seen`."""
+        services = self._all_services
+        self._health.keep(services)
+        health, loads = await self._health.statuses(services), self._loads()
+        # Nodes may have joined or left during the health checks.
+        nodes, services = list(self._registry), self._all_services
+        trips, draining, exits = (
             self._health.round_trips(services),
-            self._members.draining_instances,
-            self._members.exits_by_supervisor,
+            self._registry.draining_instances,
+            self._registry.exits_by_supervisor,
         )
-        own = [_build_instance(each.as_seen_from(seen), health, loads) for each in self._own]
-        theirs = [
+        local = [_build_instance(service.as_seen_from(seen), health, loads) for service in self._local]
+        remote = [
             _build_instance(
-                each.as_seen_from(seen),
+                service.as_seen_from(seen),
                 health,
-                member.registration.loads,
-                member=member,
-                age=self._age(member),
+                node.registration.loads,
+                node=node,
+                age=self._age(node),
                 draining=draining,
-                exits=supervised.get(member.registration.supervisor, {}),
+                exits=exits.get(node.registration.supervisor, {}),
             )
-            for member in members
-            for each in member.services
+            for node in nodes
+            for service in node.services
         ]
         return HeadSnapshot(
-            lease=self._members.lease,
-            settled=self._members.is_settled,
-            nodes=[self._node_to_item(member) for member in members],
-            lost=[self._lost_node_to_item(each) for each in self._members.lost_nodes],
-            instances=[each.model_copy(update={"round_trip": trips.get(each.id)}) for each in (*own, *theirs)],
-            expected=[*dict.fromkeys([*self._expected, *self._members.expected_servers])],
-            exits=self._members.exits,
+            lease=self._registry.lease,
+            settled=self._registry.is_settled,
+            nodes=[self._node_to_item(node) for node in nodes],
+            lost=[self._lost_node_to_item(node) for node in self._registry.lost_nodes],
+            instances=[
+                service.model_copy(update={"round_trip": trips.get(service.id)}) for service in (*local, *remote)
+            ],
+            expected=[*dict.fromkeys([*self._expected, *self._registry.expected_servers])],
+            exits=self._registry.exits,
         )
 
     async def register_node(self, request: Request, node: str) -> Response:
-        """Keep what a node says of itself, until its lease is over."""
+        """Store a node's registration for the duration of its lease."""
         length = request.headers.get("content-length", "")
         if not length.isdecimal():
-            raise RequestRejected(411, "the request does not say how long its body is")
+            raise RequestRejected(411, "the request has no content-length")
         if int(length) > MAX_REGISTRATION_BYTES:
             raise RequestRejected(
-                413, f"a node may say {MAX_REGISTRATION_BYTES} bytes of itself; give its servers fewer fields"
+                413,
+                f"a node's registration may have at most {MAX_REGISTRATION_BYTES} bytes; give its servers fewer fields",
             )
         _check_node_id(node)
-        said = parse_body(Registration, await read_json_object(request))
+        registration = parse_body(Registration, await read_json_object(request))
         address = request.client.host if request.client else ""
         own = (request.scope.get("server") or ("",))[0] or ""
-        registry.check_services(said.services, address, own=own, scheme=request.url.scheme)
-        lease = self._members.register(node, said, address)
-        names = self._members.due_restarts(node)
+        registry.check_services(registration.services, address, head_address=own, scheme=request.url.scheme)
+        lease = self._registry.register(node, registration, address)
+        names = self._registry.due_restarts(node)
         return json_response({"lease": lease} | ({"restart": names} if names else {}))
 
     async def restart_server(
         self, name: str, drain: Annotated[float, Query(ge=0, le=3600)] = DEFAULT_DRAIN_SECONDS
     ) -> Response:
-        """Have a server end well, and be started anew, within *drain* seconds if its sessions last; one by one."""
-        orders = self._members.restart(name, drain)
-        pids, instances = [each.pid for each in orders], [one for each in orders for one in each.instances]
-        found = RestartReply(restarting=name, pids=pids, instances=instances)
-        return json_response(found.model_dump(mode="json"), status=202)
+        """Restart a server's processes one after another; each waits up to `drain` seconds for its sessions."""
+        orders = self._registry.restart(name, drain)
+        pids, instances = [each.pid for each in orders], [instance for each in orders for instance in each.instances]
+        reply = RestartReply(restarting=name, pids=pids, instances=instances)
+        return json_response(reply.model_dump(mode="json"), status=202)
 
     async def remove_node(self, node: str) -> Response:
-        """Have a node be gone; one that is not there has gone."""
+        """Remove a node; removing an unknown node is no error."""
         _check_node_id(node)
-        self._members.leave(node)
+        self._registry.leave(node)
         return json_response({})
 
     @property
     def _all_services(self) -> list[Service]:
-        return [*self._own, *self._members.services]
+        return [*self._local, *self._registry.services]
 
-    def _node_to_item(self, member: Node) -> Item:
-        names = [each.name for each in member.services]
-        return {"id": member.id, "servers": names, "age": self._age(member), "lease": member.lease}
+    def _node_to_item(self, node: Node) -> Item:
+        names = [service.name for service in node.services]
+        return {"id": node.id, "servers": names, "age": self._age(node), "lease": node.lease}
 
-    def _lost_node_to_item(self, lost: LostNode) -> Item:
-        return {"id": lost.id, "servers": [each.name for each in lost.services], "age": self._age(lost)}
+    def _lost_node_to_item(self, node: LostNode) -> Item:
+        return {"id": node.id, "servers": [service.name for service in node.services], "age": self._age(node)}
 
-    def _age(self, member: Node | LostNode) -> float:
-        return round(self._members.age(member), 3)
+    def _age(self, node: Node | LostNode) -> float:
+        return round(self._registry.age(node), 3)
 
 
 def _check_node_id(node: str) -> None:
     if not NODE_ID_PATTERN.fullmatch(node):
-        raise RequestRejected(422, f"a node is called by letters, digits, dots and dashes, not {node[:80]!r}")
+        raise RequestRejected(
+            422, f"a node id consists of letters, digits, dots, dashes and underscores, got {node[:80]!r}"
+        )
 
 
 def requested_host(request: Request) -> str:
-    """Give the host a client called, as it wrote it, or else the address it reached."""
-    if found := HOST_HEADER_PATTERN.fullmatch(request.headers.get("host", "")):
-        return found[1].strip("[]")
+    """Return the host that the client called, from its `Host` header, or the address that it reached."""
+    if match := HOST_HEADER_PATTERN.fullmatch(request.headers.get("host", "")):
+        return match[1].strip("[]")
     return (request.scope.get("server") or ("127.0.0.1",))[0] or "127.0.0.1"
 
 
@@ -309,7 +328,7 @@ def _build_instance(
     health: Mapping[str, Status | None],
     loads: Mapping[str, Load],
     *,
-    member: Node | None = None,
+    node: Node | None = None,
     age: float = 0.0,
     draining: Collection[str] = (),
     exits: Mapping[str, Exit] = MappingProxyType({}),
@@ -320,7 +339,7 @@ def _build_instance(
         kind=service.kind,
         implementation=service.implementation,
         url=service.url,
-        node=member.id if member else "",
+        node=node.id if node else "",
         load=loads.get(service.name, Load()),
         age=age,
         status=health.get(service.id),

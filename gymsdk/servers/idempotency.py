@@ -1,4 +1,4 @@
-"""Once: what is asked for twice under one key is done once, and answered each time."""
+"""A cache that runs an operation once per key and gives repeated requests the same response."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Operation: TypeAlias = Callable[[], Coroutine[Any, Any, bytes]]
-"""Does what was asked for, and gives the answer; whatever it raises, each who waits is told, and nothing is kept."""
+"""An operation that returns a response body; an exception goes to every waiting request, and nothing is kept."""
 
 ENTRY_OVERHEAD_BYTES = 512
-"""Bytes an answer takes that is kept, beside what it says and its key."""
+"""Bytes that a cached response takes in memory beside its content and key."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +23,13 @@ class _RunningOperation:
 
 
 class IdempotencyCache:
-    """The answers of the last *seconds*, as many as go into *largest* bytes, and what is still under way."""
+    """Responses of recent operations, and the operations that still run.
+
+    Args:
+        seconds: How long a response is kept.
+        largest: How many bytes all kept responses may take.
+        clock: Returns the time in seconds.
+    """
 
     def __init__(
         self, *, seconds: float = 900.0, largest: int = 64 * 2**20, clock: Callable[[], float] = time.monotonic
@@ -37,33 +43,38 @@ class IdempotencyCache:
         self._size = 0
 
     def __len__(self) -> int:
-        """Give how many answers are kept."""
+        """Return the number of kept responses."""
         return len(self._kept)
 
     async def __call__(self, key: str, work: Operation, *, keep: bool = True) -> bytes:
-        """Give the answer under *key*: the one there is, the one under way, or that of *work*, to *keep* or not.
+        """Return the response under `key`: the kept one, that of the running operation, or that of `work`, started now.
 
-        It is given up where nobody waits for it any more.
+        An operation for which no request waits any more is cancelled.
+
+        Args:
+            key: Identifies the operation.
+            work: The operation.
+            keep: Whether to keep the response.
         """
         self._forget()
         if key in self._kept:
             return self._kept[key][0]
-        begun = self._begun.get(key) or self._begin(key, work, keep=keep)
-        begun.waiting += 1
+        operation = self._begun.get(key) or self._begin(key, work, keep=keep)
+        operation.waiting += 1
         try:
-            return await asyncio.shield(begun.task)
+            return await asyncio.shield(operation.task)
         finally:
-            begun.waiting -= 1
-            if not begun.waiting and not begun.task.done():
-                # Who asks from now on is not to be given an answer that never comes.
+            operation.waiting -= 1
+            if not operation.waiting and not operation.task.done():
+                # A later request must start the operation anew instead of waiting for a cancelled one.
                 self._begun.pop(key, None)
-                begun.task.cancel()
+                operation.task.cancel()
 
     async def aclose(self) -> None:
-        """Give up what is under way, and wait until it has ended; what is kept is forgotten."""
+        """Cancel running operations, wait for them to end, and drop all kept responses."""
         for each in self._tasks:
             if not each.cancelling():
-                # What has been given up before is being cleaned up by now.
+                # A task that was cancelled before is already cleaning up.
                 each.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks))
@@ -71,11 +82,11 @@ class IdempotencyCache:
         self._size = 0
 
     def _begin(self, key: str, work: Operation, *, keep: bool) -> _RunningOperation:
-        # Of its own: it may outlast the request that began it, and ends with the last one that waits.
-        begun = self._begun[key] = _RunningOperation(asyncio.create_task(work()))
-        self._tasks.add(begun.task)
-        begun.task.add_done_callback(lambda task: self._end(key, task, keep=keep))
-        return begun
+        # A separate task: it may outlive the request that started it while another request waits for it.
+        operation = self._begun[key] = _RunningOperation(asyncio.create_task(work()))
+        self._tasks.add(operation.task)
+        operation.task.add_done_callback(lambda task: self._end(key, task, keep=keep))
+        return operation
 
     def _end(self, key: str, task: asyncio.Task[bytes], *, keep: bool) -> None:
         self._tasks.discard(task)
@@ -86,7 +97,7 @@ class IdempotencyCache:
 
     def _keep(self, key: str, answer: bytes) -> None:
         self._drop(key)
-        # A copy: orjson's bytes keep the whole buffer they were written into, many times what they say.
+        # A copy: bytes from orjson keep their whole output buffer alive, which is many times larger.
         self._kept[key] = (bytes(memoryview(answer)), self._clock())
         self._size += _entry_bytes(key, answer)
         self._forget()

@@ -1,4 +1,4 @@
-"""Instances: the servers of one name, as somebody sees them who asks the head where they are."""
+"""Finds the instances of servers through the head, and waits for their responses only while they are alive."""
 
 from __future__ import annotations
 
@@ -20,86 +20,131 @@ from gymsdk.servers.service import Kind, Service
 from gymsdk.types import Item
 
 ROUTES_KEY = "environment_server_routes"
-"""The key under which the configuration says whom a task of which environment is sent to."""
-
-
-def choose_services(
-    services: Iterable[Service], health: Mapping[str, Status | None], *, draining: Container[str] = ()
-) -> dict[str, Service]:
-    """Give one of *services* for each name: the oldest of those that answer, one of *draining* only if need be."""
-    best: dict[str, Service] = {}
-
-    def order(one: Service) -> tuple[bool, bool, float, str]:
-        return health.get(one.id) not in {"success", None}, one.id in draining, one.started, one.id
-
-    for each in sorted(services, key=order):
-        best.setdefault(each.name, each)
-    return best
-
-
-def build_shared_config(services: Iterable[Service]) -> Item:
-    """Give what the configuration says of *services* beside their blocks: where tasks are sent, what the model is."""
-    said: dict[str, Any] = {}
-    for each in services:
-        its = each.fields.get("resources_server")
-        if each.kind == "environment_servers" and isinstance(its, dict) and isinstance(its.get("name"), str):
-            said.setdefault(ROUTES_KEY, {})[its["name"]] = each.name
-        if each.kind == "responses_api_models" and isinstance(each.fields.get("model"), str):
-            said.setdefault("policy_model_name", each.fields["model"])
-    return said
+"""Configuration key that maps environments to their environment servers."""
 
 
 T = TypeVar("T")
 
 WATCH_SECONDS = 1.0
-"""Seconds between two looks whether the instance that is waited for is still there."""
+"""Seconds between two checks that an instance is alive."""
 
 RECONNECT_SECONDS = 5.0
-"""Seconds that a call waits for an instance where there is none."""
+"""Seconds that a call waits for an instance if there is none."""
 
 LOOK_INTERVAL_SECONDS = 0.25
-"""Seconds between two looks for one meanwhile."""
+"""Seconds between two look-ups meanwhile."""
 
 RECHECK_SECONDS = 5.0
-"""Seconds after which it is worth asking again where there is none."""
+"""`Retry-After` in seconds when there is no instance."""
 
 PROBE_SECONDS = 2.0
-"""Seconds in which an instance that the head does not know any more has to say that it is there."""
+"""Timeout of the liveness check, in seconds."""
 
 MAX_MISSES = 3
-"""How many times in a row it may be silent before it is gone: one silence may be an overload, here or there."""
+"""Failed checks in a row after which an instance is gone; a single one may be an overload on either side."""
 
 UNAUTHORIZED = 401
-"""The status of a server that is there, and wants a token to say more."""
+"""Status of a live server that requires a token."""
+
+NodesFetcher: TypeAlias = Callable[[], Awaitable[HeadSnapshot]]
+"""Fetches the head's snapshot."""
+
+REFRESH_SECONDS = 1.0
+"""Seconds that the head's answer is cached."""
+
+KNOWN_REFRESH_FACTOR = 5.0
+"""The cache lasts this many times longer for a known instance, which is looked up for each forwarded request."""
+
+STALE_SECONDS = 10.0
+"""Age of the cache in seconds from which callers wait for a new answer of the head."""
+
+HEAD_SECONDS = 2.0
+"""Timeout of a request to the head, in seconds."""
+
+MIN_REFRESH_SECONDS = 0.1
+"""Seconds between two requests for unknown ids, which any client can make up."""
+
+STARTUP_SECONDS = 1.0
+"""Seconds within which a new instance appears at the head."""
+
+MAX_REMEMBERED = 1000
+"""Largest number of past instances, and of unknown ids, that are remembered."""
+
+UNKNOWN_SECONDS = 5.0
+"""Seconds before an unknown id is looked up again."""
+
+SILENT_SECONDS = 1.0
+"""Seconds before an instance that did not answer is asked again: it may have been busy."""
+
+log = logging.getLogger("gymsdk")
+
+
+def choose_services(
+    services: Iterable[Service], health: Mapping[str, Status | None], *, draining: Container[str] = ()
+) -> dict[str, Service]:
+    """Choose one service for each name: the oldest healthy one, a draining one only if there is no other."""
+    chosen: dict[str, Service] = {}
+
+    def order(service: Service) -> tuple[bool, bool, float, str]:
+        return health.get(service.id) not in {"success", None}, service.id in draining, service.started, service.id
+
+    for service in sorted(services, key=order):
+        chosen.setdefault(service.name, service)
+    return chosen
+
+
+def build_shared_config(services: Iterable[Service]) -> Item:
+    """Build the configuration keys beside the servers' blocks: task routes and the policy model's name."""
+    keys: dict[str, Any] = {}
+    for service in services:
+        resources = service.fields.get("resources_server")
+        if (
+            service.kind == "environment_servers"
+            and isinstance(resources, dict)
+            and isinstance(resources.get("name"), str)
+        ):
+            keys.setdefault(ROUTES_KEY, {})[resources["name"]] = service.name
+        if service.kind == "responses_api_models" and isinstance(service.fields.get("model"), str):
+            keys.setdefault("policy_model_name", service.fields["model"])
+    return keys
 
 
 class InstanceGone(Failed):
-    """Nobody is there any more who could answer."""
+    """The instance is gone and will not answer."""
 
 
 async def wait_while_alive(
-    asked: Coroutine[Any, Any, T], url: str, known: Callable[[], Awaitable[bool]], *, watch: float = WATCH_SECONDS
+    exchange: Coroutine[Any, Any, T], url: str, known: Callable[[], Awaitable[bool]], *, watch: float = WATCH_SECONDS
 ) -> T:
-    """Give what is answered to what was *asked* at *url*, looked at each *watch* seconds; raises `Gone`.
+    """Await a request to an instance, and check regularly that the instance is alive.
 
-    Whom the head has *known* no more, and who does not say by itself that it is there, is waited for no longer: a
-    machine that lost its power says nothing, and its connections last as long as an answer may take. A server that
-    refuses connections is gone at once, a silent one only after several misses.
+    A machine that lost power closes no connections, so a request to it would wait for its whole timeout. An instance
+    that the head no longer lists is asked itself. If it refuses connections it is gone at once; if it is silent, it is
+    gone after several checks.
+
+    Args:
+        exchange: The request.
+        url: The instance's URL.
+        known: Returns whether the head lists the instance.
+        watch: Seconds between two checks.
+
+    Raises:
+        InstanceGone: The instance is gone.
     """
-    asking, misses = asyncio.ensure_future(asked), 0
+    task, misses = asyncio.ensure_future(exchange), 0
     try:
-        while not (await asyncio.wait({asking}, timeout=watch))[0]:
+        while not (await asyncio.wait({task}, timeout=watch))[0]:
             misses = 0 if await known() else misses + await _count_miss(url)
-            if misses >= MAX_MISSES and not asking.done():
-                sentence = f"{client.get_host(url)} is gone: neither the head knows it any more, nor does it answer"
+            if misses >= MAX_MISSES and not task.done():
+                sentence = f"{client.get_host(url)} is gone: the head no longer lists it, and it does not answer"
                 raise InstanceGone(sentence, kind="server_unreachable")
-        return asking.result()
+        return task.result()
     finally:
-        asking.cancel()
+        task.cancel()
 
 
 async def _count_miss(url: str) -> int:
-    """Give how much the silence of what is at *url* counts: it may have left the head, and end what it has."""
+    """Return how many failed checks the instance's silence counts for."""
     try:
         return 0 if await is_alive(url) else MAX_MISSES
     except client.NotSent:
@@ -109,153 +154,135 @@ async def _count_miss(url: str) -> int:
 
 
 async def is_alive(url: str) -> bool:
-    """Whether what is at *url* answers as a server of ours does; raises `Failed` where it does not answer in time."""
+    """Return whether a gymsdk server answers at `url`.
+
+    Raises:
+        Failed: Nothing answers in time.
+    """
     answer = await client.get(url.rstrip("/") + "/livez", timeout=PROBE_SECONDS, retry=client.NO_RETRY)
     return answer.ok or answer.status == UNAUTHORIZED
 
 
-NodesFetcher: TypeAlias = Callable[[], Awaitable[HeadSnapshot]]
-"""Asks a head for all it knows."""
-
-REFRESH_SECONDS = 1.0
-"""Seconds for which what the head said is believed."""
-
-SLOW_REFRESH_SECONDS = 5.0
-"""How many times as long it is believed of one that is known: each server asks where it hands a request on."""
-
-STALE_SECONDS = 10.0
-"""Seconds after which it is not used until the head has been asked again, if that answers."""
-
-HEAD_SECONDS = 2.0
-"""Seconds the head may take to answer."""
-
-MIN_REFRESH_SECONDS = 0.1
-"""Seconds between two questions for an id that nobody knows: anybody can make one up."""
-
-STARTUP_SECONDS = 1.0
-"""Seconds in which an instance is told of that listens by now."""
-
-MAX_REMEMBERED = 1000
-"""Instances that are remembered of those that are gone, and ids that nobody has."""
-
-UNKNOWN_SECONDS = 5.0
-"""Seconds for which an id that nobody has is not looked for again."""
-
-SILENT_SECONDS = 1.0
-"""Seconds for which an instance is not asked again that did not answer: it may have been busy."""
-
-log = logging.getLogger("gymsdk")
-
-
 def auth_headers() -> client.Headers:
-    """Give what our own requests carry: this process's token, where it has one."""
+    """Return the headers of our own requests: the process's token, if it has one."""
     return credentials.resolve_auth_headers(None)
 
 
 def nodes_fetcher(
     head_url: str, *, headers: Callable[[], client.Headers] = auth_headers, seconds: float = HEAD_SECONDS
 ) -> Callable[[], Awaitable[HeadSnapshot]]:
-    """Give what asks the head at *head_url* for all it knows, within *seconds*."""
+    """Return a function that fetches the head's snapshot.
 
-    async def look() -> HeadSnapshot:
+    Args:
+        head_url: The head's URL.
+        headers: Returns the headers of each request.
+        seconds: The timeout.
+    """
+
+    async def fetch() -> HeadSnapshot:
         answer = await client.get(
             head_url.rstrip("/") + "/nodes", headers=headers(), timeout=seconds, retry=client.NO_RETRY
         )
         return HeadSnapshot.model_validate(answer.json())
 
-    return look
+    return fetch
 
 
 class InstanceDirectory:
-    """Every instance of every server, by what *look* tells, which is asked after *fresh* seconds at the soonest.
+    """The instances of all servers, as the head reports them.
 
-    What was known lasts for as long as the head does not answer.
+    While the head does not answer, the last known instances remain valid.
+
+    Args:
+        fetch: Fetches the head's snapshot.
+        fresh: Seconds that an answer is cached.
+        patience: The timeout of a request to the head, in seconds.
     """
 
-    def __init__(self, look: NodesFetcher, *, fresh: float = REFRESH_SECONDS, patience: float = HEAD_SECONDS) -> None:
-        self._look = look
+    def __init__(self, fetch: NodesFetcher, *, fresh: float = REFRESH_SECONDS, patience: float = HEAD_SECONDS) -> None:
+        self._fetch_nodes = fetch
         self._fresh = fresh
         self._patience = patience
         self._known: dict[str, Instance] = {}
-        self._before: OrderedDict[str, Instance] = OrderedDict()
+        self._former: OrderedDict[str, Instance] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()
         self._answered: dict[str, float] = {}
-        self._asking: dict[str, asyncio.Task[bool]] = {}
-        self._looking: asyncio.Task[None] | None = None
-        self._failing = False
-        self._asked = float("-inf")
-        self.at = float("-inf")
+        self._probes: dict[str, asyncio.Task[bool]] = {}
+        self._fetching: asyncio.Task[None] | None = None
+        self._is_failing = False
+        self._requested_at = float("-inf")
+        self.updated_at = float("-inf")
 
     async def find_by_name(self, name: str, kind: Kind) -> list[Instance]:
-        """Give the instances of the server *name*, as they were *at* a time of the monotonic clock."""
+        """Return the instances of a server; `updated_at` is the time of that information on the monotonic clock."""
         await self._refresh()
         return [each for each in self.latest_by_name(name) if each.kind == kind]
 
     def latest_by_name(self, name: str) -> list[Instance]:
-        """Give the instances of the server *name* that were known when the head was asked last."""
+        """Return the cached instances of a server."""
         return [each for each in self._known.values() if each.name == name]
 
     async def is_known(self, id: str) -> bool:
-        """Whether the instance *id* is there."""
+        """Return whether the head knows the instance."""
         await self._refresh()
         return id in self._known
 
     async def find_url(self, id: str, *, name: str, kind: Kind) -> str | None:
-        """Give where the instance *id* of a server is, `None` where it has none: the head is asked before that is said.
+        """Return the URL of an instance, or `None` if it is gone.
 
-        One that the head knows no more is asked itself whether it is there: the head may have lost sight of it alone.
-        Another may have been asked for before it was told of.
+        The head is asked before `None` is returned, because a new instance may be called before the head reports it. An
+        instance that the head no longer knows is asked itself, because only the head may have lost it.
         """
-        found = await self._find(id)
-        # The id comes from whoever asks: with that of another server, it would be sent what is not for it.
-        if found is None or (found.name, found.kind) != (name, kind):
+        instance = await self._find(id)
+        # The client chooses the id: it must not direct a request to another kind of server.
+        if instance is None or (instance.name, instance.kind) != (name, kind):
             return None
-        return found.url if id in self._known or await self._still_answers(found) else None
+        return instance.url if id in self._known or await self._still_answers(instance) else None
 
     async def _find(self, id: str) -> Instance | None:
-        began = time.monotonic()
-        # One that is known may be gone by now: nobody else may look.
-        await self._refresh(fresh=self._fresh * (SLOW_REFRESH_SECONDS if id in self._known else 1))
+        started = time.monotonic()
+        # A known instance may be gone by now, and this may be the only call that refreshes the cache.
+        await self._refresh(fresh=self._fresh * (KNOWN_REFRESH_FACTOR if id in self._known else 1))
         while id not in self._known:
-            if began < self._unknown.get(id, 0.0):
+            if started < self._unknown.get(id, 0.0):
                 return None
-            # One that was there says by itself whether it is: the head is waited for only where nobody else knows.
-            if id in self._before:
-                return self._before[id]
+            # A former instance is asked itself, so only an unknown id waits for the head.
+            if id in self._former:
+                return self._former[id]
             await self._refresh(fresh=MIN_REFRESH_SECONDS, wait=True)
             if id in self._known:
                 break
-            if time.monotonic() >= began + STARTUP_SECONDS:
+            if time.monotonic() >= started + STARTUP_SECONDS:
                 self._record_miss(id, UNKNOWN_SECONDS)
                 return None
             await asyncio.sleep(MIN_REFRESH_SECONDS)
         return self._known[id]
 
-    async def _still_answers(self, before: Instance) -> bool:
-        """Whether the instance that was there *before* still is, by its own word, and no other is in its place."""
-        if any(each.url == before.url for each in self._known.values()):
-            self._record_miss(before.id, UNKNOWN_SECONDS)
+    async def _still_answers(self, former: Instance) -> bool:
+        """Return whether a former instance still answers, and no other instance has taken its address."""
+        if any(each.url == former.url for each in self._known.values()):
+            self._record_miss(former.id, UNKNOWN_SECONDS)
             return False
-        if time.monotonic() < self._answered.get(before.id, float("-inf")):
+        if time.monotonic() < self._answered.get(former.id, float("-inf")):
             return True
-        if (asking := self._asking.get(before.id)) is None:
-            asking = self._asking[before.id] = asyncio.ensure_future(self._is_alive(before))
-        # Whoever hangs up has not asked for the others that wait for the same answer.
-        return await asyncio.shield(asking)
+        if (probe := self._probes.get(former.id)) is None:
+            probe = self._probes[former.id] = asyncio.ensure_future(self._is_alive(former))
+        # Shielded: other callers wait for the same answer.
+        return await asyncio.shield(probe)
 
-    async def _is_alive(self, before: Instance) -> bool:
-        silent = SILENT_SECONDS
+    async def _is_alive(self, former: Instance) -> bool:
+        seconds = SILENT_SECONDS
         try:
-            if there := await is_alive(before.url):
-                self._answered[before.id] = time.monotonic() + self._fresh
-                return there
+            if is_there := await is_alive(former.url):
+                self._answered[former.id] = time.monotonic() + self._fresh
+                return is_there
         except client.NotSent:
-            silent = UNKNOWN_SECONDS
+            seconds = UNKNOWN_SECONDS
         except Failed as error:
-            log.info("%s, which the head does not know any more, is silent: %s", before.name, error)
+            log.info("%s, which the head no longer lists, does not answer: %s", former.name, error)
         finally:
-            del self._asking[before.id]
-        self._record_miss(before.id, silent)
+            del self._probes[former.id]
+        self._record_miss(former.id, seconds)
         return False
 
     def _record_miss(self, id: str, seconds: float) -> None:
@@ -265,39 +292,41 @@ class InstanceDirectory:
             self._unknown.popitem(last=False)
 
     async def renew(self) -> None:
-        """Ask the head again, and wait for its answer."""
+        """Ask the head again and wait for its answer."""
         await self._refresh(fresh=MIN_REFRESH_SECONDS, wait=True)
 
     async def _refresh(self, *, fresh: float | None = None, wait: bool = False) -> None:
-        """Ask the head where that was long ago; its answer is waited for only where nothing else will do."""
+        """Ask the head if the cache is old; wait for the answer only if `wait` is set or the cache is stale."""
         now = time.monotonic()
-        if self._looking is None and now - self._asked >= (self._fresh if fresh is None else fresh):
-            self._asked = now
-            self._looking = asyncio.ensure_future(self._fetch())
-        if self._looking is not None and (wait or (now - self.at > STALE_SECONDS and not self._failing)):
-            await asyncio.wait({self._looking}, timeout=self._patience)
+        if self._fetching is None and now - self._requested_at >= (self._fresh if fresh is None else fresh):
+            self._requested_at = now
+            self._fetching = asyncio.ensure_future(self._fetch())
+        if self._fetching is not None and (wait or (now - self.updated_at > STALE_SECONDS and not self._is_failing)):
+            await asyncio.wait({self._fetching}, timeout=self._patience)
 
     async def _fetch(self) -> None:
         try:
             async with asyncio.timeout(self._patience):
-                nodes = await self._look()
+                nodes = await self._fetch_nodes()
         except (EpisodeError, ValidationError, TimeoutError) as error:
-            if not self._failing:
-                log.warning("the head does not say where the servers are: %s", str(error) or "it takes too long")
-            self._failing = True
+            if not self._is_failing:
+                log.warning("the head does not list its servers: %s", str(error) or "the request timed out")
+            self._is_failing = True
         else:
-            # A head that has just begun does not know yet whoever was there before it.
-            before = {} if nodes.settled else self._known
-            self._update(before | {each.id: each for each in nodes.instances})
-            self.at, self._failing = time.monotonic(), False
+            # A head that has just started does not know all nodes yet.
+            kept = {} if nodes.settled else self._known
+            self._update(kept | {each.id: each for each in nodes.instances})
+            self.updated_at, self._is_failing = time.monotonic(), False
         finally:
-            self._looking = None
+            self._fetching = None
 
     def _update(self, known: dict[str, Instance]) -> None:
-        self._before.update((each.id, each) for each in self._known.values() if each.id not in known)
-        for back in self._before.keys() & known.keys():
-            del self._before[back]
-        while len(self._before) > MAX_REMEMBERED:
-            self._before.popitem(last=False)
-        self._answered = {one: until for one, until in self._answered.items() if one in self._before}
+        self._former.update((each.id, each) for each in self._known.values() if each.id not in known)
+        for returned in self._former.keys() & known.keys():
+            del self._former[returned]
+        while len(self._former) > MAX_REMEMBERED:
+            self._former.popitem(last=False)
+        self._answered = {
+            instance_id: expires for instance_id, expires in self._answered.items() if instance_id in self._former
+        }
         self._known = known

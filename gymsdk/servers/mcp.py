@@ -1,7 +1,9 @@
-"""MCP: the tools of a session's episode by the Model Context Protocol, over Streamable HTTP.
+"""The `/mcp` endpoint: tools of a session over the Model Context Protocol.
 
-One answer in JSON for each request, no stream (https://modelcontextprotocol.io/specification). The session is found
-by a key in a header, which whoever opens it is given.
+See https://modelcontextprotocol.io/specification.
+
+The transport is Streamable HTTP with one JSON response per request and no streams. A header with the session's key
+names the session; the client gets the key when it opens the session.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ from gymsdk.types import Content, Item, ToolCall
 
 TOKEN_HEADER = "X-NeMo-Gym-Session-Token"  # noqa: S105  # the name of a header
 PROTOCOL_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""The protocol's versions that are spoken here, the newest first."""
+"""Supported versions of the protocol, newest first."""
 
-NOTIFICATION_RESPONSES = {202: "A notification: there is nothing to say to it.", 403: "A page from elsewhere asked."}
+NOTIFICATION_RESPONSES = {
+    202: "The notification was accepted.",
+    403: "The request comes from a web page of another host.",
+}
 
 METHOD_NOT_FOUND, INVALID_PARAMS = -32601, -32602
 
@@ -31,7 +36,12 @@ MethodHandler: TypeAlias = Callable[[Item, Session | None], Awaitable[Item]]
 
 
 class RpcError(Exception):
-    """A request cannot be answered: its code and what is wrong."""
+    """A JSON-RPC error response.
+
+    Args:
+        code: The JSON-RPC error code.
+        message: The reason.
+    """
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -39,12 +49,12 @@ class RpcError(Exception):
 
 
 def build_access(server: str, key: str) -> Item:
-    """Give what a client is told of how to reach the tools of the session with this *key*."""
+    """Return how a client reaches the tools of the session with this key, as NeMo Gym's clients expect it."""
     return {"server_name": server, "url_path": "/mcp", "transport": "http", "headers": {TOKEN_HEADER: key}}
 
 
 def strip_server_prefix(items: Sequence[Item], server: str) -> list[Item]:
-    """Give *items* with the tools called by their own names: a client of MCP may put its server's before them."""
+    """Return items without the `mcp__SERVER__` prefix that MCP clients put before tool names."""
     prefix = f"mcp__{server}__"
     return [
         {**item, "name": name.removeprefix(prefix)}
@@ -54,14 +64,14 @@ def strip_server_prefix(items: Sequence[Item], server: str) -> list[Item]:
     ]
 
 
-def add_routes(made: FastAPI, episodes: EpisodeService, name: str) -> None:
-    """Add `/mcp` to *made*, where the server is called *name*."""
-    protocol = McpEndpoint(episodes, name, made.version)
+def add_routes(app: FastAPI, episodes: EpisodeService, name: str) -> None:
+    """Add `/mcp` to an app; `name` is the server's name in the protocol."""
+    protocol = McpEndpoint(episodes, name, app.version)
     message = {"type": "object", "required": ["jsonrpc", "method"], "properties": {"jsonrpc": {"const": "2.0"}}}
-    made.add_api_route(
+    app.add_api_route(
         "/mcp", protocol.post, methods=["POST"], **document_endpoint(message, more=NOTIFICATION_RESPONSES)
     )
-    made.add_api_route("/mcp", _reject_stream, methods=["GET", "DELETE"], include_in_schema=False)
+    app.add_api_route("/mcp", _reject_stream, methods=["GET", "DELETE"], include_in_schema=False)
 
 
 async def _reject_stream() -> Response:
@@ -69,7 +79,13 @@ async def _reject_stream() -> Response:
 
 
 class McpEndpoint:
-    """What the server *name* answers at `/mcp`, in this *version* of it."""
+    """The endpoint.
+
+    Args:
+        episodes: The open episodes.
+        name: The server's name.
+        version: The server's version.
+    """
 
     def __init__(self, episodes: EpisodeService, name: str, version: str) -> None:
         self._episodes = episodes
@@ -83,31 +99,31 @@ class McpEndpoint:
         }
 
     async def post(self, request: Request) -> Response:
-        """Answer one message of the protocol."""
+        """Answer one JSON-RPC message."""
         _check_origin(request)
         message = await read_json_object(request)
         if "id" not in message:
             return Response(status_code=202)
         session = self._episodes.sessions.find_by_key(request.headers.get(TOKEN_HEADER))
-        about = {"jsonrpc": "2.0", "id": message["id"]}
+        envelope = {"jsonrpc": "2.0", "id": message["id"]}
         try:
-            return json_response(about | {"result": await self._handle_message(message, session)})
+            return json_response(envelope | {"result": await self._handle_message(message, session)})
         except RpcError as error:
-            return json_response(about | {"error": {"code": error.code, "message": str(error)}})
+            return json_response(envelope | {"error": {"code": error.code, "message": str(error)}})
 
     async def _handle_message(self, message: Item, session: Session | None) -> Item:
         method = message.get("method")
         if not isinstance(method, str) or method not in self._methods:
-            raise RpcError(METHOD_NOT_FOUND, f"there is no method {str(method)[:80]!r}")
+            raise RpcError(METHOD_NOT_FOUND, f"unknown method {str(method)[:80]!r}")
         params = message.get("params")
         if params is not None and not isinstance(params, dict):
             raise RpcError(INVALID_PARAMS, "`params` must be an object")
         return await self._methods[method](params or {}, session)
 
     async def _initialize(self, params: Item, _: Session | None) -> Item:
-        asked = params.get("protocolVersion")
+        requested = params.get("protocolVersion")
         return {
-            "protocolVersion": asked if asked in PROTOCOL_VERSIONS else PROTOCOL_VERSIONS[0],
+            "protocolVersion": requested if requested in PROTOCOL_VERSIONS else PROTOCOL_VERSIONS[0],
             "capabilities": {"tools": {"listChanged": False}},
             "serverInfo": {"name": self._name, "version": self._version},
         }
@@ -127,7 +143,7 @@ class McpEndpoint:
         text = dump_json({} if arguments is None else arguments).decode()
         session.calls.append(ToolCall(name=name, arguments=text))
         if not any(tool["name"] == name for tool in self._offered_tools(session)):
-            raise RpcError(INVALID_PARAMS, f"there is no tool {name[:80]!r}; `tools/list` has those there are")
+            raise RpcError(INVALID_PARAMS, f"unknown tool {name[:80]!r}; call `tools/list` for the list of tools")
         try:
             async with self._episodes.lock_playing_session(session, "tools", "typed"):
                 output, _ = await self._episodes.call_tool(session, name, text)
@@ -137,34 +153,34 @@ class McpEndpoint:
         return _to_mcp_result(output["output"])
 
     def _offered_tools(self, session: Session | None) -> list[Item]:
-        episode = session.sitting.episode if session else None
+        episode = session.runner.episode if session else None
         if episode is None:
             return [tool.schema for tool in self._episodes.environment.tools.values()]
         return episode.tools
 
 
 def _check_origin(request: Request) -> None:
-    """Refuse a browser's page from elsewhere, which could reach a server on loopback by its name."""
+    """Reject web pages of other hosts, which could reach a server on loopback."""
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-        raise RequestRejected(403, "this page may not call tools here: its origin is another host")
+        raise RequestRejected(403, "this web page may not call tools: its origin is another host")
 
 
 def _to_mcp_tool(tool: Item) -> Item:
-    shape = tool.get("parameters")
+    schema = tool.get("parameters")
     return {
         "name": tool["name"],
         "description": tool.get("description") or "",
-        "inputSchema": shape if isinstance(shape, dict) and shape.get("type") == "object" else {"type": "object"},
+        "inputSchema": schema if isinstance(schema, dict) and schema.get("type") == "object" else {"type": "object"},
     }
 
 
 def _to_mcp_result(output: Content, *, failed: bool = False) -> Item:
     if not isinstance(output, str):
         return {"content": [_to_mcp_content(part) for part in output], "isError": failed}
-    parsed = _parse_object(output)
-    structured = {} if parsed is None else {"structuredContent": parsed}
-    return {"content": [{"type": "text", "text": output}], **structured, "isError": failed}
+    structured_value = _parse_object(output)
+    extra = {} if structured_value is None else {"structuredContent": structured_value}
+    return {"content": [{"type": "text", "text": output}], **extra, "isError": failed}
 
 
 def _parse_object(text: str) -> dict[str, Any] | None:
@@ -176,7 +192,7 @@ def _parse_object(text: str) -> dict[str, Any] | None:
 
 
 def _to_mcp_content(part: Item) -> Item:
-    """Give one part of an output as the protocol has it: an image in a data URL is an image there too."""
+    """Convert one output part; an image in a data URL becomes an MCP image."""
     head, _, data = str(part.get("image_url") or "").partition(";base64,")
     if head.startswith("data:") and data:
         return {"type": "image", "mimeType": head.removeprefix("data:"), "data": data}

@@ -1,4 +1,4 @@
-"""A refusal: what is said before any route is asked, in the form that the clients of the path read."""
+"""Checks on requests before they reach a server's routes: host names, proxy prefixes, disconnects, error bodies."""
 
 from __future__ import annotations
 
@@ -22,24 +22,40 @@ from gymsdk.types import Item
 
 LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost"})
 
-UNKNOWN_HOST_MESSAGE = "this server is not called {name!r}: ask it at 127.0.0.1, or serve it with --host"
-FOREIGN_ORIGIN_MESSAGE = "a page of {name!r} may not ask this server"
-NOT_JSON_MESSAGE = "a page has to send JSON as application/json"
+UNKNOWN_HOST_MESSAGE = (
+    "this server does not answer for the host {name!r}: use 127.0.0.1, or start the server with --host"
+)
+FOREIGN_ORIGIN_MESSAGE = "web pages of {name!r} may not send requests to this server"
+NOT_JSON_MESSAGE = "a web page must send JSON as application/json"
+
+
+PREFIX_PATTERN = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)+")
+
+T = TypeVar("T")
+
+STOPPED_ERROR = ApiError(
+    503, "the server has been stopped; send the request again when it is back", code="server_stopped"
+)
+"""Returned to requests that are running when the server stops."""
 
 
 def allowed_hosts(*hosts: str) -> frozenset[str] | None:
-    """Give the names of a server that listens at *hosts*, `None` where it listens everywhere: then any may be its."""
+    """Return the host names of a server that listens at `hosts`; `None` if it listens on all addresses."""
     if WILDCARD_HOSTS & set(hosts):
         return None
-    own = set() if all(is_loopback(host) or host in LOOPBACK_NAMES for host in hosts) else {socket.gethostname()}
-    return frozenset(each.lower() for each in (*hosts, *own, *LOOPBACK_NAMES))
+    hostname = set() if all(is_loopback(host) or host in LOOPBACK_NAMES for host in hosts) else {socket.gethostname()}
+    return frozenset(name.lower() for name in (*hosts, *hostname, *LOOPBACK_NAMES))
 
 
 class HostCheck:
-    """Lets through what asks for one of *allowed* names, or of a loopback address, and comes from no other site.
+    """ASGI middleware that rejects requests for another host name, and requests from web pages of other sites.
 
-    A name of somebody else's may lead here too (DNS rebinding), and then a browser takes this server for a part of
-    that site.
+    This prevents DNS rebinding: another site's host name can resolve to this server, and a browser would then treat the
+    server as part of that site. Loopback addresses are always allowed.
+
+    Args:
+        app: The app.
+        allowed: The server's host names.
     """
 
     def __init__(self, app: App, allowed: Iterable[str]) -> None:
@@ -47,12 +63,12 @@ class HostCheck:
         self._allowed = frozenset(allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        refused = self._find_rejection(scope) if scope["type"] == "http" else None
-        if refused is None:
+        """Pass the request on, or reject it."""
+        rejection = self._find_rejection(scope) if scope["type"] == "http" else None
+        if rejection is None:
             await self._app(scope, receive, send)
             return
-        status, sentence = refused
+        status, sentence = rejection
         routing.record_rejection(scope, status)
         await json_response({"detail": sentence}, status=status)(scope, receive, send)
 
@@ -65,7 +81,7 @@ class HostCheck:
             return None
         if not self._is_allowed(name := _hostname_of(origin)):
             return 403, FOREIGN_ORIGIN_MESSAGE.format(name=(name or origin)[:80])
-        # A page needs nobody's leave to send what is no JSON by its type.
+        # Browsers send other content types across sites without a preflight request.
         kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
         return (403, NOT_JSON_MESSAGE) if scope["method"] == "POST" and kind not in {"", "application/json"} else None
 
@@ -80,82 +96,89 @@ def _hostname_of(url: str) -> str:
         return ""
 
 
-PREFIX_PATTERN = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+)+")
+def parse_prefix(value: str) -> str:
+    """Validate the path prefix under which a reverse proxy publishes the servers, and strip a trailing slash.
 
-
-def parse_prefix(given: str) -> str:
-    """Give the path *given*, without a slash at its end; raises `UsageError` where it is none."""
-    path = given.rstrip("/")
+    Raises:
+        UsageError: It is not a plain path.
+    """
+    path = value.rstrip("/")
     if path and not PREFIX_PATTERN.fullmatch(path):
-        raise UsageError(f"--root-path {given}: write the path that a proxy shows the servers at, as in /gym")
+        raise UsageError(f"--root-path {value}: expected the path at which a proxy publishes the servers, such as /gym")
     return path
 
 
 def server_prefix(path: str, name: str | None) -> str:
-    """Give the prefix of the server *name*: of the head, which has none, it is *path* itself."""
+    """Return the path prefix of one server: the head, with no `name`, is at `path` itself."""
     return f"{path}/{name}" if path and name else path
 
 
 class PrefixMiddleware:
-    """Answers by *app* what is asked at *path*, whether the proxy has taken that off by then or not."""
+    """ASGI middleware that strips the proxy's path prefix, if the proxy has not stripped it."""
 
     def __init__(self, app: App, path: str) -> None:
         self._app = app
         self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] == "http":
-            asked = scope["path"]
-            rest = asked.removeprefix(self._path) if f"{asked}/".startswith(f"{self._path}/") else asked
-            scope = {**scope, "path": rest or "/", "raw_path": (rest or "/").encode(), "root_path": self._path}
+            path = scope["path"]
+            stripped = path.removeprefix(self._path) if f"{path}/".startswith(f"{self._path}/") else path
+            scope = {**scope, "path": stripped or "/", "raw_path": (stripped or "/").encode(), "root_path": self._path}
         await self._app(scope, receive, send)
 
 
-T = TypeVar("T")
-
-
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Give what *work* gives; it is cancelled where the client of *request*, its body read, goes away before."""
-    asking, gone = asyncio.current_task(), False
-    assert asking is not None, "a request is answered in a task"
+    """Await `work`, and cancel it if the client of `request` disconnects.
 
-    async def watch() -> None:
-        nonlocal gone
+    Args:
+        request: The request; its body has been read.
+        work: The coroutine.
+
+    Raises:
+        RequestRejected: The client disconnected.
+    """
+    handler, is_disconnected = asyncio.current_task(), False
+    assert handler is not None, "requests are handled in a task"
+
+    async def wait_for_disconnect() -> None:
+        nonlocal is_disconnected
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        gone = True
-        asking.cancel()
+        is_disconnected = True
+        handler.cancel()
 
-    watching = asyncio.ensure_future(watch())
+    watcher = asyncio.ensure_future(wait_for_disconnect())
     try:
         return await work
     except asyncio.CancelledError:
-        if not gone:
+        if not is_disconnected:
             raise
-        asking.uncancel()
-        raise RequestRejected(CLIENT_CLOSED_REQUEST, "the client went away before the answer") from None
+        handler.uncancel()
+        raise RequestRejected(CLIENT_CLOSED_REQUEST, "the client disconnected before the response") from None
     finally:
-        watching.cancel()
+        watcher.cancel()
 
 
-STOPPED_ERROR = ApiError(503, "the server has been stopped; ask again when it is back", code="server_stopped")
-"""What those are told whose requests its end cuts short."""
+def build_error_body(path: str, error: ApiError, *, anthropic: bool = False) -> Item:
+    """Build the error body for a request in the form that the clients of the path expect.
 
+    Below `/v1/` that is the form of the path's API. Where the path names no API, it is Anthropic's form for Anthropic's
+    clients and OpenAI's for all others.
 
-def build_error_body(path: str, trouble: ApiError, *, anthropic: bool = False) -> Item:
-    """Give the body that tells those who ask for *path* of *trouble*.
-
-    Beneath `/v1/` that is the form of its API; where no path says which, of Anthropic's where the client is one of
-    theirs, so *anthropic*.
+    Args:
+        path: The request's path.
+        error: The error.
+        anthropic: Whether the request comes from a client of Anthropic's API.
     """
-    asked = ROLLOUT_PREFIX_PATTERN.sub("", path)
-    if asked == "/v1/messages" or asked.startswith("/v1/messages/"):
-        return anthropic_stream.build_error(trouble)
-    if not asked.startswith("/v1/"):
-        return {"detail": trouble.message}
+    endpoint = ROLLOUT_PREFIX_PATTERN.sub("", path)
+    if endpoint == "/v1/messages" or endpoint.startswith("/v1/messages/"):
+        return anthropic_stream.build_error(error)
+    if not endpoint.startswith("/v1/"):
+        return {"detail": error.message}
     return (
-        anthropic_stream.build_error(trouble) if anthropic and not _is_openai_path(asked) else api.build_error(trouble)
+        anthropic_stream.build_error(error) if anthropic and not _is_openai_path(endpoint) else api.build_error(error)
     )
 
 
@@ -164,7 +187,7 @@ def _is_openai_path(path: str) -> bool:
 
 
 def describe_missing_route(path: str, method: str, allowed: str | None) -> str:
-    """Give the sentence that refuses *method* at *path*, where *allowed* are answered, or nothing is."""
+    """Describe why `method` at `path` has no endpoint; `allowed` are the methods that the path has."""
     if allowed:
-        return f"{method} is not answered at {path}; ask it with {allowed.replace(',', ' or ')}"
-    return f"nothing is answered at {path}; this server has /v1/responses, /v1/chat/completions and /v1/messages"
+        return f"{path} does not accept {method}; use {allowed.replace(',', ' or ')}"
+    return f"{path} does not exist; this server has /v1/responses, /v1/chat/completions and /v1/messages"

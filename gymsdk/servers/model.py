@@ -1,4 +1,4 @@
-"""The model server: one model behind the APIs of OpenAI and Anthropic, straight to its adapter."""
+"""The model server: serves one model behind the Responses, Chat Completions and Anthropic Messages APIs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gymsdk.convert import anthropic, anthropic_stream, api
 from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import EpisodeError, Failed
-from gymsdk.http.client import RequestRefused as RefusedBehind
+from gymsdk.http.client import RequestRefused
 from gymsdk.jsonl import dump_json
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import ServerMetrics
@@ -35,7 +35,7 @@ from gymsdk.servers.app import (
     read_json_object,
     stream_frames,
 )
-from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.routing import rollout_id_of
 from gymsdk.types import Item, Model
 
@@ -47,8 +47,6 @@ BAD_REQUEST, UNPROCESSABLE, TOO_MANY_REQUESTS, NOT_IMPLEMENTED, BAD_GATEWAY, GAT
     502,
     504,
 )
-"""A wrong request, one nobody can answer here, one that comes too soon; what the engine has not, a bad answer from
-behind, or none in time."""
 
 STATUS_BY_KIND = MappingProxyType(
     {
@@ -64,102 +62,109 @@ STATUS_BY_KIND = MappingProxyType(
         "model_unauthorized": BAD_GATEWAY,
     }
 )
-"""The statuses of failures whose kind says whose fault they are."""
+"""HTTP statuses of failures whose kind shows which side caused them."""
 
 TOO_DEEP_MESSAGE = "the body is nested too deeply"
 
 NO_RETRY_HEADERS = {"x-should-retry": "false"}
-"""What tells the SDKs of OpenAI and Anthropic that a failure of the server is one for good."""
-
-
-def failure_to_api_error(error: EpisodeError) -> ApiError:
-    """Give the trouble that a failed call of a model is."""
-    otherwise = SERVICE_UNAVAILABLE if error.retryable else UNPROCESSABLE
-    param = error.param if isinstance(error, RefusedBehind) else None
-    return ApiError(STATUS_BY_KIND.get(error.kind, otherwise), str(error), code=error.kind, param=param)
-
-
-def request_error_to_api_error(error: InvalidRequest | RequestRejected | RecursionError) -> ApiError:
-    """Give the trouble that a request is which cannot be read."""
-    if isinstance(error, InvalidRequest):
-        return ApiError(BAD_REQUEST, str(error), param=error.param)
-    if isinstance(error, RecursionError):
-        return ApiError(BAD_REQUEST, TOO_DEEP_MESSAGE)
-    # What other servers refuse as unfit, the APIs of models call bad.
-    return ApiError(BAD_REQUEST if error.status == UNPROCESSABLE else error.status, str(error))
-
-
-def depth_to_api_error(asked: Item) -> ApiError:
-    """Give the trouble that it is where something is nested too deeply: the request *asked*, or what is said to it."""
-    try:
-        dump_json(asked)
-    except RecursionError:
-        return ApiError(BAD_REQUEST, TOO_DEEP_MESSAGE)
-    return ApiError(BAD_GATEWAY, "the model's answer is nested too deeply to be told", code="model_bad_answer")
-
-
-def build_error_response(face: InboundApi, trouble: ApiError, error: EpisodeError | None = None) -> Response:
-    """Give *trouble* as the API of *face* tells it; *error* is the failure it comes from."""
-    if error is not None:
-        context.add_log_fields(stage=error.stage, kind=error.kind)
-    found = json_response(face.build_error(trouble), status=trouble.status)
-    if error is not None and error.retryable:
-        found.headers["retry-after"] = str(max(1, round(error.retry_after or 1)))
-    elif trouble.status >= 500:  # noqa: PLR2004 - the SDKs ask again after each of them
-        found.headers.update(NO_RETRY_HEADERS)
-    return found
+"""Tells the SDKs of OpenAI and Anthropic not to retry the request."""
 
 
 NOT_FOUND = 404
 
-
-def build_model_entry(name: str) -> Item:
-    """Give what OpenAI's list and Anthropic's say of the model *name*."""
-    openai = {"id": name, "object": "model", "created": 0, "owned_by": "gymsdk"}
-    return openai | {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
-
-
-def build_model_list(models: Mapping[str, Item]) -> Item:
-    """Give the list of *models*, at least one."""
-    names = list(models)
-    ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-    return {"object": "list", "data": list(models.values()), **ends}
-
-
-def find_model(models: Mapping[str, Item], name: str, headers: Container[str]) -> tuple[int, Item]:
-    """Give the status and the body that tell of the model *name*, in the form that a client with *headers* reads."""
-    if found := models.get(name):
-        return 200, found
-    sentence = f"no model named {name!r}; there is {', '.join(models)}, and requests may name any"
-    trouble = ApiError(NOT_FOUND, sentence, code="model_not_found", param="model")
-    return NOT_FOUND, (anthropic_stream if is_anthropic_client(headers) else api).error(trouble)
-
-
-def is_anthropic_client(headers: Container[str]) -> bool:
-    """Whether *headers* are those of a client of Anthropic's API."""
-    return "anthropic-version" in headers
-
-
 DEFAULT_NAME = "policy_model"
-"""What a model server is called where nobody says otherwise, as by NeMo Gym."""
+"""Default name of a model server, as in NeMo Gym."""
 
 REQUEST_SCHEMAS = {
     "responses": RESPONSES_REQUEST_SCHEMA,
     "chat/completions": CHAT_REQUEST_SCHEMA,
     "messages": CHAT_REQUEST_SCHEMA,
 }
-"""What the body of each API holds at least."""
+"""JSON schemas of the request bodies, by path."""
 
 ERROR_RESPONSES = {
-    BAD_REQUEST: "The request is wrong.",
-    TOO_MANY_REQUESTS: "It comes too soon: `retry-after` says when it may come again.",
-    BAD_GATEWAY: "The model's server cannot be used as it is set up, or gave an answer nobody can read.",
+    BAD_REQUEST: "The request is invalid.",
+    TOO_MANY_REQUESTS: "Too many requests: send the request again after `retry-after` seconds.",
+    BAD_GATEWAY: "The model's server is misconfigured, or returned an invalid response.",
     GATEWAY_TIMEOUT: "The model did not answer in time.",
 }
+"""Descriptions of the error statuses beside those of all servers."""
+
 Responder: TypeAlias = Callable[[Item, Item], Awaitable[Item | bytes]]
-"""Gives what is said to a body and the request it is: a body, or all frames of a stream."""
+"""Computes the response to a body and the Responses request made from it: a body, or all frames of a stream."""
 
 TokenCounter: TypeAlias = Callable[[Item], Awaitable[int | None]]
+
+
+def failure_to_api_error(error: EpisodeError) -> ApiError:
+    """Convert a failed model call to an API error."""
+    default_status = SERVICE_UNAVAILABLE if error.retryable else UNPROCESSABLE
+    param = error.param if isinstance(error, RequestRefused) else None
+    return ApiError(STATUS_BY_KIND.get(error.kind, default_status), str(error), code=error.kind, param=param)
+
+
+def request_error_to_api_error(error: InvalidRequest | RequestRejected | RecursionError) -> ApiError:
+    """Convert an invalid request to an API error."""
+    if isinstance(error, InvalidRequest):
+        return ApiError(BAD_REQUEST, str(error), param=error.param)
+    if isinstance(error, RecursionError):
+        return ApiError(BAD_REQUEST, TOO_DEEP_MESSAGE)
+    # Model APIs answer 400 where our other servers answer 422.
+    return ApiError(BAD_REQUEST if error.status == UNPROCESSABLE else error.status, str(error))
+
+
+def depth_to_api_error(request: Item) -> ApiError:
+    """Build the error for a too deeply nested value: the request, or the model's response to it."""
+    try:
+        dump_json(request)
+    except RecursionError:
+        return ApiError(BAD_REQUEST, TOO_DEEP_MESSAGE)
+    return ApiError(BAD_GATEWAY, "the model's response is nested too deeply", code="model_bad_answer")
+
+
+def build_error_response(inbound_api: InboundApi, api_error: ApiError, error: EpisodeError | None = None) -> Response:
+    """Build an error response in the form of an API.
+
+    Args:
+        inbound_api: The API.
+        api_error: The error.
+        error: The failure behind the error, if there is one.
+    """
+    if error is not None:
+        context.add_log_fields(stage=error.stage, kind=error.kind)
+    response = json_response(inbound_api.build_error(api_error), status=api_error.status)
+    if error is not None and error.retryable:
+        response.headers["retry-after"] = str(max(1, round(error.retry_after or 1)))
+    elif api_error.status >= 500:  # noqa: PLR2004 - the SDKs retry after any 5xx status
+        response.headers.update(NO_RETRY_HEADERS)
+    return response
+
+
+def build_model_entry(name: str) -> Item:
+    """Build a model's entry with the fields of both OpenAI's and Anthropic's lists."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "gymsdk"}
+    return openai | {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def build_model_list(models: Mapping[str, Item]) -> Item:
+    """Build the list of models; there is at least one."""
+    names = list(models)
+    ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return {"object": "list", "data": list(models.values()), **ends}
+
+
+def find_model(models: Mapping[str, Item], name: str, headers: Container[str]) -> tuple[int, Item]:
+    """Return the status and the body for one model; errors have the form of the client's API."""
+    if model := models.get(name):
+        return 200, model
+    sentence = f"unknown model {name!r}; this server lists {', '.join(models)}, but accepts any name in requests"
+    api_error = ApiError(NOT_FOUND, sentence, code="model_not_found", param="model")
+    return NOT_FOUND, (anthropic_stream if is_anthropic_client(headers) else api).build_error(api_error)
+
+
+def is_anthropic_client(headers: Container[str]) -> bool:
+    """Return whether the request comes from a client of Anthropic's API."""
+    return "anthropic-version" in headers
 
 
 def create_app(
@@ -170,127 +175,159 @@ def create_app(
     figures: ServerMetrics | None = None,
     every: float = HEARTBEAT_SECONDS,
 ) -> FastAPI:
-    """Give the app of the model server *name*, whose clients know the model as *serves*, too.
+    """Create the model server.
 
-    A stream gives a sign of life *every* so many seconds.
+    Args:
+        model: The model.
+        name: The server's name.
+        serves: A further name under which clients know the model.
+        figures: The server's metrics.
+        every: Seconds between two heartbeats of a stream.
     """
     figures = figures or ServerMetrics(name)
     metrics.add_gpu_metrics(figures)
-    made = bare(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", figures=figures)
-    own = str(getattr(model, "name", name))
-    for path, face in INBOUND_APIS.items():
-        served = ApiEndpoint(face, ModelResponder(model, face).say, every=every)
-        words = document_endpoint(REQUEST_SCHEMAS[path], more=ERROR_RESPONSES)
-        words["responses"][200] = STREAM_RESPONSE
-        made.add_api_route(f"/v1/{path}", served.answer, methods=["POST"], **words)
-    counted = ApiEndpoint(anthropic.MESSAGES_API, TokenCountResponder(model).say, every=every)
-    words = document_endpoint(CHAT_REQUEST_SCHEMA, more=ERROR_RESPONSES | {NOT_IMPLEMENTED: "The engine cannot count."})
-    made.add_api_route("/v1/messages/count_tokens", counted.answer, methods=["POST"], **words)
-    listed = ModelListEndpoints(dict.fromkeys((serves or own, own)))
-    made.add_api_route("/v1/models", listed.list_models, methods=["GET"])
-    unknown: dict[int | str, dict[str, Any]] = {NOT_FOUND: {"description": "There is no model of that name."}}
-    made.add_api_route("/v1/models/{model:path}", listed.get_model, methods=["GET"], responses=unknown)
-    made.add_exception_handler(HTTPException, _handle_not_found)
-    return made
+    app = create_base_app(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", figures=figures)
+    model_name = str(getattr(model, "name", name))
+    for path, inbound_api in INBOUND_APIS.items():
+        endpoint = ApiEndpoint(inbound_api, ModelResponder(model, inbound_api).say, every=every)
+        docs = document_endpoint(REQUEST_SCHEMAS[path], more=ERROR_RESPONSES)
+        docs["responses"][200] = STREAM_RESPONSE
+        app.add_api_route(f"/v1/{path}", endpoint.answer, methods=["POST"], **docs)
+    counter = ApiEndpoint(anthropic.MESSAGES_API, TokenCountResponder(model).say, every=every)
+    docs = document_endpoint(
+        CHAT_REQUEST_SCHEMA, more=ERROR_RESPONSES | {NOT_IMPLEMENTED: "The engine cannot count tokens."}
+    )
+    app.add_api_route("/v1/messages/count_tokens", counter.answer, methods=["POST"], **docs)
+    models = ModelListEndpoints(dict.fromkeys((serves or model_name, model_name)))
+    app.add_api_route("/v1/models", models.list_models, methods=["GET"])
+    unknown: dict[int | str, dict[str, Any]] = {NOT_FOUND: {"description": "No model has this name."}}
+    app.add_api_route("/v1/models/{model:path}", models.get_model, methods=["GET"], responses=unknown)
+    app.add_exception_handler(HTTPException, _handle_not_found)
+    return app
 
 
 async def _handle_not_found(request: Request, error: Exception) -> Response:
-    """Refuse what no route is for in the form of the API that was meant."""
-    assert isinstance(error, HTTPException), "registered for it"
+    """Answer an unknown route with an error in the form of the API that the client uses."""
+    assert isinstance(error, HTTPException), "the handler is registered for this exception"
     headers = error.headers or {}
     sentence = middleware.describe_missing_route(
         request.scope["path"], request.method, headers.get("allow") or headers.get("Allow")
     )
-    theirs = is_anthropic_client(request.headers)
-    told = middleware.build_error_body(request.scope["path"], ApiError(error.status_code, sentence), anthropic=theirs)
-    return json_response(told, status=error.status_code, headers=headers)
+    is_anthropic = is_anthropic_client(request.headers)
+    content = middleware.build_error_body(
+        request.scope["path"], ApiError(error.status_code, sentence), anthropic=is_anthropic
+    )
+    return json_response(content, status=error.status_code, headers=headers)
 
 
 class ApiEndpoint:
-    """What is said to the requests of the API of *face*; a stream gives a sign of life *every* so many seconds."""
+    """An endpoint of a model API.
 
-    def __init__(self, face: InboundApi, say: Responder, *, every: float) -> None:
-        self._face = face
+    Args:
+        inbound_api: Converts between the API and the Responses API.
+        say: Computes the response.
+        every: Seconds between two heartbeats of a stream.
+    """
+
+    def __init__(self, inbound_api: InboundApi, say: Responder, *, every: float) -> None:
+        self._api = inbound_api
         self._say = say
         self._every = every
 
     async def answer(self, request: Request) -> Response:
         """Answer one request."""
         try:
-            asked = await read_json_object(request)
-            given = self._face.parse_request(asked)
+            content = await read_json_object(request)
+            model_request = self._api.parse_request(content)
         except (RequestRejected, InvalidRequest, RecursionError) as error:
-            return build_error_response(self._face, request_error_to_api_error(error))
-        # A client without a rollout may still say which of its requests belong together, as OpenAI's do.
-        together = rollout_id_of(request.scope) or asked.get("prompt_cache_key")
-        ending = partial(self._build_result, asked, given, together if isinstance(together, str) else None)
-        return StreamedResponse(ending, beat=self._face.heartbeat if asked.get("stream") else None, every=self._every)
+            return build_error_response(self._api, request_error_to_api_error(error))
+        # Without a rollout id, OpenAI's `prompt_cache_key` says which requests belong together.
+        affinity = rollout_id_of(request.scope) or content.get("prompt_cache_key")
+        build_result = partial(
+            self._build_result, content, model_request, affinity if isinstance(affinity, str) else None
+        )
+        return StreamedResponse(
+            build_result, beat=self._api.heartbeat if content.get("stream") else None, every=self._every
+        )
 
-    async def _build_result(self, asked: Item, given: Item, together: str | None) -> StreamResult:
-        if together:
-            STICKY_KEY.set(together)
+    async def _build_result(self, content: Item, model_request: Item, affinity: str | None) -> StreamResult:
+        if affinity:
+            STICKY_KEY.set(affinity)
         try:
-            said = await self._say(asked, given)
+            result = await self._say(content, model_request)
             return (
-                StreamResult(stream_frames(said), said)
-                if isinstance(said, bytes)
-                else StreamResult(json_response(said))
+                StreamResult(stream_frames(result), result)
+                if isinstance(result, bytes)
+                else StreamResult(json_response(result))
             )
         except EpisodeError as error:
-            trouble = failure_to_api_error(error)
+            api_error = failure_to_api_error(error)
             return StreamResult(
-                build_error_response(self._face, trouble, error), self._face.build_error_frames(trouble)
+                build_error_response(self._api, api_error, error), self._api.build_error_frames(api_error)
             )
         except RecursionError:
-            trouble = depth_to_api_error(asked)
-            return StreamResult(build_error_response(self._face, trouble), self._face.build_error_frames(trouble))
+            api_error = depth_to_api_error(content)
+            return StreamResult(build_error_response(self._api, api_error), self._api.build_error_frames(api_error))
 
 
 class ModelResponder:
-    """*model* as the API of *face* has it."""
+    """Queries the model and converts its response to an API.
 
-    def __init__(self, model: Model, face: InboundApi) -> None:
+    Args:
+        model: The model.
+        inbound_api: The API.
+    """
+
+    def __init__(self, model: Model, inbound_api: InboundApi) -> None:
         self._model = model
-        self._face = face
+        self._api = inbound_api
 
-    async def say(self, asked: Item, given: Item) -> Item | bytes:
-        """Give what the model answers to *given*, as the body that *asked* wants it told: whole, or all its frames."""
-        # One that a filter held back too: each API has its own word for that.
-        response = await responses.query_model_allowing_filtered(self._model, given, episode=None)
+    async def say(self, content: Item, model_request: Item) -> Item | bytes:
+        """Return the model's response in the form of the API: a body, or all frames of a stream if `content` wants one.
+
+        Raises:
+            Failed: The model failed, or the API cannot express its response.
+        """
+        # A response stopped by a content filter is returned too: each API has its own form for it.
+        response = await responses.query_model_allowing_filtered(self._model, model_request, episode=None)
         try:
-            said = self._face.build_answer(response, asked)
-            return b"".join(self._face.stream_events(said, asked)) if asked.get("stream") else said
+            result = self._api.build_answer(response, content)
+            return b"".join(self._api.stream_events(result, content)) if content.get("stream") else result
         except (LookupError, TypeError, AttributeError, ValueError) as error:
-            message = f"the model's answer cannot be told at {self._face.path}: {error!r}"
+            message = f"the model's response cannot be expressed at {self._api.path}: {error!r}"
             raise Failed(message, kind="model_bad_answer", retryable=True) from error
 
 
 class TokenCountResponder:
-    """The tokens that the engine of *model* counts in a prompt."""
+    """Counts the tokens of a prompt with the model's engine."""
 
     def __init__(self, model: Model) -> None:
         self._count: TokenCounter | None = getattr(model, "count", None)
 
-    async def say(self, _: Item, given: Item) -> Item:
-        """Give how many there are in that of *given*; raises `Failed` where the engine cannot count."""
-        tokens = await self._count(given) if self._count else None
+    async def say(self, _: Item, model_request: Item) -> Item:
+        """Return the number of tokens in the prompt.
+
+        Raises:
+            Failed: The engine cannot count tokens.
+        """
+        tokens = await self._count(model_request) if self._count else None
         if tokens is None:
-            message = "the engine behind this server cannot count tokens; ask it, and read them off the answer's usage"
+            message = "the engine behind this server cannot count tokens; read the usage of a response instead"
             raise Failed(message, kind="model_cannot_count")
         return anthropic.format_token_count(tokens)
 
 
 class ModelListEndpoints:
-    """The *names* that the one model has."""
+    """The endpoints that list the model under each of its names."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._models = {name: build_model_entry(name) for name in names}
 
     async def list_models(self) -> Response:
-        """List them."""
+        """List the models."""
         return json_response(build_model_list(self._models))
 
     async def get_model(self, model: str, request: Request) -> Response:
-        """Give one of them."""
-        status, told = find_model(self._models, model, request.headers)
-        return json_response(told, status=status)
+        """Return one model."""
+        status, content = find_model(self._models, model, request.headers)
+        return json_response(content, status=status)

@@ -1,4 +1,4 @@
-"""Admission: which servers of a node a head takes in, by how they are reached."""
+"""The head's registry: registered nodes with their leases, lost nodes, and restarts of supervised servers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,36 @@ from gymsdk.servers.instances import ROUTES_KEY
 from gymsdk.servers.reports import HEAD_NODE_ID, LEASE_SECONDS, Exit, Registration
 from gymsdk.servers.service import Service
 
+MAX_LOST_NODES = 100
+"""Largest number of lost nodes that the head remembers."""
+
+LOST_NODE_SECONDS = 600.0
+"""Seconds after which the head forgets a lost node."""
+
+RESTART_LAPSE_SECONDS = 600.0
+"""Seconds after its drain within which a restarted server must register; if not, the other restarts are dropped."""
+
+log = logging.getLogger("gymsdk")
+
+MAX_NODES = 1000
+"""Largest number of nodes that one head registers."""
+
+TICK_LEASE_FRACTION, LATE_LEASE_FRACTION = 0.1, 0.2
+"""Interval of the clock checks, and the delay from which the head counts as overloaded, as parts of a lease.
+
+Reading a heartbeat takes a few passes of the event loop, each of which may be as long as the delay of the check.
+"""
+
 
 @dataclass(slots=True)
 class RestartOrder:
-    """To start the process *pid* anew, which has the *instances* of these ids.
+    """An order to restart a process.
 
-    Once its turn has come its sessions have *drain* seconds to end in, which is *until* then.
+    Attributes:
+        pid: The process.
+        drain: Seconds that its sessions get to finish.
+        instances: The ids of the process's instances.
+        until: When the drain ends, once the restart has begun.
     """
 
     pid: int
@@ -34,9 +58,16 @@ class RestartOrder:
 
 @dataclass(slots=True)
 class Node:
-    """One node: what it said last, its services as they are reached, since when it is there, when it was last heard.
+    """A registered node.
 
-    *orders* say what it is to start anew, by the names of its servers.
+    Attributes:
+        id: The node's id.
+        registration: Its last report.
+        services: Its services with the addresses at which clients reach them.
+        joined: When it registered.
+        last_seen: When it last reported.
+        lease: Seconds that a report is valid.
+        orders: Restart orders by server name.
     """
 
     id: str
@@ -48,18 +79,17 @@ class Node:
     orders: dict[str, RestartOrder] = field(default_factory=dict)
 
 
-MAX_LOST_NODES = 100
-"""How many lost nodes are remembered."""
-
-LOST_NODE_SECONDS = 600.0
-"""Seconds after which a lost node is remembered no more."""
-
-
 @dataclass(frozen=True, slots=True)
 class LostNode:
-    """The node *id* with its *services*, when it was last *heard*, and how many of each name *were* there then.
+    """A node that stopped reporting without leaving.
 
-    It is told of as lost since *since*.
+    Attributes:
+        id: The node's id.
+        services: Its services.
+        last_seen: When it last reported.
+        supervisor: The id of its supervisor.
+        expected_counts: How many instances of each of its servers existed then.
+        since: When it was declared lost.
     """
 
     id: str
@@ -71,132 +101,128 @@ class LostNode:
 
 
 class LostNodes:
-    """The nodes that are lost, the last so many of them, each for a while."""
+    """The lost nodes, bounded in number and age."""
 
     def __init__(self) -> None:
-        self._losses: OrderedDict[str, LostNode] = OrderedDict()
-        # When the number of servers of a name became which, the first entry being the one before all that matter.
-        self._numbers: dict[str, list[tuple[float, int]]] = {}
+        self._lost: OrderedDict[str, LostNode] = OrderedDict()
+        # The number of instances over time, by server name; the first entry holds before all recorded changes.
+        self._counts: dict[str, list[tuple[float, int]]] = {}
 
     def __iter__(self) -> Iterator[LostNode]:
-        """Yield them, the first that was lost first."""
-        return iter([*self._losses.values()])
+        """Iterate over the lost nodes, the longest lost first."""
+        return iter([*self._lost.values()])
 
-    def record_change(self, gone: Iterable[Service], come: Iterable[Service], now: float) -> None:
-        """Note that from *now* on the servers *come* are there, and those that are *gone* are not."""
-        more = Counter(each.name for each in come)
-        more.subtract(each.name for each in gone)
-        for name, change in more.items():
+    def record_change(self, removed: Iterable[Service], added: Iterable[Service], now: float) -> None:
+        """Record at time `now` that the services `added` appeared and `removed` disappeared."""
+        changes = Counter(each.name for each in added)
+        changes.subtract(each.name for each in removed)
+        for name, change in changes.items():
             if change:
-                numbers = self._numbers.setdefault(name, [(float("-inf"), 0)])
+                numbers = self._counts.setdefault(name, [(float("-inf"), 0)])
                 numbers.append((now, numbers[-1][1] + change))
 
-    def add(self, member: Node, now: float) -> None:
-        """Remember *member*, which is lost *now*: those that came after it was heard may be in its place."""
-        if not member.services:
+    def add(self, node: Node, now: float) -> None:
+        """Record that a node is lost; servers that appeared after its last report may replace it."""
+        if not node.services:
             return
-        # Those that were lost since then, and still are, have their own place to be filled.
-        lost = _count_services(each for each in self if each.since > member.last_seen and each.id != member.id)
-        were = {name: self._count_at(name, member.last_seen) - lost[name] for name in _count_services([member])}
-        self.record_change(member.services, (), now)
-        services = tuple(each.model_copy(update={"fields": {}}) for each in member.services)
-        self._losses[member.id] = LostNode(
-            member.id, services, member.last_seen, member.registration.supervisor, were, now
+        # Nodes lost since then need replacements of their own.
+        lost = _count_services(
+            lost_node for lost_node in self if lost_node.since > node.last_seen and lost_node.id != node.id
         )
-        if len(self._losses) > MAX_LOST_NODES:
-            self._losses.popitem(last=False)
+        expected = {name: self._count_at(name, node.last_seen) - lost[name] for name in _count_services([node])}
+        self.record_change(node.services, (), now)
+        services = tuple(lost_node.model_copy(update={"fields": {}}) for lost_node in node.services)
+        self._lost[node.id] = LostNode(node.id, services, node.last_seen, node.registration.supervisor, expected, now)
+        if len(self._lost) > MAX_LOST_NODES:
+            self._lost.popitem(last=False)
 
     def drop(self, id: str) -> None:
-        """Forget the node *id*: it is back, or has left."""
-        self._losses.pop(id, None)
+        """Forget a node that reported again or left."""
+        self._lost.pop(id, None)
 
     def record_exits(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
-        """Forget those whose processes ended, as their *supervisor* says: that is told of by itself."""
-        for each in self:
-            if each.supervisor == supervisor and any(is_exit_of(exits, one) for one in each.services):
-                self.drop(each.id)
+        """Forget the nodes whose processes ended according to their supervisor: the exit is reported instead."""
+        for node in self:
+            if node.supervisor == supervisor and any(is_exit_of(exits, service) for service in node.services):
+                self.drop(node.id)
 
-    def forget_replaced(self, members: Collection[Node], now: float) -> None:
-        """Forget those of whose servers as many are there as when they were, and those lost long ago."""
-        counts = _count_services(members)
-        for each in self:
-            if now - each.last_seen > LOST_NODE_SECONDS or all(
-                counts[name] >= were for name, were in each.expected_counts.items()
+    def forget_replaced(self, live_nodes: Collection[Node], now: float) -> None:
+        """Forget nodes that were replaced or lost long ago."""
+        counts = _count_services(live_nodes)
+        for node in self:
+            if now - node.last_seen > LOST_NODE_SECONDS or all(
+                counts[name] >= expected for name, expected in node.expected_counts.items()
             ):
-                self.drop(each.id)
-        self._forget(min((each.last_seen for each in members), default=now))
+                self.drop(node.id)
+        self._forget(min((node.last_seen for node in live_nodes), default=now))
 
     def _count_at(self, name: str, at: float) -> int:
-        numbers = self._numbers[name]
+        numbers = self._counts[name]
         return numbers[bisect_right(numbers, (at, float("inf"))) - 1][1]
 
     def _forget(self, before: float) -> None:
-        for name, numbers in [*self._numbers.items()]:
+        for name, numbers in [*self._counts.items()]:
             del numbers[: bisect_right(numbers, (before, float("inf"))) - 1]
             if len(numbers) == 1 and not numbers[0][1]:
-                del self._numbers[name]
+                del self._counts[name]
 
 
 def is_exit_of(exits: Mapping[str, Exit], service: Service) -> bool:
-    """Whether one of *exits* was that of the process of *service*."""
+    """Return whether `exits` contains the exit of the service's process."""
     return service.name in exits and exits[service.name].is_exit_of(service)
 
 
-def _count_services(members: Iterable[Node | LostNode]) -> Counter[str]:
-    return Counter(service.name for member in members for service in member.services)
+def _count_services(nodes: Iterable[Node | LostNode]) -> Counter[str]:
+    return Counter(service.name for node in nodes for service in node.services)
 
 
-RESTART_LAPSE_SECONDS = 600.0
-"""Seconds after its time to drain in which a server has to be there again: if not, no other of its name is ended."""
-
-log = logging.getLogger("gymsdk")
-
-
-def order_restarts(members: Sequence[Node], name: str, drain: float) -> list[RestartOrder]:
-    """Give the orders to start every process of the server *name* anew, each within *drain* seconds of its turn."""
-    told = [each for each in members if name in each.registration.restarts]
-    for each in told:
-        pid = each.registration.restarts[name]
-        each.orders[name] = RestartOrder(pid, drain, tuple(_instances_of_process(members, each, name, pid)))
-    return [each.orders[name] for each in told]
+def order_restarts(nodes: Sequence[Node], name: str, drain: float) -> list[RestartOrder]:
+    """Create the orders to restart every process of a server, each with `drain` seconds from its turn."""
+    restartable = [node for node in nodes if name in node.registration.restarts]
+    for node in restartable:
+        pid = node.registration.restarts[name]
+        node.orders[name] = RestartOrder(pid, drain, tuple(_instances_of_process(nodes, node, name, pid)))
+    return [node.orders[name] for node in restartable]
 
 
-def find_due_restarts(member: Node, members: Sequence[Node], now: float) -> list[str]:
-    """Give which servers *member* is to start anew: it is told until it says that it has, for an answer may be lost."""
-    mine = [(name, order) for name, (whose, order) in _find_turns(members, now).items() if whose is member]
-    running = [(name, order) for name, order in mine if member.registration.restarts.get(name) == order.pid]
-    return sorted(name for name, order in running if _may_restart(members, member, name, order, now))
+def find_due_restarts(node: Node, nodes: Sequence[Node], now: float) -> list[str]:
+    """Return the servers that `node` should restart now; the order is repeated until the node confirms it."""
+    own = [(name, order) for name, (owner, order) in _find_turns(nodes, now).items() if owner is node]
+    running = [(name, order) for name, order in own if node.registration.restarts.get(name) == order.pid]
+    return sorted(name for name, order in running if _may_restart(nodes, node, name, order, now))
 
 
-def find_draining(members: Sequence[Node], now: float) -> set[str]:
-    """Give the ids of the instances that are to be given nothing new, as their process is about to end."""
-    turns = _find_turns(members, now).items()
-    return {one for name, (whose, order) in turns for one in _instances_of_process(members, whose, name, order.pid)}
+def find_draining(nodes: Sequence[Node], now: float) -> set[str]:
+    """Return the ids of instances that should get no new work, because their process restarts next."""
+    turns = _find_turns(nodes, now).items()
+    return {
+        instance for name, (owner, order) in turns for instance in _instances_of_process(nodes, owner, name, order.pid)
+    }
 
 
-def _find_turns(members: Sequence[Node], now: float) -> dict[str, tuple[Node, RestartOrder]]:
-    """Give whose turn it is, by name; an order is over once another process has its server."""
+def _find_turns(nodes: Sequence[Node], now: float) -> dict[str, tuple[Node, RestartOrder]]:
+    """Return the node and the order whose turn it is, by server name, and remove completed orders."""
     turns: dict[str, tuple[Node, RestartOrder]] = {}
-    for member in members:
-        for name, order in [*member.orders.items()]:
-            if _has_restarted(members, member, name, order):
-                del member.orders[name]
+    for node in nodes:
+        for name, order in [*node.orders.items()]:
+            if _has_restarted(nodes, node, name, order):
+                del node.orders[name]
             elif name not in turns:
                 order.until = now + order.drain if order.until is None else order.until
-                turns[name] = member, order
+                turns[name] = node, order
     for name, (_, order) in [*turns.items()]:
         if order.until is not None and now >= order.until + RESTART_LAPSE_SECONDS:
-            _drop_lapsed(members, name, order)
+            _drop_lapsed(nodes, name, order)
             del turns[name]
     return turns
 
 
-def _drop_lapsed(members: Sequence[Node], name: str, order: RestartOrder) -> None:
-    """Drop every order of *name*, as whoever had this *order* is not there again: nobody expects the others later."""
-    dropped = [each.orders.pop(name) for each in members if name in each.orders]
+def _drop_lapsed(nodes: Sequence[Node], name: str, order: RestartOrder) -> None:
+    """Drop the remaining orders of a server because a restarted process did not come back."""
+    dropped = [node.orders.pop(name) for node in nodes if name in node.orders]
     log.warning(
-        "the restart of %r is given up: what was to come after its process %d is not there %g s later; "
-        "of its processes, %d are left as they are: restart it again once that one is mended",
+        "the restart of %r is given up: no process has replaced %d after %g s; "
+        "%d processes stay as they are: restart the server again once the failure is fixed",
         name,
         order.pid,
         order.drain + RESTART_LAPSE_SECONDS,
@@ -204,43 +230,43 @@ def _drop_lapsed(members: Sequence[Node], name: str, order: RestartOrder) -> Non
     )
 
 
-def _has_restarted(members: Sequence[Node], member: Node, name: str, order: RestartOrder) -> bool:
-    pid = member.registration.restarts.get(name)
-    return pid is not None and pid != order.pid and bool(_instances_of_process(members, member, name, pid))
+def _has_restarted(nodes: Sequence[Node], node: Node, name: str, order: RestartOrder) -> bool:
+    pid = node.registration.restarts.get(name)
+    return pid is not None and pid != order.pid and bool(_instances_of_process(nodes, node, name, pid))
 
 
-def _may_restart(members: Sequence[Node], member: Node, name: str, order: RestartOrder, now: float) -> bool:
-    having = _nodes_with_process(members, member, name, order.pid)
-    sessions = sum(each.registration.loads[name].sessions for each in having if name in each.registration.loads)
+def _may_restart(nodes: Sequence[Node], node: Node, name: str, order: RestartOrder, now: float) -> bool:
+    holders = _nodes_with_process(nodes, node, name, order.pid)
+    sessions = sum(holder.registration.loads[name].sessions for holder in holders if name in holder.registration.loads)
     return not sessions or (order.until is not None and now >= order.until)
 
 
-def _instances_of_process(members: Sequence[Node], member: Node, name: str, pid: int) -> list[str]:
-    having = _nodes_with_process(members, member, name, pid)
-    return [one.id for each in having for one in each.services if (one.name, one.pid) == (name, pid)]
+def _instances_of_process(nodes: Sequence[Node], node: Node, name: str, pid: int) -> list[str]:
+    holders = _nodes_with_process(nodes, node, name, pid)
+    return [
+        service.id for holder in holders for service in holder.services if (service.name, service.pid) == (name, pid)
+    ]
 
 
-def _nodes_with_process(members: Sequence[Node], member: Node, name: str, pid: int) -> list[Node]:
-    # Another machine's processes, and another container's, have the same numbers.
-    beside = [each for each in members if each.registration.supervisor == member.registration.supervisor]
-    return [each for each in beside if any((one.name, one.pid) == (name, pid) for one in each.services)]
-
-
-MAX_NODES = 1000
-"""Nodes that one head knows."""
-
-CLOCK_TICK_SECONDS, CLOCK_LATE_SECONDS = 0.1, 0.2
-"""How often a head looks at its clock, and how late the look shows that it is overloaded, in parts of a lease.
-
-Reading a heartbeat takes a few passes of the event loop, each of which may be as long as the delay of the look.
-"""
+def _nodes_with_process(nodes: Sequence[Node], node: Node, name: str, pid: int) -> list[Node]:
+    # Process ids are unique only among the nodes of one supervisor.
+    siblings = [other for other in nodes if other.registration.supervisor == node.registration.supervisor]
+    return [
+        other for other in siblings if any((service.name, service.pid) == (name, pid) for service in other.services)
+    ]
 
 
 class NodeRegistry:
-    """The nodes beside the servers *own* of the head's process: *most* at most, each for *lease* seconds from its word.
+    """The nodes that are registered at a head.
 
-    A member's server may not be called like one of the configuration's keys *taken*. While `run` runs, nobody is lost
-    for this process having stood still.
+    While `run` is active, no node counts as lost because the head's own process was blocked.
+
+    Args:
+        own: The servers of the head's process.
+        taken: Keys of the configuration, which servers cannot use as names.
+        lease: Seconds after its last report when a node counts as lost.
+        max_nodes: The largest number of nodes.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -249,200 +275,236 @@ class NodeRegistry:
         *,
         taken: Iterable[str] = (),
         lease: float = LEASE_SECONDS,
-        most: int = MAX_NODES,
+        max_nodes: int = MAX_NODES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lease = lease
         self._own = own
         self._taken = frozenset({"head_server", "default_host", ROUTES_KEY, *taken})
-        self._most = most
+        self._max_nodes = max_nodes
         self._clock = clock
         self._since = clock()
-        self._members: dict[str, Node] = {}
-        self._left: OrderedDict[str, None] = OrderedDict()
-        self._losses = LostNodes()
+        self._nodes: dict[str, Node] = {}
+        self._left_ids: OrderedDict[str, None] = OrderedDict()
+        self._lost = LostNodes()
         self._awake: float | None = None
 
     def __len__(self) -> int:
-        """Give how many there are."""
+        """Return the number of live nodes."""
         return len(self._live_nodes())
 
     def __iter__(self) -> Iterator[Node]:
-        """Yield those that are there, the first that came first."""
+        """Iterate over the live nodes in order of registration."""
         return iter(list(self._live_nodes().values()))
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
-        """Set *up*, and know until it is *over* when this process stood still: then everybody has another lease."""
+        """Set `up`, then watch until `over` is set for delays of this process, and extend all leases after a delay."""
         up.set()
         try:
             while not over.is_set():
                 self._live_nodes()
                 self._awake = self._clock()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(over.wait(), CLOCK_TICK_SECONDS * self.lease)
+                    await asyncio.wait_for(over.wait(), TICK_LEASE_FRACTION * self.lease)
         finally:
             self._awake = None
 
     @property
     def is_settled(self) -> bool:
-        """Whether every node that was there before this head, or before it stood still, has had time to be heard of."""
+        """Whether every node that existed before the head started, or before it was blocked, has had time to report."""
         self._live_nodes()
         return self._clock() - self._since >= self.lease
 
-    def age(self, member: Node | LostNode) -> float:
-        """Give the seconds since *member* was heard of."""
-        return self._clock() - member.last_seen
+    def age(self, node: Node | LostNode) -> float:
+        """Return the seconds since the last report of a node."""
+        return self._clock() - node.last_seen
 
     def nodes_settled_for(self, seconds: float) -> list[Node]:
-        """Give those that have been there for some *seconds*."""
+        """Return the nodes that have been registered for at least `seconds`."""
         return [each for each in self if self._clock() - each.joined >= seconds]
 
-    def register(self, id: str, said: Registration, address: str) -> float:
-        """Keep what the node *id* at *address* says of itself, and give for how many seconds; raises `Refused`."""
-        there = self._live_nodes()
-        if id in self._left:
-            raise RequestRejected(410, f"node {id!r} has left; join as another")
-        if id not in there and len(there) >= self._most:
+    def register(self, id: str, registration: Registration, address: str) -> float:
+        """Register a node or renew its lease.
+
+        Args:
+            id: The node's id.
+            registration: The node's report.
+            address: The address from which the node called.
+
+        Returns:
+            The lease in seconds.
+
+        Raises:
+            RequestRejected: The node has left, there are too many nodes, or a server contradicts another one.
+        """
+        live = self._live_nodes()
+        if id in self._left_ids:
+            raise RequestRejected(410, f"node {id!r} has left; join under another id")
+        if id not in live and len(live) >= self._max_nodes:
             raise RequestRejected(
-                503, f"this head has {self._most} nodes by now; let some leave", retry_after=self.lease
+                503, f"this head already has {self._max_nodes} nodes; remove some", retry_after=self.lease
             )
-        for each in said.services:
-            self._check_service(each, said.services, but=id)
-        exits = {**self.exits_by_supervisor.get(said.supervisor, {}), **said.exits} if said.supervisor else {}
-        if any(is_exit_of(exits, each) for each in said.services):
+        for service in registration.services:
+            self._check_service(service, registration.services, ignored_id=id)
+        exits = (
+            {**self.exits_by_supervisor.get(registration.supervisor, {}), **registration.exits}
+            if registration.supervisor
+            else {}
+        )
+        if any(is_exit_of(exits, service) for service in registration.services):
             self.leave(id)
-            raise RequestRejected(410, f"the process of node {id!r} has ended, as its supervisor says; join as another")
-        now, known = self._clock(), there.get(id)
-        services = tuple(each.as_reached_at(address) for each in said.services)
-        lease = min(self.lease, said.seconds)
-        joined, orders = (known.joined, known.orders) if known else (now, {})
-        self._members[id] = Node(id, said, services, joined, now, lease, orders)
-        self._losses.drop(id)
-        self._losses.record_change(known.services if known else (), services, now)
-        self._drop_exited(said.supervisor, exits)
-        self._losses.forget_replaced(self._members.values(), now)
+            raise RequestRejected(
+                410, f"the process of node {id!r} has ended, as its supervisor reports; join under another id"
+            )
+        now, previous = self._clock(), live.get(id)
+        services = tuple(service.as_reached_at(address) for service in registration.services)
+        lease = min(self.lease, registration.seconds)
+        joined, orders = (previous.joined, previous.orders) if previous else (now, {})
+        self._nodes[id] = Node(id, registration, services, joined, now, lease, orders)
+        self._lost.drop(id)
+        self._lost.record_change(previous.services if previous else (), services, now)
+        self._drop_exited(registration.supervisor, exits)
+        self._lost.forget_replaced(self._nodes.values(), now)
         return lease
 
     def restart(self, name: str, drain: float = 0.0) -> list[RestartOrder]:
-        """Give the orders to start the processes of the server *name* anew; raises `Refused` where nobody can.
+        """Order a restart of all processes of a server, one after another.
 
-        One after the other, each is given nothing new, and ends once its sessions have, or *drain* seconds are over.
+        Each process gets no new work and ends when its sessions have ended.
+
+        Args:
+            name: The server's name.
+            drain: Seconds after which a process ends even if it has sessions.
+
+        Raises:
+            RequestRejected: The server does not exist, or no supervisor can restart it.
         """
-        if found := order_restarts([*self], name, drain):
-            return found
-        alone = f"nobody is there who could start {name!r} again: serve it with --separate"
-        unknown = f"there is no server {name!r}{format_suggestion(name, sorted(self._names()))}"
-        raise RequestRejected(409, alone if name in self._names() else unknown)
+        if orders := order_restarts([*self], name, drain):
+            return orders
+        unsupervised = f"no supervisor can restart {name!r}: serve it with --separate"
+        unknown = f"unknown server {name!r}{format_suggestion(name, sorted(self._names()))}"
+        raise RequestRejected(409, unsupervised if name in self._names() else unknown)
 
     def due_restarts(self, id: str) -> list[str]:
-        """Give which servers the node *id* is to start anew by now."""
-        members = [*self]
-        return [name for each in members if each.id == id for name in find_due_restarts(each, members, self._clock())]
+        """Return the servers that a node should restart now."""
+        nodes = [*self]
+        return [name for node in nodes if node.id == id for name in find_due_restarts(node, nodes, self._clock())]
 
     def _drop_exited(self, supervisor: str, exits: Mapping[str, Exit]) -> None:
-        """Have those be gone whose processes ended: the *supervisor* knows that before their lease is over."""
-        for each in [each for each in self._members.values() if exits and each.registration.supervisor == supervisor]:
-            if any(is_exit_of(exits, one) for one in each.services):
-                self.leave(each.id)
-        self._losses.record_exits(supervisor, exits)
+        """Remove the nodes whose process has ended, which their supervisor reports before the lease expires."""
+        for node in [node for node in self._nodes.values() if exits and node.registration.supervisor == supervisor]:
+            if any(is_exit_of(exits, service) for service in node.services):
+                self.leave(node.id)
+        self._lost.record_exits(supervisor, exits)
 
     def _names(self) -> set[str]:
         return {HEAD_NODE_ID, *(each.name for each in (*self._own, *self.services)), *self.expected_servers}
 
     def leave(self, id: str) -> None:
-        """Have the node *id* be gone; what it said before and comes later counts no more."""
-        if there := self._members.pop(id, None):
-            self._losses.record_change(there.services, (), self._clock())
-        self._losses.drop(id)
-        self._left[id] = None
-        if len(self._left) > self._most:
-            self._left.popitem(last=False)
+        """Remove a node; its later reports are rejected."""
+        if node := self._nodes.pop(id, None):
+            self._lost.record_change(node.services, (), self._clock())
+        self._lost.drop(id)
+        self._left_ids[id] = None
+        if len(self._left_ids) > self._max_nodes:
+            self._left_ids.popitem(last=False)
 
     @property
     def services(self) -> list[Service]:
-        """Every server of every member."""
-        return [service for member in self for service in member.services]
+        """All servers of all nodes."""
+        return [service for node in self for service in node.services]
 
     @property
     def draining_instances(self) -> set[str]:
-        """The ids of the instances that are to be given nothing new."""
-        leaving = {service.id for member in self if member.registration.draining for service in member.services}
+        """The ids of instances that should get no new work."""
+        leaving = {service.id for node in self if node.registration.draining for service in node.services}
         return leaving | find_draining([*self], self._clock())
 
     @property
     def lost_nodes(self) -> list[LostNode]:
-        """The nodes that are heard of no more though they did not leave, and whose servers are not all there again."""
-        self._losses.forget_replaced(self._live_nodes().values(), self._clock())
-        return [*self._losses]
+        """The nodes that stopped reporting without leaving, and whose servers have not been replaced."""
+        self._lost.forget_replaced(self._live_nodes().values(), self._clock())
+        return [*self._lost]
 
     @property
     def expected_servers(self) -> list[str]:
-        """The names of the servers that members say are to be there."""
-        return list(dict.fromkeys(name for member in self for name in member.registration.expected))
+        """The names of servers that nodes expect to exist."""
+        return list(dict.fromkeys(name for node in self for name in node.registration.expected))
 
     @property
     def exits_by_supervisor(self) -> dict[str, dict[str, Exit]]:
-        """How servers ended last, by name, for each supervisor."""
-        found: dict[str, dict[str, Exit]] = {}
-        for member in self:
-            if member.registration.supervisor:
-                found.setdefault(member.registration.supervisor, {}).update(member.registration.exits)
-        return found
+        """The last exits by supervisor and server name."""
+        exits: dict[str, dict[str, Exit]] = {}
+        for node in self:
+            if node.registration.supervisor:
+                exits.setdefault(node.registration.supervisor, {}).update(node.registration.exits)
+        return exits
 
     @property
     def exits(self) -> dict[str, Exit]:
-        """How servers of members ended last, by name; where there are several, the last that went wrong."""
-        found: dict[str, Exit] = {}
-        for member in self:
-            for name, ended in member.registration.exits.items():
-                found[name] = max(found.get(name, ended), ended, key=lambda each: (each.code != 0, each.at))
-        return found
+        """The last exit by server name; of several, the last abnormal one."""
+        latest: dict[str, Exit] = {}
+        for node in self:
+            for name, last_exit in node.registration.exits.items():
+                latest[name] = max(
+                    latest.get(name, last_exit), last_exit, key=lambda candidate: (candidate.code != 0, candidate.at)
+                )
+        return latest
 
     def _live_nodes(self) -> dict[str, Node]:
         now = self._clock()
-        if self._awake is not None and now - self._awake > CLOCK_LATE_SECONDS * self.lease:
-            # This process was too busy to read the heartbeats that arrived meanwhile: nobody is lost before it has.
+        if self._awake is not None and now - self._awake > LATE_LEASE_FRACTION * self.lease:
+            # This process was too busy to read heartbeats that arrived meanwhile, so all leases start again.
             self._since = self._awake = now
-        for each in [*self._members.values()]:
-            if now - max(each.last_seen, self._since) > each.lease:
-                del self._members[each.id]
-                self._losses.add(each, now)
-        return self._members
+        for node in [*self._nodes.values()]:
+            if now - max(node.last_seen, self._since) > node.lease:
+                del self._nodes[node.id]
+                self._lost.add(node, now)
+        return self._nodes
 
-    def _check_service(self, service: Service, beside: Sequence[Service], *, but: str) -> None:
-        """Refuse a *service* that contradicts another of its name, or has the id of one of those, or *beside* it."""
+    def _check_service(self, service: Service, siblings: Sequence[Service], *, ignored_id: str) -> None:
+        """Reject a service with a reserved name, a contradicting server of its name, or an id that is in use."""
         if service.name in self._taken:
             raise RequestRejected(
-                409, f"a server may not be called {service.name!r}: that is a key of the configuration"
+                409, f"a server cannot be named {service.name!r}, which is a key of the configuration"
             )
-        others = [*self._own, *(each for member in self if member.id != but for each in member.services)]
+        others = [*self._own, *(candidate for node in self if node.id != ignored_id for candidate in node.services)]
         for other in others:
             if other.name == service.name and _service_identity(other) != _service_identity(service):
-                there, here = "/".join(_service_identity(other)), "/".join(_service_identity(service))
+                registered, reported = "/".join(_service_identity(other)), "/".join(_service_identity(service))
                 raise RequestRejected(
-                    409, f"{service.name!r} is {there} here, and cannot be {here}; give it another name"
+                    409, f"{service.name!r} is {registered} at this head and cannot be {reported}; choose another name"
                 )
-        if [each.id for each in (*others, *beside)].count(service.id) > 1:
-            raise RequestRejected(409, f"the id {service.id} of {service.name!r} is another instance's; start it anew")
+        if [candidate.id for candidate in (*others, *siblings)].count(service.id) > 1:
+            raise RequestRejected(
+                409, f"the id {service.id} of {service.name!r} belongs to another instance; restart the server"
+            )
 
 
 def _service_identity(service: Service) -> tuple[str, str]:
     return service.kind, service.implementation
 
 
-def check_services(services: Sequence[Service], address: str, *, own: str, scheme: str) -> None:
-    """Refuse a node at *address* whose *services* nobody else would reach, or whom a token would be told in the clear.
+def check_services(services: Sequence[Service], address: str, *, head_address: str, scheme: str) -> None:
+    """Reject a node whose services other machines cannot reach, or would reach without TLS although the head uses it.
 
-    The head was asked at its *own* address, by *scheme*. Raises `Refused`.
+    Args:
+        services: The node's services.
+        address: The address from which the node called.
+        head_address: The head's address that the node called.
+        scheme: The scheme with which the node called.
+
+    Raises:
+        RequestRejected: A service is unreachable or would expose the token.
     """
-    for each in services:
-        if is_loopback(each.host) and not is_loopback(address) and address != own:
-            nowhere = f"{each.name!r} listens at {each.host}, where only the machine {address} reaches it"
+    for service in services:
+        if is_loopback(service.host) and not is_loopback(address) and address != head_address:
+            unreachable = f"{service.name!r} listens at {service.host}, which only the machine {address} can reach"
             raise RequestRejected(
-                422, f"{nowhere}; serve it with --host 0.0.0.0, or tell where it is with --advertise-host"
+                422, f"{unreachable}; serve it with --host 0.0.0.0, or set its address with --advertise-host"
             )
-        if scheme == "https" and each.scheme != "https":
-            plain = (
-                f"{each.name!r} speaks plain HTTP, and this head TLS: its clients would send their token in the clear"
+        if scheme == "https" and service.scheme != "https":
+            unencrypted = (
+                f"{service.name!r} uses plain HTTP but this head uses TLS: clients would send their token unencrypted"
             )
-            raise RequestRejected(422, f"{plain}; serve it with --tls-cert and --tls-key")
+            raise RequestRejected(422, f"{unencrypted}; serve it with --tls-cert and --tls-key")

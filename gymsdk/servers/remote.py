@@ -1,4 +1,4 @@
-"""Remote: an environment behind a resources server, ours or NeMo Gym's, as something an episode is played against."""
+"""A client of a resources server, gymsdk's or NeMo Gym's, with the interface of an environment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, SecretStr, ValidationError
 
-from gymsdk import client as told
 from gymsdk import credentials, errors, responses
+from gymsdk.client import (
+    build_bad_answer_error,
+    build_failure,
+    parse_failure,
+    parse_object,
+    parse_verdict,
+)
 from gymsdk.errors import BadRow, Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse
@@ -22,24 +28,29 @@ from gymsdk.servers.tool_calls import CLIENT_HEADER, SessionConnection, call_too
 from gymsdk.types import Action, Episode, Item, Message, Row, State, Step, Task, Transcript, Verdict
 
 INVALID_ROW_STATUSES = frozenset({413, 422})
-"""The statuses of what does not fit, and would not at another time."""
+"""Statuses of requests that would fail again."""
 
 
 class RemoteState(State):
-    """What an episode elsewhere is known by here: the line to its session."""
+    """The local state of a remote episode: the connection to its session."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-    line: SessionConnection
+    connection: SessionConnection
 
 
 class RemoteEnvironment:
-    """The environment *name* at the resources server *base_url*; *headers* go with every request.
+    """An environment at a resources server.
 
-    So does the *token*: if none is given, the one in the file that GYMSDK_TOKEN_FILE names.
+    Tools are called once, never retried. A plain reply ends the episode: NeMo Gym's protocol has no answer to a reply.
 
-    A call has *seconds*, *retry* is how often it is tried again; tools are called once. A plain reply ends the
-    episode: of what a server would say to it, clients of NeMo Gym are told nothing.
+    Args:
+        base_url: The server's URL.
+        name: The environment's name.
+        seconds: The timeout of a call.
+        retry: Retries of calls that are safe to repeat.
+        headers: Further headers of each request.
+        token: The server's token; by default the one in the file that `GYMSDK_TOKEN_FILE` names.
     """
 
     def __init__(
@@ -60,138 +71,155 @@ class RemoteEnvironment:
         self._headers: client.Headers = {CLIENT_HEADER: "1", **self._token, **(headers or {})}
 
     def __repr__(self) -> str:
-        return f"<Remote {self.name!r} at {self.base_url}>"
+        return f"<RemoteEnvironment {self.name!r} at {self.base_url}>"
 
-    def open_connection(self, jar: Mapping[str, str] | None = None) -> SessionConnection:
-        """Give a line to the session that the cookies in *jar* are for, or to one that is yet to be opened."""
-        return SessionConnection(self.base_url, dict(jar or {}), self._headers, self._seconds, self._retry)
+    def open_connection(self, cookies: Mapping[str, str] | None = None) -> SessionConnection:
+        """Return a connection to the session of these cookies, or to a session that is not open yet."""
+        return SessionConnection(self.base_url, dict(cookies or {}), self._headers, self._seconds, self._retry)
 
     def auth_headers(self, base_url: str) -> client.Headers:
-        """Give what requests to *base_url* carry: the token where that is this server, as others may call it."""
+        """Return the headers for requests to `base_url`: the token, if `base_url` is this server."""
         return self._token if self._token and _is_same_server(base_url.rstrip("/"), self.base_url) else {}
 
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
     ) -> Episode:
-        """Open a session of *row*; raises `BadRow` where it does not fit, else `EpisodeError`."""
+        """Open a session of `row`.
+
+        Raises:
+            BadRow: The row does not fit the environment.
+            EpisodeError: The server failed or did not answer.
+        """
         task, raw = _read_row(row)
-        line = self.open_connection()
+        connection = self.open_connection()
         body = {**raw, "gymsdk": {"seed": seed, "repeat": repeat}}
-        answer = await line.post("/seed_session", body, stage="reset", deadline=deadline)
+        answer = await connection.post("/seed_session", body, stage="reset", deadline=deadline)
         if not answer.ok:
             raise _open_failure(answer, self.name)
-        shown = _read_extras(told.parse_object(answer, "reset"))
-        # Who sends back what it was sent is not for that one of ours.
-        line.is_gymsdk = "opening" in shown
+        extras = _read_extras(parse_object(answer, "reset"))
+        # Only gymsdk's servers return the opening; others may echo the request's `gymsdk` field.
+        connection.is_gymsdk = "opening" in extras
         return Episode(
             id=id,
             seed=seed,
             task=task,
             row=raw,
             environment=self,
-            state=RemoteState(line=line),
-            transcript=Transcript(opening=shown.get("opening", deepcopy(task.input))),
-            tools=shown.get("tools", _read_tools(task.responses_create_params.get("tools"))),
+            state=RemoteState(connection=connection),
+            transcript=Transcript(opening=extras.get("opening", deepcopy(task.input))),
+            tools=extras.get("tools", _read_tools(task.responses_create_params.get("tools"))),
             repeat=repeat,
             deadline=deadline,
         )
 
     async def step(self, episode: Episode, action: Action) -> Step:
-        """Answer one tool call or reply; what a tool pays is in the verdict's reward."""
+        """Answer one tool call or reply; rewards of steps are part of the verdict's reward."""
         if isinstance(action, Message):
             return Step(done=True)
         return await call_tool(_connection_of(episode), action, episode.tools, deadline=episode.deadline)
 
     async def verify(self, episode: Episode) -> Verdict:
-        """Give the verdict on the transcript, which holds what the steps paid; raises `EpisodeError`."""
-        line, body = _connection_of(episode), _build_verify_body(episode)
+        """Return the verdict on the transcript, which includes the rewards of the steps."""
+        connection, body = _connection_of(episode), _build_verify_body(episode)
         try:
-            answer = await line.post("/verify", body, stage="verify")
+            answer = await connection.post("/verify", body, stage="verify")
         except Failed as error:
             if error.kind != "server_unreachable":
                 raise
-            # Judging again does nothing that judging has not: a connection that is lost meanwhile loses no rollout.
-            answer = await line.post("/verify", body, stage="verify")
+            # Judging is idempotent, so a lost connection is retried once.
+            answer = await connection.post("/verify", body, stage="verify")
         if not answer.ok:
-            raise told.build_failure(answer, "verify")
+            raise build_failure(answer, "verify")
         return _parse_verdict(answer, episode.row)
 
     async def close(self, episode: Episode) -> None:
-        """Close the session, where the server is one that has an end for it."""
-        line = _connection_of(episode)
-        if not line.is_gymsdk:
+        """Close the session, if the server is gymsdk's; NeMo Gym's servers have no endpoint for it."""
+        connection = _connection_of(episode)
+        if not connection.is_gymsdk:
             return
-        answer = await line.post("/close_session", {}, stage="close")
+        answer = await connection.post("/close_session", {}, stage="close")
         if not answer.ok:
-            raise told.build_failure(answer, "close")
+            raise build_failure(answer, "close")
 
     async def aggregate(self, body: Row) -> Item:
-        """Give the figures over the verified rows in *body*, as the server makes them; raises `Refused`."""
+        """Return the metrics of the verified rows in `body`, as the server computes them.
+
+        Raises:
+            RequestRejected: The server rejects the rows.
+        """
         answer = await self.open_connection().post("/aggregate_metrics", body, stage="metrics")
         if answer.ok:
-            return told.parse_object(answer, "metrics")
-        if answer.status in INVALID_ROW_STATUSES and told.parse_failure(answer) is None:
+            return parse_object(answer, "metrics")
+        if answer.status in INVALID_ROW_STATUSES and parse_failure(answer) is None:
             raise RequestRejected(answer.status, answer.text[: client.MAX_EXCERPT_CHARS])
-        raise told.build_failure(answer, "metrics")
+        raise build_failure(answer, "metrics")
 
 
-def _is_same_server(one: str, other: str) -> bool:
-    """Whether two URLs lead to one server: they are the same, or both lead to one port of this machine."""
-    if one == other:
+def _is_same_server(url: str, other: str) -> bool:
+    """Return whether two URLs lead to the same server, possibly by different addresses of this machine."""
+    if url == other:
         return True
     try:
-        ours, theirs = urlsplit(one), urlsplit(other)
-        same = (ours.scheme, ours.port, ours.path) == (theirs.scheme, theirs.port, theirs.path)
-        # No name is looked up that somebody else has made up.
-        addresses = [ip_address((each.hostname or "").replace("localhost", "127.0.0.1")) for each in (ours, theirs)]
+        parsed, parsed_other = urlsplit(url), urlsplit(other)
+        is_same_path = (parsed.scheme, parsed.port, parsed.path) == (
+            parsed_other.scheme,
+            parsed_other.port,
+            parsed_other.path,
+        )
+        # Only literal addresses: resolving a name that a client chose would be unsafe.
+        addresses = [
+            ip_address((parts.hostname or "").replace("localhost", "127.0.0.1")) for parts in (parsed, parsed_other)
+        ]
     except ValueError:
         return False
-    return same and all(is_local_host(str(each)) for each in addresses)
+    return is_same_path and all(is_local_host(str(address)) for address in addresses)
 
 
 def _read_row(row: Row | Task) -> tuple[Task, Row]:
     try:
         return (row, row.row()) if isinstance(row, Task) else (Task.model_validate(row), row)
     except ValidationError as error:
-        raise BadRow(f"the row is none: {errors.format_validation_error(error)}") from None
+        raise BadRow(f"the row is invalid: {errors.format_validation_error(error)}") from None
 
 
 def _open_failure(answer: HttpResponse, name: str) -> BadRow | Exception:
-    if answer.status == 422 and told.parse_failure(answer) is None:  # noqa: PLR2004 - what does not fit
+    if answer.status == 422 and parse_failure(answer) is None:  # noqa: PLR2004 - an invalid row
         return BadRow(
             f"the row does not fit environment {name!r} at {answer.host}: {answer.text[: client.MAX_EXCERPT_CHARS]}"
         )
-    return told.build_failure(answer, "reset")
+    return build_failure(answer, "reset")
 
 
 def _read_extras(body: Item) -> Item:
-    shown = body.get("gymsdk")
-    return shown if isinstance(shown, dict) else {}
+    extras = body.get("gymsdk")
+    return extras if isinstance(extras, dict) else {}
 
 
-def _read_tools(written: Any) -> list[Item]:
-    return [tool for tool in written or [] if isinstance(tool.get("name"), str)]
+def _read_tools(tools: Any) -> list[Item]:
+    return [tool for tool in tools or [] if isinstance(tool.get("name"), str)]
 
 
 def _connection_of(episode: Episode) -> SessionConnection:
-    assert isinstance(episode.state, RemoteState), "an episode elsewhere is opened by its remote"
-    return episode.state.line
+    assert isinstance(episode.state, RemoteState), "the remote environment opened the episode"
+    return episode.state.connection
 
 
 def _build_verify_body(episode: Episode) -> Row:
-    """Give what is to be verified: the row, and the response as the last of a real model's would be."""
+    """Build the body of `/verify`: the row, and the transcript as a model's response."""
     ended = episode.transcript.ended
     status: responses.ResponseStatus = "incomplete" if ended == "tokens" else "completed"
     response = responses.build_response(episode.transcript.items, model="policy", status=status)
-    ours = {"seed": episode.seed, "repeat": episode.repeat, "ended": ended}
-    return {**episode.row, "response": response, "gymsdk": ours}
+    options = {"seed": episode.seed, "repeat": episode.repeat, "ended": ended}
+    return {**episode.row, "response": response, "gymsdk": options}
 
 
 def _parse_verdict(answer: HttpResponse, row: Row) -> Verdict:
-    found = told.parse_verdict(told.parse_object(answer, "verify"), row)
+    judgement = parse_verdict(parse_object(answer, "verify"), row)
     try:
-        return StoredVerdict.model_validate({**found.fields, "reward": found.reward, "components": found.components})
+        return StoredVerdict.model_validate(
+            {**judgement.fields, "reward": judgement.reward, "components": judgement.components}
+        )
     except ValidationError as error:
-        raise told.build_bad_answer_error(
-            f"the verdict of {answer.host} is none: {errors.format_validation_error(error)}", "verify"
+        raise build_bad_answer_error(
+            f"the verdict of {answer.host} is invalid: {errors.format_validation_error(error)}", "verify"
         ) from None

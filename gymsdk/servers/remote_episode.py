@@ -1,4 +1,4 @@
-"""A place: one instance of a resources server, for as long as an episode is there."""
+"""An episode at one instance of a resources server, which fails when the instance is gone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from gymsdk.errors import Failed
 from gymsdk.http import client
-from gymsdk.servers import instances as waiting
-from gymsdk.servers.instances import WATCH_SECONDS, InstanceDirectory, InstanceGone
+from gymsdk.servers.instances import WATCH_SECONDS, InstanceDirectory, InstanceGone, wait_while_alive
 from gymsdk.servers.remote import RemoteEnvironment, RemoteState
 from gymsdk.servers.reports import Instance
 from gymsdk.types import Action, Episode, Row, Step, Task, Verdict
@@ -20,62 +19,76 @@ from gymsdk.types import Action, Episode, Row, Step, Task, Verdict
 T = TypeVar("T")
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
-"""Seconds for which an instance that is not reached is given nothing new: doubled each time."""
+"""First and longest pause for an unreachable instance, in seconds; each pause is twice as long as the previous one."""
 
 MAX_CHANGES = 1000
-"""Changes that a tally tells apart: while a head is silent, they are more and more."""
+"""Largest number of changes that a tally keeps apart; they accumulate while the head does not answer."""
 
 UNREACHABLE_KIND = "server_unreachable"
-"""What a failure is called where nobody is there any more."""
+"""Failure kind when an instance is unreachable."""
 
 
 @dataclass(slots=True)
 class InstanceTally:
-    """What is known here of one instance: when episodes began (1) and ended (-1), until when it is left alone."""
+    """What this process knows about the load and availability of one instance.
+
+    Attributes:
+        changes: The times when episodes began (1) and ended (-1).
+        total_change: The sum of the changes.
+        last_request: Ordinal of the last request to the instance.
+        pause: The current pause in seconds.
+        resumes_at: When the pause ends.
+    """
 
     changes: deque[tuple[float, int]] = field(default_factory=deque)
-    more: int = 0
-    latest: int = 0
+    total_change: int = 0
+    last_request: int = 0
     pause: float = 0.0
-    back: float = 0.0
+    resumes_at: float = 0.0
 
     def record_change(self, change: int) -> None:
-        """Note that an episode began or ended."""
+        """Record that an episode began (1) or ended (-1)."""
         self.changes.append((time.monotonic(), change))
-        self.more += change
+        self.total_change += change
         if len(self.changes) > MAX_CHANGES:
             _, oldest = self.changes.popleft()
             at, next_one = self.changes.popleft()
             self.changes.appendleft((at, oldest + next_one))
 
-    def change_since(self, heard: float) -> int:
-        """Give by how many the episodes are more than when the instance was *heard* of."""
-        while self.changes and self.changes[0][0] < heard:
-            self.more -= self.changes.popleft()[1]
-        return self.more
+    def change_since(self, moment: float) -> int:
+        """Return by how many the episodes have grown since the time `moment`."""
+        while self.changes and self.changes[0][0] < moment:
+            self.total_change -= self.changes.popleft()[1]
+        return self.total_change
 
     def suspend(self) -> bool:
-        """Leave the instance alone for a while, and say whether that is new."""
-        new, now = not self.pause, time.monotonic()
-        if now >= self.back:
+        """Pause an unreachable instance; return whether it was available before."""
+        was_available, now = not self.pause, time.monotonic()
+        if now >= self.resumes_at:
             self.pause = min(MAX_PAUSE_SECONDS, self.pause * 2) or FIRST_PAUSE_SECONDS
-            self.back = now + self.pause
-        return new
+            self.resumes_at = now + self.pause
+        return was_available
 
     def resume(self) -> None:
-        """Have it be asked like any other again."""
-        self.pause = self.back = 0.0
+        """End the pause of an instance that answered."""
+        self.pause = self.resumes_at = 0.0
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the instance is left alone for now."""
-        return time.monotonic() < self.back
+        """Whether the instance is paused."""
+        return time.monotonic() < self.resumes_at
 
 
 class RemoteEpisode:
-    """The environment at one *instance*, of those there are: where that is gone, what waits for it fails.
+    """An environment at one instance; its calls fail as soon as the instance is gone.
 
-    A machine that lost its power says nothing: its connections would be waited for as long as an answer may take.
+    Args:
+        instance: The instance.
+        remote: The client of the instance.
+        instances: Reports whether the instance is alive.
+        tally: The instance's load.
+        retry: Retries of calls in an open episode.
+        watch: Seconds between two checks that the instance is alive.
     """
 
     def __init__(
@@ -100,7 +113,12 @@ class RemoteEpisode:
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
     ) -> Episode:
-        """Open an episode of *row* here; raises `BadRow` where it does not fit, else `EpisodeError`."""
+        """Open an episode of `row` at the instance.
+
+        Raises:
+            BadRow: The row does not fit the environment.
+            EpisodeError: The instance failed or is gone.
+        """
         self._tally.record_change(1)
         try:
             episode = await self._while_alive(
@@ -109,9 +127,9 @@ class RemoteEpisode:
         except BaseException:
             self._tally.record_change(-1)
             raise
-        assert isinstance(episode.state, RemoteState), "an episode elsewhere is opened by its remote"
-        # Another instance would do for an opening; from now on, none does.
-        episode.state.line.retry = self._retry
+        assert isinstance(episode.state, RemoteState), "the remote environment opens the episode"
+        # An opening can move to another instance, but an open episode can only retry here.
+        episode.state.connection.retry = self._retry
         episode.environment = self
         return episode
 
@@ -120,20 +138,20 @@ class RemoteEpisode:
         return await self._while_alive(self._remote.step(episode, action), "step")
 
     async def verify(self, episode: Episode) -> Verdict:
-        """Give the verdict on the transcript; raises `EpisodeError`."""
+        """Return the verdict on the transcript."""
         return await self._while_alive(self._remote.verify(episode), "verify")
 
     async def close(self, episode: Episode) -> None:
-        """Close the session; of one that went with its instance nothing is left to close."""
+        """Close the session, unless it was lost with its instance."""
         self._tally.record_change(-1)
         if not self._lost:
             await self._while_alive(self._remote.close(episode), "close")
 
-    async def _while_alive(self, asked: Coroutine[Any, Any, T], stage: str) -> T:
-        """Give what is answered to what was *asked*, for as long as the instance is there."""
-        known = partial(self._instances.is_known, self._instance.id)
+    async def _while_alive(self, exchange: Coroutine[Any, Any, T], stage: str) -> T:
+        """Await `exchange` while the instance is alive."""
+        is_known = partial(self._instances.is_known, self._instance.id)
         try:
-            return await waiting.wait_while_alive(asked, self._instance.url, known, watch=self._watch)
+            return await wait_while_alive(exchange, self._instance.url, is_known, watch=self._watch)
         except InstanceGone:
             self._lost = True
             raise self._gone_error(stage) from None

@@ -1,4 +1,4 @@
-"""Reports: what a node says of itself, what is told of one server, and what a head says of all."""
+"""What nodes report to the head, and what the head reports about nodes and servers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gymsdk.servers.service import Kind, Service
 from gymsdk.types import Item
 
 LEASE_SECONDS = 10.0
-"""Seconds after which a member that says nothing more is gone."""
+"""Seconds after its last report when a node counts as lost."""
 
 HEAD_NODE_ID = "head"
-"""What the head is called among the servers that ended or are started anew."""
+"""Name of the head in lists of exited and restarted servers."""
 
 MAX_ENTRIES = 1000
-"""Services that one node has."""
+"""Largest number of entries in each part of a registration."""
 
 MAX_DEPTH = 10
-"""Levels that the fields of a service may be nested."""
+"""Deepest nesting of a service's fields."""
 
 MAX_FIELDS_BYTES = 2**14
-"""Characters that the fields of a service may have as JSON."""
+"""Largest size of a service's fields as JSON, in characters."""
 
 HOST_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}|")
 
@@ -34,7 +34,7 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 class Load(BaseModel):
-    """What a server has to do: open *sessions*, episodes *in_flight*."""
+    """The load of a server: its open sessions and running episodes."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -43,12 +43,19 @@ class Load(BaseModel):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sessions and episodes together."""
         return self.sessions + self.in_flight
 
 
 class Exit(BaseModel):
-    """How a server's process *pid* ended last: its exit *code*, when, and how often it has been started anew."""
+    """How a server's process ended last.
+
+    Attributes:
+        code: The exit code.
+        at: When it ended, in seconds since the epoch.
+        restarts: How often the server has been restarted.
+        pid: The process id.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,16 +65,22 @@ class Exit(BaseModel):
     pid: int = 0
 
     def is_exit_of(self, service: Service) -> bool:
-        """Whether that was the process of *service*: a number may be another's later."""
+        """Return whether this is the exit of the service's process; the operating system may reuse a process id."""
         return service.pid == self.pid and service.started <= self.at
 
 
 class Registration(BaseModel):
-    """What a node says of itself, whole each time; it is to be heard of again within *seconds*.
+    """A node's report on itself, sent in full each time.
 
-    *expected* names the servers there are to be, *exits* tells of those that ended; *restarts* are the processes that
-    it can start anew, by their servers. One that is *draining* is to be given nothing new. Of the nodes that name the
-    same *supervisor*, one tells how the processes of the others end.
+    Attributes:
+        services: The node's servers.
+        loads: Their load, by name.
+        expected: The names of servers that should exist.
+        exits: The last exits, by server name.
+        draining: Whether the node accepts no new work.
+        restarts: The processes that the node can restart, by server name.
+        supervisor: The id of the supervisor. One of the nodes with this supervisor reports how processes end.
+        seconds: How long the report is valid.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -86,18 +99,30 @@ class Registration(BaseModel):
         for each in self.services:
             if _nesting_depth(each.fields) > MAX_DEPTH or len(json.dumps(each.fields)) > MAX_FIELDS_BYTES:
                 bounds = f"{MAX_DEPTH} levels and {MAX_FIELDS_BYTES} characters at most"
-                raise ValueError(f"the server {each.name!r} has too much in its fields: {bounds}")
+                raise ValueError(f"the fields of the server {each.name!r} are too large: {bounds}")
             if not each.port or not HOST_PATTERN.fullmatch(each.host):
-                raise ValueError(f"the server {each.name!r} has no address: {each.host[:80]!r}, port {each.port}")
+                raise ValueError(f"the server {each.name!r} has no valid address: {each.host[:80]!r}, port {each.port}")
         return self
 
 
 class Instance(BaseModel):
-    """One of the servers of a *name*, as the head tells of it; its load is *age* seconds old.
+    """One instance of a server, as the head reports it.
 
-    *node* is the member that has it, empty where the head itself has; *status* is `None` until it has been asked, and
-    *round_trip* are the seconds its answer took. One that is *draining* is to be given nothing new. *exit* is how the
-    process before this one ended, where it is supervised.
+    Attributes:
+        id: The instance's id.
+        name: The server's name.
+        kind: The kind of server.
+        implementation: The implementation's name.
+        url: The server's URL.
+        node: The node's id; empty for the head's own process.
+        load: The last reported load.
+        age: The age of the load in seconds.
+        status: The result of the last health check, or `None` before the first one.
+        round_trip: How many seconds the last health check took.
+        draining: Whether the instance accepts no new work.
+        pid: The process id.
+        started: When the process started, in seconds since the epoch.
+        exit: How the previous process of the server ended, if a supervisor reports it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -119,7 +144,7 @@ class Instance(BaseModel):
 
 
 class RestartReply(BaseModel):
-    """What ends to be started anew: the processes *pids*, and those of their *instances* that are known."""
+    """The reply to a restart request: the processes that restart, and their known instances."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -129,9 +154,16 @@ class RestartReply(BaseModel):
 
 
 class HeadSnapshot(BaseModel):
-    """All that a head knows: the *nodes*, those it *lost*, every instance, which servers there are to be, which ended.
+    """What the head knows.
 
-    It is *settled* once whoever was there before it has had the time to be heard of.
+    Attributes:
+        lease: Seconds that a report is valid.
+        settled: Whether every node that existed before the head started has had time to report.
+        nodes: The registered nodes.
+        lost: The lost nodes.
+        instances: All instances of all servers.
+        expected: The names of servers that should exist.
+        exits: The last exits, by server name.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -146,7 +178,7 @@ class HeadSnapshot(BaseModel):
 
 
 def _nesting_depth(value: object) -> int:
-    """Give how deep *value* is nested, without the stack that another would be read with."""
+    """Return the nesting depth of a JSON value, without recursion."""
     depth, level = 0, [value]
     while level:
         depth, level = depth + 1, [inner for each in level for inner in _children(each)]

@@ -1,4 +1,9 @@
-"""Reading requests that bring a row: the row, its seed, its budget, its rollout id, its response."""
+"""Parses requests that bring a row: the row, its identity, seed, budget and rollout id, and the response to judge.
+
+Tables (pandas, Arrow, `datasets`) add a null for each field that a row lacks, and clients add or drop nulls on the way.
+The canonical form of a row therefore has no null members. It decides the seed, the session of the row, and whether a
+request is a repeat. Every part of the server that compares or hashes rows uses the functions of this module.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +31,24 @@ from gymsdk.types import EndReason, Item, Playable, Row, Task, extract_text
 BodyModel = TypeVar("BodyModel", bound=BaseModel)
 
 
+ROUTING_FIELDS = frozenset(
+    {"responses_create_params", "response", "gymsdk", "agent_ref", "task_source", "skills_ref", "capture_rollout_id"}
+)
+"""Fields of the host, beside those that begin with `_ng_`; all other fields belong to the environment."""
+
+SCALAR_TYPES = frozenset({str, int, float, bool, type(None)})
+
+T = TypeVar("T")
+
+ROLLOUT_ID_FIELD = "_ng_rollout_id"
+"""Field with the id of the rollout that a row is played for; `capture_rollout_id` is an alias."""
+
+NUMBERED_ROLLOUT_PATTERN = re.compile(r"\d+-(?P<repeat>\d+)(-a\d+)?")
+"""How NeMo Gym's clients name rollouts by default: task and repeat, the same in each run."""
+
+
 class EpisodeId(BaseModel):
-    """Which rollout, and which attempt at it, in NeMo Gym's typed bodies."""
+    """The rollout and the attempt in NeMo Gym's typed bodies."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,12 +57,12 @@ class EpisodeId(BaseModel):
 
     @property
     def key(self) -> str:
-        """Its name where there is room for one word."""
+        """The rollout id, with the attempt as a suffix from the second attempt on."""
         return f"{self.rollout_id}-a{self.attempt}" if self.attempt else self.rollout_id
 
 
 class TaskId(BaseModel):
-    """Which task of which set, in NeMo Gym's typed bodies."""
+    """The task set and the task in NeMo Gym's typed bodies."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,7 +71,7 @@ class TaskId(BaseModel):
 
 
 class SeedRequest(BaseModel):
-    """The typed body that opens a session."""
+    """The typed body of `/seed_session`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +82,7 @@ class SeedRequest(BaseModel):
 
 
 class CloseRequest(BaseModel):
-    """The typed body that closes a session."""
+    """The typed body of `/close_session`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,54 +91,53 @@ class CloseRequest(BaseModel):
 
 
 def parse_body(kind: type[BodyModel], body: Row) -> BodyModel:
-    """Give *body* as what its *kind* of request holds; raises `Refused` where it does not fit."""
+    """Validate `body` as a pydantic model.
+
+    Raises:
+        RequestRejected: The body does not match the model.
+    """
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
-        shape = [{**each, "loc": ["body", *each["loc"]]} for each in found]
-        raise RequestRejected(422, "the body does not fit", shape=shape) from None
-
-
-ROUTING_FIELDS = frozenset(
-    {"responses_create_params", "response", "gymsdk", "agent_ref", "task_source", "skills_ref", "capture_rollout_id"}
-)
-"""Fields that route a row or tell of its play, beside those that begin with `_ng_`; the rest is the environment's."""
-
-SCALAR_TYPES = frozenset({str, int, float, bool, type(None)})
+        problems = error.errors(include_url=False, include_context=False)
+        shape = [{**each, "loc": ["body", *each["loc"]]} for each in problems]
+        raise RequestRejected(422, "the body is invalid", shape=shape) from None
 
 
 def to_canonical(value: Any) -> Any:
-    """Return *value*, which is JSON, without the members of its objects that are null, at every depth.
+    """Return a JSON value without null members of objects, at every depth.
 
-    An element of an array that is null stays: its place matters. The walk does not recurse, so depth is no limit.
+    Null elements of arrays stay, because their position matters. The walk is not recursive, so depth is not limited.
     """
     holder = [value]
     pending: list[Any] = [holder]
     while pending:
         container = pending.pop()
-        for key, each in container.items() if isinstance(container, dict) else enumerate(container):
-            if isinstance(each, dict):
-                copied: Any = {name: member for name, member in each.items() if member is not None}
-            elif isinstance(each, list) and not SCALAR_TYPES.issuperset(map(type, each)):
-                copied = list(each)
+        for key, member in container.items() if isinstance(container, dict) else enumerate(container):
+            if isinstance(member, dict):
+                copy: Any = {name: child for name, child in member.items() if child is not None}
+            elif isinstance(member, list) and not SCALAR_TYPES.issuperset(map(type, member)):
+                copy = list(member)
             else:
                 continue
-            container[key] = copied
-            pending.append(copied)
+            container[key] = copy
+            pending.append(copy)
     return holder[0]
 
 
 def digest_row(row: Row) -> str:
-    """Return a digest that is the same for rows, or whole requests, with the same canonical form."""
+    """Return a digest that is equal for rows, or whole request bodies, with the same canonical form."""
     return hashlib.sha256(dump_canonical_json(to_canonical(row))).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class RowIdentity:
-    """What a row is, whoever carries it: its environment's own *fields*, its *prompt*, and its *task_index*, if any.
+    """A row in canonical form, for comparison with other rows.
 
-    All of them are in canonical form. The *prompt* is `None` where the row has none.
+    Attributes:
+        fields: The environment's own fields.
+        prompt: The input items in one normal form, or `None` if the row has no prompt.
+        task_index: The index of the task, if the row has one.
     """
 
     fields: Row
@@ -126,43 +146,43 @@ class RowIdentity:
 
     @classmethod
     def of_row(cls, row: Row) -> RowIdentity:
-        """Return the identity of *row*."""
+        """Return the identity of `row`."""
         index = row.get(TASK_INDEX)
         return cls(
-            fields=_own_fields(row),
-            prompt=_prompt(row),
+            fields=_select_own_fields(row),
+            prompt=_normalize_prompt(row),
             task_index=index if isinstance(index, int) and not isinstance(index, bool) else None,
         )
 
     def seed(self, environment: str, *, repeat: int = 0) -> int:
-        """Return the seed of an episode of this row in *environment*: its task's, or one that its fields decide."""
+        """Return the seed of an episode, derived from the task index if the row has one, else from the fields."""
         if self.task_index is not None:
             return seed_of(0, Job(environment, self.task_index, repeat, self.fields))
         return self.seed_of_fields(environment)
 
     def seed_of_fields(self, environment: str) -> int:
-        """Return the seed that the row's own fields decide, whatever its task index."""
-        found = hashlib.sha256(environment.encode() + b":" + dump_canonical_json(self.fields)).digest()
-        return int.from_bytes(found[:4], "big") >> 1
+        """Return the seed derived from the row's own fields, ignoring the task index."""
+        digest = hashlib.sha256(environment.encode() + b":" + dump_canonical_json(self.fields)).digest()
+        return int.from_bytes(digest[:4], "big") >> 1
 
 
-def _own_fields(row: Mapping[str, Any]) -> Row:
+def _select_own_fields(row: Mapping[str, Any]) -> Row:
     fields: Row = to_canonical(
         {key: value for key, value in row.items() if key not in ROUTING_FIELDS and not key.startswith("_ng_")}
     )
     return fields
 
 
-def _prompt(row: Row) -> list[Any] | None:
-    """Return the items that the model is to answer, in one form however the row writes them."""
+def _normalize_prompt(row: Row) -> list[Any] | None:
+    """Return the prompt's items in one form, however the row writes them."""
     params = row.get("responses_create_params")
     items = params.get("input") if isinstance(params, dict) else None
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
-    return [_plain_message(to_canonical(item)) for item in items] if isinstance(items, list) else None
+    return [_normalize_message(to_canonical(item)) for item in items] if isinstance(items, list) else None
 
 
-def _plain_message(item: Any) -> Any:
+def _normalize_message(item: Any) -> Any:
     if not isinstance(item, dict) or item.get("type", "message") != "message":
         return item
     kept = {key: value for key, value in item.items() if key not in {"type", "status", "id", "content"}}
@@ -171,70 +191,83 @@ def _plain_message(item: Any) -> Any:
     return kept | {"content": (extract_text(content) if parts else "") or content}
 
 
-T = TypeVar("T")
-
-ROLLOUT_ID_FIELD = "_ng_rollout_id"
-"""How a client names the rollout that a row is played for; an alias is `capture_rollout_id`."""
-
-
-NUMBERED_ROLLOUT_PATTERN = re.compile(r"\d+-(?P<repeat>\d+)(-a\d+)?")
-"""How clients of NeMo Gym name a rollout that nobody else has named: by its task and repeat, as the next run does."""
-
-
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """A request's *row* as its environment gets it, the row's *identity*, and what our own clients *said* of it."""
+    """A request to play or judge a row.
+
+    Attributes:
+        row: The row as the environment gets it.
+        identity: The row in canonical form.
+        seed: The episode's seed.
+        repeat: Which repeat of the task this is, from 0.
+        id: The rollout's id, or an empty string.
+        options: The `gymsdk` field, which gymsdk's own clients send.
+        budget: The budget that the client asks for.
+    """
 
     row: Row
     identity: RowIdentity
     seed: int
     repeat: int = 0
     id: str = ""
-    said: Item | None = None
+    options: Item | None = None
     budget: Budget | None = None
 
     @property
     def seed_given(self) -> bool:
-        """Whether the request names the seed, so that the row does not decide it."""
-        return self.said is not None and _first_integer(self.said.get("seed")) is not None
+        """Whether the client chose the seed; otherwise the row determines it."""
+        return self.options is not None and _first_integer(self.options.get("seed")) is not None
 
 
 def parse_row_request(body: Row, environment: Playable, *, rollout: str | None = None) -> RowRequest:
-    """Give what *body* brings to *environment*; *rollout* is the id in its path. Raises `Refused`."""
-    said = body.get("gymsdk")
-    ours: Item = said if isinstance(said, dict) else {}
+    """Parse the body of a request that brings a row.
+
+    Args:
+        body: The body.
+        environment: The environment that the row is for.
+        rollout: The rollout id in the request's path.
+
+    Raises:
+        RequestRejected: The rollout id or the budget is invalid.
+    """
+    options = body.get("gymsdk")
+    own: Item = options if isinstance(options, dict) else {}
     declared = environment.task_type.model_fields if isinstance(environment, Environment) else {}
-    named = {key: value for key, value in body.items() if key not in {ROLLOUT_ID_FIELD, "capture_rollout_id"}}
-    row = unplayed(named, keep=declared.keys() - {"gymsdk"})
+    fields = {key: value for key, value in body.items() if key not in {ROLLOUT_ID_FIELD, "capture_rollout_id"}}
+    row = unplayed(fields, keep=declared.keys() - {"gymsdk"})
     if "responses_create_params" in row:
         row["responses_create_params"] = to_canonical(row["responses_create_params"])
-    seed = _first_integer(ours.get("seed"))
-    whose = _read_id(body.get(ROLLOUT_ID_FIELD, body.get("capture_rollout_id"))) or rollout or ""
-    context.set_rollout_id(whose)
-    repeat = _first_integer(ours.get("repeat"), body.get(ROLLOUT_INDEX), _parse_repeat(whose)) or 0
+    seed = _first_integer(own.get("seed"))
+    rollout_id = _read_id(body.get(ROLLOUT_ID_FIELD, body.get("capture_rollout_id"))) or rollout or ""
+    context.set_rollout_id(rollout_id)
+    repeat = _first_integer(own.get("repeat"), body.get(ROLLOUT_INDEX), _parse_repeat(rollout_id)) or 0
     identity = RowIdentity.of_row(row)
     return RowRequest(
         row=row,
         identity=identity,
         seed=identity.seed(environment.name, repeat=repeat) if seed is None else seed,
         repeat=repeat,
-        id=whose,
-        said=ours if isinstance(said, dict) else None,
-        budget=_read_budget(ours.get("budget")),
+        id=rollout_id,
+        options=own if isinstance(options, dict) else None,
+        budget=_read_budget(own.get("budget")),
     )
 
 
 def parse_response(body: Row) -> Item:
-    """Give the response *body* holds, without its nulls; raises `Refused` where there is none that can be read."""
+    """Return the Response object in `body`, without nulls.
+
+    Raises:
+        RequestRejected: `body` has no valid Response object.
+    """
     response = body.get("response")
-    found: Item = {**response, "output": to_canonical(response.get("output"))} if isinstance(response, dict) else {}
-    if not is_response(found) or not all(map(_is_complete_item, found["output"])):
+    parsed: Item = {**response, "output": to_canonical(response.get("output"))} if isinstance(response, dict) else {}
+    if not is_response(parsed) or not all(map(_is_complete_item, parsed["output"])):
         raise RequestRejected(422, "`response` must be a Response object whose `output` is a list of items")
-    return found
+    return parsed
 
 
 def _is_complete_item(item: Item) -> bool:
-    """Whether an item has what makes it one: half of it would be graded as if the policy had said nothing."""
+    """Return whether an item has its required fields: an incomplete item would be graded as silence of the policy."""
     if item.get("type") == "function_call":
         return isinstance(item.get("name"), str) and isinstance(item.get("call_id", ""), str)
     if item.get("type", "message") == "message":
@@ -243,36 +276,36 @@ def _is_complete_item(item: Item) -> bool:
 
 
 def infer_end_reason(body: Row, response: Item) -> EndReason:
-    """Give how the episode ended that *response* tells of, as far as it can be known."""
-    ours = body.get("gymsdk")
-    told = ours.get("ended") if isinstance(ours, dict) else None
-    for word in get_args(EndReason):
-        if told == word:
-            return word  # type: ignore[no-any-return]  # one of its words
+    """Return how the episode of a response ended, as far as the body shows it."""
+    options = body.get("gymsdk")
+    reason = options.get("ended") if isinstance(options, dict) else None
+    for known in get_args(EndReason):
+        if reason == known:
+            return known  # type: ignore[no-any-return]  # a member of the Literal
     return "tokens" if is_incomplete_response(response) else "done"
 
 
-def limit_budget(asked: Budget | None, allowed: Budget) -> Budget:
-    """Give the budget that was *asked* for, as far as it is *allowed*."""
-    if asked is None:
+def limit_budget(requested: Budget | None, allowed: Budget) -> Budget:
+    """Return the requested budget, limited to what is allowed."""
+    if requested is None:
         return allowed
     return Budget(
-        turns=min(asked.turns, allowed.turns),
-        tools=min(asked.tools, allowed.tools),
-        seconds=min(asked.seconds, allowed.seconds),
-        output=min(asked.output, allowed.output),
+        turns=min(requested.turns, allowed.turns),
+        tools=min(requested.tools, allowed.tools),
+        seconds=min(requested.seconds, allowed.seconds),
+        output=min(requested.output, allowed.output),
     )
 
 
 async def play_without_nulls(row: Row, play: Callable[[Row], Awaitable[T]]) -> T:
-    """Return what *play* returns for *row*: first as it is, then, if it does not fit, without its nulls."""
+    """Call `play` with `row`; if the row does not fit, call it again with the row's nulls removed."""
     try:
         return await play(row)
     except BadRow:
-        bare = to_canonical(row)
-        if bare == row:
+        stripped = to_canonical(row)
+        if stripped == row:
             raise
-        return await play(bare)
+        return await play(stripped)
 
 
 def _first_integer(*values: object) -> int | None:
@@ -280,7 +313,7 @@ def _first_integer(*values: object) -> int | None:
 
 
 def _parse_repeat(rollout: str) -> int | None:
-    """Return the repeat that a rollout's id tells of: a row in a NeMo Gym episode request has no index of its own."""
+    """Return the repeat number in a rollout id: a row in a NeMo Gym episode request has no index."""
     numbered = NUMBERED_ROLLOUT_PATTERN.fullmatch(rollout)
     return int(numbered["repeat"]) if numbered else None
 
@@ -299,17 +332,19 @@ def _read_budget(value: object) -> Budget | None:
     try:
         return None if value is None else Budget.model_validate(value)
     except ValidationError as error:
-        raise RequestRejected(
-            422, f"the budget of the row does not fit: {errors.format_validation_error(error)}"
-        ) from None
+        raise RequestRejected(422, f"the row's budget is invalid: {errors.format_validation_error(error)}") from None
 
 
 def parse_task(row: Row, environment: Environment) -> Task:
-    """Return the task that *row* is: read as it is, or, if that does not fit, without its nulls; raises `BadRow`."""
+    """Parse `row` as a task of the environment, without its nulls if it does not fit as it is.
+
+    Raises:
+        BadRow: The row does not fit the environment.
+    """
     try:
         return environment.read(row)
     except BadRow:
-        bare = to_canonical(row)
-        if bare == row:
+        stripped = to_canonical(row)
+        if stripped == row:
             raise
-        return environment.read(bare)
+        return environment.read(stripped)

@@ -1,4 +1,4 @@
-"""The resources server: one environment behind HTTP, its episodes opened, called and judged as NeMo Gym's are."""
+"""The resources server: serves one environment over HTTP with NeMo Gym's session, tool and verify endpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gymsdk.servers.app import (
     json_response,
     read_json_object,
 )
-from gymsdk.servers.app import create_app as bare
+from gymsdk.servers.app import create_app as create_base_app
 from gymsdk.servers.auth import CookieMiddleware, cookie_name
 from gymsdk.servers.episodes import EpisodeService
 from gymsdk.servers.forwarding import ForwardingMiddleware, Peers
@@ -44,12 +44,12 @@ from gymsdk.servers.sessions import RETRY_AFTER_SECONDS, Session, SessionStore
 from gymsdk.types import UNMASKED_FIELDS, Item, Row
 
 DEFAULT_TTL_SECONDS, DEFAULT_MAX_SESSIONS, SWEEP_SECONDS = 3600.0, 10_000, 15.0
-"""Seconds a session lasts after its last use, how many may be open, seconds between two looks for those to close."""
+"""Seconds that a session lasts after its last use; how many sessions may be open; seconds between two sweeps."""
 
 CLOSE_SECONDS = 30.0
-"""Seconds that closing what is open may take as the server ends."""
+"""Seconds within which all sessions must close when the server stops."""
 
-LOST_STATE_MESSAGE = "the session that this was played in is gone, and its state with it; play the row again"
+LOST_STATE_MESSAGE = "the session of this response is gone, and its state with it; play the row again"
 
 log = logging.getLogger("gymsdk")
 
@@ -65,13 +65,22 @@ def create_app(
     figures: ServerMetrics | None = None,
     peers: Peers | None = None,
 ) -> FastAPI:
-    """Give the app that serves *environment* under its *name*: at most *cap* sessions, each *ttl* seconds after use.
+    """Create the resources server of an environment.
 
-    *with_mcp* offers its tools at `/mcp` too. The app enters the environment and closes what is open at its end.
-    Where there are several of a name, *peers* are the others.
+    The app's lifespan enters the environment and closes all sessions when the server stops.
+
+    Args:
+        environment: The environment to serve.
+        name: The server's name; the environment's by default.
+        ttl: Seconds that a session lasts after its last use.
+        cap: The largest number of open sessions.
+        budget: The largest budget of an episode.
+        with_mcp: Whether to offer the tools at `/mcp` too.
+        figures: The server's metrics.
+        peers: The other instances, if several servers have this name.
     """
-    served = name or environment.name
-    figures = figures or ServerMetrics(served)
+    server_name = name or environment.name
+    figures = figures or ServerMetrics(server_name)
     sessions = SessionStore(ttl=ttl, cap=cap, instance=peers.instance if peers else None)
     figures.gauges["sessions_open"] = lambda: len(sessions)
     ready = asyncio.Event()
@@ -79,61 +88,67 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with environment, asyncio.TaskGroup() as group:
-            over = asyncio.Event()
-            sweeping = group.create_task(_sweep_until(sessions, over, min(SWEEP_SECONDS, max(ttl, 0.05))))
+            stopping = asyncio.Event()
+            sweeper = group.create_task(_sweep_until(sessions, stopping, min(SWEEP_SECONDS, max(ttl, 0.05))))
             ready.set()
             try:
                 yield
             finally:
                 ready.clear()
-                over.set()
-                await _end_sessions(sessions, sweeping)
+                stopping.set()
+                await _end_sessions(sessions, sweeper)
 
     about = f"The resources server of the environment {environment.name}, version {environment.version}."
-    made = bare(served, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
-    made.add_middleware(
+    app = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    app.add_middleware(
         CookieMiddleware,
-        name=cookie_name("ResourcesServer", served),
+        name=cookie_name("ResourcesServer", server_name),
         known=lambda token: sessions.find_by_token(token) is not None,
         lasts=ttl,
     )
     if peers is not None:
-        made.add_middleware(ForwardingMiddleware, cookie=cookie_name("ResourcesServer", served), peers=peers)
-    server = ResourcesEndpoints(EpisodeService(environment, sessions, budget), served, with_mcp=with_mcp)
-    _add_routes(made, server)
-    gymnasium.add_routes(made, server.episodes)
+        app.add_middleware(ForwardingMiddleware, cookie=cookie_name("ResourcesServer", server_name), peers=peers)
+    server = ResourcesEndpoints(EpisodeService(environment, sessions, budget), server_name, with_mcp=with_mcp)
+    _add_routes(app, server)
+    gymnasium.add_routes(app, server.episodes)
     if with_mcp:
-        mcp.add_routes(made, server.episodes, served)
-    tool_calls.add_routes(made, server.episodes)
-    return made
+        mcp.add_routes(app, server.episodes, server_name)
+    tool_calls.add_routes(app, server.episodes)
+    return app
 
 
-async def _sweep_until(sessions: SessionStore, over: asyncio.Event, seconds: float) -> None:
-    """Close what nobody uses, every few *seconds*, until it is *over*: what is being closed then is closed still."""
-    while not over.is_set():
+async def _sweep_until(sessions: SessionStore, stopping: asyncio.Event, seconds: float) -> None:
+    """Close expired sessions every `seconds` seconds until `stopping` is set."""
+    while not stopping.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await over.wait()
+                await stopping.wait()
         try:
             await sessions.sweep()
         except Exception:
-            # What is a bug in closing one session must not end the closing of the others.
-            log.exception("sessions could not be closed")
+            # A bug in closing one session must not keep the others from being closed.
+            log.exception("failed to close expired sessions")
 
 
-async def _end_sessions(sessions: SessionStore, sweeping: asyncio.Task[None]) -> None:
+async def _end_sessions(sessions: SessionStore, sweeper: asyncio.Task[None]) -> None:
     try:
         async with asyncio.timeout(CLOSE_SECONDS):
-            await sweeping
+            await sweeper
             await sessions.aclose()
     except TimeoutError:
         log.warning(
-            "not every session was closed within %g seconds; what they hold is left to the system", CLOSE_SECONDS
+            "not every session was closed within %g seconds; the operating system frees their resources", CLOSE_SECONDS
         )
 
 
 class ResourcesEndpoints:
-    """The endpoints of the environment *name*; *with_mcp* says that who opens a session is told of `/mcp`."""
+    """The endpoints of a resources server.
+
+    Args:
+        episodes: The open episodes.
+        name: The server's name.
+        with_mcp: Whether `/seed_session` returns the access to `/mcp`.
+    """
 
     def __init__(self, episodes: EpisodeService, name: str, *, with_mcp: bool = False) -> None:
         self.episodes = episodes
@@ -144,35 +159,35 @@ class ResourcesEndpoints:
         self._seeding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def seed(self, request: Request) -> Response:
-        """Open a session of a row, flat or in the typed body; its cookie is in the answer."""
-        given_body = await read_json_object(request)
-        if "resources_session_id" in given_body:
-            return await self._open_typed(request, parse_body(SeedRequest, given_body))
-        row = self._parse_request(request, given_body)
-        session = await self.episodes.open_session(row, "tools", left=self._find_session(request))
+        """Open a session for a row, given flat or in the typed body; the response sets its cookie."""
+        content = await read_json_object(request)
+        if "resources_session_id" in content:
+            return await self._open_typed(request, parse_body(SeedRequest, content))
+        row_request = self._parse_request(request, content)
+        session = await self.episodes.open_session(row_request, "tools", previous=self._find_session(request))
         request.scope["state"]["token"] = session.token
-        return json_response(self._build_tool_access(session, "mcp") | _describe_episode(row, session))
+        return json_response(self._build_tool_access(session, "mcp") | _describe_episode(row_request, session))
 
     async def close(self, request: Request) -> Response:
-        """Close a session: the one named, or that of the cookie; one there is none of has been closed."""
-        given_body = await read_json_object(request)
-        if "resources_session_id" not in given_body:
+        """Close the session that the body names, or the cookie's; closing a session twice is no error."""
+        content = await read_json_object(request)
+        if "resources_session_id" not in content:
             session, trusted = self._find_session(request), tool_calls.CLIENT_HEADER in request.headers
         else:
-            name = parse_body(CloseRequest, given_body).resources_session_id
+            name = parse_body(CloseRequest, content).resources_session_id
             self._sessions.block_name(name)
             session, trusted = self._sessions.find_by_name(name), True
         if session is not None:
             await self.episodes.leave_session(session, trusted=trusted)
-            if session.sitting.close_error is not None:
-                raise session.sitting.close_error
-        return json_response({key: given_body[key] for key in ("resources_session_id",) if key in given_body})
+            if session.runner.close_error is not None:
+                raise session.runner.close_error
+        return json_response({key: content[key] for key in ("resources_session_id",) if key in content})
 
     async def verify(self, request: Request) -> Response:
-        """Judge a response to a row, with the session's state where there is one."""
-        given_body = await read_json_object(request)
-        row, response = self._parse_request(request, given_body), parse_response(given_body)
-        items, end = mcp.strip_server_prefix(response["output"], self._name), infer_end_reason(given_body, response)
+        """Judge a response to a row, with the session's state if there is a session."""
+        content = await read_json_object(request)
+        row_request, response = self._parse_request(request, content), parse_response(content)
+        items, end_reason = mcp.strip_server_prefix(response["output"], self._name), infer_end_reason(content, response)
         session = self._find_session(request)
         if request.scope["state"]["lost"] and self._environment.needs_replay and _has_tool_call(items):
             raise RequestRejected(
@@ -184,24 +199,24 @@ class ResourcesEndpoints:
                 retryable=True,
             )
         try:
-            judged, used, why = await self.episodes.judge(row, items, end, session)
+            judged, judged_session, reason = await self.episodes.judge(row_request, items, end_reason, session)
         except Unscorable as error:
-            if session is None or session.extras["face"] != "typed":
+            if session is None or session.extras["kind"] != "typed":
                 error.retryable = error.retryable or error.kind in AGAIN | LOST
                 raise
-            return json_response(_build_unscored_row(row, given_body, error))
-        return json_response(self._build_verified_row(row, given_body, judged, used, why))
+            return json_response(_build_unscored_row(row_request, content, error))
+        return json_response(self._build_verified_row(row_request, content, judged, judged_session, reason))
 
     async def aggregate(self, request: Request) -> Response:
-        """Give the figures over verified rows."""
+        """Return the metrics of verified rows."""
         return json_response(await aggregate_rows(self._environment, await read_json_object(request)))
 
     async def mode(self) -> Response:
-        """Say that a verdict needs no session."""
+        """Report that `/verify` needs no session."""
         return json_response("stateless")
 
     async def _open_typed(self, request: Request, seed: SeedRequest) -> Response:
-        # The answer may be lost and the request sent again, even while the first is being seen to.
+        # A client that loses the response sends the request again, even while the first one is still running.
         async with self._seeding.setdefault(seed.resources_session_id, asyncio.Lock()):
             session = await self._open_named(request, seed)
         request.scope["state"]["token"] = session.token
@@ -211,17 +226,17 @@ class ResourcesEndpoints:
 
     async def _open_named(self, request: Request, seed: SeedRequest) -> Session:
         unprompted: Row = {"responses_create_params": {"input": []}}
-        row = self._parse_request(
+        row_request = self._parse_request(
             request, {**unprompted, **seed.task_data, ROLLOUT_ID_FIELD: seed.episode_id.rollout_id}
         )
-        known = self._sessions.find_by_name(seed.resources_session_id)
-        if known is not None and known.extras.get("seed") == seed and not _is_played(known):
-            # Nothing has happened in between.
-            return known
-        # The prompt may go to the agent alone; then the row to be verified brings it.
-        prompted, left = "responses_create_params" in seed.task_data, self._find_session(request)
+        existing = self._sessions.find_by_name(seed.resources_session_id)
+        if existing is not None and existing.extras.get("seed") == seed and not _is_played(existing):
+            # The session has not been used since, so the repeated request gets the same one.
+            return existing
+        # NeMo Gym may send the prompt to the agent alone; then only the row in `/verify` contains it.
+        prompted, previous = "responses_create_params" in seed.task_data, self._find_session(request)
         session = await self.episodes.open_session(
-            row, "typed", name=seed.resources_session_id, left=left, prompted=prompted
+            row_request, "typed", name=seed.resources_session_id, previous=previous, has_prompt=prompted
         )
         session.extras["seed"] = seed
         return session
@@ -236,56 +251,64 @@ class ResourcesEndpoints:
         return {key: mcp.build_access(self._name, self._sessions.issue_key(session))} if self._with_mcp else {}
 
     def _build_verified_row(
-        self, row: RowRequest, given_body: Row, judged: JudgedEpisode, used: Session | None, why: str | None
+        self,
+        row_request: RowRequest,
+        content: Row,
+        judged: JudgedEpisode,
+        judged_session: Session | None,
+        reason: str | None,
     ) -> Item:
         fields = judged.fields
-        parts = {"reward_components": judged.components} if judged.components else {}
-        ours = {
+        components = {"reward_components": judged.components} if judged.components else {}
+        details = {
             "environment": self._environment.name,
-            "seed": row.seed if used is None else used.extras["opening"].seed,
+            "seed": row_request.seed if judged_session is None else judged_session.extras["origin"].seed,
             "outcome": "scored",
             "ended": judged.ended,
             "verdict": list(fields),
-        } | ({} if why is None else {"session_unused": why})
+        } | ({} if reason is None else {"session_unused": reason})
         return {
-            **_echo_row(row, given_body),
+            **_echo_row(row_request, content),
             **UNMASKED_FIELDS,
             **fields,
             "reward": judged.reward,
-            **parts,
-            "gymsdk": ours,
+            **components,
+            "gymsdk": details,
         }
 
 
-def _add_routes(made: FastAPI, server: ResourcesEndpoints) -> None:
-    task = server.episodes.environment.task_type
-    row, verified, typed = (
+def _add_routes(app: FastAPI, endpoints: ResourcesEndpoints) -> None:
+    task = endpoints.episodes.environment.task_type
+    row_schema, verify_schema, typed_schema = (
         build_row_schema(task),
         build_row_schema(task, response=RESPONSE_SCHEMA),
         SeedRequest.model_json_schema(),
     )
-    seed = {"anyOf": [row, typed], "$defs": {**row.get("$defs", {}), **typed["$defs"]}}
+    seed_schema = {
+        "anyOf": [row_schema, typed_schema],
+        "$defs": {**row_schema.get("$defs", {}), **typed_schema["$defs"]},
+    }
     reward = {"type": "object", "properties": {TASK_INDEX: {"type": "integer"}, ROLLOUT_INDEX: {"type": "integer"}}}
     rewards = {"verify_responses": {"type": "array", "items": reward}}
-    many = {"type": "object", "required": list(rewards), "properties": rewards}
-    for path, endpoint, shape in (
-        ("/seed_session", server.seed, seed),
-        ("/close_session", server.close, CloseRequest.model_json_schema()),
-        ("/verify", server.verify, verified),
-        ("/aggregate_metrics", server.aggregate, many),
+    aggregate = {"type": "object", "required": list(rewards), "properties": rewards}
+    for path, endpoint, schema in (
+        ("/seed_session", endpoints.seed, seed_schema),
+        ("/close_session", endpoints.close, CloseRequest.model_json_schema()),
+        ("/verify", endpoints.verify, verify_schema),
+        ("/aggregate_metrics", endpoints.aggregate, aggregate),
     ):
-        made.add_api_route(path, endpoint, methods=["POST"], **document_endpoint(shape))
-    made.add_api_route("/reverify_mode", server.mode, methods=["GET"])
+        app.add_api_route(path, endpoint, methods=["POST"], **document_endpoint(schema))
+    app.add_api_route("/reverify_mode", endpoints.mode, methods=["GET"])
 
 
-def _echo_row(row: RowRequest, given_body: Row) -> Item:
-    prompt = {key: given_body[key] for key in ("responses_create_params",) if key in given_body}
-    return {**row.row, **prompt, "response": given_body["response"]}
+def _echo_row(row_request: RowRequest, content: Row) -> Item:
+    prompt = {key: content[key] for key in ("responses_create_params",) if key in content}
+    return {**row_request.row, **prompt, "response": content["response"]}
 
 
-def _build_unscored_row(row: RowRequest, given_body: Row, error: Unscorable) -> Item:
-    told = {"mask_sample": True, "failure_kind": error.kind, "failure_reason": str(error)}
-    return {**_echo_row(row, given_body), "reward": 0.0, **told, "_ng_failure_class": error.kind}
+def _build_unscored_row(row_request: RowRequest, content: Row, error: Unscorable) -> Item:
+    failure = {"mask_sample": True, "failure_kind": error.kind, "failure_reason": str(error)}
+    return {**_echo_row(row_request, content), "reward": 0.0, **failure, "_ng_failure_class": error.kind}
 
 
 def _has_tool_call(items: Sequence[Item]) -> bool:
@@ -293,13 +316,13 @@ def _has_tool_call(items: Sequence[Item]) -> bool:
 
 
 def _is_played(session: Session) -> bool:
-    episode = session.sitting.episode
+    episode = session.runner.episode
     return episode is not None and bool(episode.transcript.items)
 
 
-def _describe_episode(row: RowRequest, session: Session) -> Item:
-    """Give what our own clients are shown of an episode as it opens."""
-    episode = session.sitting.episode
-    if row.said is None or episode is None:
+def _describe_episode(row_request: RowRequest, session: Session) -> Item:
+    """Return the seed, the opening messages and the tools of an episode, for gymsdk's own clients."""
+    episode = session.runner.episode
+    if row_request.options is None or episode is None:
         return {}
-    return {"gymsdk": {"seed": row.seed, "opening": episode.transcript.opening, "tools": episode.tools}}
+    return {"gymsdk": {"seed": row_request.seed, "opening": episode.transcript.opening, "tools": episode.tools}}

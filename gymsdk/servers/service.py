@@ -1,4 +1,4 @@
-"""A service: one running server as others are told of it."""
+"""The identity and address of one running server."""
 
 from __future__ import annotations
 
@@ -13,24 +13,34 @@ from pydantic import BaseModel, ConfigDict, Field
 from gymsdk.http.tls import WILDCARD_HOSTS, get_reachable_host, is_loopback
 
 Kind: TypeAlias = Literal["resources_servers", "responses_api_agents", "responses_api_models", "environment_servers"]
-"""What a server is, in NeMo Gym's words."""
+"""The kind of server, in NeMo Gym's terms."""
 
 Scheme: TypeAlias = Literal["http", "https"]
-"""What is spoken: https is HTTP over TLS."""
+"""URL schemes."""
 
 INSTANCE_ID_PATTERN = r"[0-9a-f]{12}"
-"""What the id of an instance is like."""
+"""Pattern of an instance id."""
 
 
 def new_instance_id() -> str:
-    """Give an id that no other instance has."""
+    """Return a new instance id."""
     return secrets.token_hex(6)
 
 
 class Service(BaseModel):
-    """One running server: its *name*, its kind and implementation, where it listens; *id* is this instance's alone.
+    """One running server.
 
-    *fields* go into its block of the configuration.
+    Attributes:
+        name: The server's name, which several instances may share.
+        kind: The kind of server.
+        implementation: The implementation's name.
+        host: The host it listens on.
+        port: The port.
+        scheme: The URL scheme.
+        fields: Further keys of its block in the configuration.
+        pid: The process id.
+        started: When it started, in seconds since the epoch.
+        id: The instance's id.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -47,28 +57,32 @@ class Service(BaseModel):
     id: str = Field(default_factory=new_instance_id, pattern=f"^{INSTANCE_ID_PATTERN}$")
 
     def as_seen_from(self, host: str) -> Service:
-        """Give it as somebody sees it who calls this machine *host*."""
+        """Return the service with an address for a client that calls this machine `host`."""
         return self.model_copy(update={"host": host}) if self.host in WILDCARD_HOSTS else self
 
     def as_reached_at(self, address: str) -> Service:
-        """Give it as it is reached whose node asks from *address*, where it says no host; on this machine, as it is."""
+        """Return the service with an address for other machines, if it listens on all interfaces.
+
+        Args:
+            address: The address from which the service's node called the head.
+        """
         if self.host not in WILDCARD_HOSTS:
             return self
         try:
-            found = ipaddress.ip_address(address)
+            parsed = ipaddress.ip_address(address)
         except ValueError:
             return self
-        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-        # Whoever calls the head reaches it where he reaches the head.
-        return self if is_loopback(address) else self.model_copy(update={"host": str(mapped or found)})
+        mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+        # A node on the head's own machine is reached at the head's address.
+        return self if is_loopback(address) else self.model_copy(update={"host": str(mapped or parsed)})
 
     @property
     def url(self) -> str:
-        """The address it answers at."""
+        """The server's base URL."""
         return build_url(self.host, self.port, self.scheme)
 
 
 def build_url(host: str, port: int, scheme: Scheme = "http") -> str:
-    """Give the address of what listens at *host*, as this machine reaches it, and *port*."""
+    """Build the URL of a server at `host` and `port`, as this machine reaches it."""
     at = get_reachable_host(host)
     return f"{scheme}://[{at}]:{port}" if ":" in at else f"{scheme}://{at}:{port}"

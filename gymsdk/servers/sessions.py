@@ -1,4 +1,4 @@
-"""Sessions: the episodes that clients have open, and the rows they bring."""
+"""The store of a server's open sessions: each session is found by an unguessable token and expires when unused."""
 
 from __future__ import annotations
 
@@ -16,29 +16,36 @@ from gymsdk.servers.app import RequestRejected, ServerOverloaded
 from gymsdk.types import ToolCall
 
 RETRY_AFTER_SECONDS = 5.0
-"""Seconds a client is asked to wait where there is no place for another session."""
+"""`Retry-After` in seconds when no further session can be opened."""
 
 LEFT_SESSION_SECONDS = 600.0
-"""Seconds that a session which was left without a verdict waits for one."""
+"""Seconds that a session which its client left without a verdict waits for one."""
 
 CLOSE_GRACE_SECONDS = 1.0
-"""Seconds that a look for what is to be closed waits for it: what takes longer goes on by itself."""
+"""Seconds that a sweep waits for the sessions it closes; slower ones finish in the background."""
 
 MAX_FENCED_NAMES = 100_000
-"""How many closed sessions are remembered, so that nobody opens one of them again."""
+"""How many names of closed sessions are remembered, so that they are not opened again."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One client's open episode; *lock* keeps its calls from overlapping, *kept* what its server keeps with it.
+    """One client's open episode.
 
-    *calls* are the tool calls that the server received for this session, refused ones included, in order of arrival.
-    *name* is the client's own word for it, *key* another secret that finds it, where it has them. One that is *left*
-    is closed soon, or when its place is needed.
+    Attributes:
+        token: The secret in the client's cookie.
+        runner: The running episode.
+        name: The client's own id of the session, if it has one.
+        key: A second secret that only allows tool calls, if one was issued.
+        last_used: When the session was last used, on the store's clock.
+        left: Whether the client left the session; it then closes soon, or when another session needs its place.
+        lock: Keeps the session's calls from overlapping.
+        extras: Further data of the server.
+        calls: The tool calls received for this session in order of arrival, including rejected calls.
     """
 
     token: str
-    sitting: EpisodeRunner
+    runner: EpisodeRunner
     name: str | None = None
     key: str | None = None
     last_used: float = 0.0
@@ -49,9 +56,13 @@ class Session:
 
 
 class SessionStore:
-    """The open sessions of one server: at most *cap*, each forgotten *ttl* seconds after its last use.
+    """The open sessions of one server.
 
-    Where the server is one of several, a token says which *instance* has its session.
+    Args:
+        ttl: Seconds after its last use when a session expires.
+        cap: The largest number of open sessions.
+        instance: The id of this instance, which each token then starts with, if several servers have one name.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -74,33 +85,41 @@ class SessionStore:
         self._left: dict[Session, None] = {}
 
     def __len__(self) -> int:
-        """Give how many are open."""
+        """Return the number of open sessions."""
         return len(self._open)
 
-    async def open(self, sitting: EpisodeRunner, *, name: str | None = None) -> Session:
-        """Keep *sitting*, opened by the caller, under a new token; raises `Refused` where there is no place for it."""
+    async def open(self, runner: EpisodeRunner, *, name: str | None = None) -> Session:
+        """Store an open episode under a new token.
+
+        Raises:
+            RequestRejected: The store is full, or the name was used before.
+        """
         await self.check_capacity(name)
-        session = Session(self._new_token(), sitting, name, last_used=self._clock())
+        session = Session(self._new_token(), runner, name, last_used=self._clock())
         self._open[session.token] = session
         if name is not None:
             self._named[name] = session
         return session
 
     async def check_capacity(self, name: str | None = None) -> None:
-        """Raise `Refused` where there is no place for another session, or none for one of this *name*."""
+        """Check that another session can be opened, under `name` if given.
+
+        Raises:
+            RequestRejected: The store is full, or the name was used before.
+        """
         if name is not None and (name in self._fenced or name in self._named):
-            raise RequestRejected(409, f"session {name!r} has been opened or closed before; choose another id")
+            raise RequestRejected(409, f"a session {name!r} exists or existed; choose another id")
         if len(self._open) >= self._cap:
             await self.sweep()
         if len(self._open) >= self._cap:
             await self._await_closed(list(self._left)[:1])
         if len(self._open) >= self._cap:
             raise ServerOverloaded(
-                f"all {self._cap} sessions are in use; close some, or come back", retry_after=RETRY_AFTER_SECONDS
+                f"all {self._cap} sessions are in use; close some, or try again later", retry_after=RETRY_AFTER_SECONDS
             )
 
     def find_by_token(self, token: str | None) -> Session | None:
-        """Give the session with this *token*, which stays a while longer for it; `None` where there is none."""
+        """Return the session with this token and mark it as used, or `None`."""
         session = self._open.get(token or "")
         if session is not None:
             session.last_used = self._clock()
@@ -108,22 +127,22 @@ class SessionStore:
         return session
 
     def is_open(self, session: Session) -> bool:
-        """Whether *session* is open; asking is no use of it."""
+        """Return whether the session is open, without marking it as used."""
         return session.token in self._open
 
     def find_by_name(self, name: str) -> Session | None:
-        """Give the open session a client calls *name*."""
+        """Return the open session that the client named `name`."""
         return self._named.get(name)
 
     def issue_key(self, session: Session) -> str:
-        """Give another secret of this session, for who may call its tools and nothing else."""
+        """Return the session's key, a second secret that only allows tool calls."""
         if session.key is None:
             session.key = self._new_token()
             self._keyed[session.key] = session
         return session.key
 
     def find_by_key(self, key: str | None) -> Session | None:
-        """Give the open session with this *key*, which stays a while longer for it."""
+        """Return the open session with this key and mark it as used, or `None`."""
         session = self._keyed.get(key or "")
         return None if session is None else self.find_by_token(session.token)
 
@@ -132,9 +151,9 @@ class SessionStore:
         return secret if self._instance is None else f"{self._instance}.{secret}"
 
     async def close(self, session: Session) -> None:
-        """Close a session's episode and forget it; once, however often it is asked.
+        """Close a session's episode and forget the session; repeated calls have no effect.
 
-        It is closed to the end also where nobody waits for it any more.
+        The close runs to its end even if the caller is cancelled.
         """
         if (closing := self._begin_close(session)) is not None:
             await asyncio.shield(closing)
@@ -154,32 +173,32 @@ class SessionStore:
         return closing
 
     def close_soon(self, session: Session) -> None:
-        """Have *session* be closed soon, or when its place is needed."""
+        """Mark a session to be closed soon, or when another session needs its place."""
         session.left = True
         if self.is_open(session):
             self._left[session] = None
 
     def block_name(self, name: str) -> None:
-        """Have nobody open a session called *name* again."""
+        """Keep a session called `name` from being opened again."""
         self._fenced[name] = None
         if len(self._fenced) > MAX_FENCED_NAMES:
             self._fenced.popitem(last=False)
 
     async def sweep(self) -> None:
-        """Close what nobody has used for the time to live; what is in the middle of a call is in use."""
-        now, soonest = self._clock(), min(LEFT_SESSION_SECONDS, self._ttl)
-        quiet = takewhile(lambda session: session.last_used <= now - soonest, self._open.values())
-        old = [each for each in quiet if each.left or each.last_used <= now - self._ttl]
+        """Close expired sessions; a session with a call under way is not expired."""
+        now, shortest = self._clock(), min(LEFT_SESSION_SECONDS, self._ttl)
+        unused = takewhile(lambda session: session.last_used <= now - shortest, self._open.values())
+        old = [each for each in unused if each.left or each.last_used <= now - self._ttl]
         await self._await_closed([each for each in old if not each.lock.locked()])
 
     async def aclose(self) -> None:
-        """Close all; what is still being closed when this is cancelled is given up."""
+        """Close all sessions; cancellation abandons those still closing."""
         for session in list(self._open.values()):
             self._begin_close(session)
         await asyncio.gather(*self._closing)
 
     async def _await_closed(self, sessions: Iterable[Session]) -> None:
-        # All at once, and each by itself: it may take as long as its environment's `close` is given.
+        # All at the same time: each may take as long as the environment's `close` hook is allowed.
         closing = [task for session in sessions if (task := self._begin_close(session)) is not None]
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_GRACE_SECONDS)
@@ -187,4 +206,4 @@ class SessionStore:
 
 async def _close_episode(session: Session) -> None:
     async with session.lock:
-        await session.sitting.close()
+        await session.runner.close()

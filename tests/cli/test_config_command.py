@@ -150,7 +150,7 @@ def test_a_wrong_setting_that_is_a_key_is_not_told(gymsdk: Command, there: Path)
 def test_a_node_needs_no_environment_that_it_does_not_serve(gymsdk: Command, there: Path) -> None:
     (there / "a.yaml").write_text(MISFIT.replace("scripted/orakel", "scripted/null"))
     ended = gymsdk("serve", "--config", "a.yaml", "--role", "model", "--host", "203.0.113.7", "--insecure")
-    assert "203.0.113.7 is no address of this machine" in ended.err
+    assert "203.0.113.7 is not an address of this machine" in ended.err
 
 
 def test_a_file_without_servers_is_not_served(gymsdk: Command, there: Path) -> None:

@@ -202,7 +202,7 @@ def test_a_port_in_use_is_told_in_a_sentence(start: Start) -> None:
     assert (process.returncode, out) == (2, "")
     assert err == (
         f"Error: the head cannot listen: port {port} of 127.0.0.1 is in use;"
-        " stop what listens there, or choose another port\n"
+        " stop the process that listens there, or choose another port\n"
     )
 
 
@@ -212,7 +212,7 @@ def test_a_port_in_use_is_told_in_a_sentence(start: Start) -> None:
         (["nosuch"], "no environment named 'nosuch'"),
         (["sums", "--model", "nosuch/x"], "no model named 'nosuch/x'"),
         (["sums", "--set", "digit=1"], "has no setting 'digit'; did you mean 'digits'?"),
-        (["sums", "--host", "0.0.0.0"], "anybody who reaches '0.0.0.0' could use these servers"),
+        (["sums", "--host", "0.0.0.0"], "every client that reaches '0.0.0.0' could use these servers"),
         (["sums", "--server-port", "sums"], "--server-port sums: write it as SERVER=N"),
         (["sums", "--server-port", "sums=65536"], "write it as SERVER=N"),
         (["sums", "--only", "sums", "--fd", "77", "--head", "http://127.0.0.1:9"], "--fd 77: no socket that listens"),

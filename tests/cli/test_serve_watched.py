@@ -43,7 +43,7 @@ def test_the_port_of_the_command_goes_before_that_of_a_file(start: Start, there:
         (["--role", "head", "--head", "http://127.0.0.1:9"], "--role head is the head, and --head names another"),
         (["--advertise-host", "http://here"], "--advertise-host http://here: write a name or address alone"),
         (["--advertise-host", "10.0.0.5:11000"], "--advertise-host 10.0.0.5:11000: write a name or address alone"),
-        (["--root-path", "gym"], "--root-path gym: write the path that a proxy shows the servers at"),
+        (["--root-path", "gym"], "--root-path gym: expected the path at which a proxy publishes the servers"),
     ],
 )
 def test_a_place_that_cannot_be_meant_is_refused_at_once(start: Start, words: list[str], sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of the servers share: an environment that counts, and clients of it."""
+"""Fixtures of the server tests: an environment with counters, and clients of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the policy endpoint share: policies that say the same every time, and clients that ask them."""
+"""Helpers of the policy endpoint's tests: deterministic policies, and clients that call them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several nodes on one machine: heads and servers on addresses of the loopback, a balancer before them, processes."""
+"""Several nodes on one machine: heads and servers on loopback addresses, a load balancer before them, processes."""
 
 from __future__ import annotations
 

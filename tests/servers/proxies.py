@@ -1,4 +1,4 @@
-"""A proxy under test: released SDKs before it, behind it a policy endpoint asked in each way there is to ask one."""
+"""A model server under test: released SDKs as its clients, a policy endpoint behind it in several configurations."""
 
 from __future__ import annotations
 

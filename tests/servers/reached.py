@@ -1,4 +1,4 @@
-"""Ways to a server: an app asked in this process, and one served on a loopback port."""
+"""Connections to a server: an app called in this process, and an app served on a loopback port."""
 
 from __future__ import annotations
 

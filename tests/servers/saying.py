@@ -1,4 +1,4 @@
-"""What nodes say of themselves, for the tests of those that hear it."""
+"""Builders of node registrations for tests of the head."""
 
 from __future__ import annotations
 

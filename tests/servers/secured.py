@@ -1,4 +1,4 @@
-"""What the tests of safety share: every server of the environment that counts, on sockets of its own."""
+"""Helpers of the security tests: every server of the counter environment, each on its own socket."""
 
 from __future__ import annotations
 

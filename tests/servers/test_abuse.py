@@ -1,4 +1,4 @@
-"""Requests no client should send, over raw sockets: each is answered, none breaks the server or another's session."""
+"""Malformed requests over raw sockets get a response and break neither the server nor other sessions."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def _judged(client: aiohttp.ClientSession, url: str) -> int:
     return final
 
 
-async def test_what_no_client_should_send_is_answered(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_malformed_requests_get_a_response(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     async with intact(running, caplog):
         found = {name: await told(running.urls["counter"], sent) for name, (sent, *_) in ODD.items()}
     # Where `httptools` is installed uvicorn reads with it, and refuses two of them itself.
@@ -120,16 +120,16 @@ async def test_what_no_client_should_send_is_answered(running: Running, caplog: 
 
 
 @pytest.mark.parametrize("server", ["head", *SERVERS[1:]])
-async def test_no_server_breaks_by_it(running: Running, caplog: pytest.LogCaptureFixture, server: str) -> None:
+async def test_malformed_requests_break_no_server(
+    running: Running, caplog: pytest.LogCaptureFixture, server: str
+) -> None:
     url = running.head_url if server == "head" else running.urls[server]
     async with intact(running, caplog):
         found = {name: await told(url, sent) for name, (sent, *_) in ODD.items()}
     assert {name: statuses for name, statuses in found.items() if not statuses or max(statuses) >= 500} == {}
 
 
-async def test_clients_that_go_away_in_the_middle_leave_nothing_broken(
-    running: Running, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_clients_that_disconnect_break_nothing(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     cut = [request(body=BODY, Content_Length="999"), CHUNKED + b"ff\r\n{", request(body=BODY)[:40], request(body=BODY)]
     async with intact(running, caplog) as client:
         for server in SERVERS:
@@ -140,7 +140,7 @@ async def test_clients_that_go_away_in_the_middle_leave_nothing_broken(
             assert 'status="500"' not in await answer.text()
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(
+async def test_a_body_that_does_not_arrive_times_out(
     running: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served_app, "BODY_RECEIVE_SECONDS", 0.1)
@@ -149,7 +149,9 @@ async def test_a_body_that_does_not_come_is_not_waited_for(
             assert await told(running.urls["counter"], request(path=path, body=b"{", Content_Length="2")) == [408]
 
 
-async def test_calls_of_one_session_at_once_are_all_counted(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_concurrent_calls_of_one_session_are_all_counted(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     url = running.urls["counter"]
 
     async def add(client: aiohttp.ClientSession) -> int:

@@ -1,4 +1,4 @@
-"""The agent server, asked as trainers ask it."""
+"""The agent server, called as trainers call it."""
 
 from __future__ import annotations
 
@@ -70,9 +70,7 @@ def counting(counter: Callable[..., Environment]) -> Environment:
     return counter()
 
 
-async def test_a_row_comes_back_as_its_rollouts_line(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_run_returns_the_rollouts_line(counting: Environment, policy: Callable[..., ScriptedModel]) -> None:
     row = ROW | {"_ng_task_index": 4, "_ng_rollout_index": 1, "agent_ref": {"name": "counter_simple_agent"}}
     async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=row)).json()
@@ -83,7 +81,7 @@ async def test_a_row_comes_back_as_its_rollouts_line(
     assert [item["type"] for item in line["response"]["output"]] == ["function_call", "function_call_output", "message"]
 
 
-async def test_a_row_that_is_not_numbered_is_not_given_a_number(
+async def test_run_adds_no_indices_to_a_row_without_indices(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with asked(agent.create_app(counting, policy("done"))) as client:
@@ -91,7 +89,7 @@ async def test_a_row_that_is_not_numbered_is_not_given_a_number(
     assert not [key for key in line if key.startswith("_ng_")]
 
 
-async def test_a_row_says_its_own_seed_repeat_and_budget(
+async def test_a_row_can_set_its_seed_repeat_and_budget(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     row = ROW | {"gymsdk": {"seed": 11, "repeat": 2, "budget": {"turns": 1}}}
@@ -101,7 +99,7 @@ async def test_a_row_says_its_own_seed_repeat_and_budget(
     assert line["responses_create_params"]["input"][-1]["content"] == "seed 11"
 
 
-async def test_a_row_is_given_no_more_than_the_server_gives(
+async def test_a_rows_budget_is_limited_to_the_servers(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     row = ROW | {"gymsdk": {"budget": {"turns": 9}}}
@@ -111,7 +109,7 @@ async def test_a_row_is_given_no_more_than_the_server_gives(
 
 
 @pytest.mark.parametrize("row", [{}, {"responses_create_params": {}}, ROW | {"initial_count": "many"}])
-async def test_a_row_that_does_not_fit_is_answered_422_with_a_sentence(
+async def test_a_row_that_does_not_fit_gets_422_with_a_message(
     counting: Environment, policy: Callable[..., ScriptedModel], row: Item
 ) -> None:
     async with asked(agent.create_app(counting, policy("done"))) as client:
@@ -122,7 +120,7 @@ async def test_a_row_that_does_not_fit_is_answered_422_with_a_sentence(
 
 
 @pytest.mark.parametrize(("retryable", "status", "pause"), [(True, 503, "7"), (False, 422, None)])
-async def test_a_failure_says_where_it_broke_and_has_no_reward(
+async def test_a_failure_names_its_stage_and_has_no_reward(
     counting: Environment, retryable: bool, status: int, pause: str | None
 ) -> None:
     async with asked(agent.create_app(counting, Broken(retryable=retryable))) as client:
@@ -133,7 +131,7 @@ async def test_a_failure_says_where_it_broke_and_has_no_reward(
     assert "reward" not in told
 
 
-async def test_a_judge_that_is_down_is_no_reward(
+async def test_a_failed_judge_gives_no_reward(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     async with asked(agent.create_app(counter(judge="down"), policy("done"))) as client:
@@ -145,7 +143,7 @@ async def test_a_judge_that_is_down_is_no_reward(
     ("path", "extra"),
     [("/run", {"_ng_rollout_id": "r1"}), ("/ng-rollout/r1/run", {}), ("/run", {"capture_rollout_id": "r1"})],
 )
-async def test_a_rollout_delivered_twice_is_played_once(counting: Environment, path: str, extra: Item) -> None:
+async def test_a_rollout_requested_twice_is_played_once(counting: Environment, path: str, extra: Item) -> None:
     model = Slow()
     async with asked(agent.create_app(counting, model)) as client:
         both = [asyncio.ensure_future(client.post(path, json=ROW | extra)) for _ in range(2)]
@@ -167,9 +165,7 @@ async def test_a_rollout_delivered_twice_is_played_once(counting: Environment, p
         ({"_ng_rollout_id": "r1"}, {"_ng_rollout_id": "r1", "expected_count": 5}),
     ],
 )
-async def test_rows_that_are_not_the_same_delivery_are_played_each(
-    counting: Environment, one: Item, other: Item
-) -> None:
+async def test_different_requests_are_played_separately(counting: Environment, one: Item, other: Item) -> None:
     model = Slow()
     model.go.set()
     async with asked(agent.create_app(counting, model)) as client:
@@ -179,7 +175,7 @@ async def test_rows_that_are_not_the_same_delivery_are_played_each(
 
 
 @pytest.mark.parametrize("name", ["r1", "3-0"])
-async def test_deliveries_at_once_are_one_rollout_whatever_its_name_and_the_order_of_its_keys(
+async def test_concurrent_requests_for_one_rollout_play_it_once_whatever_the_key_order(
     counting: Environment, name: str
 ) -> None:
     model, row = Slow(), ROW | {"_ng_rollout_id": name}
@@ -214,7 +210,7 @@ async def close(task):
 """
 
 
-async def test_a_rollout_nobody_waits_for_is_closed_before_the_environment_is_left(
+async def test_an_abandoned_rollout_closes_before_the_environment(
     made: Callable[..., ModuleType],
 ) -> None:
     module, model = made(LASTING, "lasting_env"), Slow()
@@ -226,7 +222,7 @@ async def test_a_rollout_nobody_waits_for_is_closed_before_the_environment_is_le
     assert module.told == ["closed", "left"]
 
 
-async def test_a_row_for_another_agent_is_refused_in_a_sentence(
+async def test_a_row_for_another_agent_is_rejected_with_a_message(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     row = ROW | {"agent_ref": {"name": "math_simple_agent"}}
@@ -247,7 +243,7 @@ async def verify(task):
 """
 
 
-async def test_a_verdicts_own_word_on_masking_stands(
+async def test_the_verdicts_own_mask_is_kept(
     environment: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     masking = environment(MASKING)
@@ -262,7 +258,7 @@ async def test_a_verdicts_own_word_on_masking_stands(
     assert (rollout.outcome, rollout.reward) == ("scored", 0.5)
 
 
-async def test_a_client_that_goes_away_ends_its_episode(counting: Environment) -> None:
+async def test_a_client_that_disconnects_ends_its_episode(counting: Environment) -> None:
     model = Slow()
     async with listening(agent.create_app(counting, model)) as url, aiohttp.ClientSession() as client:
         asking = asyncio.ensure_future(client.post(f"{url}/run", json=ROW))
@@ -271,7 +267,7 @@ async def test_a_client_that_goes_away_ends_its_episode(counting: Environment) -
         await until(lambda: model.given_up == 1)
 
 
-async def test_a_client_that_goes_away_leaves_its_rollout_to_another_that_waits(counting: Environment) -> None:
+async def test_a_client_that_disconnects_leaves_the_rollout_to_another_waiting_client(counting: Environment) -> None:
     model, row = Slow(), ROW | {"_ng_rollout_id": "r1"}
     async with listening(agent.create_app(counting, model)) as url, aiohttp.ClientSession() as client:
         first = asyncio.ensure_future(client.post(f"{url}/run", json=row))
@@ -285,7 +281,7 @@ async def test_a_client_that_goes_away_leaves_its_rollout_to_another_that_waits(
     assert (model.begun, model.given_up) == (1, 0)
 
 
-async def test_more_episodes_than_there_are_places_for_are_asked_to_come_back(counting: Environment) -> None:
+async def test_episodes_beyond_the_limit_get_retry_after(counting: Environment) -> None:
     model = Slow()
     async with asked(agent.create_app(counting, model, at_once=1, queue=0)) as client:
         first = asyncio.ensure_future(client.post("/run", json=ROW))
@@ -297,7 +293,9 @@ async def test_more_episodes_than_there_are_places_for_are_asked_to_come_back(co
     assert (turned_away.status_code, turned_away.headers["retry-after"]) == (503, "5")
 
 
-async def test_figures_over_rows_are_answered(counting: Environment, policy: Callable[..., ScriptedModel]) -> None:
+async def test_aggregate_metrics_returns_the_metrics_of_rows(
+    counting: Environment, policy: Callable[..., ScriptedModel]
+) -> None:
     async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
         line = (await client.post("/run", json=ROW)).json()
         told = (await client.post("/aggregate_metrics", json={"verify_responses": [line]})).json()
@@ -331,7 +329,7 @@ async def test_a_request_is_answered_with_the_tools_of_the_callers_session(
     assert any(cookie.startswith("ResourcesServer___counter=") for cookie in answer.headers.get_list("set-cookie"))
 
 
-async def test_the_cookies_of_an_answer_lead_to_the_session_to_be_verified(
+async def test_the_cookies_of_a_response_identify_the_session_to_verify(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with seeded(counting, policy(ADD, "done")) as (client, url):
@@ -349,7 +347,7 @@ async def test_the_cookies_of_an_answer_lead_to_the_session_to_be_verified(
         (("increment_counter", "{torn"), "Invalid tool call arguments: "),
     ],
 )
-async def test_what_is_no_call_of_a_listed_tool_is_answered_and_never_sent(
+async def test_calls_of_unlisted_tools_are_answered_and_never_sent(
     counting: Environment, policy: Callable[..., ScriptedModel], call: tuple[str, Any], told: str
 ) -> None:
     async with seeded(counting, policy([call], "done")) as (client, _):
@@ -357,7 +355,7 @@ async def test_what_is_no_call_of_a_listed_tool_is_answered_and_never_sent(
     assert told in answer.json()["output"][1]["output"]
 
 
-async def test_an_environment_that_breaks_in_a_tool_is_no_tool_output(
+async def test_an_environment_failure_in_a_tool_is_not_a_tool_output(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with seeded(counting, policy([("stumble", {})], "done")) as (client, _):
@@ -365,16 +363,14 @@ async def test_an_environment_that_breaks_in_a_tool_is_no_tool_output(
     assert (answer.status_code, answer.json()["stage"], answer.json()["kind"]) == (503, "step", "tool_raised")
 
 
-async def test_a_session_that_is_lost_is_no_tool_output(
-    counting: Environment, policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_a_lost_session_is_not_a_tool_output(counting: Environment, policy: Callable[..., ScriptedModel]) -> None:
     async with seeded(counting, policy(ADD, "done")) as (client, _):
         client.cookies.clear()
         answer = await client.post("/v1/responses", json={"input": "add", "tools": TOOLS})
     assert (answer.status_code, answer.json()["kind"]) == (503, "session_lost")
 
 
-async def test_a_resources_server_that_is_gone_is_no_tool_output(
+async def test_a_resources_server_that_is_gone_is_not_a_tool_output(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     gone = RemoteEnvironment("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
@@ -383,7 +379,7 @@ async def test_a_resources_server_that_is_gone_is_no_tool_output(
     assert (answer.status_code, answer.json()["kind"]) == (503, "server_unreachable")
 
 
-async def test_usage_is_summed_over_the_turns_and_the_budget_is_the_servers(
+async def test_usage_is_summed_over_turns_and_the_servers_budget_applies(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with seeded(counting, policy(ADD), budget=Budget(turns=3)) as (client, _):
@@ -393,7 +389,7 @@ async def test_usage_is_summed_over_the_turns_and_the_budget_is_the_servers(
 
 
 @pytest.mark.parametrize("request_body", [{}, {"input": 7}, {"input": [3]}, {"input": "x", "tools": [4]}])
-async def test_a_request_that_is_none_is_answered_422(
+async def test_an_invalid_request_gets_422(
     counting: Environment, policy: Callable[..., ScriptedModel], request_body: Item
 ) -> None:
     async with seeded(counting, policy("done")) as (client, _):
@@ -415,7 +411,7 @@ def opening(url: str, jar: dict[str, str], **changed: Any) -> Item:
 CLOSING = {"agent_session_id": "agent-session-1", "episode_id": {"rollout_id": "r1", "attempt": 0}}
 
 
-async def test_an_agent_session_calls_tools_where_it_was_told_to(
+async def test_an_agent_session_calls_tools_at_its_base_url(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with (
@@ -461,7 +457,7 @@ async def test_an_agent_session_is_opened_once_and_never_after_its_close(
         {"strange": 1},
     ],
 )
-async def test_an_agent_session_that_cannot_be_had_is_refused_in_a_sentence(
+async def test_an_unsupported_agent_session_is_rejected_with_a_message(
     counting: Environment, policy: Callable[..., ScriptedModel], changed: Item
 ) -> None:
     async with asked(agent.create_app(counting, policy("done"))) as client:
@@ -471,7 +467,7 @@ async def test_an_agent_session_that_cannot_be_had_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("cookie", ["sid=\u20ac\u20ac; Path=/", "s\u20acd=1"])
-async def test_a_tools_odd_cookie_is_not_carried_on(policy: Callable[..., ScriptedModel], cookie: str) -> None:
+async def test_a_malformed_cookie_of_a_tool_is_not_sent_on(policy: Callable[..., ScriptedModel], cookie: str) -> None:
     async def tool() -> Response:
         response = Response("done")
         response.raw_headers.append((b"set-cookie", cookie.encode()))
@@ -487,7 +483,7 @@ async def test_a_tools_odd_cookie_is_not_carried_on(policy: Callable[..., Script
     assert (answer.status_code, answer.json()["output"][1]["output"]) == (200, "done")
 
 
-async def test_an_agent_session_at_an_address_that_is_none_is_a_failure_in_a_sentence(
+async def test_an_agent_session_at_an_invalid_address_fails_with_a_message(
     counting: Environment, policy: Callable[..., ScriptedModel]
 ) -> None:
     async with asked(agent.create_app(counting, policy(ADD, "done"))) as client:
@@ -496,7 +492,7 @@ async def test_an_agent_session_at_an_address_that_is_none_is_a_failure_in_a_sen
     assert (answer.status_code, "is not the URL of a server" in answer.json()["detail"]) == (422, True)
 
 
-async def test_agent_sessions_are_forgotten_by_time_alone() -> None:
+async def test_agent_sessions_expire_only_by_time() -> None:
     sessions = AgentSessions(ttl=0.02)
     async with sessions.sweep_periodically():
         sessions.open(OpenAgentSession.model_validate(opening("http://127.0.0.1:9", {})), None)
@@ -504,7 +500,7 @@ async def test_agent_sessions_are_forgotten_by_time_alone() -> None:
         await until(lambda: len(sessions) == 0)
 
 
-async def test_an_agent_session_that_is_too_old_is_not_found() -> None:
+async def test_an_expired_agent_session_is_not_found() -> None:
     now = 0.0
     sessions = AgentSessions(ttl=10, clock=lambda: now)
     token = sessions.open(OpenAgentSession.model_validate(opening("http://127.0.0.1:9", {})), None).token
@@ -512,19 +508,19 @@ async def test_an_agent_session_that_is_too_old_is_not_found() -> None:
     assert sessions.find_by_token(token) is None
 
 
-async def test_cookies_that_would_split_a_header_are_not_carried() -> None:
+async def test_cookies_that_would_split_a_header_are_not_sent_on() -> None:
     assert jars.parse_cookies("good=1; b ad=2; worse=\xe9; =3; x=a\x01") == {"good": "1"}
     assert jars.filter_cookies({"good": "1", "bad": "1; Path=/", "worse": 3}) == {"good": "1"}
 
 
-async def test_nulls_that_a_table_filled_in_do_not_matter(counter, policy):
+async def test_nulls_added_by_a_table_do_not_matter(counter, policy):
     row = Task.ask("add", initial_count=3, expected_count=3, nested={"a": 1, "b": None}, other=None).row()
     async with asked(agent.create_app(counter(), policy("done"))) as client:
         told = await client.post("/run", json=row)
     assert (told.status_code, told.json()["final"]) == (200, 3)
 
 
-async def test_details_of_usage_nobody_knows_are_zeros(counter, policy):
+async def test_unknown_usage_details_are_zero(counter, policy):
     async with asked(agent.create_app(counter(), policy("done"))) as client:
         told = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
     assert told["input_tokens_details"] == {"cached_tokens": 0}

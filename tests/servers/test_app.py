@@ -1,4 +1,4 @@
-"""What every server is made of: bodies, answers, errors as statuses, the rollout's prefix, figures."""
+"""The parts that all servers share: bodies, responses, error statuses, the rollout prefix, metrics."""
 
 from __future__ import annotations
 
@@ -60,42 +60,42 @@ async def test_a_body_is_read_and_written(client):
 
 
 @pytest.mark.parametrize("text", [b"{", b"\xff", b"NaN", b'{"a": NaN}', b'{"\\ud800": Infinity}'])
-async def test_what_is_no_json_is_refused(client, text):
+async def test_invalid_json_is_rejected(client, text):
     refused = await client.post("/echo", content=text)
     assert (refused.status_code, refused.json()["detail"][0]["type"]) == (422, "json_invalid")
     with pytest.raises(ValueError):
         parse_json(text)
 
 
-async def test_what_is_no_object_is_refused(client):
+async def test_a_body_that_is_not_an_object_is_rejected(client):
     refused = await client.post("/echo", content=b"[]")
     assert (refused.status_code, refused.json()["detail"][0]["msg"]) == (422, "the body must be a JSON object")
 
 
-async def test_a_body_that_is_too_large_is_refused(client, monkeypatch):
+async def test_a_body_that_is_too_large_is_rejected(client, monkeypatch):
     monkeypatch.setattr("gymsdk.servers.app.MAX_BODY_BYTES", 10)
     assert (await client.post("/echo", content=b'{"a": "' + b"x" * 20)).status_code == 413
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-async def test_an_error_is_a_status_and_a_sentence(client, kind):
+async def test_an_error_becomes_a_status_and_a_message(client, kind):
     _, status, told = ERRORS[kind]
     found = await client.get(f"/fails/{kind}")
     assert found.status_code == status
     assert told.items() <= found.json().items()
 
 
-async def test_a_pause_is_at_least_a_second(client):
+async def test_retry_after_is_at_least_a_second(client):
     assert (await client.get("/fails/refused")).headers["retry-after"] == "1"
     assert (await client.get("/fails/again")).headers["retry-after"] == "7"
 
 
-async def test_another_method_is_told_which_there_is(client):
+async def test_a_wrong_method_gets_the_allowed_ones(client):
     found = await client.get("/echo")
     assert (found.status_code, found.headers["allow"]) == (405, "POST")
 
 
-async def test_a_server_that_is_not_ready_says_so():
+async def test_a_server_that_is_not_ready_reports_it():
     made = create_app("made", "A server.", figures=ServerMetrics("made"), ready=lambda: False)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://gym.test") as client:
         assert [(await client.get(path)).status_code for path in ("/livez", "/readyz")] == [200, 503]
@@ -109,12 +109,12 @@ async def test_a_server_that_is_not_ready_says_so():
         ("/ng-rollout/r-1/training-token-capture/whose", "r-1"),
     ],
 )
-async def test_a_path_says_whose_it_is(client, path, rollout):
+async def test_a_path_prefix_names_the_rollout(client, path, rollout):
     assert (await client.get(path)).json() == rollout
 
 
 @pytest.mark.parametrize("path", ["/ng-rollout/-r/whose", "/ng-rollout/whose", "/ng-rollout//whose"])
-async def test_a_prefix_that_is_none_is_a_path_like_any_other(client, path):
+async def test_an_invalid_prefix_is_an_ordinary_path(client, path):
     assert (await client.get(path)).status_code == 404
 
 
@@ -132,19 +132,19 @@ async def test_requests_are_counted_by_route_and_status(client, figures):
     assert 'gymsdk_request_seconds_count{server="made",route="/echo"} 2' in text
 
 
-def test_buckets_hold_all_that_is_below_their_edge(figures):
+def test_buckets_are_cumulative(figures):
     for seconds in (0.0005, 0.003, 0.003, 1000):
-        figures.answered("/x", 200, seconds)
-    buckets = [line.rsplit(" ", 1)[1] for line in figures.text().splitlines() if "_bucket" in line]
+        figures.record_response("/x", 200, seconds)
+    buckets = [line.rsplit(" ", 1)[1] for line in figures.render().splitlines() if "_bucket" in line]
     assert buckets == ["1", "3", "3", "3", "3", "3", "3", "3", "3", "4"]
 
 
-def test_what_orjson_does_not_write_is_written_all_the_same():
+def test_values_that_orjson_cannot_write_are_written():
     assert dump_json({"a": "\ud800", "b": 2**70}) == b'{"a": "\\ud800", "b": 1180591620717411303424}'
     assert dump_json({1: "a"}) == b'{"1":"a"}'
 
 
-def test_an_answer_of_two_writes_does_not_wait_for_an_acknowledgement():
+def test_a_response_in_two_writes_is_not_delayed_by_acknowledgements():
     with bind_socket("127.0.0.1") as listening, socket.create_connection(listening.getsockname()):
         accepted, _ = listening.accept()
         with accepted:

@@ -1,4 +1,4 @@
-"""The token: every route of every server asks for it, our own clients carry it, and nobody is told what it is."""
+"""The token: every route of every server requires it, our clients send it, and no output contains it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def statuses(asked: list[tuple[str, str]], headers: dict[str, str]) -> dic
     return found
 
 
-async def test_every_route_of_every_server_asks_for_the_token(up: Up) -> None:
+async def test_every_route_of_every_server_requires_the_token(up: Up) -> None:
     asked = everything(up)
     assert {
         "/seed_session",
@@ -133,13 +133,13 @@ async def test_every_route_of_every_server_asks_for_the_token(up: Up) -> None:
 
 
 @pytest.mark.parametrize("headers", WRONG)
-async def test_what_is_not_the_token_is_refused(up: Up, headers: dict[str, str]) -> None:
+async def test_anything_but_the_token_is_rejected(up: Up, headers: dict[str, str]) -> None:
     found = await statuses([("GET", up.head + "/"), ("POST", up.urls["counter"] + "/verify")], headers)
     assert set(found.values()) == {401}
 
 
 @pytest.mark.parametrize("headers", GOOD)
-async def test_the_token_may_come_in_either_header(up: Up, headers: dict[str, str]) -> None:
+async def test_the_token_may_be_in_either_header(up: Up, headers: dict[str, str]) -> None:
     assert set((await statuses([("GET", up.head + "/nodes")], headers)).values()) == {200}
 
 
@@ -155,7 +155,7 @@ async def test_the_token_may_come_in_either_header(up: Up, headers: dict[str, st
         ("/ng-rollout/r1/v1/messages/count_tokens", "anthropic"),
     ],
 )
-async def test_a_refusal_says_how_to_send_one_as_the_clients_of_its_path_read_it(up: Up, path: str, kind: str) -> None:
+async def test_a_rejection_explains_the_token_in_the_form_of_the_api(up: Up, path: str, kind: str) -> None:
     async with httpx.AsyncClient() as client:
         answer = await client.post(up.urls["policy_model"] + path, json={})
     told = answer.json()
@@ -166,7 +166,7 @@ async def test_a_refusal_says_how_to_send_one_as_the_clients_of_its_path_read_it
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-async def test_the_sdks_of_others_are_let_in_by_their_keys(up: Up) -> None:
+async def test_foreign_sdks_authenticate_with_their_api_keys(up: Up) -> None:
     from anthropic import AsyncAnthropic, AuthenticationError
     from openai import AsyncOpenAI
 
@@ -174,7 +174,7 @@ async def test_the_sdks_of_others_are_let_in_by_their_keys(up: Up) -> None:
     async with AsyncOpenAI(base_url=base + "/v1", api_key=RIGHT) as openai:
         assert (await openai.models.list()).data
     async with AsyncAnthropic(base_url=base, api_key="wrong", max_retries=0) as anthropic:
-        with pytest.raises(AuthenticationError, match="asks for a token"):
+        with pytest.raises(AuthenticationError, match="requires a token"):
             await anthropic.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
     async with AsyncAnthropic(base_url=base, api_key=RIGHT) as anthropic:
         told = await anthropic.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
@@ -182,7 +182,7 @@ async def test_the_sdks_of_others_are_let_in_by_their_keys(up: Up) -> None:
 
 
 @pytest.mark.usefixtures("named")
-async def test_our_clients_carry_the_token_that_the_environment_names(up: Up) -> None:
+async def test_our_clients_send_the_token_of_the_environment_variable(up: Up) -> None:
     client = ServerClient(up.head)
     assert (await client.post("counter", "/seed_session", json=ROW)).ok
     remote = RemoteEnvironment(up.urls["counter"], "counter")
@@ -194,24 +194,24 @@ async def test_our_clients_carry_the_token_that_the_environment_names(up: Up) ->
     assert (await report.read_metrics(joined.metered, joined.served.client.build_headers_for)).requests["counter"] >= 1
 
 
-async def test_a_program_names_the_token_itself(up: Up) -> None:
+async def test_a_program_can_pass_the_token_itself(up: Up) -> None:
     assert (await ServerClient(up.head, token=RIGHT).servers())["counter"] == up.urls["counter"]
     remote = RemoteEnvironment(up.urls["counter"], "counter", token=TOKEN)
     await remote.close(await remote.reset(ROW))
 
 
 @pytest.mark.parametrize("token", ["", "another-token-of-some-length"])
-async def test_a_client_without_the_right_token_is_told_what_to_set(up: Up, token: str) -> None:
+async def test_a_client_without_the_right_token_learns_what_to_set(up: Up, token: str) -> None:
     with pytest.raises(Failed, match=rf"token; set {credentials.TOKEN_FILE_VARIABLE} to the file") as caught:
         await ServerClient(up.head, token=token).config()
     assert not caught.value.retryable
-    with pytest.raises(Failed, match="asks for a token") as caught:
+    with pytest.raises(Failed, match="requires a token") as caught:
         await RemoteEnvironment(up.urls["counter"], "counter", token=token).reset(ROW)
     assert not caught.value.retryable
     assert "another-token" not in str(caught.value)
 
 
-async def test_the_token_goes_to_no_server_but_ours(up: Up) -> None:
+async def test_the_token_is_sent_to_our_servers_only(up: Up) -> None:
     ours = up.urls["counter"]
     remote = RemoteEnvironment(ours, "counter", token=TOKEN)
     assert remote.auth_headers(ours + "/")
@@ -226,7 +226,7 @@ async def test_the_token_goes_to_no_server_but_ours(up: Up) -> None:
         assert not remote.auth_headers(other)
 
 
-def test_an_agent_takes_the_token_to_the_tools_of_our_own_server_alone() -> None:
+def test_an_agent_sends_the_token_only_to_its_own_resources_server() -> None:
     remote = RemoteEnvironment("http://127.0.0.1:8001", "counter", token=TOKEN)
 
     def carried(base_url: str) -> set[str]:
@@ -242,7 +242,7 @@ def test_an_agent_takes_the_token_to_the_tools_of_our_own_server_alone() -> None
 
 
 @pytest.mark.usefixtures("named")
-async def test_a_model_behind_the_servers_is_told_no_token() -> None:
+async def test_the_token_is_not_sent_to_the_model_behind_the_servers() -> None:
     seen: list[str] = []
 
     async def upstream(request: web.Request) -> web.Response:
@@ -267,7 +267,7 @@ async def test_a_model_behind_the_servers_is_told_no_token() -> None:
     assert RIGHT not in "".join(seen)
 
 
-async def test_nothing_behind_sees_the_token() -> None:
+async def test_apps_never_see_the_token() -> None:
     seen: list[list[tuple[bytes, bytes]]] = []
 
     async def behind(scope: dict[str, object], *_: object) -> None:
@@ -278,7 +278,7 @@ async def test_nothing_behind_sees_the_token() -> None:
     assert seen == [[(b"host", b"a")]]
 
 
-async def test_the_token_is_told_nowhere(
+async def test_the_token_appears_in_no_output(
     up: Up, caplog: pytest.LogCaptureFixture, named: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -299,7 +299,7 @@ async def test_the_token_is_told_nowhere(
     assert not [each for each in caplog.records if RIGHT in each.getMessage() and not each.name.startswith("http")]
 
 
-async def test_a_server_that_repeats_what_it_is_sent_is_not_repeated() -> None:
+async def test_a_server_that_echoes_requests_is_not_quoted() -> None:
     async def echo(request: web.Request) -> web.Response:
         return web.Response(status=400, text=f"bad {dict(request.headers)}")
 
@@ -325,7 +325,7 @@ async def test_a_server_that_repeats_what_it_is_sent_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "10.0.0.5", "node5"])  # where others reach it
-def test_a_host_that_others_reach_needs_a_token_or_a_word(host: str) -> None:
+def test_a_host_that_others_reach_needs_a_token_or_permission(host: str) -> None:
     with pytest.raises(UsageError, match=r"--token-file FILE.*--insecure"):
         auth.check_exposure(host, None, insecure=False)
     auth.check_exposure(host, TOKEN, insecure=False)
@@ -333,19 +333,21 @@ def test_a_host_that_others_reach_needs_a_token_or_a_word(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1"])
-def test_loopback_needs_neither(host: str) -> None:
+def test_loopback_needs_no_token(host: str) -> None:
     auth.check_exposure(host, None, insecure=False)
 
 
 @pytest.mark.parametrize(("said", "meant"), [("1", True), ("yes", True), ("0", False), ("", False)])
-def test_the_environment_may_let_anybody_in(said: str, meant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_can_allow_access_without_a_token(
+    said: str, meant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(auth.INSECURE_VARIABLE, said)
     assert auth.is_insecure_allowed() is meant
 
 
-def test_what_the_environment_says_otherwise_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_value_of_the_environment_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(auth.INSECURE_VARIABLE, "perhaps")
-    with pytest.raises(UsageError, match="write 1"):
+    with pytest.raises(UsageError, match="set it to 1"):
         auth.is_insecure_allowed()
 
 
@@ -353,7 +355,7 @@ RAW = ["*", "nodes", "@127.0.0.1/nodes", "http://127.0.0.1/nodes", "http:/nodes"
 
 
 @pytest.mark.parametrize("target", [*RAW, "/nodes", "/nodes?", "/nodes#a"])
-async def test_no_way_of_writing_a_path_gets_past_it(up: Up, target: str) -> None:
+async def test_no_spelling_of_a_path_bypasses_the_token(up: Up, target: str) -> None:
     for url in (up.head, up.urls["counter"]):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(f"GET {target} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".encode())
@@ -364,7 +366,7 @@ async def test_no_way_of_writing_a_path_gets_past_it(up: Up, target: str) -> Non
         assert b'"instances"' not in answer
 
 
-async def test_what_a_profile_tells_asks_for_it_too(counter: Callable[..., Environment], tmp_path: Path) -> None:
+async def test_profiling_statistics_require_the_token_too(counter: Callable[..., Environment], tmp_path: Path) -> None:
     with profile_to_directory(tmp_path):
         async with secured(counter(), Security(token=TOKEN)) as up:
             asked = [("GET", url + "/stats") for url in (up.urls["counter"], up.urls["counter_simple_agent"])]

@@ -1,4 +1,4 @@
-"""What NeMo Gym 0.7 reads of a rollout beside its reward: the trajectory, and the captured model calls."""
+"""The trajectory and the captured model calls that NeMo Gym 0.7 reads beside the reward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _calls(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_a_flat_row_comes_back_with_its_trajectory_and_its_model_calls_are_captured(tmp_path: Path) -> None:
+async def test_a_flat_row_returns_its_trajectory_and_its_model_calls_are_captured(tmp_path: Path) -> None:
     async with process.serving([NAME], options=Options(capture=tmp_path), model="scripted/oracle") as running:
         async with httpx.AsyncClient(timeout=60) as client:
             line = (await client.post(f"{running.urls[f'{NAME}_environment_server']}/run", json=_row())).json()
@@ -59,7 +59,7 @@ async def test_a_flat_row_comes_back_with_its_trajectory_and_its_model_calls_are
     assert yaml.safe_load(told)["model_call_capture_dir"] == str(tmp_path)
 
 
-async def test_an_episode_comes_back_with_the_agents_observations(tmp_path: Path) -> None:
+async def test_an_episode_returns_the_agents_observations(tmp_path: Path) -> None:
     row = _row()
     given = {key: row[key] for key in row if not key.startswith("_ng_") and key != "agent_ref"}
     ids = {"episode_id": {"rollout_id": "r1", "attempt": 2}}
@@ -76,7 +76,7 @@ async def test_an_episode_comes_back_with_the_agents_observations(tmp_path: Path
     assert "ng_trajectory" not in result
 
 
-async def test_calls_of_the_model_server_are_captured_by_the_rollout_in_their_path(tmp_path: Path) -> None:
+async def test_the_model_server_captures_calls_by_the_rollout_in_their_path(tmp_path: Path) -> None:
     async with process.serving([NAME], options=Options(capture=tmp_path), model="scripted/null") as running:
         async with httpx.AsyncClient(timeout=60) as client:
             for path in ("/ng-rollout/r9/v1/responses", "/v1/responses"):

@@ -1,4 +1,4 @@
-"""The session's cookie: on every answer, never guessed, right for jars and for clients that keep the last one only."""
+"""The session cookie: on every response, never guessable, for cookie jars and clients that keep the last cookie."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def token(answer):
     return answer.headers["set-cookie"].split(";")[0].partition("=")[2]
 
 
-async def test_a_jar_keeps_the_session_over_errors(served):
+async def test_a_cookie_jar_keeps_the_session_after_errors(served):
     async with served() as url, httpx.AsyncClient(base_url=url) as client:
         await client.post("/seed_session", json=ROW)
         await client.post("/increment_counter", json={"count": 5})
@@ -42,7 +42,7 @@ async def test_a_jar_keeps_the_session_over_errors(served):
     assert answer.json() == {"count": 8}
 
 
-async def test_a_client_that_keeps_the_last_answers_cookies_keeps_the_session_over_errors(served):
+async def test_a_client_that_keeps_only_the_last_cookies_keeps_the_session_after_errors(served):
     async with served() as url, aiohttp.ClientSession(url, cookie_jar=aiohttp.DummyCookieJar()) as client:
         cookies, seen = None, []
         for path, sent in (
@@ -61,7 +61,7 @@ async def test_a_client_that_keeps_the_last_answers_cookies_keeps_the_session_ov
     assert (seen[-1][1]["final"], seen[-1][1]["reward"]) == (8, 1.5)
 
 
-async def test_two_clients_do_not_meet(served):
+async def test_two_clients_have_separate_sessions(served):
     async def count(url, first):
         async with httpx.AsyncClient(base_url=url) as client:
             await client.post("/seed_session", json={**ROW, "initial_count": first})
@@ -74,7 +74,7 @@ async def test_two_clients_do_not_meet(served):
 
 
 @pytest.mark.parametrize("path", ["/", "/nope", "/metrics", "/reverify_mode", "/docs"])
-async def test_every_answer_sets_the_cookie(serving, path):
+async def test_every_response_sets_the_cookie(serving, path):
     async with serving() as client:
         await client.post("/seed_session", json=ROW)
         session = client.cookies[COOKIE]
@@ -87,7 +87,7 @@ async def test_every_answer_sets_the_cookie(serving, path):
 
 
 @pytest.mark.parametrize("forged", ["abc", "", "a" * 5000, '"quoted"', "x\x7f=;;=", "counter"])
-async def test_a_token_that_was_made_up_is_never_adopted(serving, forged):
+async def test_an_invented_token_is_never_adopted(serving, forged):
     async with serving() as client:
         brought = {"cookie": f"{COOKIE}={forged}"}
         called = await client.post("/spell", json={}, headers=brought)
@@ -128,5 +128,5 @@ async def test_a_closed_sessions_token_is_not_sent_again(serving):
         assert token(closed) != session
 
 
-def test_a_name_that_no_cookie_may_have_is_made_one():
+def test_characters_that_cookie_names_forbid_are_replaced():
     assert cookie_name("ResourcesServer", "my env;") == "ResourcesServer___my_env_"

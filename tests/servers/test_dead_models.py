@@ -1,4 +1,4 @@
-"""A model whose server hangs, answers 500, or is gone costs the episode its reward, whoever has it played."""
+"""A model server that hangs, answers 500 or is gone costs the episode its reward on every interface."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ async def dead(request: pytest.FixtureRequest) -> AsyncIterator[Model]:
         yield model("endpoint/dead", base_url=url)
 
 
-async def test_an_episode_of_a_dead_model_has_failed_on_every_face(
-    counter: Callable[..., Environment], dead: Model
-) -> None:
+async def test_an_episode_with_a_dead_model_fails_everywhere(counter: Callable[..., Environment], dead: Model) -> None:
     async with (
         asked(agent.create_app(counter(), dead, budget=BUDGET)) as by_agent,
         asked(environment_server.create_app(counter(), dead, budget=BUDGET)) as by_environment,
@@ -86,7 +84,7 @@ async def test_an_episode_of_a_dead_model_has_failed_on_every_face(
     assert (failure["failure_kind"], failure["stage"], failure["terminal"]) == ("gymsdk:model_timeout", "agent", False)
 
 
-async def test_a_deadline_in_the_middle_of_retries_says_how_the_last_one_failed(
+async def test_a_deadline_during_retries_reports_the_last_failure(
     counter: Callable[..., Environment],
 ) -> None:
     async with _reached("answers 500") as url, counter() as played:
@@ -95,7 +93,7 @@ async def test_a_deadline_in_the_middle_of_retries_says_how_the_last_one_failed(
     assert "answered 500)" in rollout.failure.message
 
 
-async def test_an_agent_session_of_a_dead_model_gets_no_response(
+async def test_an_agent_session_with_a_dead_model_gets_no_response(
     counter: Callable[..., Environment], dead: Model
 ) -> None:
     async with listening(resources.create_app(counter())) as url:
@@ -135,7 +133,7 @@ class Late:
         return wire.build_response([wire.build_message("hello")], model="late", request=request)
 
 
-async def test_a_model_of_the_environments_own_that_hangs_is_to_blame_for_the_deadline() -> None:
+async def test_a_hanging_model_of_the_environment_is_blamed_for_the_deadline() -> None:
     async with _reached("hangs") as url:
         talk = Environment("talk", Talk(), {"user": model("endpoint/dead", base_url=url)})
         rollout = await play(talk, Late(), Task.ask("go"), budget=Budget(seconds=1.0))

@@ -1,4 +1,4 @@
-"""The doorstep: who is refused before any route is asked is counted, and cannot fill the log."""
+"""Requests rejected before routing are counted, and cannot flood the log."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def lines(tmp_path: Path) -> Callable[[str], list[dict[str, Any]]]:
     return read
 
 
-async def test_whoever_is_refused_at_the_door_is_counted_by_status_at_each_server(up: Up) -> None:
+async def test_rejections_are_counted_by_status_at_each_server(up: Up) -> None:
     for url in (up.head, *up.urls.values()):
         assert await asked(url) == [status for _, status in REFUSED]
         assert await counted(url) == {401: 2, 421: 1, 403: 1, 431: 1}
 
 
-def test_a_flood_has_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flood_of_rejections_is_logged_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
     step = RejectionLog(ServerMetrics("counter"), clock=lambda: now[0])
     scope = {"method": "POST", "headers": [], "client": ("10.0.0.9", 1)}
@@ -84,7 +84,7 @@ def test_a_flood_has_a_line_now_and_then(caplog: pytest.LogCaptureFixture) -> No
     assert said == [f"POST refused {status} client=10.0.0.9" for status in (401, 403)] * 2
 
 
-async def test_a_line_tells_nothing_of_what_was_brought(
+async def test_a_rejections_log_line_contains_nothing_the_client_sent(
     up: Up, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
@@ -96,7 +96,7 @@ async def test_a_line_tells_nothing_of_what_was_brought(
     assert not any(word in whole(tmp_path) for word in (WRONG, TOKEN.get_secret_value(), "evil"))
 
 
-async def test_who_looks_whether_a_server_is_there_is_not_among_the_refused(
+async def test_health_checks_without_a_token_are_not_counted_as_rejected(
     up: Up, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
@@ -109,7 +109,7 @@ async def test_who_looks_whether_a_server_is_there_is_not_among_the_refused(
 
 
 @pytest.mark.parametrize("path", ["/nodes", "/nodes/some", "/stats", "/metrics"])
-async def test_who_asks_for_what_is_known_without_a_token_is_among_the_refused(
+async def test_metrics_requests_without_a_token_are_counted_as_rejected(
     up: Up, path: str, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
@@ -119,7 +119,7 @@ async def test_who_asks_for_what_is_known_without_a_token_is_among_the_refused(
     assert await counted(up.head) == {401: 1}
 
 
-async def test_who_asks_for_debug_is_told_of_every_one(
+async def test_at_debug_level_every_rejection_is_logged(
     up: Up, tmp_path: Path, lines: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     with log_to(LogConfig(level="debug", format="json", directory=tmp_path)):

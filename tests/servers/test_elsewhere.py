@@ -1,4 +1,4 @@
-"""A model elsewhere: asked where the head says it is, an episode at one server, failures by the server's own names."""
+"""A remote model: found through the head, one server per episode, failures with the server's own kinds."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ async def said(asked: RemoteModel, episode: Episode | None = None) -> str:
     return text
 
 
-async def test_it_is_asked_where_the_head_says_it_is():
+async def test_requests_go_to_the_servers_that_the_head_lists():
     async with served(Told("yes")) as (asked, _):
         assert await said(asked) == "yes"
 
 
-async def test_an_episode_stays_with_one_server_and_many_share_them():
+async def test_an_episode_stays_with_one_server_and_episodes_are_distributed():
     models = [Told("one"), Told("other")]
     found = load("multineedle")
     async with found, served(*models) as (asked, _):
@@ -89,7 +89,7 @@ async def test_an_episode_stays_with_one_server_and_many_share_them():
     assert all(each.asked for each in models)
 
 
-async def test_an_episode_goes_on_at_another_server_where_its_own_is_lost():
+async def test_an_episode_continues_at_another_server_if_its_own_is_lost():
     models = [Told("one"), Told("one")]
     async with served(*models) as (asked, ends):
         await ends[0].aclose()
@@ -97,21 +97,21 @@ async def test_an_episode_goes_on_at_another_server_where_its_own_is_lost():
     assert models[1].asked == 4
 
 
-async def test_where_there_is_none_the_sentence_says_how_to_start_one():
+async def test_without_a_server_the_error_explains_how_to_start_one():
     async with served() as (asked, _):
         with pytest.raises(Failed, match="`gymsdk serve ENVIRONMENT --role model --model NAME --head URL`") as raised:
             await asked.respond(REQUEST)
     assert (raised.value.kind, raised.value.retryable) == ("model_unreachable", True)
 
 
-async def test_where_there_is_none_the_sentence_names_the_environment_whose_answers_a_model_may_have_to_know():
+async def test_without_a_server_the_error_names_the_environment_for_scripted_models():
     async with load("multineedle") as found, served() as (asked, _):
         rollout = await play(found, asked, next(found.tasks("train")).row())
     assert rollout.failure is not None
     assert "`gymsdk serve multineedle --role model --model NAME --head URL`" in rollout.failure.message
 
 
-async def test_a_model_server_of_the_configuration_is_started_by_that():
+async def test_without_a_server_the_error_names_the_configuration_file():
     with pytest.raises(Failed, match=r"no model server 'judge' .*`gymsdk serve --config FILE --role model --head URL`"):
         await RemoteModel("judge", InstanceDirectory(nobody), coming=0).respond(REQUEST)
 
@@ -129,21 +129,21 @@ async def nobody() -> HeadSnapshot:
         (Failed("odd", kind="own_word"), "model_refused", False),
     ],
 )
-async def test_a_failure_there_is_the_same_failure_here(failure: Failed, kind: str, retryable: bool):
+async def test_a_remote_failure_keeps_its_kind(failure: Failed, kind: str, retryable: bool):
     async with served(Told(failure)) as (asked, _):
         with pytest.raises(Failed, match=str(failure)) as raised:
             await asked.respond(REQUEST)
     assert (raised.value.kind, raised.value.retryable) == (kind, retryable)
 
 
-async def test_the_oracle_elsewhere_says_that_it_cannot():
+async def test_the_remote_oracle_reports_that_it_cannot_answer():
     async with load("multineedle") as found, served(model("scripted/oracle")) as (asked, _):
         rollout = await play(found, asked, next(found.tasks("train")).row())
     assert rollout.failure is not None
     assert (rollout.failure.stage, rollout.failure.kind, rollout.failure.retryable) == ("model", "no_episode", False)
 
 
-async def test_what_it_answers_is_played_as_in_process():
+async def test_a_remote_response_is_played_as_in_process():
     async with load("multineedle") as found:
         row = next(found.tasks("train")).row()
         here = await play(found, Told("yes"), row)
@@ -165,7 +165,7 @@ async def silent() -> AsyncIterator[str]:
         await client.aclose()
 
 
-async def test_one_that_takes_a_call_and_is_gone_from_the_head_is_waited_for_no_longer(monkeypatch):
+async def test_a_server_that_disappears_during_a_call_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(waiting, "PROBE_SECONDS", 0.1)
 
     def instance(id: str, url: str) -> Instance:

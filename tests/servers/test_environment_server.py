@@ -1,4 +1,4 @@
-"""The environment server of NeMo Gym 0.7, asked as its command line asks."""
+"""The environment server of NeMo Gym 0.7, called as NeMo Gym's command line calls it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def episode(task_input: Item | None = None, **changed: object) -> Item:
     return {"episode_id": IDS["episode_id"], "task": {"task_id": IDS["task_id"], "task_input": given}} | changed
 
 
-async def test_a_flat_row_comes_back_as_its_line(
+async def test_a_flat_row_returns_its_line(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     async with asked(server.create_app(counter(), policy(ADD, "done"))) as client:
@@ -39,7 +39,7 @@ async def test_a_flat_row_comes_back_as_its_line(
     "task_input",
     [{"responses_create_params": PARAMS, "task_data": DATA}, {"responses_create_params": PARAMS, **DATA}],
 )
-async def test_an_episode_comes_back_as_its_result_under_its_ids(
+async def test_an_episode_returns_its_result_under_its_ids(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], task_input: Item
 ) -> None:
     async with asked(server.create_app(counter(), policy(ADD, "done"))) as client:
@@ -58,7 +58,7 @@ async def test_an_episode_comes_back_as_its_result_under_its_ids(
         ({}, [[("stumble", {})]], "agent", "gymsdk:tool_raised", False),
     ],
 )
-async def test_what_has_no_reward_is_a_failure_with_status_200(
+async def test_an_episode_without_a_reward_is_a_failure_with_status_200(
     counter: Callable[..., Environment],
     policy: Callable[..., ScriptedModel],
     settings: Item,
@@ -111,7 +111,7 @@ async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(
     assert ("_ng_failure_partial_response" in failure) == (stage != "seed")
 
 
-async def test_a_flat_row_that_finds_no_place_is_a_failure_that_a_retry_can_help(
+async def test_a_flat_row_at_a_full_server_is_a_retryable_failure(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     async with asked(server.create_app(counter(), policy("done"), at_once=0, queue=0)) as client:
@@ -128,7 +128,7 @@ async def test_a_flat_row_that_finds_no_place_is_a_failure_that_a_retry_can_help
         {"responses_create_params": PARAMS, "task_data": DATA, "gymsdk": {"budget": {"turns": -1}}},
     ],
 )
-async def test_a_task_that_does_not_fit_is_a_failure_for_good(
+async def test_a_task_that_does_not_fit_is_a_terminal_failure(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], task_input: Item
 ) -> None:
     async with asked(server.create_app(counter(), policy("done"))) as client:
@@ -138,7 +138,7 @@ async def test_a_task_that_does_not_fit_is_a_failure_for_good(
     assert (failure["stage"], failure["terminal"]) == ("seed", True)
 
 
-async def test_a_reason_is_at_most_2000_characters(
+async def test_a_failure_reason_has_at_most_2000_characters(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     async with asked(server.create_app(counter(judge="x" * 5000), policy("done"))) as client:
@@ -156,7 +156,7 @@ async def test_a_reason_is_at_most_2000_characters(
         {"task": {}},
     ],
 )
-async def test_a_request_whose_ids_cannot_be_echoed_is_answered_422(
+async def test_a_request_with_invalid_ids_gets_422(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], body: Item
 ) -> None:
     async with asked(server.create_app(counter(), policy("done"))) as client:
@@ -164,15 +164,15 @@ async def test_a_request_whose_ids_cannot_be_echoed_is_answered_422(
     assert answer.status_code == 422
 
 
-async def test_an_id_that_looks_like_an_attempts_is_refused(
+async def test_an_id_with_an_attempt_suffix_is_rejected(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     async with asked(server.create_app(counter(), policy("done"))) as client:
         answer = await client.post("/run", json=episode(episode_id={"rollout_id": "r1-a2"}))
-    assert "must not end like that of an attempt" in answer.json()["failure"]["failure_reason"]
+    assert "must not end in `-a` and a number" in answer.json()["failure"]["failure_reason"]
 
 
-async def test_an_episode_delivered_twice_is_played_once_but_a_failed_one_again(
+async def test_an_episode_requested_twice_is_played_once_unless_it_failed(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     async with asked(server.create_app(counter(), policy([("stumble", {})], "done"))) as client:
@@ -182,7 +182,7 @@ async def test_an_episode_delivered_twice_is_played_once_but_a_failed_one_again(
     assert played == again
 
 
-async def test_no_place_left_is_a_failure_another_time_may_mend(
+async def test_an_episode_at_a_full_server_is_a_retryable_failure(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     async with asked(server.create_app(counter(), policy("done"), at_once=0, queue=0)) as client:
@@ -198,14 +198,14 @@ class Asleep:
         return {}
 
 
-async def test_an_agents_seconds_are_the_episodes(counter: Callable[..., Environment]) -> None:
+async def test_an_agents_timeout_limits_the_episode(counter: Callable[..., Environment]) -> None:
     given = {"responses_create_params": PARAMS, "task_data": DATA, "agent_timeout_seconds": 0.2}
     async with asked(server.create_app(counter(), Asleep())) as client:
         failure = (await client.post("/run", json=episode(given))).json()["failure"]
     assert (failure["failure_kind"], failure["stage"], failure["terminal"]) == ("gymsdk:model_timeout", "agent", False)
 
 
-async def test_figures_over_rows_are_answered(
+async def test_aggregate_metrics_returns_the_metrics_of_rows(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     async with asked(server.create_app(counter(), policy("done"))) as client:

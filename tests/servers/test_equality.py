@@ -1,4 +1,4 @@
-"""A rollout over HTTP is the rollout in process, field for field, on every installed environment."""
+"""A rollout over HTTP equals the rollout in process, field for field, for every installed environment."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ async def _posted(client: httpx.AsyncClient, row: Row) -> Row:
 @pytest.mark.parametrize("way", [by_agent, by_environment_server, by_remote, by_an_agent_elsewhere, by_two_instances])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_rollout_over_http_is_the_one_in_process(name: str, policy: str, way: Any, tmp_path: Path) -> None:
+async def test_a_rollout_over_http_equals_the_rollout_in_process(
+    name: str, policy: str, way: Any, tmp_path: Path
+) -> None:
     found, chosen, recorded = load(name), model(policy), tmp_path / "rollouts.jsonl"
     async with found:
         here = [await directly(found, chosen)(row) for row in rows(found)]

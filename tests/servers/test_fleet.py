@@ -1,4 +1,4 @@
-"""A fleet of other servers than ours: what is wrong with one of them is said with its name."""
+"""A group of servers that are not gymsdk's: an error of one server names that server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def ended(running: asyncio.Task[None]) -> None:
     await asyncio.wait({running})
 
 
-async def test_an_app_that_fails_as_it_begins_is_named() -> None:
+async def test_an_app_that_fails_at_startup_is_named() -> None:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         raise RuntimeError("no oil")
@@ -41,18 +41,18 @@ async def test_an_app_that_fails_as_it_begins_is_named() -> None:
 
     made = fleet(bare("lamp", "A lamp.", figures=ServerMetrics("lamp"), lifespan=lifespan))
     running = asyncio.ensure_future(made.run())
-    with pytest.raises(GymsdkError, match="the server 'lamp' ended by itself: its app failed as it began"):
+    with pytest.raises(GymsdkError, match="the server 'lamp' ended by itself: the app failed at startup"):
         await made.up(running)
 
 
-async def test_a_server_that_is_not_ready_though_it_listens_is_named() -> None:
+async def test_a_listening_server_that_is_not_ready_is_named() -> None:
     made = fleet(bare("lamp", "A lamp.", figures=ServerMetrics("lamp"), ready=lambda: False))
     running = asyncio.ensure_future(made.run())
     with pytest.raises(GymsdkError, match=r"the server 'lamp' at http://127\.0\.0\.1:\d+ does not answer"):
         await made.up(running)
 
 
-async def test_a_server_that_is_slow_to_answer_as_it_begins_is_waited_for() -> None:
+async def test_a_server_that_is_slow_to_start_is_waited_for() -> None:
     # Longer than the head waits for a server that has been up.
     made = fleet(
         bare("lamp", "A lamp.", figures=ServerMetrics("lamp"), ready=lambda: time.sleep(HEALTH_SECONDS + 0.2) is None)
@@ -63,7 +63,7 @@ async def test_a_server_that_is_slow_to_answer_as_it_begins_is_waited_for() -> N
     await ended(running)
 
 
-async def test_its_servers_are_known_once_it_is_up() -> None:
+async def test_its_servers_are_registered_once_it_is_up() -> None:
     made = fleet(bare("lamp", "A lamp.", figures=ServerMetrics("lamp")))
     running = asyncio.ensure_future(made.run())
     await made.up(running)
@@ -77,7 +77,7 @@ def lamp(**options) -> Fleet:
     return Fleet([part], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1), **options)
 
 
-async def test_a_fleet_that_joins_is_known_at_the_head_under_the_host_it_is_told_of() -> None:
+async def test_a_joining_fleet_is_registered_under_its_advertised_host() -> None:
     loads = {"lamp": Load(sessions=3)}
     async with heading() as head_url:
         joining = lamp(known=Known(head_url, advertise="127.0.0.9", loads=lambda: loads))
@@ -92,7 +92,7 @@ async def test_a_fleet_that_joins_is_known_at_the_head_under_the_host_it_is_told
     assert (joining.head_url, after["instances"], after["lost"]) == (head_url, [], [])
 
 
-async def test_what_a_fleet_that_joins_needs_beside_it_is_expected_at_the_head() -> None:
+async def test_the_servers_that_a_joining_fleet_needs_are_expected_at_the_head() -> None:
     async with heading() as head_url:
         joining = lamp(known=Known(head_url, expected=["lamp", "bulb"]))
         running = asyncio.ensure_future(joining.run())
@@ -103,7 +103,7 @@ async def test_what_a_fleet_that_joins_needs_beside_it_is_expected_at_the_head()
     assert known["expected"] == ["lamp", "bulb"]
 
 
-async def test_a_fleet_that_cannot_join_says_so_and_leaves_nothing_running() -> None:
+async def test_a_fleet_that_cannot_join_reports_it_and_leaves_nothing_running() -> None:
     async with heading(LAMP.model_copy(update={"implementation": "candle"})) as head_url:
         joining = lamp(known=Known(head_url))
         running = asyncio.ensure_future(joining.run())
@@ -113,7 +113,7 @@ async def test_a_fleet_that_cannot_join_says_so_and_leaves_nothing_running() -> 
     assert running.done()
 
 
-async def test_a_head_that_stood_still_waits_for_its_nodes_anew() -> None:
+async def test_a_head_that_was_blocked_waits_for_its_nodes_again() -> None:
     async def settled() -> bool:
         return (await told(made.head_url))["settled"]
 
@@ -127,7 +127,7 @@ async def test_a_head_that_stood_still_waits_for_its_nodes_anew() -> None:
     await client.aclose()
 
 
-async def test_an_app_is_told_where_the_head_is() -> None:
+async def test_an_app_receives_the_address_of_the_head() -> None:
     seen = {}
 
     def app(urls):

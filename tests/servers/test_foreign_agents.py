@@ -1,4 +1,4 @@
-"""Agents that POST whatever name the policy calls, cookie and all: no endpoint called as a tool gains anything."""
+"""Agents that POST every tool name with the session's cookie: calling an endpoint as a tool gains nothing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Agent:
         return found
 
 
-async def test_a_policy_does_not_choose_its_seed(serving: Serving, hidden: Environment) -> None:
+async def test_a_policy_cannot_choose_its_seed(serving: Serving, hidden: Environment) -> None:
     known = str(random.Random(1).randrange(10**6))
     async with serving(hidden) as client:
         agent = Agent(client)
@@ -92,7 +92,7 @@ async def test_a_policy_does_not_choose_its_seed(serving: Serving, hidden: Envir
 
 
 @pytest.mark.parametrize("endpoint", ["seed_session", "reset"])
-async def test_a_policy_does_not_begin_anew(serving: Serving, hidden: Environment, endpoint: str) -> None:
+async def test_a_policy_cannot_restart_its_episode(serving: Serving, hidden: Environment, endpoint: str) -> None:
     async with serving(hidden) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
@@ -104,7 +104,7 @@ async def test_a_policy_does_not_begin_anew(serving: Serving, hidden: Environmen
     assert (verdict["reward"], verdict["tries"]) == (0.0, 2), "what was used up stays so"
 
 
-async def test_a_policy_does_not_begin_anew_turn_by_turn(serving: Serving, hidden: Environment) -> None:
+async def test_a_policy_cannot_restart_its_episode_turn_by_turn(serving: Serving, hidden: Environment) -> None:
     async with serving(hidden) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
@@ -117,7 +117,7 @@ async def test_a_policy_does_not_begin_anew_turn_by_turn(serving: Serving, hidde
     assert (verdict["reward"], verdict["tries"]) == (0.0, 2)
 
 
-async def test_a_policy_does_not_begin_anew_by_calls_under_another_path(serving: Serving, hidden: Environment) -> None:
+async def test_a_policy_cannot_restart_its_episode_through_another_path(serving: Serving, hidden: Environment) -> None:
     """The newer session gets as many calls of the tool as the response shows, one of them by a path with a prefix."""
     async with serving(hidden) as client:
         agent = Agent(client)
@@ -130,7 +130,7 @@ async def test_a_policy_does_not_begin_anew_by_calls_under_another_path(serving:
     assert verdict["tries"] == 1, "the session that the agent opened is judged"
 
 
-async def test_a_client_that_begins_anew_with_its_jar_is_judged_by_the_new_session(
+async def test_a_client_that_opens_a_new_session_is_judged_in_the_new_one(
     serving: Serving, hidden: Environment
 ) -> None:
     async with serving(hidden) as client:
@@ -145,7 +145,9 @@ async def test_a_client_that_begins_anew_with_its_jar_is_judged_by_the_new_sessi
 
 
 @pytest.mark.parametrize("endpoint", ["seed_session", "reset", "verify"])
-async def test_arguments_of_a_tool_open_and_judge_nothing(serving: Serving, hidden: Environment, endpoint: str) -> None:
+async def test_tool_arguments_cannot_open_or_judge_sessions(
+    serving: Serving, hidden: Environment, endpoint: str
+) -> None:
     async with serving(hidden) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
@@ -155,7 +157,7 @@ async def test_arguments_of_a_tool_open_and_judge_nothing(serving: Serving, hidd
     assert (refused.status_code, verdict["reward"]) == (422, 1.0)
 
 
-async def test_a_policy_that_closes_its_session_is_judged_by_it(serving: Serving, hidden: Environment) -> None:
+async def test_a_policy_that_closes_its_session_is_judged_in_it(serving: Serving, hidden: Environment) -> None:
     async with serving(hidden) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)
@@ -182,7 +184,7 @@ async def test_a_policy_that_reads_its_reward_has_been_judged(serving: Serving, 
 
 
 @pytest.mark.parametrize("more", [{"ng_trajectory": []}, {"_rowidx": 3}, {"extra": 1}, {"other": None}])
-async def test_what_an_agent_adds_to_the_row_loses_no_session(
+async def test_fields_that_an_agent_adds_to_the_row_lose_no_session(
     serving: Serving, hidden: Environment, more: Item
 ) -> None:
     async with serving(hidden) as client:
@@ -197,7 +199,7 @@ async def test_what_an_agent_adds_to_the_row_loses_no_session(
 @pytest.mark.parametrize(
     "row", [{**ROW, "_ng_task_index": 4}, {**ROW, "responses_create_params": {"input": "other"}}, {**ROW, **OTHER}]
 )
-async def test_a_session_of_another_task_decides_nothing(serving: Serving, hidden: Environment, row: Item) -> None:
+async def test_a_session_of_another_task_is_ignored(serving: Serving, hidden: Environment, row: Item) -> None:
     async with serving(hidden) as client:
         agent = Agent(client)
         await agent.post("/seed_session", row)
@@ -207,7 +209,7 @@ async def test_a_session_of_another_task_decides_nothing(serving: Serving, hidde
     assert "was not opened with this row" in verdict["detail"]
 
 
-async def test_a_session_that_is_gone_is_told_of_where_the_verdict_needs_it(
+async def test_a_lost_session_is_reported_if_the_verdict_needs_it(
     serving: Serving, hidden: Environment, made: Callable[..., object]
 ) -> None:
     plain = Environment(

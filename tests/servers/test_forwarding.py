@@ -1,4 +1,4 @@
-"""Two instances behind a balancer that knows nothing of sessions: each request finds its session all the same."""
+"""Two instances behind a load balancer without session affinity: each request reaches its session."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def cycle(url: str) -> tuple[list[int], float]:
     return [each.status_code for each in answers], answers[3].json()["final"]
 
 
-async def test_every_request_finds_its_session(counter):
+async def test_every_request_reaches_its_session(counter):
     async with balanced(counter) as (url, _, _):
         answers = await asyncio.gather(*(cycle(url) for _ in range(8)))
     assert answers == [([200] * 5, 8)] * 8
@@ -83,13 +83,13 @@ async def opened(asking: httpx.AsyncClient) -> dict[str, dict[str, str]]:
     return held
 
 
-async def test_each_opens_sessions_that_say_whose_they_are(counter):
+async def test_session_tokens_name_their_instance(counter):
     async with balanced(counter) as (url, one, other), client(url) as asking:
         assert (await opened(asking)).keys() == {one.id, other.id}
         assert (one.sessions, other.sessions) == (1, 1)
 
 
-async def test_turns_find_their_session_too(counter):
+async def test_turns_reach_their_session_too(counter):
     turn = {"response": {"output": [CALL]}}
     async with balanced(counter) as (url, _, _), client(url) as asking:
         statuses = [(await asking.post("/reset", json=ROW)).status_code]
@@ -100,7 +100,7 @@ async def test_turns_find_their_session_too(counter):
     assert statuses == [200] * 6
 
 
-async def test_tools_are_found_by_their_protocol_too(counter):
+async def test_mcp_requests_reach_their_session_too(counter):
     async with balanced(counter, with_mcp=True) as (url, _, _), client(url) as asking:
         key = (await asking.post("/seed_session", json=ROW)).json()["mcp"]["headers"]
         asking.cookies.clear()
@@ -110,7 +110,7 @@ async def test_tools_are_found_by_their_protocol_too(counter):
     assert [each["result"]["isError"] for each in told] == [False] * 4
 
 
-async def test_what_an_instance_that_is_gone_held_is_lost_and_the_rest_goes_on(counter):
+async def test_sessions_of_a_lost_instance_are_lost_and_others_continue(counter):
     call = ("/increment_counter", {"count": 5})
     async with balanced(counter) as (url, one, other), client(url) as asking:
         held = await opened(asking)
@@ -124,7 +124,7 @@ async def test_what_an_instance_that_is_gone_held_is_lost_and_the_rest_goes_on(c
     assert again == ([200] * 5, 8)
 
 
-async def test_a_session_is_found_whose_instance_the_head_alone_has_lost_sight_of(counter):
+async def test_a_session_is_found_if_only_the_head_has_lost_its_instance(counter):
     async with (
         heading(lease=0.5) as head_url,
         Instance(counter(), head_url, "127.0.0.2").there() as one,
@@ -152,7 +152,7 @@ async def is_out(head_url: str, one: Instance) -> bool:
     return nodes["settled"] and one.id not in {each["id"] for each in nodes["instances"]}
 
 
-async def test_what_has_been_handed_on_is_not_handed_on_again(counter):
+async def test_a_forwarded_request_is_not_forwarded_again(counter):
     async with balanced(counter) as (url, one, other), client(url) as asking:
         held = (await opened(asking))[one.id]
         path = f"{other.url}/increment_counter"
@@ -161,7 +161,7 @@ async def test_what_has_been_handed_on_is_not_handed_on_again(counter):
     assert (there.status_code, here.status_code, here.json()["kind"]) == (200, 409, "session_lost")
 
 
-async def test_an_instance_nobody_knows_is_asked_of_nobody(counter):
+async def test_requests_for_an_unknown_instance_are_not_forwarded(counter):
     asked = []
 
     async def url(id: str) -> str | None:
@@ -179,7 +179,7 @@ async def test_an_instance_nobody_knows_is_asked_of_nobody(counter):
     assert asked == ["a" * 12]
 
 
-async def test_a_request_is_handed_on_as_it_came_and_so_is_its_answer(counter):
+async def test_a_request_and_its_response_are_forwarded_unchanged(counter):
     seen = []
     other = FastAPI()
 
@@ -213,7 +213,7 @@ async def test_a_request_is_handed_on_as_it_came_and_so_is_its_answer(counter):
     assert seen == [("ng-rollout/r1/spell", "a=%20b", b'{"torn', told)]
 
 
-async def test_a_body_that_is_refused_is_refused_here_and_forwarded_nowhere(counter):
+async def test_a_rejected_body_is_not_forwarded(counter):
     asked = []
     other = FastAPI()
 
@@ -239,7 +239,7 @@ async def test_a_body_that_is_refused_is_refused_here_and_forwarded_nowhere(coun
     assert asked == []
 
 
-async def test_a_refusal_of_the_other_instance_comes_back_as_it_is(counter):
+async def test_a_rejection_of_the_other_instance_is_returned_unchanged(counter):
     mismatch = {**ROW, "initial_count": 4, "response": {"output": []}}
     async with (
         balanced(counter, cap=1) as (_, one, other),
@@ -261,7 +261,7 @@ async def test_a_refusal_of_the_other_instance_comes_back_as_it_is(counter):
 
 
 @pytest.mark.parametrize("target", ["@127.0.0.9:{port}/x", "1/x", "http://127.0.0.9:{port}/x", "*", "x", "%2fx", "?a"])
-async def test_what_asks_for_no_path_is_refused_and_sent_nowhere(counter, target):
+async def test_a_target_that_is_not_a_path_is_rejected_and_not_forwarded(counter, target):
     seen = []
 
     async def taken(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -296,13 +296,13 @@ async def test_what_asks_for_no_path_is_refused_and_sent_nowhere(counter, target
 
 
 @pytest.mark.parametrize("target", ["@127.0.0.9:1/x", "1/x", "http://127.0.0.9:1/x", "//127.0.0.9:1/x", "\\\\h/x"])
-async def test_no_target_changes_where_a_request_is_handed_on_to(target):
+async def test_no_target_changes_the_host_of_a_forwarded_request(target):
     scope = {"type": "http", "path": target, "raw_path": target.encode(), "query_string": b"a=%20b"}
     found = urlsplit(_build_url("http://127.0.0.1:6107", scope))
     assert (found.hostname, found.port, found.query) == ("127.0.0.1", 6107, "a=%20b")
 
 
-async def test_headers_that_came_twice_are_one_and_those_of_a_connection_stay_here(counter):
+async def test_repeated_headers_are_joined_and_hop_by_hop_headers_removed(counter):
     seen = []
     other = FastAPI()
 
@@ -337,7 +337,7 @@ async def test_headers_that_came_twice_are_one_and_those_of_a_connection_stay_he
     assert not {"x-theirs", "proxy-authenticate"} & answer.headers.keys()
 
 
-async def test_an_instance_that_is_gone_as_it_is_asked_is_waited_for_no_longer(counter, monkeypatch):
+async def test_an_instance_that_disappears_during_a_request_is_not_waited_for(counter, monkeypatch):
     monkeypatch.setattr(instances, "PROBE_SECONDS", 0.1)
     there = True
 
@@ -363,7 +363,7 @@ async def test_an_instance_that_is_gone_as_it_is_asked_is_waited_for_no_longer(c
     assert (answer.status_code, answer.json()["kind"]) == (503, "server_unreachable")
 
 
-async def test_without_peers_a_token_says_nothing_of_an_instance(counter):
+async def test_without_peers_a_token_names_no_instance(counter):
     async with listening(resources.create_app(counter())) as port, httpx.AsyncClient() as asking:
         answer = await asking.post(f"http://127.0.0.1:{port}/seed_session", json=ROW)
     assert len(answer.cookies[COOKIE]) == 32

@@ -1,4 +1,4 @@
-"""Every endpoint of every server, asked whatever its own OpenAPI document allows and what it forbids."""
+"""Every endpoint of every server, called with bodies that its OpenAPI document allows or forbids."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def intact(url: str, name: str) -> Iterator[None]:
     "examples", [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("server", SERVERS)
-def test_whatever_an_endpoint_is_asked_it_answers_as_documented(urls: Urls, server: str, examples: int) -> None:
+def test_every_endpoint_answers_as_documented(urls: Urls, server: str, examples: int) -> None:
     url = urls[server]
     with intact(url, server) if server in NAMES else nullcontext():
         asked = sum(

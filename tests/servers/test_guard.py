@@ -1,4 +1,4 @@
-"""The guard: a server answers to its own names, and to no page of another site; a silent connection is closed."""
+"""The host check: a server rejects unknown host names and foreign web pages; idle connections are closed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def running(counter: Callable[..., Environment]) -> AsyncIterator[Running]
         ({"content-type": "text/plain"}, 200),
     ],
 )
-async def test_a_server_answers_to_its_own_names_and_to_no_foreign_page(
+async def test_a_server_answers_for_its_own_names_and_not_for_foreign_pages(
     running: Running, headers: dict[str, str], status: int
 ) -> None:
     async with httpx.AsyncClient() as client:
@@ -59,13 +59,13 @@ async def test_a_server_answers_to_its_own_names_and_to_no_foreign_page(
     assert status == 200 or all(answer.json()["detail"] for answer in answers)
 
 
-async def test_the_head_is_guarded_too(running: Running) -> None:
+async def test_the_head_checks_hosts_too(running: Running) -> None:
     async with httpx.AsyncClient() as client:
         path = f"{running.head_url}/global_config_dict_yaml"
         assert (await client.get(path, headers={"host": "evil.test"})).status_code == 421
 
 
-def test_a_server_that_listens_everywhere_has_every_name() -> None:
+def test_a_server_that_listens_on_all_addresses_accepts_every_name() -> None:
     assert allowed_hosts("0.0.0.0") is None  # that is what is asked
     assert allowed_hosts("::", "here") is None
     assert {"10.0.0.5", "node5", "localhost"} <= (allowed_hosts("10.0.0.5", "Node5") or set())
@@ -73,7 +73,7 @@ def test_a_server_that_listens_everywhere_has_every_name() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /verify HTTP/1.1\r\nhost: 127.0.0.1\r\n"])
-async def test_a_connection_on_which_no_request_begins_is_closed(
+async def test_a_connection_without_a_request_is_closed(
     running: Running, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(listener, "FIRST_REQUEST_SECONDS", 0.1)
@@ -84,9 +84,7 @@ async def test_a_connection_on_which_no_request_begins_is_closed(
     writer.close()
 
 
-async def test_a_request_that_takes_long_is_not_taken_for_silence(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_request_is_not_closed_as_idle(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "FIRST_REQUEST_SECONDS", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(running.urls["counter"]).port)
     head = b"POST /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{"
@@ -98,7 +96,7 @@ async def test_a_request_that_takes_long_is_not_taken_for_silence(
     writer.close()
 
 
-def test_a_process_that_serves_may_have_many_connections() -> None:
+def test_a_serving_process_may_open_many_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))

@@ -36,7 +36,7 @@ async def test_an_episode_is_played_turn_by_turn(serving):
     assert (closed.status_code, closed.json()) == (200, {})
 
 
-async def test_a_step_sent_twice_is_taken_once(serving):
+async def test_a_repeated_step_is_played_once(serving):
     async with serving() as client:
         await client.post("/reset", json=ROW)
         answers = [await client.post("/step", json=turn(ADD, _ng_step_request_id="a")) for _ in range(2)]
@@ -51,7 +51,7 @@ async def test_a_step_sent_twice_is_taken_once(serving):
     assert ends[0].json() == ends[1].json()
 
 
-async def test_a_step_without_an_id_is_taken_each_time(serving):
+async def test_a_step_without_an_id_is_played_each_time(serving):
     async with serving() as client:
         await client.post("/reset", json=ROW)
         for _ in range(2):
@@ -61,7 +61,7 @@ async def test_a_step_without_an_id_is_taken_each_time(serving):
     assert count["info"]["tool_outputs"][0]["output"] == '{"count":9}'
 
 
-async def test_a_turn_that_failed_is_not_played_a_second_time(serving):
+async def test_a_failed_turn_is_not_played_again(serving):
     stumble = responses.build_function_call("stumble", {}, "c1")
     async with serving() as client:
         await client.post("/reset", json=ROW)
@@ -72,7 +72,7 @@ async def test_a_turn_that_failed_is_not_played_a_second_time(serving):
     assert count["info"]["tool_outputs"][0]["output"] == '{"count":103}'
 
 
-async def test_a_verdict_that_failed_is_asked_for_again(serving, counter):
+async def test_a_failed_verdict_is_requested_again(serving, counter):
     environment = counter(judge="down")
     async with serving(environment) as client:
         await client.post("/reset", json=ROW)
@@ -83,12 +83,12 @@ async def test_a_verdict_that_failed_is_asked_for_again(serving, counter):
     assert (again.json()["reward"], again.json()["info"]["replies"]) == (0.5, 1)
 
 
-async def test_after_the_end_there_is_no_step(serving):
+async def test_a_step_after_the_end_is_rejected(serving):
     async with serving() as client:
         await client.post("/reset", json=ROW)
         await client.post("/step", json=turn(responses.build_message("done")))
         answer = await client.post("/step", json=turn(responses.build_message("more")))
-    assert (answer.status_code, answer.json()["detail"]) == (409, "the episode is over: POST /reset for another")
+    assert (answer.status_code, answer.json()["detail"]) == (409, "the episode is over: POST /reset to start another")
 
 
 async def test_a_turn_cut_short_truncates_the_episode_and_is_judged(serving):
@@ -115,7 +115,7 @@ async def test_a_budget_of_turns_truncates_the_episode(serving):
 
 
 @pytest.mark.parametrize("path", ["/step", "/spell"])
-async def test_one_face_is_not_played_by_the_other(serving, path):
+async def test_a_session_is_not_played_through_the_other_endpoints(serving, path):
     opened = {"/step": "/seed_session", "/spell": "/reset"}[path]
     async with serving() as client:
         await client.post(opened, json=ROW)
@@ -126,7 +126,7 @@ async def test_one_face_is_not_played_by_the_other(serving, path):
     )
 
 
-async def test_a_step_without_a_session_is_told_to_open_one(serving):
+async def test_a_step_without_a_session_is_rejected(serving):
     async with serving() as client:
         answer = await client.post("/step", json=turn(ADD))
         closed = await client.post("/close", json={})
@@ -143,7 +143,7 @@ async def test_an_episode_left_by_its_client_can_still_be_verified(serving):
     assert (answer["reward"], answer["final"]) == (1.0, 6)
 
 
-async def test_a_tool_named_like_an_endpoint_is_called_in_a_turn(serving):
+async def test_a_tool_named_like_an_endpoint_can_be_called_in_a_turn(serving):
     async with serving() as client:
         await client.post("/reset", json=ROW)
         answer = (await client.post("/step", json=turn(responses.build_function_call("verify", {}, "c1")))).json()
@@ -151,7 +151,7 @@ async def test_a_tool_named_like_an_endpoint_is_called_in_a_turn(serving):
 
 
 @pytest.mark.parametrize("change", [{"response": None}, {"_ng_step_request_id": 1}])
-async def test_a_step_that_cannot_be_read_is_refused(serving, change):
+async def test_an_invalid_step_is_rejected(serving, change):
     async with serving() as client:
         await client.post("/reset", json=ROW)
         assert (await client.post("/step", json={**turn(ADD), **change})).status_code == 422

@@ -69,12 +69,12 @@ async def test_the_configuration_is_a_json_string_of_yaml() -> None:
     }
 
 
-async def test_who_parses_the_answer_as_yaml_twice_finds_the_same() -> None:
+async def test_parsing_the_answer_as_yaml_twice_gives_the_same() -> None:
     answer = await client().get("/global_config_dict_yaml")
     assert yaml.safe_load(yaml.safe_load(answer.text)) == yaml.safe_load(answer.json())
 
 
-async def test_resources_are_found_where_instance_and_implementation_have_one_name() -> None:
+async def test_a_resources_server_is_found_if_instance_and_implementation_share_a_name() -> None:
     text = (await client().get("/global_config_dict_yaml")).text
     config = OmegaConf.create(yaml.safe_load(text))
     found = {}
@@ -99,7 +99,7 @@ async def test_every_reference_of_a_block_leads_to_a_server() -> None:
         assert reference["type"] in config[reference["name"]]
 
 
-async def test_the_head_tells_where_it_is() -> None:
+async def test_the_configuration_contains_the_heads_address() -> None:
     config = yaml.safe_load((await client().get("/global_config_dict_yaml")).json())
     assert config["head_server"] == {"host": "127.0.0.1", "port": 11000}
     assert config["policy_model_name"] == "scripted/oracle"
@@ -108,7 +108,7 @@ async def test_the_head_tells_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("called", "seen"), [("10.1.2.3:11000", "10.1.2.3"), ("node-7:80", "node-7"), ("[fe80::1]:11000", "fe80::1")]
 )
-async def test_a_host_that_stands_for_all_is_told_as_the_client_called_it(called: str, seen: str) -> None:
+async def test_a_wildcard_host_is_returned_as_the_host_the_client_called(called: str, seen: str) -> None:
     anywhere = SERVICES[0].model_copy(update={"host": "0.0.0.0"})
     asking = client(anywhere, host="0.0.0.0", called=called)
     config = yaml.safe_load((await asking.get("/global_config_dict_yaml")).json())
@@ -116,13 +116,13 @@ async def test_a_host_that_stands_for_all_is_told_as_the_client_called_it(called
     assert config["head_server"]["host"] == seen
 
 
-async def test_a_host_that_is_none_is_not_told_on() -> None:
+async def test_an_invalid_host_header_is_not_echoed() -> None:
     anywhere = SERVICES[0].model_copy(update={"host": "0.0.0.0"})
     told = await client(anywhere, host="0.0.0.0").get("/global_config_dict_yaml", headers={"host": "a b: ${c}[::"})
     assert yaml.safe_load(told.json())["head_server"]["host"] == "127.0.0.1"
 
 
-async def test_an_instance_has_every_field_and_says_how_it_answers(listening: int) -> None:
+async def test_an_instance_has_every_field_and_its_health(listening: int) -> None:
     answers = SERVICES[0].model_copy(update={"port": listening, "started": 5.0})
     (instance,) = (await client(answers).get("/server_instances")).json()
     assert instance.pop("uptime_seconds") > 1e9
@@ -142,19 +142,19 @@ async def test_an_instance_has_every_field_and_says_how_it_answers(listening: in
     }
 
 
-async def test_a_server_that_is_gone_is_told_of_as_such() -> None:
+async def test_a_server_that_is_gone_is_reported_as_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     assert await check_status("127.0.0.1", port) == "connection_error"
 
 
-async def test_a_server_that_says_nothing_is_told_of_as_such() -> None:
+async def test_a_silent_server_is_reported_as_such() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         assert await check_status("127.0.0.1", mute.getsockname()[1], seconds=0.1) == "timeout"
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/healthz", "/health"])
-async def test_it_is_starting_until_every_server_answers(path: str) -> None:
+async def test_the_head_is_starting_until_every_server_answers(path: str) -> None:
     ready = False
     asking = client(ready=lambda: ready)
     before = await asking.get(path)
@@ -165,5 +165,5 @@ async def test_it_is_starting_until_every_server_answers(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/livez"])
-async def test_it_is_there_from_the_first(path: str) -> None:
+async def test_the_head_is_alive_from_the_start(path: str) -> None:
     assert (await client(ready=lambda: False).get(path)).json() == {"status": "ok"}

@@ -1,4 +1,4 @@
-"""The head's routes for nodes: they join, are told of beside the head's own servers, and leave."""
+"""The head's routes for nodes: nodes register, are listed beside the head's own servers, and leave."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def configured(asking: httpx.AsyncClient) -> dict:
     return yaml.safe_load((await asking.get("/global_config_dict_yaml")).json())
 
 
-async def test_a_node_joins_is_told_of_and_leaves() -> None:
+async def test_a_node_joins_is_listed_and_leaves() -> None:
     asking = client(OWN)
     joined = await asking.put("/nodes/n1", json=saying(OTHER, loads={"sums": {"sessions": 3}}))
     assert (joined.status_code, joined.json()) == (200, {"lease": 10.0})
@@ -57,7 +57,7 @@ async def test_a_node_joins_is_told_of_and_leaves() -> None:
     assert "sums" not in await configured(asking)
 
 
-async def test_the_heads_own_server_stands_for_its_name() -> None:
+async def test_the_heads_own_server_takes_precedence() -> None:
     asking = client(OWN, peer="127.0.0.1")
     further = OWN.model_copy(update={"port": 10, "started": 1.0, "id": "0" * 12})
     await asking.put("/nodes/n1", json=saying(further))
@@ -65,7 +65,7 @@ async def test_the_heads_own_server_stands_for_its_name() -> None:
     assert [each["port"] for each in (await asking.get("/server_instances")).json()] == [9, 10]
 
 
-async def test_an_instance_that_answers_stands_for_one_that_does_not(answering: int) -> None:
+async def test_a_healthy_instance_takes_precedence_over_an_unhealthy_one(answering: int) -> None:
     asking = client(peer="127.0.0.1")
     gone = OTHER.model_copy(update={"host": "127.0.0.1", "port": 9, "started": 1.0})
     await asking.put("/nodes/n1", json=saying(gone))
@@ -76,14 +76,14 @@ async def test_an_instance_that_answers_stands_for_one_that_does_not(answering: 
     assert [each["status"] for each in told] == ["connection_error", "success"]
 
 
-async def test_what_the_head_itself_has_to_do_and_expects_is_told() -> None:
+async def test_the_heads_own_load_and_expected_servers_are_reported() -> None:
     asking = client(OWN, loads=lambda: {"math": Load(sessions=2, in_flight=1)}, expected=["math", "sums"])
     told = (await asking.get("/nodes")).json()
     assert told["instances"][0]["load"] == {"sessions": 2, "in_flight": 1}
     assert (told["expected"], told["settled"]) == (["math", "sums"], False)
 
 
-async def test_what_the_nodes_refer_to_is_expected_too_and_what_the_head_supplied_itself_refers_to_is_not() -> None:
+async def test_servers_that_nodes_refer_to_are_expected_unless_the_head_supplies_them() -> None:
     refers = {"model_server": {"type": "responses_api_models", "name": "policy_model"}, "version": "1"}
     agent = OWN.model_copy(update={"name": "agent", "kind": "responses_api_agents", "fields": refers, "id": "2" * 12})
     asking = client(OWN, agent, supplied=[agent], expected=["math"])
@@ -105,7 +105,7 @@ async def silent(asked: asyncio.Semaphore, leave: asyncio.Event) -> AsyncIterato
 
 
 @pytest.mark.parametrize("path", ["/nodes", "/metrics", "/server_instances"])
-async def test_who_leaves_while_it_is_asked_how_it_is_is_told_of_no_more(path: str) -> None:
+async def test_a_node_that_leaves_during_the_health_check_is_not_listed(path: str) -> None:
     asked, leave = asyncio.Semaphore(0), asyncio.Event()
     asking = client(peer="127.0.0.1", health=HealthMonitor(brief=60))
     async with silent(asked, leave) as there:
@@ -120,7 +120,7 @@ async def test_who_leaves_while_it_is_asked_how_it_is_is_told_of_no_more(path: s
     assert (found.status_code, there.name in found.text) == (200, False)
 
 
-async def test_the_configuration_is_told_though_those_it_chooses_from_leave_meanwhile() -> None:
+async def test_the_configuration_survives_nodes_that_leave_meanwhile() -> None:
     asked, leave = asyncio.Semaphore(0), asyncio.Event()
     asking = client(peer="127.0.0.1", health=HealthMonitor(brief=60))
     async with silent(asked, leave) as there:
@@ -135,17 +135,17 @@ async def test_the_configuration_is_told_though_those_it_chooses_from_leave_mean
         assert (await looking).status_code == 200
 
 
-async def test_what_would_be_too_much_for_the_configuration_is_refused() -> None:
+async def test_oversized_registrations_are_rejected() -> None:
     deep: object = "x"
     for _ in range(400):
         deep = [deep]
     asking = client(peer="127.0.0.1")
     refused = await asking.put("/nodes/n1", json=saying(OTHER.model_copy(update={"fields": {"a": deep}})))
-    assert (refused.status_code, "too much in its fields" in refused.text) == (422, True)
+    assert (refused.status_code, "are too large" in refused.text) == (422, True)
     assert (await asking.get("/global_config_dict_yaml")).status_code == 200
 
 
-async def test_whoever_is_told_to_end_has_its_instances_told() -> None:
+async def test_the_instances_of_a_restarting_server_are_reported() -> None:
     asking = client(peer="127.0.0.1")
     there = OTHER.model_copy(update={"pid": 7})
     await asking.put("/nodes/n1", json=saying(there, supervisor="s"))
@@ -156,13 +156,13 @@ async def test_whoever_is_told_to_end_has_its_instances_told() -> None:
     assert told.json() == {"lease": 10.0, "restart": ["sums"]}
 
 
-async def test_a_node_whose_process_has_ended_is_refused_in_a_sentence() -> None:
+async def test_a_node_whose_process_has_ended_is_rejected_with_a_message() -> None:
     asking = client(peer="127.0.0.1")
     there = OTHER.model_copy(update={"pid": 7, "started": 1.0})
     exits = {"sums": Exit(code=-9, at=2.0, pid=7).model_dump()}
     await asking.put("/nodes/n2", json={"exits": exits, "supervisor": "s"})
     refused = await asking.put("/nodes/n1", json=saying(there, supervisor="s"))
-    assert (refused.status_code, "has ended, as its supervisor says" in refused.text) == (410, True)
+    assert (refused.status_code, "has ended, as its supervisor reports" in refused.text) == (410, True)
 
 
 async def test_nodes_without_servers_are_not_counted() -> None:
@@ -172,18 +172,18 @@ async def test_nodes_without_servers_are_not_counted() -> None:
     assert 'gymsdk_nodes{server="head"} 1' in (await asking.get("/metrics")).text
 
 
-async def test_a_node_that_listens_everywhere_is_told_as_the_address_it_asked_from() -> None:
+async def test_a_node_that_listens_everywhere_is_listed_at_its_callers_address() -> None:
     asking = client(OWN)
     await asking.put("/nodes/n1", json=saying(OTHER.model_copy(update={"host": "0.0.0.0"})))
     assert (await asking.get("/nodes")).json()["instances"][1]["url"] == "http://10.0.0.7:9"
 
 
-async def test_a_contradiction_is_answered_in_a_sentence() -> None:
+async def test_a_contradiction_is_rejected_with_a_message() -> None:
     answer = await client(OWN, peer="127.0.0.1").put(
         "/nodes/n1", json=saying(OWN.model_copy(update={"implementation": "other"}))
     )
     assert answer.status_code == 409
-    assert "give it another name" in answer.json()["detail"]
+    assert "choose another name" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -196,25 +196,25 @@ async def test_a_contradiction_is_answered_in_a_sentence() -> None:
         ("/nodes/" + "n" * 101, {"json": {}}, 422),
     ],
 )
-async def test_what_is_no_registration_is_refused(path: str, sent: dict, status: int) -> None:
+async def test_an_invalid_registration_is_rejected(path: str, sent: dict, status: int) -> None:
     asking = client()
     assert (await asking.put(path, **sent)).status_code == status
     assert (await asking.get("/nodes")).json()["nodes"] == []
 
 
 @pytest.mark.parametrize("name", ["-n", "n" * 101, "n%20n"])
-async def test_what_no_node_is_called_cannot_leave(name: str) -> None:
+async def test_an_invalid_node_id_cannot_leave(name: str) -> None:
     assert (await client().delete(f"/nodes/{name}")).status_code == 422
 
 
-async def test_a_body_of_a_length_nobody_tells_is_refused() -> None:
+async def test_a_body_without_a_length_is_rejected() -> None:
     async def parts() -> AsyncIterator[bytes]:
         yield b"{}"
 
     assert (await client().put("/nodes/n1", content=parts())).status_code == 411
 
 
-async def test_what_nobody_else_would_reach_is_refused_in_a_sentence() -> None:
+async def test_unreachable_servers_are_rejected_with_a_message() -> None:
     answer = await client().put("/nodes/n1", json=saying(OWN))
     assert answer.status_code == 422
     assert "--advertise-host" in answer.json()["detail"]

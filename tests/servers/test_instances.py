@@ -1,4 +1,4 @@
-"""What somebody knows of the instances who asks the head: fresh where that can be had, the last word where not."""
+"""The cached view of the head's instances: fresh if the head answers, the last known state otherwise."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ async def out_of_sight(head: Head, *, fresh: float = 0) -> InstanceDirectory:
     return instances
 
 
-async def test_the_head_is_asked_no_more_often_than_said() -> None:
+async def test_the_head_is_asked_no_more_often_than_configured() -> None:
     head = Head("a")
     instances = InstanceDirectory(head.look, fresh=60)
     assert [await ids(instances) for _ in range(3)] == [["a"]] * 3
     assert head.asked == 1
 
 
-async def test_what_was_known_lasts_while_the_head_is_gone_and_the_log_says_so_once(caplog) -> None:
+async def test_known_instances_remain_while_the_head_is_down_and_one_line_is_logged(caplog) -> None:
     head = Head("a")
     instances = InstanceDirectory(head.look, fresh=0)
     await instances.renew()
@@ -86,12 +86,10 @@ async def test_what_was_known_lasts_while_the_head_is_gone_and_the_log_says_so_o
         for _ in range(3):
             assert await ids(instances) == ["a"]
             await asyncio.sleep(0.01)
-    assert [each.getMessage() for each in caplog.records] == [
-        "the head does not say where the servers are: nobody there"
-    ]
+    assert [each.getMessage() for each in caplog.records] == ["the head does not list its servers: nobody there"]
 
 
-async def test_a_head_that_hangs_holds_nobody_for_longer_than_said() -> None:
+async def test_a_hanging_head_delays_callers_only_until_the_timeout() -> None:
     async def look() -> HeadSnapshot:
         await asyncio.sleep(60)
         return HeadSnapshot()
@@ -102,7 +100,7 @@ async def test_a_head_that_hangs_holds_nobody_for_longer_than_said() -> None:
     assert time.monotonic() - began < 5
 
 
-async def test_a_head_that_has_just_begun_takes_nobody_away() -> None:
+async def test_a_head_that_has_just_started_removes_no_instance() -> None:
     head = Head("a", "b")
     instances = InstanceDirectory(head.look, fresh=0)
     await instances.renew()
@@ -116,7 +114,7 @@ async def test_a_head_that_has_just_begun_takes_nobody_away() -> None:
     assert sorted(await ids(instances)) == ["b", "c"]
 
 
-async def test_one_that_is_told_of_a_moment_after_it_was_asked_for_is_found() -> None:
+async def test_an_instance_that_registers_just_after_the_lookup_is_found() -> None:
     head = Head("a")
     instances = InstanceDirectory(head.look)
     await instances.renew()
@@ -126,7 +124,7 @@ async def test_one_that_is_told_of_a_moment_after_it_was_asked_for_is_found() ->
     assert await finding == "http://b"
 
 
-async def test_one_that_was_there_and_is_gone_is_not_waited_for() -> None:
+async def test_a_former_instance_that_is_gone_is_not_waited_for() -> None:
     head = Head("a")
     head.urls["a"] = f"http://127.0.0.1:{free()}"
     instances = InstanceDirectory(head.look, fresh=0)
@@ -140,7 +138,7 @@ async def test_one_that_was_there_and_is_gone_is_not_waited_for() -> None:
     await client.aclose()
 
 
-async def test_one_that_the_head_alone_has_lost_sight_of_is_there_until_it_is_silent() -> None:
+async def test_an_instance_that_only_the_head_lost_remains_until_it_is_silent() -> None:
     head = Head("a")
     async with listening(living()[0]) as port:
         head.urls["a"] = f"http://127.0.0.1:{port}"
@@ -153,7 +151,7 @@ async def test_one_that_the_head_alone_has_lost_sight_of_is_there_until_it_is_si
 
 
 @pytest.mark.parametrize(("status", "there"), [(200, True), (401, True), (404, False), (503, False)])
-async def test_only_who_answers_as_one_of_ours_does_is_there(status: int, there: bool) -> None:
+async def test_only_a_gymsdk_server_counts_as_alive(status: int, there: bool) -> None:
     head = Head("a")
     async with listening(living(status)[0]) as port:
         head.urls["a"] = f"http://127.0.0.1:{port}"
@@ -162,7 +160,7 @@ async def test_only_who_answers_as_one_of_ours_does_is_there(status: int, there:
     await client.aclose()
 
 
-async def test_one_out_of_sight_is_asked_once_for_all_and_waits_for_no_head() -> None:
+async def test_a_former_instance_is_asked_once_for_all_callers_and_waits_for_no_head() -> None:
     head, (app, asked) = Head("a"), living(seconds=0.2)
     async with listening(app) as port:
         head.urls["a"] = f"http://127.0.0.1:{port}"
@@ -174,7 +172,7 @@ async def test_one_out_of_sight_is_asked_once_for_all_and_waits_for_no_head() ->
     await client.aclose()
 
 
-async def test_who_hangs_up_takes_nobody_the_answer() -> None:
+async def test_a_caller_that_disconnects_does_not_cancel_the_lookup_of_others() -> None:
     head, (app, asked) = Head("a"), living(seconds=0.2)
     async with listening(app) as port:
         head.urls["a"] = f"http://127.0.0.1:{port}"
@@ -186,7 +184,7 @@ async def test_who_hangs_up_takes_nobody_the_answer() -> None:
     await client.aclose()
 
 
-async def test_one_that_was_busy_is_asked_again_sooner_than_one_that_refuses(monkeypatch) -> None:
+async def test_a_busy_instance_is_asked_again_sooner_than_one_that_refuses(monkeypatch) -> None:
     monkeypatch.setattr(waiting, "PROBE_SECONDS", 0.1)
     head, app = Head("a", "b"), living(seconds=0.3)[0]
     async with listening(app) as port:
@@ -204,7 +202,7 @@ async def test_one_that_was_busy_is_asked_again_sooner_than_one_that_refuses(mon
     await client.aclose()
 
 
-async def test_the_head_is_seldom_asked_for_one_that_it_knows() -> None:
+async def test_the_head_is_rarely_asked_about_known_instances() -> None:
     head = Head("a")
     instances = InstanceDirectory(head.look, fresh=0.2)
     await instances.renew()
@@ -215,7 +213,7 @@ async def test_the_head_is_seldom_asked_for_one_that_it_knows() -> None:
     assert head.asked == 1
 
 
-async def test_one_that_is_gone_is_noticed_by_who_asks_for_nothing_else() -> None:
+async def test_a_lost_instance_is_noticed_by_lookups_alone() -> None:
     head = Head("a")
     head.urls["a"] = f"http://127.0.0.1:{free()}"
     instances = InstanceDirectory(head.look, fresh=0)
@@ -229,7 +227,7 @@ async def is_gone(instances: InstanceDirectory, id: str) -> bool:
     return await url(instances, id) is None
 
 
-async def test_one_in_whose_place_another_is_is_gone() -> None:
+async def test_an_instance_whose_address_another_has_taken_is_gone() -> None:
     head = Head("a")
     async with listening(FastAPI()) as port:
         head.urls = dict.fromkeys("ab", f"http://127.0.0.1:{port}")
@@ -242,14 +240,14 @@ async def test_one_in_whose_place_another_is_is_gone() -> None:
     await client.aclose()
 
 
-async def test_one_that_nobody_knows_is_not_looked_for_all_the_time() -> None:
+async def test_unknown_ids_are_not_looked_up_continuously() -> None:
     head = Head("a")
     instances = InstanceDirectory(head.look)
     assert await asyncio.gather(*(url(instances, f"made-up-{number}") for number in range(50))) == [None] * 50
     assert head.asked < 20
 
 
-async def test_one_that_nobody_knew_a_moment_ago_is_not_waited_for_again() -> None:
+async def test_a_recently_unknown_id_is_not_waited_for_again() -> None:
     head = Head("a")
     instances = InstanceDirectory(head.look)
     assert await url(instances, "made-up") is None

@@ -1,4 +1,4 @@
-"""Sessions interleaved at random over HTTP give what they give one by one, and leave nothing behind."""
+"""Sessions interleaved at random over HTTP give the results of sequential ones, and leak nothing."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def memory(pid: int) -> int:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("each", [20, pytest.param(334, marks=pytest.mark.slow)])
-async def test_sessions_interleaved_give_what_they_give_one_by_one(served: dict[str, Any], each: int) -> None:
+async def test_interleaved_sessions_give_the_results_of_sequential_ones(served: dict[str, Any], each: int) -> None:
     walks = await walks_of(each)
     async with asking() as http:
         one_by_one = await alone(http, urls(served), walks)
@@ -82,7 +82,7 @@ async def test_sessions_interleaved_give_what_they_give_one_by_one(served: dict[
         assert [await still_open(http, url) for url in urls(served).values()] == [0, 0, 0]
 
 
-async def test_the_walks_tell_right_from_wrong_and_call_tools() -> None:
+async def test_the_recorded_walks_score_differently_and_call_tools() -> None:
     walks = await walks_of(6)
     assert {walk.reward > 0.5 for walk in walks} == {True, False}
     assert {walk.environment for walk in walks if walk.calls} == {"multineedle", "tool_call"}
@@ -90,7 +90,7 @@ async def test_the_walks_tell_right_from_wrong_and_call_tools() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_rounds_of_sessions_leave_the_process_its_size(served: dict[str, Any]) -> None:
+async def test_rounds_of_sessions_do_not_grow_the_process(served: dict[str, Any]) -> None:
     walks = await walks_of(334)
     sizes = []
     async with asking() as http:
@@ -102,7 +102,7 @@ async def test_rounds_of_sessions_leave_the_process_its_size(served: dict[str, A
 
 
 @pytest.mark.parametrize("ttl", [1.0, 600.0])
-async def test_what_is_closed_or_forgotten_is_released_once(
+async def test_closed_and_expired_sessions_are_released_once(
     counter: Callable[..., Environment],
     listening: Callable[[FastAPI], AbstractAsyncContextManager[str]],
     ttl: float,

@@ -1,4 +1,4 @@
-"""Large request bodies: what a server refuses before it costs memory, and how many it takes at once."""
+"""Large request bodies: what a server rejects before it takes memory, and how many it accepts together."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def client(up: Up) -> AsyncIterator[aiohttp.ClientSession]:
             413,
             "1024 levels",
         ),
-        ("/verify", b'{"x":"' + b"a" * LARGE_BODY_BYTES + b'"', 422, "the body is no JSON"),
+        ("/verify", b'{"x":"' + b"a" * LARGE_BODY_BYTES + b'"', 422, "the body is not valid JSON"),
         (
             "/aggregate_metrics",
             b'{"verify_responses":[' + b'{"reward":1},' * 250_000 + b'{"reward":1}]}',
@@ -58,14 +58,14 @@ async def client(up: Up) -> AsyncIterator[aiohttp.ClientSession]:
         ),
     ],
 )
-async def test_what_would_take_too_much_memory_is_refused(
+async def test_bodies_that_would_take_too_much_memory_are_rejected(
     client: aiohttp.ClientSession, path: str, body: bytes, status: int, said: str
 ) -> None:
     async with client.post(path, data=BytesIO(body)) as answer:
         assert (answer.status, said in await answer.text()) == (status, True)
 
 
-async def test_a_compressed_body_is_refused(client: aiohttp.ClientSession) -> None:
+async def test_a_compressed_body_is_rejected(client: aiohttp.ClientSession) -> None:
     bomb = gzip.compress(b" " * 2**20)
     async with client.post("/verify", data=bomb, headers={"content-encoding": "gzip"}) as answer:
         assert (answer.status, "send it as plain JSON" in await answer.text()) == (415, True)
@@ -85,7 +85,7 @@ async def stalled() -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
-async def test_large_bodies_wait_for_their_turn_and_small_ones_do_not(client: aiohttp.ClientSession) -> None:
+async def test_large_bodies_wait_and_small_ones_do_not(client: aiohttp.ClientSession) -> None:
     more = asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -111,7 +111,7 @@ async def test_large_bodies_wait_for_their_turn_and_small_ones_do_not(client: ai
         assert body_budget().used == 0
 
 
-async def test_a_large_body_that_finds_no_room_may_be_sent_again(
+async def test_a_large_body_without_memory_can_be_sent_again(
     client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "BODY_WAIT_SECONDS", 0.05)

@@ -1,4 +1,4 @@
-"""Limits: what one server takes of headers, bodies and connections, as it was told."""
+"""Configured limits of one server: headers, bodies and connections."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ async def told(up: Up, sent: bytes) -> bytes:
         (request("connection: close", "transfer-encoding: chunked") + b"1388\r\n" + b" " * 5000, b"413"),
     ],
 )
-async def test_what_is_too_much_is_refused(up: Up, sent: bytes, status: bytes) -> None:
+async def test_requests_beyond_the_limits_are_rejected(up: Up, sent: bytes, status: bytes) -> None:
     assert (await told(up, sent)).split(b" ", 2)[1] == status
 
 
-async def test_headers_that_do_not_end_are_not_kept(up: Up) -> None:
+async def test_endless_headers_are_not_stored(up: Up) -> None:
     reader, writer = await connected(up)
     async with asyncio.timeout(10):
         for piece in (b"GET / HTTP/1.1\r\nx-long: ", *[b"a" * 1000] * 5):
@@ -64,7 +64,7 @@ async def test_headers_that_do_not_end_are_not_kept(up: Up) -> None:
     writer.close()
 
 
-async def test_a_connection_beyond_the_most_is_told_so_and_the_others_go_on(up: Up) -> None:
+async def test_a_connection_beyond_the_limit_is_rejected_and_others_continue(up: Up) -> None:
     kept = [await connected(up) for _ in range(3)]
     for _, writer in kept:
         writer.write(request(verb="GET", path="/"))
@@ -81,7 +81,7 @@ async def test_a_connection_beyond_the_most_is_told_so_and_the_others_go_on(up: 
         writer.close()
 
 
-async def test_the_rest_of_a_request_that_has_been_answered_is_not_waited_for_without_end(
+async def test_the_rest_of_an_answered_request_is_not_waited_for_forever(
     up: Up, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "UNREAD_BODY_SECONDS", 0.1)

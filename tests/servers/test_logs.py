@@ -1,4 +1,4 @@
-"""Logs of real servers: one search for a rollout finds its lines in all of them, and none holds a word of it."""
+"""Logs of real servers: one search for a rollout finds its lines in every log, and no line contains its text."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_one_search_follows_a_rollout_over_agent_resources_and_model(
     assert not any(word in written for word in ("Wunderhorn", "424242", SECRET))
 
 
-async def test_each_line_of_a_run_by_servers_names_its_rollout_as_their_logs_do(started: Started, tmp_path: Path):
+async def test_each_line_of_a_run_names_its_rollout_as_the_logs_do(started: Started, tmp_path: Path):
     logs, out, tasks = tmp_path / "logs", tmp_path / "out", tmp_path / "tasks.jsonl"
     urls = started(logs)
     rows = [row(agent_ref={"name": "sums_simple_agent"}), row(answer="none", agent_ref={"name": "sums_simple_agent"})]
@@ -142,14 +142,14 @@ async def test_each_line_of_a_run_by_servers_names_its_rollout_as_their_logs_do(
     assert played == set(ids)
 
 
-async def test_a_rollout_that_nobody_named_is_found_by_its_indices(started: Started, tmp_path: Path):
+async def test_an_unnamed_rollout_is_found_by_its_indices(started: Started, tmp_path: Path):
     urls = started(tmp_path)
     await played(urls["sums_simple_agent"], row(_ng_task_index=7, _ng_rollout_index=3))
     line = await line_of(tmp_path / "sums_simple_agent.log")
     assert line["rollout_id"] == "7:3"
 
 
-async def test_a_tool_that_a_foreign_agent_calls_is_of_its_sessions_rollout(serving: Serving, tmp_path: Path):
+async def test_a_foreign_agents_tool_call_is_logged_under_its_sessions_rollout(serving: Serving, tmp_path: Path):
     opened = {"responses_create_params": {"input": PROMPT}, "initial_count": 1, "expected_count": 2}
     with log_to(LogConfig(level="info", format="json", directory=tmp_path)):
         async with serving() as client:
@@ -159,7 +159,7 @@ async def test_a_tool_that_a_foreign_agent_calls_is_of_its_sessions_rollout(serv
     assert found == [("/seed_session", "theirs"), ("/increment_counter", "theirs")]
 
 
-async def test_text_has_a_line_for_each_request_too(started: Started, tmp_path: Path):
+async def test_the_text_format_has_a_line_for_each_request(started: Started, tmp_path: Path):
     urls = started(tmp_path, "text")
     await played(urls["sums_simple_agent"], row(_ng_rollout_id="r1"), **{"x-request-id": "q1"})
     file = tmp_path / "sums_simple_agent.log"
@@ -168,7 +168,7 @@ async def test_text_has_a_line_for_each_request_too(started: Started, tmp_path: 
     assert " info sums_simple_agent rollout=r1 request=q1 POST /run 200 in " in line
 
 
-async def test_what_failed_is_in_the_line_of_its_request(started: Started, tmp_path: Path):
+async def test_a_failure_is_in_the_line_of_its_request(started: Started, tmp_path: Path):
     urls = started(tmp_path)
     answered = await played(urls["sums_simple_agent"], {"responses_create_params": {"input": PROMPT}})
     line = await line_of(tmp_path / "sums_simple_agent.log")
@@ -195,7 +195,7 @@ async def asked(tmp_path: Path):
             yield client, lambda: lines(tmp_path / "lamp.log")
 
 
-async def test_a_bug_is_told_by_its_type_and_not_by_what_it_says(asked):
+async def test_a_bug_is_logged_by_its_type_without_its_message(asked):
     client, told = asked
     assert (await client.post("/breaks")).status_code == 500
     [line] = told()
@@ -207,40 +207,40 @@ async def test_a_bug_is_told_by_its_type_and_not_by_what_it_says(asked):
 
 
 @pytest.mark.parametrize("id", ["a b", "x" * 129, 'a"b', "", "ä"])
-async def test_an_id_that_is_none_is_replaced(asked, id):
+async def test_an_invalid_request_id_is_replaced(asked, id):
     client, told = asked
     answered = await client.post("/carries", headers={b"x-request-id": id.encode("latin-1")})
     assert len(answered.headers["x-request-id"]) == 16
     assert told()[0]["request_id"] == answered.headers["x-request-id"]
 
 
-async def test_who_looks_whether_a_server_is_there_leaves_no_line(asked, tmp_path: Path):
+async def test_health_checks_are_not_logged(asked, tmp_path: Path):
     client, _ = asked
     for path in ("/", "/livez", "/readyz", "/metrics"):
         assert (await client.get(path)).status_code == 200
     assert not (tmp_path / "lamp.log").exists()
 
 
-def test_a_line_that_belongs_to_no_request_is_of_the_process(tmp_path: Path):
+def test_a_line_outside_of_requests_names_the_process(tmp_path: Path):
     with log_to(LogConfig(level="info", directory=tmp_path, server="math")):
         logging.getLogger("gymsdk").info("over\nand %s", "out")
     assert (tmp_path / "math.log").read_text().endswith("info math rollout=- request=- over\\nand out\n")
 
 
-def test_a_file_is_there_once_there_is_a_line_for_it(tmp_path: Path):
+def test_a_log_file_is_created_with_its_first_line(tmp_path: Path):
     with log_to(LogConfig(level="info", directory=tmp_path)):
         assert list(tmp_path.iterdir()) == []
         logging.getLogger("gymsdk").info("here")
         assert [each.name for each in tmp_path.iterdir()] == ["gymsdk.log"]
 
 
-def test_a_file_that_is_somebody_elses_is_said_at_once(tmp_path: Path):
+def test_a_log_file_of_another_user_is_reported_at_once(tmp_path: Path):
     (tmp_path / "gymsdk.log").mkdir()
     with pytest.raises(UsageError, match=r"--log-dir .* cannot be written"), log_to(LogConfig(directory=tmp_path)):
         pass
 
 
-def test_several_processes_write_their_lines_whole_into_one_file(tmp_path: Path):
+def test_several_processes_write_whole_lines_into_one_file(tmp_path: Path):
     source = (
         "import logging, sys\nfrom pathlib import Path\nfrom gymsdk.observability.logging import LogConfig, log_to\n"
         "with kept(Logging(level='info', format='json', directory=Path(sys.argv[1]), server='both')):\n"
@@ -251,7 +251,7 @@ def test_several_processes_write_their_lines_whole_into_one_file(tmp_path: Path)
     assert [len(line["message"]) for line in lines(tmp_path / "both.log")] == [5000] * 600
 
 
-def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path):
+def test_an_unwritable_log_directory_is_reported_at_once(tmp_path: Path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(UsageError, match=r"--log-dir .* cannot be written .*; name a folder"),
@@ -260,7 +260,7 @@ def test_a_folder_that_cannot_be_written_is_said_at_once(tmp_path: Path):
         pass
 
 
-def test_nothing_changes_where_nothing_is_asked_for():
+def test_the_default_options_change_nothing():
     log = logging.getLogger("gymsdk")
     before = (list(log.handlers), log.level)
     with log_to(LogConfig()):
@@ -271,21 +271,21 @@ def test_nothing_changes_where_nothing_is_asked_for():
     assert (list(log.handlers), log.level) == before
 
 
-def test_a_level_or_form_that_is_none_is_refused():
-    with pytest.raises(UsageError, match="--log-level loud: write one of debug, info, warning, error"):
+def test_an_unknown_level_or_format_is_rejected():
+    with pytest.raises(UsageError, match="--log-level loud: must be one of debug, info, warning, error"):
         asked_for("loud", "text")
-    with pytest.raises(UsageError, match="--log-format xml: write one of text, json"):
+    with pytest.raises(UsageError, match="--log-format xml: must be one of text, json"):
         asked_for("info", "xml")
 
 
-def test_requests_are_shown_to_nobody_who_asks_for_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_request_lines_are_not_shown_at_warning_level(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     with log_to(asked_for("info", "text", tmp_path)):
         logging.getLogger("gymsdk.requests").warning("POST /run 503")
     assert not caplog.records
     assert "POST /run 503" in (tmp_path / "gymsdk.log").read_text()
 
 
-def test_of_an_exception_the_place_and_type_are_told_and_not_what_it_says(tmp_path: Path):
+def test_an_exception_is_logged_by_place_and_type_without_its_message(tmp_path: Path):
     with log_to(LogConfig(format="json", directory=tmp_path)):
         try:
             int(PROMPT)
@@ -296,7 +296,7 @@ def test_of_an_exception_the_place_and_type_are_told_and_not_what_it_says(tmp_pa
     assert PROMPT not in json.dumps(line)
 
 
-def test_lines_go_to_standard_error_where_no_folder_is_named():
+def test_without_a_directory_lines_go_to_standard_error():
     source = (
         "import logging\nfrom gymsdk.observability.logging import LogConfig, log_to\n"
         "with kept(Logging(format='json')): logging.getLogger('gymsdk').warning('careful')\n"
@@ -305,6 +305,6 @@ def test_lines_go_to_standard_error_where_no_folder_is_named():
     assert [json.loads(line)["message"] for line in io.StringIO(said.stderr)] == ["careful"]
 
 
-def test_another_process_is_told_to_log_alike(tmp_path: Path):
-    words = LogConfig(level="info", format="json", directory=tmp_path).to_options
+def test_another_process_can_be_configured_alike(tmp_path: Path):
+    words = LogConfig(level="info", format="json", directory=tmp_path).cli_options
     assert words == ["--log-level", "info", "--log-format", "json", "--log-dir", str(tmp_path)]

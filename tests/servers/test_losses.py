@@ -1,4 +1,4 @@
-"""Losses: which nodes are told of as lost, and until when."""
+"""Lost nodes: which nodes the head reports as lost, and until when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymsdk.servers.app import RequestRejected
 from .saying import HERE, MATH, another, ended, said
 
 
-def test_a_node_that_is_lost_is_remembered_until_it_is_back_and_one_that_left_is_not(members, clock):
+def test_a_lost_node_is_remembered_until_it_returns_unlike_one_that_left(members, clock):
     for name in "ab":
         members.put(name, said(another()), HERE)
     members.leave("b")
@@ -25,7 +25,7 @@ def lost(members):
     return [each.id for each in members.lost]
 
 
-def test_a_lost_node_that_leaves_late_is_lost_no_more_and_what_it_said_before_counts_no_more(members, clock):
+def test_a_lost_node_that_leaves_late_is_forgotten_and_its_report_ignored(members, clock):
     members.put("a", said(MATH), HERE)
     clock.now = 11.0
     assert lost(members) == ["a"]
@@ -36,7 +36,7 @@ def test_a_lost_node_that_leaves_late_is_lost_no_more_and_what_it_said_before_co
 
 
 @pytest.mark.parametrize("when", [3.0, 11.0])
-def test_a_node_is_lost_until_another_has_its_servers_however_soon_that_came(members, clock, when):
+def test_a_node_is_lost_until_another_has_its_servers_however_soon(members, clock, when):
     members.put("a", said(MATH), HERE)
     clock.now = when
     members.put("b", said(another()), "10.0.0.8")
@@ -44,7 +44,7 @@ def test_a_node_is_lost_until_another_has_its_servers_however_soon_that_came(mem
     assert (lost(members), len(members)) == ([], 1)
 
 
-def test_a_node_is_lost_while_fewer_have_its_servers_than_when_it_was_there(members, clock):
+def test_a_node_is_lost_while_fewer_instances_exist_than_before(members, clock):
     for name in "abc":
         members.put(name, said(another()), HERE)
     clock.now = 9.0
@@ -59,7 +59,7 @@ def test_a_node_is_lost_while_fewer_have_its_servers_than_when_it_was_there(memb
     assert lost(members) == []
 
 
-def test_another_that_was_there_and_is_started_again_is_not_in_the_place_of_one_that_is_lost(members, clock):
+def test_a_restarted_node_does_not_replace_a_lost_one(members, clock):
     for name in "ab":
         members.put(name, said(another()), HERE)
     clock.now = 2.0
@@ -72,7 +72,7 @@ def test_another_that_was_there_and_is_started_again_is_not_in_the_place_of_one_
     assert lost(members) == []
 
 
-def test_of_two_that_are_lost_one_that_is_back_is_not_in_the_place_of_the_other(members, clock):
+def test_of_two_lost_nodes_one_that_returns_does_not_replace_the_other(members, clock):
     members.put("a", said(another()), HERE)
     clock.now = 1.0
     members.put("b", said(another()), HERE)
@@ -86,7 +86,7 @@ def test_of_two_that_are_lost_one_that_is_back_is_not_in_the_place_of_the_other(
     assert lost(members) == ["b"]
 
 
-def test_a_node_that_has_less_than_before_is_lost_with_what_it_had_last(members, clock):
+def test_a_node_that_shrank_is_lost_with_its_last_servers(members, clock):
     members.put("a", said(MATH, another()), HERE)
     clock.now = 1.0
     members.put("a", said(MATH), HERE)
@@ -104,7 +104,7 @@ def test_a_lost_node_is_remembered_for_a_while(members, clock):
     assert lost(members) == []
 
 
-async def test_nobody_is_lost_for_the_head_having_stood_still(members, clock):
+async def test_no_node_is_lost_because_the_head_was_blocked(members, clock):
     up, over = asyncio.Event(), asyncio.Event()
     running = asyncio.ensure_future(members.run(up, over))
     await up.wait()
@@ -121,7 +121,7 @@ async def test_nobody_is_lost_for_the_head_having_stood_still(members, clock):
     assert ([each.id for each in members], lost(members), members.settled) == (["b"], ["a"], True)
 
 
-async def test_nobody_is_lost_while_the_head_is_too_busy_to_read_heartbeats(members, clock):
+async def test_no_node_is_lost_while_the_head_is_too_busy_to_read_heartbeats(members, clock):
     up, over = asyncio.Event(), asyncio.Event()
     running = asyncio.ensure_future(members.run(up, over))
     await up.wait()
@@ -135,7 +135,7 @@ async def test_nobody_is_lost_while_the_head_is_too_busy_to_read_heartbeats(memb
     await running
 
 
-def test_a_node_that_was_lost_before_its_supervisor_told_of_its_end_is_lost_no_more(members, clock):
+def test_a_lost_node_is_forgotten_once_its_supervisor_reports_its_exit(members, clock):
     members.put("child", said(another(pid=7), supervisor="s"), HERE)
     clock.now = 11.0
     assert [each.id for each in members.lost] == ["child"]

@@ -1,4 +1,4 @@
-"""Bodies that are nearly right: whatever is put into any place of them, a server answers, and never breaks."""
+"""Almost valid bodies: a server answers every mangled value without failing."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ APPS: dict[str, Callable[[Environment, ScriptedModel], FastAPI]] = {
         ("model", "/v1/chat/completions", CHAT),
     ],
 )
-async def test_a_body_with_something_odd_in_it_is_answered(
+async def test_a_body_with_a_mangled_value_gets_a_response(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], server: str, path: str, body: Item
 ) -> None:
     async with asked(APPS[server](counter(), policy("done"))) as client:

@@ -1,4 +1,4 @@
-"""The tools of an episode by the Model Context Protocol."""
+"""The tools of an episode over the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ async def key_of(client, row=ROW):
     return (await client.post("/seed_session", json=row)).json()["mcp"]["headers"][TOKEN]
 
 
-async def test_there_is_no_mcp_unless_asked_for(serving):
+async def test_mcp_is_off_by_default(serving):
     async with serving() as client:
         assert (await client.post("/seed_session", json=ROW)).json() == {}
         assert (await client.post("/mcp", json=message("ping"))).status_code == 404
 
 
-async def test_who_opens_a_session_is_told_how_to_reach_its_tools(serving):
+async def test_opening_a_session_returns_the_access_to_its_tools(serving):
     async with serving(with_mcp=True) as client:
         access = (await client.post("/seed_session", json=ROW)).json()["mcp"]
         typed = {
@@ -53,7 +53,7 @@ async def test_the_key_is_not_the_cookie(serving):
     assert answer.status_code == 409
 
 
-async def test_a_client_shakes_hands(serving):
+async def test_a_client_initializes(serving):
     async with serving(with_mcp=True) as client:
         opened = await client.post("/mcp", json=message("initialize", protocolVersion="2025-06-18", capabilities={}))
         noted = await client.post("/mcp", json={"jsonrpc": "2.0", "method": "notifications/initialized"})
@@ -68,7 +68,7 @@ async def test_a_client_shakes_hands(serving):
     assert streams == [405, 405]
 
 
-async def test_the_tools_on_offer_are_listed(serving):
+async def test_offered_tools_are_listed(serving):
     offered = [{"type": "function", "name": "spell"}]
     row = {**ROW, "responses_create_params": {"input": "x", "tools": offered}}
     async with serving(with_mcp=True) as client:
@@ -100,7 +100,7 @@ async def test_a_tool_is_called_in_the_sessions_episode(serving):
     assert judged["response"]["output"][0]["name"] == "mcp__counter__increment_counter"
 
 
-async def test_a_name_with_the_servers_before_it_is_replayed_as_the_tools_own(serving):
+async def test_a_prefixed_tool_name_is_replayed_under_the_tools_own_name(serving):
     output = [
         responses.build_function_call("mcp__counter__increment_counter", {"count": 3}, "c"),
         responses.build_function_call_output("c", "x"),
@@ -110,7 +110,7 @@ async def test_a_name_with_the_servers_before_it_is_replayed_as_the_tools_own(se
     assert judged["final"] == 6
 
 
-async def test_a_tool_named_like_an_endpoint_is_the_tool_here(serving):
+async def test_a_tool_named_like_an_endpoint_can_be_called(serving):
     async with serving(with_mcp=True) as client:
         answer = await call(client, "verify", {}, await key_of(client))
     assert answer["result"]["content"] == [{"type": "text", "text": "a tool"}]
@@ -124,7 +124,7 @@ async def test_a_call_without_a_session_is_an_error_the_model_can_read(serving, 
     assert answer["result"] == {"content": [{"type": "text", "text": told}], "isError": True}
 
 
-async def test_a_tool_that_breaks_is_an_error_the_model_can_read(serving):
+async def test_a_tool_that_fails_is_an_error_the_model_can_read(serving):
     async with serving(with_mcp=True) as client:
         result = (await call(client, "stumble", {}, await key_of(client)))["result"]
     assert result["isError"] is True
@@ -140,33 +140,33 @@ async def test_a_tool_that_breaks_is_an_error_the_model_can_read(serving):
         (message("tools/call"), -32602),
     ],
 )
-async def test_a_message_that_means_nothing_is_answered_with_its_code(serving, sent, code):
+async def test_an_invalid_message_gets_an_error_code(serving, sent, code):
     async with serving(with_mcp=True) as client:
         answer = await client.post("/mcp", json=sent)
     assert (answer.status_code, answer.json()["error"]["code"]) == (200, code)
 
 
-async def test_an_unknown_tool_is_answered_with_its_code(serving):
+async def test_an_unknown_tool_gets_an_error_code(serving):
     async with serving(with_mcp=True) as client:
         answer = await call(client, "seed_session", {}, await key_of(client))
     assert answer["error"]["code"] == -32602
 
 
 @pytest.mark.parametrize("arguments", [[1], 1, "x", {"count": "many"}])
-async def test_wrong_arguments_are_answered_by_the_tool(serving, arguments):
+async def test_the_tool_answers_wrong_arguments(serving, arguments):
     async with serving(with_mcp=True) as client:
         answer = await call(client, "increment_counter", arguments, await key_of(client))
     assert "Invalid tool call arguments" in answer["result"]["structuredContent"]["error"]
 
 
-async def test_a_page_from_elsewhere_is_refused(serving):
+async def test_a_foreign_web_page_is_rejected(serving):
     async with serving(with_mcp=True) as client:
         elsewhere = await client.post("/mcp", json=message("ping"), headers={"origin": "http://evil.test"})
         here = await client.post("/mcp", json=message("ping"), headers={"origin": "http://gym.test"})
     assert (elsewhere.status_code, here.status_code) == (403, 200)
 
 
-async def test_half_a_surrogate_pair_in_the_arguments_is_answered(serving):
+async def test_half_a_surrogate_pair_in_the_arguments_gets_a_response(serving):
     async with serving(with_mcp=True) as client:
         headers = {TOKEN: await key_of(client)}
         sent = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"spell","arguments":{"a":"\\ud800"}}}'

@@ -1,4 +1,4 @@
-"""The model server, asked by the openai SDK and by plain HTTP."""
+"""The model server, called with the openai SDK and with plain HTTP."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Sticky(Replies):
         return await super().respond(request, episode=episode)
 
 
-async def test_what_belongs_together_is_what_a_rollout_or_its_client_says() -> None:
+async def test_affinity_follows_the_rollout_or_the_clients_cache_key() -> None:
     told = Sticky()
     async with asked(server.create_app(told)) as client:
         await client.post("/ng-rollout/r1/v1/responses", json={"input": "a", "prompt_cache_key": "k"})
@@ -92,7 +92,7 @@ async def test_what_belongs_together_is_what_a_rollout_or_its_client_says() -> N
     assert told.together == ["r1", "r1", "k", None]
 
 
-async def test_details_nobody_knows_are_zeros_for_clients_that_take_no_null() -> None:
+async def test_unknown_details_are_zero_for_clients_that_reject_null() -> None:
     async with asked(server.create_app(Replies())) as client:
         told = (await client.post("/v1/responses", json={"input": "hi"})).json()["usage"]
     assert told["input_tokens_details"] == {"cached_tokens": 0}
@@ -104,13 +104,13 @@ async def test_the_sdk_lists_the_one_model() -> None:
         assert [each.id async for each in sdk(client).models.list()] == ["replies"]
 
 
-async def test_a_model_has_the_name_it_is_served_by_and_its_own() -> None:
+async def test_a_model_is_listed_under_its_served_name_and_its_own() -> None:
     async with asked(server.create_app(Replies(), serves="org/policy")) as client:
         assert [each.id async for each in sdk(client).models.list()] == ["org/policy", "replies"]
         assert (await sdk(client).models.retrieve("org/policy")).id == "org/policy"
 
 
-async def test_the_list_of_models_is_anthropics_too() -> None:
+async def test_the_list_of_models_has_anthropics_fields_too() -> None:
     async with listening(server.create_app(Replies(), serves="org/policy")) as url, sdks(url) as (_, anthropic):
         assert [each.display_name async for each in anthropic.models.list()] == ["org/policy", "replies"]
         assert (await anthropic.models.retrieve("org/policy")).type == "model"
@@ -118,7 +118,7 @@ async def test_the_list_of_models_is_anthropics_too() -> None:
             await anthropic.models.retrieve("another")
 
 
-async def test_another_name_is_no_models_but_may_be_asked_for() -> None:
+async def test_an_unknown_model_name_is_not_found_but_can_be_requested() -> None:
     async with asked(server.create_app(Replies())) as client:
         missing = await client.get("/v1/models/another")
         answer = await client.post("/v1/responses", json={"input": "hi", "model": "another"})
@@ -134,7 +134,9 @@ async def test_another_name_is_no_models_but_may_be_asked_for() -> None:
         ("/gym/policy_model/v1/responses", "/gym/policy_model", False),
     ],
 )
-async def test_who_is_cut_short_by_the_end_is_told_so_in_its_api(path: str, beneath: str, theirs: bool) -> None:
+async def test_a_request_that_the_stop_interrupts_gets_an_error_of_its_api(
+    path: str, beneath: str, theirs: bool
+) -> None:
     arrived = asyncio.Event()
 
     class Hanging:
@@ -156,7 +158,7 @@ async def test_who_is_cut_short_by_the_end_is_told_so_in_its_api(path: str, bene
     assert ("type" in found.json(), "has been stopped" in found.json()["error"]["message"]) == (theirs, True)
 
 
-async def test_a_path_that_is_no_apis_is_not_found() -> None:
+async def test_a_path_outside_of_all_apis_is_not_found() -> None:
     async with asked(server.create_app(Replies())) as client:
         answer = await client.post("/v1/embeddings", json={})
         wrong = await client.get("/v1/messages")
@@ -165,7 +167,7 @@ async def test_a_path_that_is_no_apis_is_not_found() -> None:
     assert (answer.status_code, told["type"]) == (404, "not_found_error")
     assert "/v1/chat/completions" in told["message"]
     assert (wrong.status_code, wrong.json()["type"], wrong.headers["allow"]) == (405, "error", "POST")
-    assert "GET is not answered at /v1/messages; ask it with POST" in wrong.json()["error"]["message"]
+    assert "/v1/messages does not accept GET; use POST" in wrong.json()["error"]["message"]
     assert outside.json().keys() == {"detail"}
 
 
@@ -181,7 +183,7 @@ async def test_a_path_that_is_no_apis_is_not_found() -> None:
     ],
     ids=["torn", "list", "empty", "deep", "large"],
 )
-async def test_a_body_that_is_no_request_is_answered_in_each_apis_form(
+async def test_an_invalid_body_is_answered_in_the_form_of_each_api(
     path: str, content: bytes, headers: dict[str, str], status: int
 ) -> None:
     async with asked(server.create_app(Replies())) as client:
@@ -200,7 +202,7 @@ def nested(depth: int) -> str:
 @pytest.mark.parametrize(
     ("theirs", "ours", "status"), [(1000, 1, 400), (1, 2000, 502)], ids=["the request", "the answer"]
 )
-async def test_what_is_nested_too_deeply_to_be_told_is_said_in_a_sentence(
+async def test_a_too_deeply_nested_response_is_reported_with_a_message(
     theirs: int, ours: int, status: int, *, streamed: bool
 ) -> None:
     deep: Item = {}
@@ -215,7 +217,7 @@ async def test_what_is_nested_too_deeply_to_be_told_is_said_in_a_sentence(
         assert (answer.status_code, "nested too deeply" in answer.json()["error"]["message"]) == (status, True)
 
 
-async def test_a_key_nobody_knows_is_no_error() -> None:
+async def test_an_unknown_key_is_not_an_error() -> None:
     told = Replies()
     async with asked(server.create_app(told)) as client:
         answer = await client.post("/v1/responses", json={"input": "hi", "top_k": 3, "odd": 1, "stream": False})
@@ -268,19 +270,19 @@ async def test_a_failure_of_the_adapter_has_its_status(kind: str, retryable: boo
 
 
 @pytest.mark.parametrize("text", [b"{torn", b"[1]", b"\xff"])
-async def test_a_body_that_is_no_object_is_answered_in_openais_form(text: bytes) -> None:
+async def test_a_body_that_is_not_an_object_is_answered_in_openais_form(text: bytes) -> None:
     async with asked(server.create_app(Replies())) as client:
         answer = await client.post("/v1/responses", content=text)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-async def test_an_answer_that_is_no_completion_is_the_models_failure() -> None:
+async def test_an_invalid_completion_is_the_models_failure() -> None:
     async with asked(server.create_app(Replies({"type": "function_call"}))) as client:
         answer = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "model_bad_answer")
 
 
-async def test_the_oracle_says_where_it_plays() -> None:
+async def test_the_oracle_names_the_environment_it_needs() -> None:
     oracle: Model = model("scripted/oracle")
     async with asked(server.create_app(oracle)) as client:
         answer = await client.post("/v1/responses", json={"input": "hi"})

@@ -1,4 +1,4 @@
-"""A node: it joins a head, is heard of, outlasts an outage of the head, and leaves."""
+"""A node registers at a head, reports, survives an outage of the head, and leaves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def names(head_url):
     return [each["name"] for each in (await told(head_url))["instances"]]
 
 
-async def test_it_is_known_for_as_long_as_it_runs():
+async def test_a_node_is_registered_as_long_as_it_runs():
     async with heading() as head_url:
         async with noded(Node(head_url, [LAMP], expected=["lamp", "bulb"])):
             known = await told(head_url)
@@ -42,7 +42,7 @@ async def test_it_is_known_for_as_long_as_it_runs():
         assert await names(head_url) == []
 
 
-async def test_it_is_heard_of_again_well_within_its_lease():
+async def test_a_node_reports_well_within_its_lease():
     async with heading(lease=0.4) as head_url, noded(Node(head_url, [LAMP])):
         ends = time.monotonic() + 1.2
         while time.monotonic() < ends:
@@ -50,7 +50,7 @@ async def test_it_is_heard_of_again_well_within_its_lease():
             await asyncio.sleep(0.05)
 
 
-async def test_news_are_told_before_it_would_be_heard_of_again():
+async def test_changes_are_reported_before_the_next_regular_report():
     news, exits = asyncio.Event(), {}
     async with heading(lease=600) as head_url, noded(Node(head_url, exits=lambda: exits, lease=600, news=news)):
         exits["lamp"] = Exit(code=-9, at=1.0)
@@ -62,7 +62,7 @@ async def test_news_are_told_before_it_would_be_heard_of_again():
         await until(known)
 
 
-async def test_what_was_started_anew_while_the_answer_was_on_its_way_is_not_started_again():
+async def test_a_restart_confirmed_while_the_answer_was_in_transit_is_not_repeated():
     running, restarted, app = {"lamp": 7}, [], FastAPI()
 
     @app.put("/nodes/{node}")
@@ -80,7 +80,7 @@ async def test_what_was_started_anew_while_the_answer_was_on_its_way_is_not_star
         assert told_to == ["lamp"]
 
 
-async def test_a_head_that_was_started_again_knows_it_again_and_the_log_says_so_once(caplog):
+async def test_a_restarted_head_registers_the_node_again_and_one_line_is_logged(caplog):
     port = free()
     async with heading(port=port, lease=0.5) as head_url:
         node = Node(head_url, [LAMP])
@@ -102,7 +102,7 @@ async def test_a_head_that_was_started_again_knows_it_again_and_the_log_says_so_
     assert "it answers again" in back
 
 
-async def test_a_head_that_hangs_keeps_no_node_from_ending(caplog):
+async def test_a_hanging_head_keeps_no_node_from_stopping(caplog):
     async with heading(lease=0.5) as head_url:
         port = int(head_url.rpartition(":")[2])
         node = Node(head_url, [LAMP], joining=0.5)
@@ -115,7 +115,7 @@ async def test_a_head_that_hangs_keeps_no_node_from_ending(caplog):
     assert "does not answer" in caplog.text or "did not answer" in caplog.text
 
 
-async def test_a_head_that_comes_late_is_waited_for():
+async def test_a_head_that_starts_late_is_waited_for():
     port = free()
     joining = asyncio.ensure_future(Node(f"http://127.0.0.1:{port}", [LAMP]).join())
     await asyncio.sleep(0.3)
@@ -125,25 +125,27 @@ async def test_a_head_that_comes_late_is_waited_for():
         assert await names(head_url) == ["lamp"]
 
 
-async def test_a_head_that_never_comes_is_waited_for_no_longer_than_said():
+async def test_the_wait_for_a_head_is_bounded():
     with pytest.raises(GymsdkError, match=r"no head answers at http://127.*within 0.2 seconds .*name the right one"):
         await Node(f"http://127.0.0.1:{free()}", [LAMP], joining=0.2).join()
 
 
-async def test_what_is_no_head_is_not_waited_for():
+async def test_a_server_that_is_not_a_head_is_not_waited_for():
     async with listening(FastAPI()) as port:
-        with pytest.raises(GymsdkError, match="is no head of gymsdk"):
+        with pytest.raises(GymsdkError, match="is not a gymsdk head"):
             await Node(f"http://127.0.0.1:{port}", [LAMP]).join()
 
 
-async def test_a_head_that_will_not_have_it_says_why():
+async def test_a_rejection_by_the_head_is_reported():
     other = LAMP.model_copy(update={"implementation": "candle"})
     async with heading(other) as head_url:
-        with pytest.raises(GymsdkError, match=r"refuses this node: 'lamp' is .*candle here.*give it another name"):
+        with pytest.raises(
+            GymsdkError, match=r"refuses this node: 'lamp' is .*candle at this head.*choose another name"
+        ):
             await Node(head_url, [LAMP]).join()
 
 
-async def test_it_sends_what_it_is_told_to():
+async def test_a_node_sends_the_headers_it_is_given():
     seen = []
     app = FastAPI()
 
@@ -163,13 +165,13 @@ async def test_it_sends_what_it_is_told_to():
     assert seen == [("PUT", "Bearer s"), ("DELETE", "Bearer s")]
 
 
-async def test_servers_tell_the_address_that_is_announced_not_the_one_they_listen_at():
+async def test_servers_report_the_advertised_address():
     announced = LAMP.model_copy(update={"host": "127.0.0.2"})
     async with heading(host="127.0.0.3") as head_url, noded(Node(head_url, [announced])):
         assert [each["url"] for each in (await told(head_url))["instances"]] == ["http://127.0.0.2:9"]
 
 
-async def test_a_process_that_is_killed_is_gone_within_its_lease():
+async def test_a_killed_process_is_gone_within_its_lease():
     async with heading(lease=1.0) as head_url, process("multineedle", head_url, lease=1.0) as (started, _):
         assert await names(head_url) == ["multineedle"]
         os.kill(started.pid, signal.SIGKILL)
@@ -188,16 +190,16 @@ async def test_a_head_that_answers_is_joined():
         assert await bind_head("127.0.0.2", int(head_url.rpartition(":")[2])) is None
 
 
-async def test_a_head_at_an_address_of_this_machine_is_to_be_started_here():
+async def test_a_head_at_an_address_of_this_machine_is_started_here():
     port = free("127.0.0.2")
     with await bind_head("127.0.0.2", port) as at:
         assert at.getsockname() == ("127.0.0.2", port)
 
 
-async def test_of_two_that_start_at_once_one_has_the_head_and_the_other_joins():
+async def test_of_two_nodes_that_start_together_one_starts_the_head_and_the_other_joins():
     port = free()
     with await bind_head("127.0.0.1", port) as at:
-        other = asyncio.ensure_future(bind_head("127.0.0.1", port, patience=10))
+        other = asyncio.ensure_future(bind_head("127.0.0.1", port, timeout_seconds=10))
         await asyncio.sleep(0.2)
         assert not other.done()
         at.close()
@@ -205,20 +207,20 @@ async def test_of_two_that_start_at_once_one_has_the_head_and_the_other_joins():
             assert await other is None
 
 
-async def test_a_head_elsewhere_is_waited_for_with_a_bound():
+async def test_the_wait_for_a_remote_head_is_bounded():
     # An address for documentation: nobody has it.
     assert not is_local_host("192.0.2.1")
     with pytest.raises(GymsdkError, match=r"no head answers at http://192\.0\.2\.1:9 within 0 seconds"):
-        await bind_head("192.0.2.1", 9, patience=0)
+        await bind_head("192.0.2.1", 9, timeout_seconds=0)
 
 
-async def test_a_port_of_this_machine_that_something_else_has_is_told_of_at_once():
+async def test_a_port_of_this_machine_in_use_by_another_program_is_reported_at_once():
     async with listening(FastAPI()) as port:
-        with pytest.raises(GymsdkError, match=r"is no head of gymsdk: it answered 404 at /nodes.*choose another port"):
+        with pytest.raises(GymsdkError, match=r"is not a gymsdk head: it answered 404 at /nodes.*choose another port"):
             await bind_head("127.0.0.1", port)
 
 
-async def test_one_that_somebody_has_had_leave_is_known_again_under_another_id():
+async def test_a_removed_node_registers_under_another_id():
     async with heading() as head_url, noded(Node(head_url, [LAMP], lease=0.5)) as node:
         before = node.id
         assert (await client.delete(f"{head_url}/nodes/{before}")).ok
@@ -227,7 +229,7 @@ async def test_one_that_somebody_has_had_leave_is_known_again_under_another_id()
         assert (node.id != before, await names(head_url)) == (True, ["lamp"])
 
 
-async def test_one_that_somebody_has_had_leave_is_one_node_though_it_is_heard_twice_at_once():
+async def test_a_removed_node_registers_once_even_if_two_reports_overlap():
     async with heading() as head_url:
         node = Node(head_url, [LAMP])
         await node.join()
@@ -237,7 +239,7 @@ async def test_one_that_somebody_has_had_leave_is_one_node_though_it_is_heard_tw
         await node.leave()
 
 
-async def test_one_that_has_left_by_itself_stays_away():
+async def test_a_node_that_left_stays_away():
     async with heading() as head_url:
         node = Node(head_url, [LAMP])
         await node.join()
@@ -246,19 +248,19 @@ async def test_one_that_has_left_by_itself_stays_away():
         assert await names(head_url) == []
 
 
-def test_who_waits_long_for_a_head_says_so_once(caplog):
+def test_a_long_wait_for_a_head_is_logged_once(caplog):
     waiting = HeadWait("http://127.0.0.1:9", 60, "name another", said=0)
     for _ in range(3):
         assert 0 < waiting.next_pause("nothing listens there") <= 0.5
     assert caplog.messages == [
-        "no head answers at http://127.0.0.1:9 yet (nothing listens there); it is waited for, 60 s at most"
+        "no head answers at http://127.0.0.1:9 yet (nothing listens there); waiting for it for at most 60 s"
     ]
     caplog.clear()
     HeadWait("http://127.0.0.1:9", 60, "name another").next_pause("nothing listens there")
     assert caplog.messages == []
 
 
-async def test_a_node_whose_event_loop_is_blocked_for_good_is_lost_until_it_runs_again() -> None:
+async def test_a_node_with_a_blocked_event_loop_is_lost_until_it_runs_again() -> None:
     blocked = asyncio.Event()
     async with heading(lease=0.4) as head_url, noded(Node(head_url, [LAMP], alive=lambda: not blocked.is_set())):
 

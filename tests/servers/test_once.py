@@ -1,4 +1,4 @@
-"""What is asked for twice under one key is done once."""
+"""Repeated requests with one key run the operation once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Work:
         return self._answer
 
 
-async def test_two_who_ask_at_once_are_answered_by_one_run() -> None:
+async def test_two_concurrent_requests_share_one_run() -> None:
     once, work = IdempotencyCache(), Work()
     both = [asyncio.ensure_future(once("a", work)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -40,7 +40,7 @@ async def test_two_who_ask_at_once_are_answered_by_one_run() -> None:
     assert work.done == 1
 
 
-async def test_who_asks_afterwards_is_given_the_same_answer() -> None:
+async def test_a_later_request_gets_the_same_response() -> None:
     once, work = IdempotencyCache(), Work()
     work.go.set()
     assert await once("a", work) == await once("a", work)
@@ -55,7 +55,7 @@ async def test_another_key_is_another_run() -> None:
     assert work.done == 2
 
 
-async def test_what_failed_is_told_to_all_and_done_again_for_the_next() -> None:
+async def test_a_failure_reaches_all_waiting_requests_and_the_next_runs_again() -> None:
     once, work = IdempotencyCache(), Work(breaks=1)
     both = [asyncio.ensure_future(once("a", work)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -65,7 +65,7 @@ async def test_what_failed_is_told_to_all_and_done_again_for_the_next() -> None:
     assert await once("a", work) == b"done"
 
 
-async def test_one_who_goes_away_leaves_the_run_to_the_other() -> None:
+async def test_a_cancelled_request_leaves_the_run_to_the_other() -> None:
     once, work = IdempotencyCache(), Work()
     first, second = (asyncio.ensure_future(once("a", work)) for _ in range(2))
     await asyncio.sleep(0)
@@ -76,7 +76,7 @@ async def test_one_who_goes_away_leaves_the_run_to_the_other() -> None:
     assert work.given_up == 0
 
 
-async def test_a_run_nobody_waits_for_is_given_up_and_begun_anew_for_the_next() -> None:
+async def test_a_run_without_waiting_requests_is_cancelled_and_started_anew() -> None:
     once, work = IdempotencyCache(), Work()
     only = asyncio.ensure_future(once("a", work))
     await asyncio.sleep(0)
@@ -88,7 +88,7 @@ async def test_a_run_nobody_waits_for_is_given_up_and_begun_anew_for_the_next() 
     assert (work.done, work.given_up) == (2, 1)
 
 
-async def test_answers_are_forgotten_by_age_and_by_bytes() -> None:
+async def test_responses_expire_by_age_and_by_size() -> None:
     now = 0.0
     once, work = IdempotencyCache(seconds=10, largest=2 * (ENTRY_OVERHEAD_BYTES + 6), clock=lambda: now), Work(b"12345")
     work.go.set()
@@ -100,7 +100,7 @@ async def test_answers_are_forgotten_by_age_and_by_bytes() -> None:
     assert len(once) == 1
 
 
-async def test_what_is_not_to_be_kept_is_shared_only_while_it_is_under_way() -> None:
+async def test_a_response_that_is_not_kept_is_shared_only_while_it_runs() -> None:
     once, work = IdempotencyCache(), Work()
     both = [asyncio.ensure_future(once("a", work, keep=False)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -110,7 +110,7 @@ async def test_what_is_not_to_be_kept_is_shared_only_while_it_is_under_way() -> 
     assert (work.done, len(once)) == (2, 0)
 
 
-async def test_an_answer_in_place_of_another_takes_no_more_room() -> None:
+async def test_replacing_a_response_takes_no_more_memory() -> None:
     now = 0.0
     once = IdempotencyCache(seconds=10, largest=2 * (ENTRY_OVERHEAD_BYTES + 6), clock=lambda: now)
     slow, quick = Work(b"12345"), Work(b"54321")
@@ -125,7 +125,7 @@ async def test_an_answer_in_place_of_another_takes_no_more_room() -> None:
     assert len(once) == 2
 
 
-async def test_what_is_under_way_has_ended_once_it_is_closed() -> None:
+async def test_closing_waits_for_running_operations_to_end() -> None:
     ended = []
 
     async def work() -> bytes:

@@ -1,4 +1,4 @@
-"""The oracle over HTTP: whoever asks it scores what a perfect policy does, and nobody brings an episode."""
+"""The oracle over HTTP: agents that use it as their model score what a perfect policy scores."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ ASKS: dict[str, Callable[[Item], tuple[str, Item]]] = {
 
 
 @pytest.mark.parametrize("api", ASKS)
-async def test_a_foreign_agent_scores_the_maximum_with_what_is_served_by_default(api: str) -> None:
+async def test_a_foreign_agent_scores_the_maximum_with_the_default_servers(api: str) -> None:
     environments = [load(name) for name in NAMES]
     async with serving(environments) as running:
         for environment in environments:
@@ -187,7 +187,7 @@ async def test_a_foreign_agent_scores_the_maximum_with_what_is_served_by_default
             assert rewards == [1.0] * COUNT, environment.name
 
 
-async def test_a_visit_to_an_agent_is_answered_with_the_tools_of_its_session() -> None:
+async def test_a_responses_request_to_an_agent_uses_the_tools_of_its_session() -> None:
     multineedle = load("multineedle")
     [row] = rows_of(multineedle, count=1)
     params = row["responses_create_params"] | {"tools": [tool.schema for tool in multineedle.tools.values()]}
@@ -199,7 +199,7 @@ async def test_a_visit_to_an_agent_is_answered_with_the_tools_of_its_session() -
 
 
 @pytest.mark.parametrize("api", ASKS)
-async def test_a_conversation_of_no_row_is_refused_in_the_words_of_the_api(
+async def test_a_conversation_without_a_row_is_rejected_in_the_form_of_the_api(
     environment: Callable[..., Environment], api: str
 ) -> None:
     path, body = ASKS[api]({"input": [{"role": "user", "content": "What is love?"}]})

@@ -1,4 +1,4 @@
-"""Servers under more requests than they can play at once: they answer for their health, wait, refuse, lose nothing."""
+"""Servers with more requests than they can play: they answer health checks, queue, reject, and lose nothing."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ HEALTH = b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 
 
 @pytest.mark.parametrize("kept_alive", [False, True])
-async def test_health_is_answered_before_the_requests_that_wait(*, kept_alive: bool) -> None:
+async def test_health_checks_are_answered_before_queued_requests(*, kept_alive: bool) -> None:
     done: list[int] = []
     work = WORK.replace(b"connection: close\r\n", b"")
     async with listening(working(done)) as port:
@@ -111,7 +111,7 @@ async def test_health_is_answered_before_the_requests_that_wait(*, kept_alive: b
     assert len(done) == MANY
 
 
-async def test_a_request_whose_client_goes_away_while_it_waits_is_never_started() -> None:
+async def test_a_queued_request_whose_client_disconnects_is_never_started() -> None:
     done: list[int] = []
     async with listening(working(done)) as port:
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)]
@@ -125,7 +125,7 @@ async def test_a_request_whose_client_goes_away_while_it_waits_is_never_started(
     assert MANY // 2 <= len(done) < MANY * 3 // 4
 
 
-async def test_more_episodes_than_there_are_places_for_wait_their_turn(counting: Environment) -> None:
+async def test_episodes_beyond_the_limit_wait(counting: Environment) -> None:
     model = Slow()
     made = agent.create_app(counting, model, at_once=1, queue=1)
     async with listening(made) as port, aiohttp.ClientSession() as client:
@@ -166,7 +166,7 @@ def counting(counter: Callable[..., Environment]) -> Environment:
     return counter()
 
 
-async def test_a_rollout_that_an_overloaded_agent_refuses_is_sent_again_and_does_not_fail(
+async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
     counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gymsdk.servers.admission.DEFAULT_RETRY_SECONDS", 1.0)
@@ -193,7 +193,7 @@ async def test_a_rollout_that_an_overloaded_agent_refuses_is_sent_again_and_does
 
 
 @pytest.mark.slow
-async def test_a_node_whose_event_loop_is_busy_keeps_its_lease(tmp_path: Path) -> None:
+async def test_a_node_with_a_busy_event_loop_keeps_its_lease(tmp_path: Path) -> None:
     script = tmp_path / "busy.py"
     script.write_text(BUSY)
     async with heading(lease=1.0) as head_url:
@@ -214,11 +214,11 @@ async def test_a_node_whose_event_loop_is_busy_keeps_its_lease(tmp_path: Path) -
             await process.communicate()
 
 
-async def test_a_waiting_request_that_is_cancelled_as_a_place_becomes_free_harms_no_other() -> None:
-    admission, finish = EpisodeSlots(places=1, queue=10), asyncio.Event()
+async def test_cancelling_a_queued_request_as_a_slot_becomes_free_affects_no_other() -> None:
+    admission, finish = EpisodeSlots(slots=1, queue=10), asyncio.Event()
 
     async def episode(number: int) -> int:
-        async with admission.place():
+        async with admission.acquire():
             await finish.wait()
         return number
 
@@ -236,11 +236,11 @@ async def test_a_waiting_request_that_is_cancelled_as_a_place_becomes_free_harms
     assert (admission.taken, admission.waiting) == (0, 0)
 
 
-async def test_a_place_that_was_granted_to_a_request_cancelled_meanwhile_goes_to_the_next() -> None:
-    admission = EpisodeSlots(places=1, queue=10)
-    async with admission.place():
-        first = asyncio.ensure_future(admission.place().__aenter__())
-        second = asyncio.ensure_future(admission.place().__aenter__())
+async def test_a_slot_granted_to_a_cancelled_request_goes_to_the_next() -> None:
+    admission = EpisodeSlots(slots=1, queue=10)
+    async with admission.acquire():
+        first = asyncio.ensure_future(admission.acquire().__aenter__())
+        second = asyncio.ensure_future(admission.acquire().__aenter__())
         await asyncio.sleep(0)
     first.cancel()
     async with asyncio.timeout(5):

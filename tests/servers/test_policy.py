@@ -1,4 +1,4 @@
-"""A served policy, asked by the openai SDK and by plain HTTP."""
+"""A served policy, called with the openai SDK and with plain HTTP."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_the_root_answers() -> None:
         assert (await client.get(str(client.base_url).replace("/v1/", "/"))).json() == {"status": "ok"}
 
 
-async def test_the_policy_sees_items_and_tools() -> None:
+async def test_the_policy_receives_items_and_tools() -> None:
     model = Replies()
     function = {"name": "add", "parameters": {}}
     body = HELLO | {"tools": [{"type": "function", "function": function}], "max_tokens": 5, "top_k": 2}
@@ -123,7 +123,7 @@ async def statuses(faults: Faults, calls: int = 40) -> list[int]:
     return found
 
 
-async def test_errors_and_cuts_come_in_their_shares() -> None:
+async def test_errors_and_disconnects_occur_at_their_rates() -> None:
     found = await statuses(Faults(errors=0.3, cuts=0.3), calls=200)
     assert sum(status >= 500 for status in found) == pytest.approx(60, abs=25)
     assert found.count(0) == pytest.approx(60, abs=25)
@@ -135,11 +135,11 @@ async def test_the_same_seed_fails_the_same_calls() -> None:
     assert await statuses(faults) == await statuses(faults) != await statuses(Faults(errors=0.4, cuts=0.2, seed=8))
 
 
-async def test_a_sound_policy_never_fails() -> None:
+async def test_a_policy_without_faults_never_fails() -> None:
     assert await statuses(SOUND) == [200] * 40
 
 
-async def test_a_cut_connection_is_cut_before_or_in_the_answer_and_leaves_no_trace(
+async def test_a_dropped_connection_ends_before_or_during_the_response_without_a_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     said = set()
@@ -152,13 +152,13 @@ async def test_a_cut_connection_is_cut_before_or_in_the_answer_and_leaves_no_tra
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_the_sdk_is_told_of_an_error_on_purpose() -> None:
+async def test_the_sdk_reads_an_injected_error() -> None:
     async with openai(Replies(), faults=Faults(errors=1)) as client:
         with pytest.raises(InternalServerError, match="on purpose"):
             await client.responses.create(model="stub", input="hi")
 
 
-async def test_latency_is_the_least_an_answer_takes() -> None:
+async def test_latency_is_the_minimum_duration_of_a_response() -> None:
     loop = asyncio.get_running_loop()
     async with asking(Replies(), faults=Faults(latency=0.05)) as client:
         start = loop.time()
@@ -167,7 +167,7 @@ async def test_latency_is_the_least_an_answer_takes() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"errors": 1.5}, {"latency": -1}, {"errors": 0.6, "cuts": 0.6}, {"lag": 1}])
-def test_faults_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_faults_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         Faults.model_validate(wrong)
 
@@ -180,7 +180,7 @@ async def test_the_port_is_free_again_afterwards() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1"])
-async def test_a_host_that_others_reach_is_refused_unless_said_to_be_insecure(host: str) -> None:
+async def test_a_host_that_others_reach_needs_the_insecure_option(host: str) -> None:
     with pytest.raises(UsageError, match="insecure=True"):
         async with serve(app(Replies()), host=host):
             pass

@@ -1,4 +1,4 @@
-"""A served policy in every API it speaks, streamed and not, as the SDKs of OpenAI and Anthropic read it."""
+"""A served policy in every API, streamed and not, as the SDKs of OpenAI and Anthropic read it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def said(message: Any) -> tuple[Any, ...]:
 BOTH = [("c1", "add", '{"a": 1}'), ("c2", "add", '{"a": 2}')]
 
 
-async def test_a_chat_has_thoughts_text_and_parallel_calls() -> None:
+async def test_a_chat_has_reasoning_text_and_parallel_calls() -> None:
     async with openai(Replies(*TURN)) as client:
         answer = await client.chat.completions.create(model="any", tools=[TOOL], **HELLO)
     [choice] = answer.choices
@@ -64,14 +64,16 @@ async def test_a_streamed_chat_adds_up_to_the_same() -> None:
         ("none", "hello", None),
     ],
 )
-async def test_a_chat_is_told_thoughts_as_the_engine_is_set_to(reasoning: str, content: str, field: str | None) -> None:
+async def test_a_chat_contains_reasoning_as_the_engine_is_configured(
+    reasoning: str, content: str, field: str | None
+) -> None:
     model = Replies(responses.build_reasoning("hm"), responses.build_message("hello"))
     async with asking(model, reasoning=reasoning) as client:
         message = (await client.post("chat/completions", json=HELLO)).json()["choices"][0]["message"]
     assert (message["content"], message.get("reasoning_content")) == (content, field)
 
 
-async def test_a_response_has_thoughts_text_and_parallel_calls_streamed_or_not() -> None:
+async def test_a_response_has_reasoning_text_and_parallel_calls_streamed_or_not() -> None:
     async with openai(Replies(*TURN)) as client:
         plain = await client.responses.create(model="any", input="hi", tools=[FLAT])
         async with client.responses.stream(model="any", input="hi", tools=[FLAT]) as stream:
@@ -100,7 +102,7 @@ async def test_a_message_has_text_and_parallel_tool_use(streamed: bool) -> None:
     assert (answer.stop_reason, answer.usage.output_tokens) == ("tool_use", 4)
 
 
-async def test_a_call_at_a_time_where_parallel_ones_are_not_wanted() -> None:
+async def test_calls_are_sequential_if_parallel_calls_are_disabled() -> None:
     async with openai(Replies(*TURN)) as client:
         chat = await client.chat.completions.create(model="any", tools=[TOOL], parallel_tool_calls=False, **HELLO)
         whole = await client.responses.create(model="any", input="hi", tools=[FLAT], parallel_tool_calls=False)
@@ -108,7 +110,7 @@ async def test_a_call_at_a_time_where_parallel_ones_are_not_wanted() -> None:
     assert [item.type for item in whole.output] == ["reasoning", "message", "function_call"]
 
 
-async def test_images_are_taken_in_every_api() -> None:
+async def test_images_are_accepted_in_every_api() -> None:
     url, words = f"data:image/png;base64,{PIXEL}", "what is this?"
     async with openai(build("echo")) as client:
         parts = [{"type": "text", "text": words}, {"type": "image_url", "image_url": {"url": url}}]
@@ -124,7 +126,7 @@ async def test_images_are_taken_in_every_api() -> None:
     assert chat.choices[0].message.content == whole.output_text == message.content[0].text == words
 
 
-async def test_structured_output_is_asked_for_and_read() -> None:
+async def test_structured_output_is_requested_and_read() -> None:
     async with openai(Replies(responses.build_message('{"city": "Paris"}'))) as client:
         chat = await client.chat.completions.parse(model="any", response_format=Place, **HELLO)
         whole = await client.responses.parse(model="any", input="hi", text_format=Place)
@@ -139,7 +141,7 @@ async def test_structured_output_is_asked_for_and_read() -> None:
         ("messages", {"max_tokens": 5}, {"type", "error"}),
     ],
 )
-async def test_each_api_words_its_own_errors(path: str, body: dict[str, Any], shape: set[str]) -> None:
+async def test_each_api_has_its_own_form_of_errors(path: str, body: dict[str, Any], shape: set[str]) -> None:
     async with asking(Replies()) as client:
         answer = await client.post(path, json=body)
     assert answer.status_code == 400
@@ -154,13 +156,13 @@ async def test_the_tokens_of_a_message_are_counted() -> None:
     assert counted.input_tokens > fewer.input_tokens > 2
 
 
-async def test_what_cannot_be_counted_is_refused_in_anthropics_form() -> None:
+async def test_a_prompt_that_cannot_be_counted_is_rejected_in_anthropics_form() -> None:
     async with asking(Replies()) as client:
         answer = await client.post("messages/count_tokens", json={"messages": 7})
     assert (answer.status_code, answer.json()["type"]) == (400, "error")
 
 
-async def test_an_engine_says_that_it_is_well() -> None:
+async def test_an_engine_reports_its_health() -> None:
     async with asking(Replies()) as client:
         assert (await client.get(root(client, "/health"))).status_code == 200
         assert (await client.get(root(client, "/version"))).json()["version"]

@@ -1,4 +1,4 @@
-"""A policy endpoint at its edges: its end, paths that are not there, its models, and requests it cannot take."""
+"""Edge cases of a policy endpoint: its stop, unknown paths, its models, and requests that it cannot answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Slow:
         return responses.build_response([responses.build_message("late")], model="slow", request=request)
 
 
-async def test_what_is_under_way_ends_before_the_server_does() -> None:
+async def test_running_requests_finish_before_the_server_stops() -> None:
     slow = Slow()
     async with httpx.AsyncClient() as client:
         async with serve(app(slow, name="slow")) as url:
@@ -44,7 +44,7 @@ async def test_what_is_under_way_ends_before_the_server_does() -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), PATHS)
-async def test_what_the_end_cuts_short_is_told_so_in_its_api(path: str, body: Item) -> None:
+async def test_an_interrupted_request_gets_an_error_of_its_api(path: str, body: Item) -> None:
     slow, face = Slow(), INBOUND_APIS[path]
     served = app(slow, name="slow")
     async with httpx.AsyncClient() as client, serve(served) as url:
@@ -66,7 +66,7 @@ def sentence(face: InboundApi, answer: httpx.Response) -> str:
     return words
 
 
-async def test_a_path_that_is_not_there_is_refused_in_the_form_of_its_api() -> None:
+async def test_an_unknown_path_is_rejected_in_the_form_of_its_api() -> None:
     async with asking(Replies()) as client:
         nowhere = await client.post("embeddings", json={})
         theirs = await client.post("files", json={}, headers={"anthropic-version": "2023-06-01"})
@@ -77,7 +77,7 @@ async def test_a_path_that_is_not_there_is_refused_in_the_form_of_its_api() -> N
     assert "ask it with POST" in sentence(INBOUND_APIS["messages"], wrong)
 
 
-async def test_both_sdks_read_its_models() -> None:
+async def test_both_sdks_list_its_models() -> None:
     async with openai(Replies(), faults=Faults(context=99)) as client:
         one: Any = await client.models.retrieve("stub")
     assert (one.id, one.max_model_len) == ("stub", 99)
@@ -99,7 +99,9 @@ async def test_both_sdks_read_its_models() -> None:
         ("chat/completions", {"messages": []}, "'messages' is empty"),
     ],
 )
-async def test_what_no_policy_can_answer_is_refused_in_a_sentence(path: str, body: Item, words: str) -> None:
+async def test_a_request_that_no_policy_can_answer_is_rejected_with_a_message(
+    path: str, body: Item, words: str
+) -> None:
     async with asking(Replies()) as client:
         answer = await client.post(path, json=body)
     assert answer.status_code == 400
@@ -107,7 +109,7 @@ async def test_what_no_policy_can_answer_is_refused_in_a_sentence(path: str, bod
 
 
 @pytest.mark.parametrize("room", range(1, 30))
-async def test_a_thought_that_is_cut_shows_no_marks(room: int) -> None:
+async def test_truncated_reasoning_shows_no_marker(room: int) -> None:
     async with asking(Replies(responses.build_reasoning("hm hm"), responses.build_message("yes"))) as client:
         body = HELLO | {"max_tokens": room}
         message = (await client.post("chat/completions", json=body)).json()["choices"][0]["message"]
@@ -115,13 +117,13 @@ async def test_a_thought_that_is_cut_shows_no_marks(room: int) -> None:
     assert "yes".startswith(message["content"].strip())
 
 
-async def test_a_text_that_is_cut_keeps_what_is_no_mark() -> None:
+async def test_truncated_text_keeps_characters_that_are_not_a_marker() -> None:
     async with asking(Replies(responses.build_message("1 < 2"))) as client:
         answer = await client.post("chat/completions", json=HELLO | {"max_tokens": 3})
     assert answer.json()["choices"][0]["message"]["content"] == "1 <"
 
 
-async def test_a_response_has_log_probabilities_where_they_are_asked_for() -> None:
+async def test_a_response_has_log_probabilities_if_requested() -> None:
     async with openai(Replies(responses.build_reasoning("hm"), responses.build_message("yes"))) as client:
         whole: Any = await client.responses.create(
             model="any", input="hi", include=["message.output_text.logprobs"], top_logprobs=1
@@ -131,13 +133,13 @@ async def test_a_response_has_log_probabilities_where_they_are_asked_for() -> No
     assert all(each.logprob < 0 and each.top_logprobs[0].token == each.token for each in chances)
 
 
-async def test_a_host_that_is_no_address_is_said_to_be_none() -> None:
-    with pytest.raises(UsageError, match=r"'no such' is no address of this machine .*; listen on 127\.0\.0\.1"):
+async def test_an_invalid_host_is_reported() -> None:
+    with pytest.raises(UsageError, match=r"'no such' is not an address of this machine .*; listen on 127\.0\.0\.1"):
         async with serve(app(Replies()), host="no such", insecure=True):
             pass
 
 
 @pytest.mark.parametrize("latency", ["0.5-0.1", "abc"])
-def test_a_latency_that_is_none_is_refused(latency: str) -> None:
+def test_an_invalid_latency_is_rejected(latency: str) -> None:
     with pytest.raises(ValueError, match="is no latency"):
         Faults(latency=latency)

@@ -1,4 +1,4 @@
-"""What goes wrong at a served policy, on purpose: each fault as its client sees it."""
+"""Injected faults of a served policy, as clients see them."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_a_latency_is_drawn_from_its_distribution(spelled: float | str, mean: fl
         {"errors": 0.5, "limited": 0.6},
     ],
 )
-def test_faults_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_faults_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Faults.model_validate(wrong)
 
 
-async def test_a_limited_client_is_told_when_to_come_again() -> None:
+async def test_a_rate_limited_client_gets_retry_after() -> None:
     async with openai(Replies(), faults=Faults(limited=1)) as client:
         with pytest.raises(RateLimitError) as caught:
             await client.responses.create(model="any", input="hi")
@@ -68,14 +68,14 @@ async def test_a_limited_client_is_told_when_to_come_again() -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_errors_are_in_the_words_of_each_api(path: str, body: Item) -> None:
+async def test_errors_have_the_form_of_each_api(path: str, body: Item) -> None:
     async with asking(Replies(), faults=Faults(errors=1)) as client:
         answer = await client.post(path, json=body | {"stream": True})
     assert answer.status_code in {500, 502, 503}
     assert answer.json()["error"]["message"] == "this policy fails on purpose"
 
 
-async def test_malformed_arguments_come_in_their_share() -> None:
+async def test_malformed_arguments_occur_at_their_rate() -> None:
     found = []
     async with asking(Replies(*CALLS), faults=Faults(malformed=0.5)) as client:
         for _ in range(40):
@@ -100,7 +100,7 @@ async def test_a_truncated_stream_ends_properly_and_too_early(path: str, body: I
     assert plain.json()["usage"]
 
 
-async def test_a_cut_stream_breaks_off() -> None:
+async def test_a_dropped_stream_breaks_off() -> None:
     async with asking(Replies(), faults=Faults(cuts=1)) as client:
         for _ in range(10):
             with pytest.raises(httpx.RemoteProtocolError):
@@ -108,7 +108,7 @@ async def test_a_cut_stream_breaks_off() -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_a_prompt_that_does_not_fit_is_refused_in_vllms_words(path: str, body: Item) -> None:
+async def test_a_prompt_that_exceeds_the_context_is_rejected_with_vllms_message(path: str, body: Item) -> None:
     async with asking(Replies(), faults=Faults(context=20)) as client:
         answer = await client.post(path, json=body)
     said = "This model's maximum context length is 20 tokens. However, your request has 21 input tokens."
@@ -117,21 +117,21 @@ async def test_a_prompt_that_does_not_fit_is_refused_in_vllms_words(path: str, b
     assert is_context_overflow(400, answer.content)
 
 
-async def test_an_answer_that_could_not_fit_is_refused() -> None:
+async def test_a_response_that_could_not_fit_is_rejected() -> None:
     async with openai(Replies(), faults=Faults(context=100)) as client:
         assert [model.max_model_len async for model in client.models.list()] == [100]
         with pytest.raises(BadRequestError, match=r"too large: 90\. This model's maximum context length is 100 tokens"):
             await client.chat.completions.create(model="any", max_tokens=90, **HELLO)
 
 
-async def test_an_answer_ends_where_the_context_does() -> None:
+async def test_a_response_ends_where_the_context_does() -> None:
     async with asking(Replies(responses.build_message("x" * 500)), faults=Faults(context=100)) as client:
         answer = (await client.post("chat/completions", json=HELLO)).json()
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["total_tokens"] == 100
 
 
-async def test_an_answer_is_cut_at_its_limit_in_every_api() -> None:
+async def test_a_response_is_truncated_at_its_limit_in_every_api() -> None:
     async with openai(Replies(responses.build_message("hello world"))) as client:
         chat = await client.chat.completions.create(model="any", max_tokens=5, **HELLO)
         whole = await client.responses.create(model="any", input="hi", max_output_tokens=5)
@@ -156,7 +156,7 @@ async def test_an_answer_is_cut_at_its_limit_in_every_api() -> None:
         (999, ["reasoning", "message", "function_call", "function_call"]),
     ],
 )
-async def test_a_cut_turn_keeps_what_was_said_before(limit: int, kinds: list[str]) -> None:
+async def test_a_truncated_turn_keeps_the_text_before_it(limit: int, kinds: list[str]) -> None:
     said = (THOUGHT, responses.build_message("well then"), *CALLS)
     async with asking(Replies(*said)) as client:
         answer = (await client.post("responses", json={"input": "hi", "max_output_tokens": limit})).json()
@@ -165,13 +165,13 @@ async def test_a_cut_turn_keeps_what_was_said_before(limit: int, kinds: list[str
 
 
 @pytest.mark.parametrize("limit", [0, -1, "x"])
-async def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
+async def test_an_invalid_limit_is_rejected(limit: Any) -> None:
     async with asking(Replies()) as client:
         answer = await client.post("responses", json={"input": "hi", "max_output_tokens": limit})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
 
 
-async def test_calls_stay_in_the_text_where_the_engine_does_not_parse_them() -> None:
+async def test_calls_stay_in_the_text_if_the_engine_does_not_parse_them() -> None:
     async with asking(Replies(responses.build_message("well"), *CALLS[:1]), faults=Faults(unparsed=True)) as client:
         [choice] = (await client.post("chat/completions", json=HELLO | {"tools": [TOOL]})).json()["choices"]
     assert "tool_calls" not in choice["message"]
@@ -179,7 +179,7 @@ async def test_calls_stay_in_the_text_where_the_engine_does_not_parse_them() -> 
     assert choice["message"]["content"] == ('well\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>')
 
 
-async def test_tools_are_refused_in_vllms_words_where_nothing_parses_calls() -> None:
+async def test_tools_are_rejected_with_vllms_message_if_no_parser_is_set() -> None:
     async with openai(Replies(), faults=Faults(refuses_tools=True)) as client:
         with pytest.raises(BadRequestError, match="--enable-auto-tool-choice and --tool-call-parser to be set"):
             await client.chat.completions.create(model="any", tools=[TOOL], **HELLO)
@@ -204,7 +204,7 @@ class Waits:
         return responses.build_response([], model="", request=request)
 
 
-async def test_a_client_that_goes_away_ends_what_was_done_for_it_and_is_counted() -> None:
+async def test_a_client_that_disconnects_cancels_its_request_and_is_counted() -> None:
     model = Waits()
     async with asking(model) as client:
         going = asyncio.ensure_future(client.post("chat/completions", json=HELLO))
@@ -216,7 +216,7 @@ async def test_a_client_that_goes_away_ends_what_was_done_for_it_and_is_counted(
     assert 'status="499"} 1' in found
 
 
-async def test_the_same_seed_draws_the_same_faults_whatever_is_said() -> None:
+async def test_the_same_seed_draws_the_same_faults_for_any_content() -> None:
     faults = Faults(errors=0.2, limited=0.2, malformed=0.5, seed=3)
 
     async def told(model: Any) -> list[int]:
@@ -228,6 +228,6 @@ async def test_the_same_seed_draws_the_same_faults_whatever_is_said() -> None:
     assert {200, 429} < set(found)
 
 
-def test_faults_are_told_in_json() -> None:
+def test_faults_are_reported_in_json() -> None:
     faults = Faults(latency="exp:0.3", context=10)
     assert Faults.model_validate(json.loads(faults.model_dump_json())) == faults

@@ -1,4 +1,4 @@
-"""The token ids and log-probabilities of a served policy, held to what a trainer needs of them."""
+"""The token ids and log-probabilities of a served policy fulfil the requirements of trainers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def turns(client: httpx.AsyncClient, extra: Item) -> list[Item]:
 
 @pytest.mark.parametrize("reasoning", ["field", "tags", "none"])
 @pytest.mark.parametrize("extra", [{}, {"return_tokens_as_token_ids": True}])
-async def test_each_prompt_begins_with_the_last_one_and_what_was_generated(reasoning: str, extra: Item) -> None:
+async def test_each_prompt_begins_with_the_previous_prompt_and_response(reasoning: str, extra: Item) -> None:
     async with asking(Talks(), reasoning=reasoning, bundles=bool(extra)) as client:
         found = await turns(client, extra)
     so_far: list[int] = []
@@ -63,7 +63,7 @@ async def test_each_prompt_begins_with_the_last_one_and_what_was_generated(reaso
     assert len(so_far) > 300
 
 
-async def test_each_prompt_of_responses_begins_so_too() -> None:
+async def test_each_prompt_of_responses_begins_with_the_previous_one_too() -> None:
     items: list[Item] = []
     so_far: list[int] = []
     async with asking(Talks()) as client:
@@ -78,7 +78,7 @@ async def test_each_prompt_of_responses_begins_so_too() -> None:
     assert len(so_far) > 300
 
 
-async def test_the_ids_say_what_was_said_and_end_the_turn() -> None:
+async def test_the_ids_decode_to_the_text_and_end_the_turn() -> None:
     async with asking(Replies(THOUGHT, responses.build_message("so be it"))) as client:
         answer = (await client.post("chat/completions", json=HELLO | ASK)).json()
     ids = answer["choices"][0]["token_ids"]
@@ -87,7 +87,7 @@ async def test_the_ids_say_what_was_said_and_end_the_turn() -> None:
     assert answer["usage"]["completion_tokens"] == len(ids)
 
 
-async def test_log_probabilities_are_one_for_each_id_finite_and_negative() -> None:
+async def test_each_id_has_one_finite_negative_log_probability() -> None:
     async with openai(Replies(responses.build_message("Zürich"))) as client:
         answer = await client.chat.completions.create(model="any", logprobs=True, top_logprobs=1, **HELLO)
     content = answer.choices[0].logprobs.content or []
@@ -95,7 +95,7 @@ async def test_log_probabilities_are_one_for_each_id_finite_and_negative() -> No
     assert all(-2 < one.logprob < 0 and one.top_logprobs[0].logprob == one.logprob for one in content)
 
 
-async def test_ids_may_stand_in_the_place_of_the_tokens() -> None:
+async def test_ids_can_replace_tokens() -> None:
     async with asking(Replies()) as client:
         answer = await client.post("chat/completions", json=HELLO | ASK | {"return_tokens_as_token_ids": True})
     choice = answer.json()["choices"][0]
@@ -104,7 +104,7 @@ async def test_ids_may_stand_in_the_place_of_the_tokens() -> None:
     ]
 
 
-async def test_bundles_come_on_the_message_where_both_are_asked_for() -> None:
+async def test_bundles_are_on_the_message_if_both_are_requested() -> None:
     asked = HELLO | ASK | {"return_tokens_as_token_ids": True}
     async with asking(Replies(), bundles=True) as client:
         told = (await client.post("chat/completions", json=asked)).json()
@@ -130,7 +130,7 @@ async def test_a_stream_has_the_same_ids() -> None:
     assert len(told) == len(ids)
 
 
-async def test_a_conversation_is_tokenized_as_it_is_when_it_is_asked() -> None:
+async def test_a_conversation_tokenizes_as_it_does_when_it_is_sent() -> None:
     chat = HELLO | {"tools": [TOOL]}
     async with asking(build("echo")) as client:
         asked = (await client.post("chat/completions", json=chat | {"return_token_ids": True})).json()
@@ -144,7 +144,7 @@ async def test_a_conversation_is_tokenized_as_it_is_when_it_is_asked() -> None:
     assert ByteTokenizer().decode(goes_on.json()["tokens"]).endswith("<|im_start|>assistant\nwell")
 
 
-async def test_text_is_tokenized_and_back() -> None:
+async def test_text_tokenizes_and_detokenizes() -> None:
     async with asking(Replies()) as client:
         told = (await client.post(root(client, "/tokenize"), json={"prompt": "hé", "return_token_strs": True})).json()
         back = (await client.post(root(client, "/detokenize"), json={"tokens": told["tokens"]})).json()
@@ -162,7 +162,7 @@ async def test_text_is_tokenized_and_back() -> None:
         ("/detokenize", {"tokens": [9999]}),
     ],
 )
-async def test_what_cannot_be_tokenized_is_refused(path: str, body: Item) -> None:
+async def test_unsupported_content_is_rejected_by_tokenize(path: str, body: Item) -> None:
     async with asking(Replies()) as client:
         answer = await client.post(root(client, path), json=body)
     assert answer.status_code == 400

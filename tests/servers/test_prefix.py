@@ -1,4 +1,4 @@
-"""A prefix: servers are asked behind the path a proxy shows them at, with it and without."""
+"""A path prefix: servers answer behind a reverse proxy, whether it strips the prefix or not."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ async def running() -> AsyncIterator[Running]:
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/gym/readyz", "/gym"])
-async def test_the_head_is_at_the_path_itself(running: Running, path: str) -> None:
+async def test_the_head_is_at_the_prefix_itself(running: Running, path: str) -> None:
     async with httpx.AsyncClient() as client:
         assert (await client.get(running.head_url + path)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/gym/tool_call/readyz", "/gym/tool_call/ng-rollout/a/readyz"])
-async def test_every_other_server_is_beneath_it_by_its_name(running: Running, path: str) -> None:
+async def test_every_other_server_is_below_the_prefix_by_its_name(running: Running, path: str) -> None:
     async with httpx.AsyncClient() as client:
         assert (await client.get(running.urls["tool_call"] + path)).status_code == 200
         assert (await client.get(f"{running.urls['tool_call']}/gym/tool_calls/readyz")).status_code == 404
 
 
-async def test_its_documentation_finds_its_description_there(running: Running) -> None:
+async def test_its_api_documentation_finds_its_schema_there(running: Running) -> None:
     async with httpx.AsyncClient() as client:
         page = await client.get(f"{running.urls['tool_call']}/gym/tool_call/docs")
         assert "'/gym/tool_call/openapi.json'" in page.text
@@ -43,6 +43,6 @@ async def test_its_documentation_finds_its_description_there(running: Running) -
 
 
 @pytest.mark.parametrize("given", ["gym", "/a b", "/a/../b", "/a//b", "http://h/gym"])
-def test_what_is_no_path_is_refused(given: str) -> None:
-    with pytest.raises(UsageError, match="write the path that a proxy shows the servers at"):
+def test_an_invalid_prefix_is_rejected(given: str) -> None:
+    with pytest.raises(UsageError, match="expected the path at which a proxy publishes the servers"):
         parse_prefix(given)

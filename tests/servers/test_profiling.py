@@ -1,4 +1,4 @@
-"""Profiling: what routes and hooks spend, as `/stats` and the files tell it, and that nothing is counted without."""
+"""Profiling: the CPU time of routes and hooks at `/stats` and in files, and no records without it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def dumped(folder: Path) -> dict[str, Any]:
     return told
 
 
-async def test_what_hooks_and_routes_spend_is_told(environment: Made, tmp_path: Path):
+async def test_the_cpu_time_of_hooks_and_routes_is_reported(environment: Made, tmp_path: Path):
     with profile_to_directory(tmp_path):
         app = agent.create_app(environment(BUSY), build("null"), name="busy")
         began = time.process_time()
@@ -85,7 +85,7 @@ async def test_what_hooks_and_routes_spend_is_told(environment: Made, tmp_path: 
     assert dumped(tmp_path)["routes"]["/run"]["requests"] == 3
 
 
-async def test_what_a_worker_process_takes_is_its_hooks(installed: Callable[..., Path], tmp_path: Path):
+async def test_the_cpu_time_of_a_worker_process_belongs_to_its_hook(installed: Callable[..., Path], tmp_path: Path):
     installed("grinding", GRINDING)
     from gymsdk import load
     from gymsdk.workers.offload import get_executor
@@ -125,7 +125,7 @@ async def verify():
 """An environment whose worker takes 100 ms of CPU to grade."""
 
 
-async def test_without_it_there_is_nothing_and_nothing_is_counted(environment: Made, listening: Listening):
+async def test_without_profiling_nothing_is_recorded(environment: Made, listening: Listening):
     async with (
         listening(agent.create_app(environment(BUSY), build("null"))) as url,
         httpx.AsyncClient(base_url=url) as client,
@@ -135,12 +135,12 @@ async def test_without_it_there_is_nothing_and_nothing_is_counted(environment: M
     assert profiling.get_cpu_profile() is None
 
 
-async def test_a_resources_server_has_no_stats_without_it_either(serving):
+async def test_without_profiling_a_resources_server_has_no_stats(serving):
     async with serving() as client:
         assert (await client.get("/stats")).status_code == 404
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path):
+def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(UsageError, match=r"--profile .*: the folder cannot be created"),

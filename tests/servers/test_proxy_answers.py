@@ -1,4 +1,4 @@
-"""What a model says, as released SDKs read it from the proxy: the same in every API, whichever way it was asked for."""
+"""A model's response through the model server, read by released SDKs: the same in every API, streamed or not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def rig() -> AsyncIterator[Rig]:
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
 @pytest.mark.parametrize("saying", SAYINGS)
-async def test_every_client_reads_what_the_model_said(
+async def test_every_client_reads_the_models_response(
     rig: Rig, saying: str, upstream: str, client: str, streamed: bool
 ) -> None:
     output, reason, expected = SAYINGS[saying]
@@ -65,7 +65,9 @@ async def test_every_client_reads_what_the_model_said(
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-async def test_thoughts_within_the_text_are_thoughts(rig: Rig, upstream: str, client: str, streamed: bool) -> None:
+async def test_reasoning_within_the_text_becomes_reasoning(
+    rig: Rig, upstream: str, client: str, streamed: bool
+) -> None:
     rig.policy.says(responses.build_message("<think>hm</think>\n\n42"))
     answer = await asked(rig, client, upstream, streamed=streamed)
     assert (said(answer).thoughts.strip(), said(answer).text.strip()) == ("hm", "42")
@@ -73,7 +75,7 @@ async def test_thoughts_within_the_text_are_thoughts(rig: Rig, upstream: str, cl
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-async def test_the_model_is_asked_the_same_by_every_client(rig: Rig, upstream: str, client: str) -> None:
+async def test_the_model_receives_the_same_request_from_every_client(rig: Rig, upstream: str, client: str) -> None:
     rig.policy.says(responses.build_message("42"))
     await asked(rig, client, upstream, streamed=True)
     [given] = rig.policy.asked
@@ -96,7 +98,7 @@ def words(content: Any) -> str:
 
 
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-async def test_the_clients_name_of_a_model_is_nobodys_business(rig: Rig, upstream: str) -> None:
+async def test_the_clients_model_name_is_ignored(rig: Rig, upstream: str) -> None:
     rig.policy.says(responses.build_message("42"))
     await asked(rig, "chat", upstream, streamed=False)
     assert rig.policy.asked[0].get("model") in {NAME, None}

@@ -1,4 +1,4 @@
-"""How many tokens a prompt has, as Anthropic's SDK asks the proxy, and the proxy the engine."""
+"""Token counts of prompts: Anthropic's SDK asks the model server, which asks the engine."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ async def test_the_engine_counts(rig: Rig, upstream: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
-async def test_it_counts_for_a_rollout_too(rig: Rig, prefix: str) -> None:
+async def test_tokens_are_counted_for_a_rollout_too(rig: Rig, prefix: str) -> None:
     anthropic = rig.anthropic["vllm"].with_options(base_url=rig.urls["vllm"] + prefix)
     assert (await anthropic.messages.count_tokens(**ASKS)).input_tokens
 
 
-async def test_a_wrong_request_is_refused_in_anthropics_form(rig: Rig) -> None:
+async def test_an_invalid_request_is_rejected_in_anthropics_form(rig: Rig) -> None:
     with pytest.raises(BadRequestError, match="messages must hold"):
         await rig.anthropic["vllm"].messages.count_tokens(model="any", messages=[])
 
@@ -82,6 +82,6 @@ async def test_an_engine_without_a_tokenizer_is_asked_once(status: int) -> None:
 
 
 async def refused(anthropic: AsyncAnthropic) -> None:
-    with pytest.raises(APIStatusError, match="cannot count tokens; ask it") as caught:
+    with pytest.raises(APIStatusError, match="cannot count tokens; read the usage") as caught:
         await anthropic.messages.count_tokens(**ASKS)
     assert (caught.value.status_code, caught.value.body["error"]["type"]) == (501, "api_error")  # type: ignore[index]  # JSON

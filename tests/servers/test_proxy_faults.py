@@ -1,4 +1,4 @@
-"""What is wrong behind the proxy, as its clients are told: correct, bounded, explained, each in its own API."""
+"""Failures behind the model server, as clients see them: correct, bounded and explained in each API."""
 
 from __future__ import annotations
 
@@ -169,7 +169,9 @@ ERRORS = (openai.APIStatusError, anthropic.APIStatusError)
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_fault_is_told_in_the_clients_own_api(stage: Stage, fault: str, client: str, streamed: bool) -> None:
+async def test_a_fault_is_reported_in_the_clients_own_api(
+    stage: Stage, fault: str, client: str, streamed: bool
+) -> None:
     ways, status, again, words = FAULTS[fault]
     stage.engine.goes(*ways)
     with pytest.raises(ERRORS) as caught:
@@ -182,7 +184,7 @@ async def test_a_fault_is_told_in_the_clients_own_api(stage: Stage, fault: str, 
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_rate_limit_says_when_to_come_again(stage: Stage, client: str) -> None:
+async def test_a_rate_limit_returns_retry_after(stage: Stage, client: str) -> None:
     stage.engine.goes(refuses(429, **{"Retry-After": "7"}))
     with pytest.raises((openai.RateLimitError, anthropic.RateLimitError)) as caught:
         await stage.asked(client, hasty=True)
@@ -198,7 +200,7 @@ async def test_a_burst_of_errors_costs_no_call(stage: Stage, client: str, way: W
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_an_sdk_does_not_ask_again_what_is_set_up_wrongly(stage: Stage, client: str) -> None:
+async def test_an_sdk_does_not_retry_a_misconfiguration(stage: Stage, client: str) -> None:
     stage.engine.goes(refuses(401))
     with pytest.raises(ERRORS):
         await stage.asked(client, retries=3)
@@ -206,14 +208,14 @@ async def test_an_sdk_does_not_ask_again_what_is_set_up_wrongly(stage: Stage, cl
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_context_that_overflows_is_an_answer_cut_short(stage: Stage, client: str) -> None:
+async def test_a_context_that_overflows_gives_an_incomplete_response(stage: Stage, client: str) -> None:
     stage.engine.goes(refuses(400, "This model's maximum context length is 10 tokens. However, you requested 12."))
     answer = await stage.asked(client, streamed=True)
     assert (said(answer).text, said(answer).end) == ("", "cut")
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_an_answer_cut_short_says_so(stage: Stage, client: str) -> None:
+async def test_a_truncated_response_is_marked(stage: Stage, client: str) -> None:
     stage.engine.goes(tells(completion("4", finish="length")))
     assert said(await stage.asked(client, streamed=True)) == Said(text="4", end="cut")
 
@@ -223,7 +225,7 @@ TORN = '{"a": 40, "b'
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_torn_arguments_of_a_call_are_the_agents_to_answer(stage: Stage, client: str, streamed: bool) -> None:
+async def test_malformed_arguments_of_a_call_are_left_to_the_agent(stage: Stage, client: str, streamed: bool) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": TORN}}
     stage.engine.goes(tells(completion("", finish="tool_calls", calls=[call])))
     answer = await stage.asked(client, streamed=streamed)
@@ -253,9 +255,7 @@ async def test_a_dead_replica_among_three_costs_no_call(stage: Stage, client: st
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_client_that_goes_away_takes_the_engines_work_with_it(
-    stage: Stage, client: str, streamed: bool
-) -> None:
+async def test_a_client_that_disconnects_cancels_the_engines_request(stage: Stage, client: str, streamed: bool) -> None:
     stage.engine.goes(hangs)
     async with asyncio.timeout(9), asyncio.TaskGroup() as group:
         asking = group.create_task(stage.asked(client, streamed=streamed))

@@ -1,4 +1,4 @@
-"""What clients ask with released SDKs, as it arrives at the model behind the proxy."""
+"""Requests of released SDKs, as they arrive at the model behind the model server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def shown(rig: Rig, client: str, upstream: str) -> None:
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-async def test_a_picture_arrives(rig: Rig, upstream: str, client: str) -> None:
+async def test_an_image_arrives(rig: Rig, upstream: str, client: str) -> None:
     rig.policy.says(wire.build_message("A dot."))
     await shown(rig, client, upstream)
     [item] = rig.policy.asked[0]["input"]
@@ -124,7 +124,7 @@ def _added(arguments: str) -> str:
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-async def test_a_turn_comes_back_whole_with_the_answers_to_its_calls(rig: Rig, upstream: str, client: str) -> None:
+async def test_a_turn_is_sent_back_whole_with_the_outputs_of_its_calls(rig: Rig, upstream: str, client: str) -> None:
     rig.policy.says(*TURN)
     await looped(rig, client, upstream)
     # Hosted models take no thoughts but their own, and those are known by an id, which a chat has not.
@@ -167,7 +167,7 @@ async def parsed(rig: Rig, client: str, upstream: str) -> Any:
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-async def test_an_answer_has_the_form_that_was_asked_for(rig: Rig, upstream: str, client: str) -> None:
+async def test_a_response_has_the_requested_format(rig: Rig, upstream: str, client: str) -> None:
     rig.policy.says(wire.build_message('{"total": 42}'))
     assert await parsed(rig, client, upstream) == Sum(total=42)
     form = rig.policy.asked[0]["text"]["format"]
@@ -176,7 +176,7 @@ async def test_an_answer_has_the_form_that_was_asked_for(rig: Rig, upstream: str
 
 @pytest.mark.parametrize("prefix", ["/ng-rollout/r1", "/ng-rollout/r1/training-token-capture"])
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_rollouts_prefix_is_taken_off(rig: Rig, client: str, prefix: str) -> None:
+async def test_a_rollouts_prefix_is_stripped(rig: Rig, client: str, prefix: str) -> None:
     rig.policy.says(wire.build_message("42"))
     url, asks = rig.urls["vllm"] + prefix, [{"role": "user", "content": "hi"}]
     openai = rig.openai["vllm"].with_options(base_url=f"{url}/v1")

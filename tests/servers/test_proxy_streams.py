@@ -1,4 +1,4 @@
-"""Streams of the proxy: kept alive while the model thinks, ended as their API has it, given up with their client."""
+"""Streams of the model server: heartbeats, the end of each API, and cancellation on disconnect."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_a_late_failure_ends_with_the_error_of_its_api(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_stream_is_kept_alive_while_the_model_thinks(path: str) -> None:
+async def test_a_stream_gets_heartbeats_while_the_model_is_working(path: str) -> None:
     slow, read = Slow(), b""
     async with (
         proxied(slow) as client,
@@ -139,7 +139,7 @@ async def test_a_stream_is_kept_alive_while_the_model_thinks(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_an_answer_that_comes_at_once_needs_no_sign_of_life(path: str) -> None:
+async def test_an_immediate_response_needs_no_heartbeat(path: str) -> None:
     slow = Slow()
     slow.let.set()
     async with proxied(slow, every=60) as client:
@@ -151,7 +151,7 @@ async def test_an_answer_that_comes_at_once_needs_no_sign_of_life(path: str) -> 
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_what_fails_before_a_stream_begins_has_its_status(path: str) -> None:
+async def test_a_failure_before_a_stream_starts_has_its_status(path: str) -> None:
     slow = Slow(Failed("no answer", kind="model_rate_limited", retryable=True, retry_after=9))
     slow.let.set()
     async with proxied(slow, every=60) as client:
@@ -161,7 +161,7 @@ async def test_what_fails_before_a_stream_begins_has_its_status(path: str) -> No
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_what_fails_once_a_stream_has_begun_is_an_error_of_the_sdk(path: str) -> None:
+async def test_a_failure_after_a_stream_started_is_an_error_of_the_sdk(path: str) -> None:
     slow = Slow(Failed("no answer", kind="model_unreachable", retryable=True))
     async with listening(server.create_app(slow, every=SOON)) as url, sdks(url) as (openai, anthropic):
         creates: dict[str, Any] = {
@@ -178,7 +178,7 @@ async def test_what_fails_once_a_stream_has_begun_is_an_error_of_the_sdk(path: s
 
 @pytest.mark.parametrize("stream", [None, 0.0, SOON], ids=["whole", "before a stream", "within a stream"])
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_client_that_goes_away_takes_its_call_with_it(path: str, stream: float | None) -> None:
+async def test_a_client_that_disconnects_cancels_its_call(path: str, stream: float | None) -> None:
     slow = Slow()
     every = stream or 60.0
     async with proxied(slow, every) as client, asyncio.TaskGroup() as group:
@@ -197,7 +197,7 @@ async def _read(client: httpx.AsyncClient, path: str, *, streamed: bool) -> None
             pass
 
 
-async def test_one_that_went_away_is_counted() -> None:
+async def test_a_client_that_disconnects_is_counted() -> None:
     slow = Slow()
     async with proxied(slow, 60) as client, asyncio.TaskGroup() as group:
         asking = group.create_task(_read(client, "responses", streamed=False))
@@ -210,7 +210,7 @@ async def test_one_that_went_away_is_counted() -> None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_the_policy_endpoint_counts_a_call_whose_client_went_away(path: str) -> None:
+async def test_the_policy_endpoint_counts_a_call_whose_client_disconnected(path: str) -> None:
     slow = Slow()
     async with testing.serve(testing.app(slow, name="slow")) as base:
         behind: Model = model("endpoint/slow", base_url=base, api_key="x")

@@ -1,4 +1,4 @@
-"""Token ids and log-probabilities on their way through the proxy: every byte of them arrives."""
+"""Token ids and log-probabilities pass through the model server unchanged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TOKENS = bundle()
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("upstream", UPSTREAMS)
-async def test_the_tokens_of_a_long_answer_arrive(rig: Rig, upstream: str, path: str, streamed: bool) -> None:
+async def test_the_tokens_of_a_long_response_arrive(rig: Rig, upstream: str, path: str, streamed: bool) -> None:
     rig.policy.says(responses.build_message("word " * LONG) | TOKENS)
     async with httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(f"{rig.urls[upstream]}/v1/{path}", json=BODIES[path] | {"stream": streamed})
@@ -55,7 +55,7 @@ async def test_the_tokens_of_a_long_answer_arrive(rig: Rig, upstream: str, path:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_tokens_that_were_told_come_back_to_the_model(rig: Rig, path: str) -> None:
+async def test_returned_tokens_are_sent_back_to_the_model(rig: Rig, path: str) -> None:
     short = {key: TOKENS[key][:3] for key in responses.TOKEN_FIELDS}
     rig.policy.says(responses.build_message("42") | short)
     url = f"{rig.urls['vllm']}/v1/{path}"

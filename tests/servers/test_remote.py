@@ -1,4 +1,4 @@
-"""A remote environment: played over HTTP as in process, against our resources server and one like NeMo Gym's."""
+"""A remote environment, played over HTTP as in process, at our resources server and at one like NeMo Gym's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADD = [("increment_counter", {"count": 2})]
 TOOLS = [{"type": "function", "name": name, "parameters": {}} for name in ("add", "verify", "break")]
 
 
-async def test_it_is_played_as_in_process(
+async def test_an_episode_is_played_as_in_process(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     here = await play(counter(), policy(ADD, "done"), ROW, seed=5)
@@ -50,7 +50,7 @@ async def test_a_finished_episode_leaves_no_session(
 
 
 @pytest.mark.parametrize("call", [("increment_counter", {"count": "x"}), ("increment_counter", "{torn")])
-async def test_a_wrong_call_is_answered_as_in_process(
+async def test_an_invalid_call_is_answered_as_in_process(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], call: tuple[str, Any]
 ) -> None:
     here = await play(counter(), policy([call], "done"), ROW)
@@ -62,7 +62,7 @@ async def test_a_wrong_call_is_answered_as_in_process(
 
 
 @pytest.mark.parametrize("settings", [{"judge": "down"}, {"judge": "lost"}])
-async def test_what_fails_there_fails_here_alike(
+async def test_a_remote_failure_is_the_same_failure_locally(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel], settings: dict[str, Any]
 ) -> None:
     here = await play(counter(**settings), policy("done"), ROW)
@@ -74,7 +74,7 @@ async def test_what_fails_there_fails_here_alike(
     assert (there.failure.kind, there.failure.stage) == (here.failure.kind, here.failure.stage)
 
 
-async def test_a_tool_that_breaks_there_fails_the_episode_here(
+async def test_a_remote_tool_failure_fails_the_episode(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     async with listening(resources.create_app(counter())) as url:
@@ -83,7 +83,7 @@ async def test_a_tool_that_breaks_there_fails_the_episode_here(
     assert (rollout.outcome, rollout.failure.kind, rollout.failure.stage) == ("failed", "tool_raised", "step")
 
 
-async def test_a_row_that_does_not_fit_there_is_a_bad_row(
+async def test_a_row_that_does_not_fit_is_a_bad_row(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
     async with listening(resources.create_app(counter())) as url:
@@ -91,7 +91,7 @@ async def test_a_row_that_does_not_fit_there_is_a_bad_row(
             await play(RemoteEnvironment(url, "counter"), policy("done"), ROW | {"initial_count": "many"})
 
 
-async def test_a_server_that_is_not_there_fails_the_episode(policy: Callable[..., ScriptedModel]) -> None:
+async def test_an_unreachable_server_fails_the_episode(policy: Callable[..., ScriptedModel]) -> None:
     gone = RemoteEnvironment("http://127.0.0.1:9", "counter", retry=Retry(times=1, first=0.001))
     rollout = await play(gone, policy("done"), ROW)
     assert rollout.failure is not None
@@ -133,7 +133,7 @@ DOWN = {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_failure_judge_e
 ASKED = {"responses_create_params": {"input": "add", "tools": TOOLS}, "own": 1}
 
 
-async def test_a_server_of_nemo_gym_is_played_by_its_own_rules(policy: Callable[..., ScriptedModel]) -> None:
+async def test_a_nemo_gym_server_is_played_by_its_own_rules(policy: Callable[..., ScriptedModel]) -> None:
     server = Strange()
     calls = [("add", {"a": 1}), ("add", "{torn"), ("verify", {}), ("break", [1])]
     async with strange(server) as url:
@@ -148,7 +148,7 @@ async def test_a_server_of_nemo_gym_is_played_by_its_own_rules(policy: Callable[
     assert (rollout.reward, rollout.verdict and rollout.verdict.model_dump()["extra"]) == (0.25, "yes")
 
 
-async def test_the_cookies_of_the_last_answer_go_with_the_next_request(policy: Callable[..., ScriptedModel]) -> None:
+async def test_the_cookies_of_the_last_response_go_with_the_next_request(policy: Callable[..., ScriptedModel]) -> None:
     server = Strange()
     async with strange(server) as url:
         await play(RemoteEnvironment(url, "sums"), policy([("add", {})], "done"), ASKED)
@@ -173,7 +173,7 @@ async def test_the_cookies_of_the_last_answer_go_with_the_next_request(policy: C
         ({"reward": float("inf")}, "failed", "bad_answer"),
     ],
 )
-async def test_what_is_no_reward_there_is_none_here(
+async def test_a_missing_reward_is_a_failure(
     policy: Callable[..., ScriptedModel], verdict: Item, outcome: str, kind: str
 ) -> None:
     async with strange(Strange(verdict)) as url:

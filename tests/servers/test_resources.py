@@ -1,4 +1,4 @@
-"""A resources server: rows seeded, tools called, responses verified, bad requests refused."""
+"""A resources server: rows seeded, tools called, responses verified, bad requests rejected."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_row_is_seeded_called_and_verified(serving):
     assert (answer["mask_sample"], answer["failure_kind"], answer["failure_reason"]) == (False, None, None)
 
 
-async def test_verify_echoes_what_it_was_sent(serving):
+async def test_verify_echoes_its_input(serving):
     async with serving() as client:
         body = verified() | {"more": [1], "_ng_task_index": 4, "_ng_rollout_id": "a-1", "gymsdk": {"seed": 5}}
         answer = (await client.post("/verify", json=body)).json()
@@ -75,7 +75,7 @@ async def test_a_response_is_verified_without_a_session(serving):
     assert (answer["reward"], answer["final"], answer["replies"]) == (1.5, 6, 1)
 
 
-async def test_nulls_that_a_table_filled_in_do_not_matter(serving):
+async def test_nulls_added_by_a_table_do_not_matter(serving):
     nulls = {"nested": {"a": None, "b": 1}, "initial_count": 3, "expected_count": None, "other": None}
     message = {"role": "user", "content": "add 3", "type": None}
     row = {"responses_create_params": {"input": [message], "tools": None}, **nulls}
@@ -87,7 +87,7 @@ async def test_nulls_that_a_table_filled_in_do_not_matter(serving):
     assert seeded.status_code == 200
 
 
-async def test_a_verdict_given_twice_is_the_same(serving):
+async def test_a_repeated_verdict_is_the_same(serving):
     async with serving() as client:
         await client.post("/seed_session", json=ROW)
         await client.post("/increment_counter", json={"count": 3})
@@ -100,7 +100,7 @@ async def test_a_verdict_given_twice_is_the_same(serving):
     assert (other.json()["kind"], called.json()["kind"]) == ("session_judged", "session_judged")
 
 
-async def test_a_session_of_another_row_is_left_out_of_a_verdict_that_takes_no_state(serving, made):
+async def test_a_session_of_another_row_is_ignored_by_a_stateless_verdict(serving, made):
     plain = made("@hookimpl\nasync def verify(task):\n    return Verdict(reward=1.0)", "plain_env")
     async with serving(Environment("plain", plain, {})) as client:
         await client.post("/seed_session", json=ROW)
@@ -109,7 +109,7 @@ async def test_a_session_of_another_row_is_left_out_of_a_verdict_that_takes_no_s
     assert answer.json()["gymsdk"]["session_unused"].startswith("The cookie's session was not opened with this row: ")
 
 
-async def test_a_turn_that_was_cut_short_is_not_played(serving):
+async def test_a_truncated_turn_is_not_played(serving):
     cut = verified(*ADDED)
     cut["response"]["incomplete_details"] = {"reason": "max_output_tokens"}
     async with serving() as client:
@@ -142,7 +142,7 @@ async def test_only_the_episodes_tools_can_be_called(serving):
     assert (unknown.status_code, unknown.json()) == (404, {"detail": "Not Found"})
 
 
-async def test_a_tool_of_the_rows_own_is_answered(serving):
+async def test_a_tool_of_the_row_is_answered(serving):
     offered = [{"type": "function", "name": "rows_own", "parameters": {"type": "object", "properties": {}}}]
     row = {**ROW, "responses_create_params": {"input": INPUT, "tools": offered}}
     async with serving() as client:
@@ -151,28 +151,28 @@ async def test_a_tool_of_the_rows_own_is_answered(serving):
     assert (answer.status_code, "cannot be run here" in answer.text) == (200, True)
 
 
-async def test_a_tool_without_a_session_is_told_to_open_one(serving):
+async def test_a_tool_call_without_a_session_is_rejected(serving):
     async with serving() as client:
         answer = await client.post("/spell", json={})
     assert answer.status_code == 409
-    assert answer.json()["detail"].startswith("there is no session: POST a row to /seed_session first")
+    assert answer.json()["detail"].startswith("the request has no session: POST a row to /seed_session first")
 
 
 @pytest.mark.parametrize("name", ["verify", "seed_session", "aggregate_metrics", "reset", "step"])
-async def test_an_endpoint_is_no_tool(serving, name):
+async def test_an_endpoint_is_not_a_tool(serving, name):
     async with serving() as client:
         await client.post("/seed_session", json=ROW)
         answer = await client.post(f"/{name}", json={"count": 1})
     assert answer.status_code == 422
 
 
-async def test_reserved_names_are_refused_as_tools(serving):
+async def test_reserved_names_are_rejected_as_tools(serving):
     async with serving() as client:
         await client.post("/seed_session", json=ROW)
         assert [(await client.post(f"/{name}")).status_code for name in ("mcp", "docs", "livez")] == [404, 405, 405]
 
 
-async def test_a_tool_named_like_an_endpoint_is_warned_of_at_the_start(serving, caplog):
+async def test_a_tool_named_like_an_endpoint_causes_a_warning_at_startup(serving, caplog):
     with caplog.at_level(logging.WARNING, "gymsdk"):
         async with serving() as client:
             await client.post("/seed_session", json=ROW)
@@ -181,7 +181,7 @@ async def test_a_tool_named_like_an_endpoint_is_warned_of_at_the_start(serving, 
     assert answer.status_code == 422
 
 
-async def test_a_tool_that_breaks_leaves_the_session_usable(serving):
+async def test_a_failing_tool_leaves_the_session_usable(serving):
     async with serving() as client:
         await client.post("/seed_session", json=ROW)
         broken = await client.post("/stumble", json={})
@@ -202,26 +202,26 @@ async def test_a_tool_that_breaks_leaves_the_session_usable(serving):
         ("", "count"),
     ],
 )
-async def test_wrong_arguments_are_answered_as_they_are_in_process(serving, text, said):
+async def test_invalid_arguments_are_answered_as_in_process(serving, text, said):
     async with serving() as client:
         await client.post("/seed_session", json=ROW)
         answer = await client.post("/increment_counter", content=text)
     assert (answer.status_code, said in answer.json()["error"]) == (200, True)
 
 
-async def test_arguments_that_are_no_text_are_refused(serving):
+async def test_arguments_that_are_not_text_are_rejected(serving):
     async with serving() as client:
         await client.post("/seed_session", json=ROW)
         assert (await client.post("/increment_counter", content=b"\xff")).status_code == 422
 
 
-async def test_a_megabyte_goes_through(serving):
+async def test_a_megabyte_is_accepted(serving):
     async with serving() as client:
         answer = await client.post("/verify", json=verified(row={**ROW, "long": "x" * 2**20}))
     assert (answer.status_code, len(answer.json()["long"])) == (200, 2**20)
 
 
-async def test_half_a_surrogate_pair_goes_through(serving):
+async def test_half_a_surrogate_pair_is_accepted(serving):
     body = orjson.dumps(verified()).replace(b'"done"', b'"\\ud83d"')
     async with serving() as client:
         answer = await client.post("/verify", content=body)
@@ -232,7 +232,7 @@ async def test_half_a_surrogate_pair_goes_through(serving):
     "path", ["/seed_session", "/verify", "/close_session", "/aggregate_metrics", "/reset", "/step"]
 )
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"NaN", b'{"a": NaN}', b"\xff"])
-async def test_a_body_that_is_no_object_is_refused(serving, path, body):
+async def test_a_body_that_is_not_an_object_is_rejected(serving, path, body):
     async with serving() as client:
         answer = await client.post(path, content=body)
     assert (answer.status_code, "detail" in answer.json()) == (422, True)
@@ -242,7 +242,7 @@ async def test_a_body_that_is_no_object_is_refused(serving, path, body):
     "path", ["/seed_session", "/verify", "/close_session", "/aggregate_metrics", "/reset", "/step"]
 )
 @pytest.mark.parametrize("depth", [300, 1000, 100_000])
-async def test_a_body_that_is_nested_too_deeply_is_no_bug(serving, path, depth):
+async def test_a_too_deeply_nested_body_is_rejected(serving, path, depth):
     deep = b'{"a":' * depth + b"1" + b"}" * depth
     body = orjson.dumps({**verified(), "deep": 1, "verify_responses": []})
     async with serving() as client:
@@ -254,7 +254,7 @@ async def test_a_body_that_is_nested_too_deeply_is_no_bug(serving, path, depth):
     "response",
     [None, [], {}, {"output": None}, {"output": [1]}, {"output": [{"content": [1]}]}, {"output": [{"call_id": []}]}],
 )
-async def test_a_response_that_cannot_be_read_is_refused(serving, response):
+async def test_an_invalid_response_is_rejected(serving, response):
     async with serving() as client:
         answer = await client.post("/verify", json={**ROW, "response": response})
     assert answer.status_code == 422
@@ -267,10 +267,10 @@ async def test_a_response_that_cannot_be_read_is_refused(serving, response):
         ({"responses_create_params": None}, "the row does not fit environment 'counter'"),
         ({"initial_count": "many"}, "initial_count"),
         ({"_ng_rollout_id": "no spaces"}, "`_ng_rollout_id` must be"),
-        ({"gymsdk": {"budget": {"turns": 0}}}, "the budget of the row does not fit: turns"),
+        ({"gymsdk": {"budget": {"turns": 0}}}, "the row's budget is invalid: turns"),
     ],
 )
-async def test_a_row_that_does_not_fit_is_refused_in_a_sentence(serving, change, said):
+async def test_a_row_that_does_not_fit_is_rejected_with_a_message(serving, change, said):
     async with serving() as client:
         answers = [await client.post(path, json={**verified(), **change}) for path in ("/seed_session", "/verify")]
     assert [answer.status_code for answer in answers] == [422, 422]
@@ -278,14 +278,14 @@ async def test_a_row_that_does_not_fit_is_refused_in_a_sentence(serving, change,
     assert said in answers[1].json()["detail"]
 
 
-async def test_a_judge_that_is_down_gives_no_reward(serving, counter):
+async def test_a_failed_judge_gives_no_reward(serving, counter):
     async with serving(counter(judge="down")) as client:
         answer = await client.post("/verify", json=verified())
     assert (answer.status_code, answer.json()["kind"]) == (503, "judge_failed")
     assert "reward" not in answer.json()
 
 
-async def test_a_judge_that_cannot_be_helped_gives_503_too(serving, counter):
+async def test_a_permanently_failed_judge_gives_503_too(serving, counter):
     async with serving(counter(judge="odd")) as client:
         await client.post("/seed_session", json=ROW)
         assert (await client.post("/verify", json=verified())).status_code == 503
@@ -303,7 +303,7 @@ async def test_the_seed_comes_from_the_client_the_task_or_the_row(serving):
         assert await seed(client) != await seed(client, other=1)
 
 
-async def test_our_own_clients_are_shown_how_the_episode_opens(serving):
+async def test_our_own_clients_receive_the_opening_of_the_episode(serving):
     async with serving() as client:
         shown = (await client.post("/seed_session", json={**ROW, "gymsdk": {"seed": 7}})).json()["gymsdk"]
     assert shown["opening"] == [*INPUT, {"type": "message", "role": "user", "content": "seed 7"}]
@@ -327,7 +327,7 @@ async def test_the_typed_body_opens_a_session_that_verify_finds_by_the_flat_row(
     assert (answer["reward"], answer["final"], answer["opening"]) == (1.5, 6, 2)
 
 
-async def test_a_judge_that_is_down_masks_the_sample_of_a_typed_session(serving, counter):
+async def test_a_failed_judge_masks_the_sample_of_a_typed_session(serving, counter):
     async with serving(counter(judge="down")) as client:
         await client.post("/seed_session", json=TYPED)
         answer = await client.post("/verify", json=verified())
@@ -340,13 +340,13 @@ async def test_a_judge_that_is_down_masks_the_sample_of_a_typed_session(serving,
 @pytest.mark.parametrize(
     "change", [{"episode_id": None}, {"task_data": 1}, {"extra": 1}, {"task_id": {"taskset": "t"}}]
 )
-async def test_a_typed_body_that_does_not_fit_is_refused_where_it_does_not(serving, change):
+async def test_an_invalid_typed_body_is_rejected_with_the_location(serving, change):
     async with serving() as client:
         answer = await client.post("/seed_session", json={**TYPED, **change})
     assert (answer.status_code, answer.json()["detail"][0]["loc"][:2]) == (422, ["body", *change])
 
 
-async def test_figures_over_verified_rows(serving):
+async def test_aggregate_metrics_of_verified_rows(serving):
     rows = [
         {**ROW, "_ng_task_index": task, "_ng_rollout_index": repeat, "reward": float(task), "final": repeat}
         for task in (0, 1)
@@ -372,12 +372,12 @@ async def test_figures_over_verified_rows(serving):
 @pytest.mark.parametrize(
     "rows", [None, 1, [1], [{"reward": 1.0, "_ng_task_index": "x"}], [{"reward": 1, "_ng_rollout_index": []}]]
 )
-async def test_figures_over_what_is_no_row_are_refused(serving, rows):
+async def test_aggregate_metrics_of_invalid_rows_are_rejected(serving, rows):
     async with serving() as client:
         assert (await client.post("/aggregate_metrics", json={"verify_responses": rows})).status_code == 422
 
 
-async def test_figures_over_many_rows_are_the_same(serving, monkeypatch):
+async def test_aggregate_metrics_of_many_rows_are_the_same(serving, monkeypatch):
     rows = [{**ROW, "_ng_task_index": number // 2, "reward": number % 2} for number in range(20)]
     async with serving() as client:
         few = await client.post("/aggregate_metrics", json={"verify_responses": rows})
@@ -387,7 +387,7 @@ async def test_figures_over_many_rows_are_the_same(serving, monkeypatch):
     assert few.json()["agent_metrics"]["mean/reward"] == 0.5
 
 
-async def test_a_rows_budget_is_at_most_the_servers(serving):
+async def test_a_rows_budget_is_limited_to_the_servers(serving):
     row = {**ROW, "gymsdk": {"budget": {"tools": 99}}}
     async with serving(budget=Budget(tools=1)) as client:
         await client.post("/seed_session", json=row)
@@ -397,7 +397,7 @@ async def test_a_rows_budget_is_at_most_the_servers(serving):
 
 
 @pytest.mark.parametrize("name", ["reward", "reward_components", "expected"])
-async def test_a_row_keeps_its_own_fields_whatever_an_earlier_verdict_had(serving, made, name):
+async def test_a_row_keeps_its_own_fields_despite_an_earlier_verdict(serving, made, name):
     source = f"""
 class Own(Task):
     {name}: float
@@ -413,14 +413,14 @@ async def verify(task: Own):
     assert (seeded.status_code, answer.json()["reward"]) == (200, 0.25)
 
 
-async def test_a_body_without_a_prompt_is_no_row(serving):
+async def test_a_body_without_a_prompt_is_not_a_row(serving):
     bare = {key: value for key, value in verified().items() if key != "responses_create_params"}
     async with serving() as client:
         answers = [await client.post(path, json=bare) for path in ("/seed_session", "/verify", "/reset")]
     assert [answer.status_code for answer in answers] == [422] * 3
 
 
-async def test_figures_over_no_row_are_empty(serving):
+async def test_aggregate_metrics_of_no_rows_are_empty(serving):
     async with serving() as client:
         answer = await client.post("/aggregate_metrics", json={"verify_responses": []})
     assert answer.json() == {
@@ -431,7 +431,7 @@ async def test_figures_over_no_row_are_empty(serving):
     }
 
 
-async def test_what_is_verified_can_be_aggregated(serving):
+async def test_verified_rows_can_be_aggregated(serving):
     async with serving() as client:
         rows = [(await client.post("/verify", json=verified(*ADDED))).json() for _ in range(2)]
         found = (await client.post("/aggregate_metrics", json={"verify_responses": rows})).json()
@@ -440,7 +440,7 @@ async def test_what_is_verified_can_be_aggregated(serving):
     assert "mean/mask_sample" not in found["agent_metrics"]
 
 
-async def test_what_was_verified_can_be_verified_again(serving):
+async def test_verified_rows_can_be_verified_again(serving):
     async with serving() as client:
         first = (await client.post("/verify", json={**verified(*ADDED), "gymsdk": {"seed": 3}})).json()
         again = (await client.post("/verify", json=first)).json()
@@ -471,7 +471,7 @@ async def test_only_a_post_calls_a_tool(serving):
     assert others == ["POST", "GET"]
 
 
-async def test_every_server_tells_how_it_is(serving):
+async def test_every_server_reports_its_health(serving):
     async with serving() as client:
         await client.post("/seed_session", json=ROW)
         assert [(await client.get(path)).json() for path in ("/", "/livez", "/readyz", "/healthz")] == [
@@ -556,13 +556,13 @@ PLANS = st.lists(st.lists(st.integers(-5, 5), max_size=3), min_size=50, max_size
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plans=PLANS, random=st.randoms(use_true_random=False))
-def test_sessions_interleaved_at_random_give_what_they_give_one_by_one(serving, plans, random):
+def test_randomly_interleaved_sessions_give_the_results_of_sequential_ones(serving, plans, random):
     asyncio.run(interleaved(serving, plans, random.sample(order := turns(plans), len(order))))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_thousand_sessions_over_http_give_what_they_give_one_by_one(counter, listening, seed):
+async def test_a_thousand_sessions_over_http_give_the_results_of_sequential_ones(counter, listening, seed):
     rng, environment = random.Random(seed), counter()
     plans = [[rng.randint(-5, 5) for _ in range(rng.randint(0, 3))] for _ in range(1000)]
     order = turns(plans)

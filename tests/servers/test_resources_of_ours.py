@@ -1,4 +1,4 @@
-"""The three environments behind HTTP: what an episode's tools say and what it earns is what it is in process."""
+"""The three shipped environments over HTTP: tool outputs and rewards equal those in process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def calls(items):
 
 @pytest.mark.parametrize("policy", ["oracle", "random"])
 @pytest.mark.parametrize("name", ["math", "multineedle", "tool_call"])
-async def test_an_episode_over_http_is_the_episode_in_process(name, policy):
+async def test_an_episode_over_http_equals_the_episode_in_process(name, policy):
     environment = load(name)
     async with asked(environment) as client:
         for number, task in enumerate(islice(environment.tasks("train"), 4)):

@@ -1,4 +1,4 @@
-"""Restarts: who is told to start what anew, when, and in which order."""
+"""Restarts: which supervisor restarts which server, when, and in which order."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def supervised(members, supervisor="s", *, sessions=0):
     return math
 
 
-def test_a_server_without_sessions_is_restarted_when_its_supervisor_is_next_heard_of(members):
+def test_a_server_without_sessions_restarts_at_its_supervisors_next_report(members):
     math = supervised(members)
     assert [(each.pid, each.instances) for each in members.restart("math", 30)] == [(7, (math.id,))]
     assert (members.restarting("s-7"), members.restarting("s")) == ([], ["math"])
 
 
-def test_a_supervisor_is_told_to_restart_until_it_has_for_an_answer_may_be_lost(members):
+def test_a_restart_is_ordered_until_it_is_confirmed(members):
     math = supervised(members)
     members.restart("math", 30)
     for _ in range(2):
@@ -42,7 +42,7 @@ def test_a_supervisor_is_told_to_restart_until_it_has_for_an_answer_may_be_lost(
     assert (members.restarting("s"), members.draining) == ([], set())
 
 
-def test_a_server_with_sessions_is_given_nothing_new_until_they_have_ended(members):
+def test_a_server_with_sessions_gets_no_new_work_until_they_end(members):
     math = supervised(members, sessions=1)
     members.restart("math", 30)
     assert (members.restarting("s"), members.draining) == ([], {math.id})
@@ -51,7 +51,7 @@ def test_a_server_with_sessions_is_given_nothing_new_until_they_have_ended(membe
     assert (members.restarting("s"), members.draining) == (["math"], {math.id})
 
 
-def test_sessions_that_last_are_waited_for_within_a_bound(members, clock):
+def test_the_wait_for_long_sessions_is_bounded(members, clock):
     math = supervised(members, sessions=1)
     members.restart("math", 5)
     assert (members.restarting("s"), members.draining) == ([], {math.id})
@@ -59,21 +59,21 @@ def test_sessions_that_last_are_waited_for_within_a_bound(members, clock):
     assert members.restarting("s") == ["math"]
 
 
-def test_another_process_than_was_asked_for_is_not_restarted(members):
+def test_only_the_process_of_the_order_is_restarted(members):
     supervised(members)
     members.restart("math", 30)
     supervising(members, pid=8)
     assert members.restarting("s") == []
 
 
-def test_the_processes_of_two_machines_may_have_the_same_number(members):
+def test_processes_of_two_machines_may_have_the_same_id(members):
     math = supervised(members)
     members.put("b", said(another(pid=7), loads={"math": {"sessions": 5}}), "10.0.0.8")
     members.restart("math", 30)
     assert (members.restarting("s"), members.draining) == (["math"], {math.id})
 
 
-def test_the_instances_of_a_name_are_restarted_one_after_another(members, clock):
+def test_the_instances_of_a_name_restart_one_after_another(members, clock):
     one, other = supervised(members, "s"), supervised(members, "t", sessions=1)
     assert len(members.restart("math", 30)) == 2
     assert (members.restarting("s"), members.restarting("t"), members.draining) == (["math"], [], {one.id})
@@ -94,7 +94,7 @@ def test_the_instances_of_a_name_are_restarted_one_after_another(members, clock)
     assert members.restarting("t") == ["math"]
 
 
-def test_no_other_is_ended_where_the_first_is_not_there_again_in_time(members, clock, caplog):
+def test_the_other_restarts_are_dropped_if_the_first_does_not_return_in_time(members, clock, caplog):
     supervised(members, "s")
     other = supervised(members, "t")
     members.restart("math", 30)
@@ -118,7 +118,7 @@ def test_no_other_is_ended_where_the_first_is_not_there_again_in_time(members, c
     assert other.id not in members.draining
 
 
-def test_who_has_no_supervisor_cannot_be_restarted(members):
+def test_a_server_without_a_supervisor_cannot_be_restarted(members):
     members.put("child", said(MATH), HERE)
     with pytest.raises(RequestRejected, match="serve it with --separate"):
         members.restart("math")

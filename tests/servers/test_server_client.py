@@ -1,4 +1,4 @@
-"""The client of a whole topology: servers by name, through a head."""
+"""The client of a whole deployment: servers by name, through a head."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Server:
 
 @pytest.mark.parametrize("host", [None, "0.0.0.0"])  # what a server may announce
 @pytest.mark.parametrize("quoted", [True, False])
-async def test_a_server_is_asked_by_its_name(
+async def test_a_server_is_called_by_its_name(
     counter: Callable[..., Environment], host: str | None, quoted: bool
 ) -> None:
     import orjson
@@ -96,7 +96,7 @@ async def test_a_server_is_asked_by_its_name(
     assert verdict["reward"] == 1.5
 
 
-async def test_cookies_lead_to_a_session(counter: Callable[..., Environment]) -> None:
+async def test_cookies_identify_a_session(counter: Callable[..., Environment]) -> None:
     async with listening(resources.create_app(counter())) as url, head(config(url)) as address:
         client = ServerClient(address)
         seeded = await client.post("my_resources", "/seed_session", json=ROW)
@@ -104,13 +104,13 @@ async def test_cookies_lead_to_a_session(counter: Callable[..., Environment]) ->
     assert called.text == "it is 3"
 
 
-async def test_a_name_nobody_has_is_an_error_with_the_nearest() -> None:
+async def test_an_unknown_name_is_an_error_with_the_nearest_name() -> None:
     async with head(config("http://127.0.0.1:9")) as address:
         with pytest.raises(UnknownServer, match="did you mean 'my_resources'"):
             await ServerClient(address).post("my_resource", "/verify", json={})
 
 
-async def test_a_head_that_has_just_begun_is_given_the_time_to_hear_of_a_server() -> None:
+async def test_a_head_that_has_just_started_gets_time_to_learn_of_a_server() -> None:
     lamp = Service(name="lamp", kind="resources_servers", implementation="lamp", port=9)
     async with heading(lease=600) as address:
         asking = asyncio.ensure_future(ServerClient(address).url("lamp"))
@@ -129,7 +129,7 @@ async def asked(address: str, times: int) -> bool:
 
 
 @pytest.mark.parametrize(("status", "sentence"), [(503, "answered 503"), (500, "answered 500"), (403, "answered 403")])
-async def test_a_head_that_refuses_to_say_whether_it_has_settled_is_not_said_to_know_no_server(
+async def test_a_head_that_does_not_report_whether_it_is_settled_proves_no_server_unknown(
     status: int, sentence: str
 ) -> None:
     async with head(config("http://127.0.0.1:9"), nodes=status) as address:
@@ -140,25 +140,25 @@ async def test_a_head_that_refuses_to_say_whether_it_has_settled_is_not_said_to_
         assert await client.url("my_resources") == "http://127.0.0.1:9"
 
 
-async def test_what_a_head_does_not_know_once_it_has_settled_is_said_to_be_unknown() -> None:
+async def test_a_name_unknown_to_a_settled_head_is_reported_as_unknown() -> None:
     async with heading(lease=0.5) as address:
         with pytest.raises(UnknownServer, match="knows no server 'lamp'"):
             await ServerClient(address).url("lamp")
 
 
 @pytest.mark.parametrize("text", ['"[1]"', "{torn: [", "null", "3"])
-async def test_what_is_no_head_is_said_to_be_none(text: str) -> None:
+async def test_a_server_that_is_not_a_head_is_reported(text: str) -> None:
     async with head(text) as address:
         with pytest.raises(Failed, match="is it a head"):
             await ServerClient(address).get("my_resources", "/")
 
 
-async def test_a_head_that_is_not_there_is_said_so_in_time() -> None:
+async def test_an_unreachable_head_is_reported_in_time() -> None:
     with pytest.raises(Failed, match="is the server running"):
         await ServerClient("http://127.0.0.1:9", seconds=5, retry=QUICK).get("my_resources", "/")
 
 
-def test_the_head_is_where_nemo_gyms_is() -> None:
+def test_the_default_head_is_nemo_gyms() -> None:
     assert ServerClient().head == "http://127.0.0.1:11000"
 
 
@@ -172,13 +172,13 @@ async def test_a_server_that_has_moved_is_looked_up_again(counter: Callable[...,
     assert seeded.ok
 
 
-async def test_a_server_that_has_not_moved_and_is_not_there_is_said_so() -> None:
+async def test_an_unreachable_server_that_has_not_moved_is_reported() -> None:
     async with head(config("http://127.0.0.1:9")) as address:
         with pytest.raises(Failed, match=r"cannot reach 127\.0\.0\.1:9"):
             await ServerClient(address, retry=Retry(times=0)).post("my_resources", "/verify", json={})
 
 
-async def test_an_error_does_not_tell_who_asks() -> None:
+async def test_an_error_does_not_contain_credentials() -> None:
     async with head(config("http://127.0.0.1:9")) as address:
         asked_by = address.replace("http://", "http://me:hush@")
         with pytest.raises(UnknownServer) as caught:
@@ -186,7 +186,7 @@ async def test_an_error_does_not_tell_who_asks() -> None:
     assert "hush" not in str(caught.value)
 
 
-async def test_the_token_of_a_head_asked_by_tls_goes_to_no_server_in_the_clear() -> None:
+async def test_the_token_for_a_head_with_tls_is_not_sent_to_servers_without_it() -> None:
     client = ServerClient("https://head.test:11000", token="a-token-that-is-long-enough")
     assert client.build_headers_for("https://server.test:1").keys() == {"authorization"}
     assert client.build_headers_for("http://server.test:1") == {}

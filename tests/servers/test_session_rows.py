@@ -177,7 +177,7 @@ async def test_every_row_of_a_shipped_environment_finds_its_session(listening: A
         ({"_ng_task_index": 4}, "the seed or the task index differs"),
     ],
 )
-async def test_a_session_that_does_not_match_is_refused_and_says_why(
+async def test_a_session_that_does_not_match_is_rejected_with_the_reason(
     serving: Serving, live: Callable[[], Environment], change: Item, said: str
 ) -> None:
     row = {"gold": 1, "_ng_task_index": 3, "responses_create_params": PROMPT}
@@ -190,7 +190,7 @@ async def test_a_session_that_does_not_match_is_refused_and_says_why(
     assert (right.status_code, right.json()["reward"]) == (200, 0.0), "the session stays for its own row"
 
 
-async def test_calls_that_the_session_never_saw_are_not_replayed(
+async def test_calls_that_the_session_never_received_are_not_replayed(
     serving: Serving, live: Callable[[], Environment]
 ) -> None:
     row = {"gold": 1, "responses_create_params": PROMPT}
@@ -349,7 +349,7 @@ async def test_a_call_is_recognised_however_its_arguments_are_written(
     assert (answer.status_code, answer.json().get("reward")) == (200, 1.0)
 
 
-async def test_a_call_that_was_sent_twice_loses_no_session(serving: Serving, basket: Environment) -> None:
+async def test_a_repeated_call_loses_no_session(serving: Serving, basket: Environment) -> None:
     async with serving(basket) as client:
         await open_session(client, "tools")
         for _ in range(2):
@@ -375,7 +375,7 @@ async def test_of_several_sessions_the_one_that_received_the_calls_is_judged(
 
 
 @pytest.mark.parametrize("arguments", ["{}", '{"item": "pear", "count": "many"}', '{"item": "pear", "colour": "red"}'])
-async def test_a_call_that_its_tool_refuses_need_not_have_been_sent(
+async def test_a_call_that_its_tool_rejects_need_not_have_been_sent(
     serving: Serving, basket: Environment, arguments: str
 ) -> None:
     async with serving(basket) as client:
@@ -408,7 +408,7 @@ SYSTEM = {"role": "system", "content": "Play fair."}
         ([USER], [USER, *LEADING], False),
     ],
 )
-async def test_what_agents_add_or_leave_out_loses_no_session(
+async def test_fields_that_agents_add_or_omit_lose_no_session(
     serving: Serving, basket: Environment, opened: Any, verified: Any, accepted: bool
 ) -> None:
     first, second = (
@@ -426,7 +426,7 @@ async def test_what_agents_add_or_leave_out_loses_no_session(
         assert (told["reward"], told["gymsdk"]["seed"], "session_unused" in told["gymsdk"]) == (1.0, seed, False)
 
 
-async def test_a_session_that_fits_exactly_is_preferred(serving: Serving, basket: Environment) -> None:
+async def test_an_exactly_matching_session_is_preferred(serving: Serving, basket: Environment) -> None:
     """A row may be another row behind a system prompt: its own session is judged."""
     rows = [{**ROW, "responses_create_params": {"input": prompt}} for prompt in ([SYSTEM, USER], [USER])]
     async with serving(basket) as client:

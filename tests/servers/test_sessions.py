@@ -1,4 +1,4 @@
-"""Sessions: closed once and for all, forgotten in time, never more than there is place for."""
+"""Sessions: closed once, expired in time, bounded in number."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_session_is_found_by_its_token_until_it_is_closed(opened):
 
 
 @pytest.mark.parametrize("token", [None, "", "x"])
-async def test_what_is_no_token_finds_nothing(token):
+async def test_an_unknown_token_finds_nothing(token):
     assert SessionStore().find_by_token(token) is None
     assert SessionStore().find_by_key(token) is None
 
@@ -74,7 +74,7 @@ async def test_a_session_lasts_for_the_time_to_live_after_its_last_use(opened, c
     assert (len(sessions), sessions.find_by_token(unused.token), opened.closed) == (1, None, [2])
 
 
-async def test_there_are_never_more_than_the_cap(opened, clock):
+async def test_the_number_of_sessions_is_bounded(opened, clock):
     sessions = SessionStore(cap=1, ttl=10, clock=clock)
     await sessions.open(await opened(1))
     with pytest.raises(RequestRejected, match="all 1 sessions are in use") as refused:
@@ -85,10 +85,10 @@ async def test_there_are_never_more_than_the_cap(opened, clock):
     assert opened.closed == [1]
 
 
-async def test_a_name_that_was_closed_is_never_opened_again(opened):
+async def test_a_closed_name_is_never_opened_again(opened):
     sessions = SessionStore()
     session = await sessions.open(await opened(), name="s")
-    with pytest.raises(RequestRejected, match="'s' has been opened or closed before"):
+    with pytest.raises(RequestRejected, match="a session 's' exists or existed"):
         await sessions.check_capacity("s")
     await sessions.close(session)
     assert sessions.find_by_name("s") is None
@@ -105,7 +105,7 @@ async def test_a_key_finds_a_session_as_long_as_it_is_open(opened):
     assert sessions.find_by_key(key) is None
 
 
-async def test_all_are_closed_in_the_end_however_one_of_them_fails(opened):
+async def test_all_sessions_are_closed_even_if_one_fails(opened):
     sessions = SessionStore()
     for number in (1, 13, 2):
         await sessions.open(await opened(number))
@@ -113,7 +113,7 @@ async def test_all_are_closed_in_the_end_however_one_of_them_fails(opened):
     assert (len(sessions), sorted(opened.closed)) == (0, [1, 2, 13])
 
 
-async def test_a_session_is_closed_after_the_call_it_is_in(opened):
+async def test_a_session_closes_after_its_running_call(opened):
     sessions = SessionStore()
     session = await sessions.open(await opened())
     async with session.lock:
@@ -124,7 +124,7 @@ async def test_a_session_is_closed_after_the_call_it_is_in(opened):
     assert opened.closed == [3]
 
 
-async def test_the_typed_close_is_idempotent_and_unknown_ids_are_fine(serving):
+async def test_the_typed_close_is_idempotent_and_accepts_unknown_ids(serving):
     async with serving() as client:
         await client.post("/seed_session", json=TYPED)
         answers = [await client.post("/close_session", json=CLOSE) for _ in range(3)]
@@ -135,7 +135,7 @@ async def test_the_typed_close_is_idempotent_and_unknown_ids_are_fine(serving):
     assert called.status_code == 409
 
 
-async def test_a_close_fences_later_seeds_of_that_id(serving):
+async def test_a_close_blocks_later_seeds_of_that_id(serving):
     async with serving() as client:
         await client.post("/close_session", json=CLOSE)
         late = await client.post("/seed_session", json=TYPED)
@@ -145,7 +145,7 @@ async def test_a_close_fences_later_seeds_of_that_id(serving):
     assert 'gymsdk_sessions_open{server="counter"} 0' in figures.text
 
 
-async def test_a_seed_sent_again_finds_the_session_it_opened_unless_that_was_used(serving):
+async def test_a_repeated_seed_finds_its_session_unless_that_was_used(serving):
     async with serving() as client:
         first, again = [await client.post("/seed_session", json=TYPED) for _ in range(2)]
         other = await client.post("/seed_session", json={**TYPED, "task_data": {"initial_count": 4}})
@@ -155,7 +155,7 @@ async def test_a_seed_sent_again_finds_the_session_it_opened_unless_that_was_use
     assert (other.status_code, late.status_code) == (409, 409)
 
 
-async def test_a_seed_sent_again_while_the_first_is_opening_finds_its_session(serving, counter):
+async def test_a_repeated_seed_during_the_opening_finds_its_session(serving, counter):
     environment = counter()
     async with serving(environment) as client:
         first, again = await asyncio.gather(*(client.post("/seed_session", json=TYPED) for _ in range(2)))
@@ -165,7 +165,7 @@ async def test_a_seed_sent_again_while_the_first_is_opening_finds_its_session(se
     assert 'gymsdk_sessions_open{server="counter"} 1' in figures
 
 
-async def test_a_session_in_the_middle_of_a_call_is_in_use(opened, clock):
+async def test_a_session_with_a_running_call_is_in_use(opened, clock):
     sessions = SessionStore(ttl=10, clock=clock)
     busy, idle = await sessions.open(await opened(1)), await sessions.open(await opened(2))
     async with busy.lock:
@@ -174,7 +174,7 @@ async def test_a_session_in_the_middle_of_a_call_is_in_use(opened, clock):
         assert (sessions.is_open(busy), sessions.is_open(idle), opened.closed) == (True, False, [2])
 
 
-async def test_a_close_that_nobody_waits_for_any_more_goes_on(opened):
+async def test_a_close_continues_after_its_caller_is_cancelled(opened):
     sessions = SessionStore()
     session = await sessions.open(await opened())
     async with session.lock:
@@ -186,7 +186,7 @@ async def test_a_close_that_nobody_waits_for_any_more_goes_on(opened):
     assert opened.closed == [3]
 
 
-async def test_one_that_was_left_gives_its_place_to_another(opened):
+async def test_a_left_session_gives_its_place_to_another(opened):
     sessions = SessionStore(cap=1)
     session = await sessions.open(await opened(1))
     sessions.close_soon(session)
@@ -194,7 +194,7 @@ async def test_one_that_was_left_gives_its_place_to_another(opened):
     assert opened.closed == [1]
 
 
-async def test_one_that_was_left_waits_for_its_verdict_a_while(opened, clock):
+async def test_a_left_session_waits_for_its_verdict_for_a_while(opened, clock):
     sessions = SessionStore(ttl=3600, clock=clock)
     session, other = await sessions.open(await opened(1)), await sessions.open(await opened(2))
     sessions.close_soon(session)
@@ -203,7 +203,7 @@ async def test_one_that_was_left_waits_for_its_verdict_a_while(opened, clock):
     assert (opened.closed, sessions.is_open(other)) == ([1], True)
 
 
-async def test_a_close_that_does_not_release_says_so(serving):
+async def test_a_close_that_does_not_release_reports_it(serving):
     stuck = {**TYPED, "task_data": {"initial_count": 13}}
     async with serving() as client:
         await client.post("/seed_session", json=stuck)
@@ -221,7 +221,7 @@ async def test_a_close_without_an_id_closes_the_cookies_session(serving, counter
         assert environment.plugin.CLOSED == [3]
 
 
-async def test_a_server_that_is_full_says_when_to_come_back(serving, counter):
+async def test_a_full_server_returns_retry_after(serving, counter):
     environment = counter()
     async with serving(environment, cap=2) as client:
         statuses = [(await client.post("/seed_session", json=ROW)).status_code for _ in range(2)]
@@ -231,7 +231,7 @@ async def test_a_server_that_is_full_says_when_to_come_back(serving, counter):
     assert (statuses, full.status_code, full.headers["retry-after"], freed.status_code) == ([200, 200], 503, "5", 200)
 
 
-async def test_what_nobody_uses_is_closed_by_itself(serving, counter):
+async def test_unused_sessions_are_closed(serving, counter):
     environment = counter()
     async with serving(environment, ttl=0.05) as client:
         await client.post("/seed_session", json=ROW)
@@ -241,7 +241,7 @@ async def test_what_nobody_uses_is_closed_by_itself(serving, counter):
         assert (await client.post("/spell", json={})).status_code == 409
 
 
-async def test_what_is_open_at_the_end_is_closed(serving, counter):
+async def test_open_sessions_are_closed_at_the_end(serving, counter):
     environment = counter()
     async with serving(environment) as client:
         for number in (1, 13, 2):

@@ -1,4 +1,4 @@
-"""Episodes spread over instances: each at the least loaded, where it stays, away from those that are gone."""
+"""Load balancing over instances: each episode at the least loaded one, where it stays; lost instances are avoided."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_two_instances_share_the_load(counter):
         assert (one.sessions, other.sessions) == (0, 0)
 
 
-async def test_what_others_have_opened_counts(counter):
+async def test_episodes_of_other_clients_count(counter):
     async with two(counter(), counter(), lease=0.6) as (head_url, one, other):
         async with httpx.AsyncClient(base_url=one.url) as client:
             for _ in range(4):
@@ -86,7 +86,7 @@ async def test_what_others_have_opened_counts(counter):
             await against.close(each)
 
 
-async def test_an_episode_stays_where_it_was_opened(counter, policy):
+async def test_an_episode_stays_at_its_instance(counter, policy):
     async with two(counter(), counter()) as (head_url, _, _):
         against = spread(head_url)
         rollouts = await asyncio.gather(*(play(against, policy(ADD, ADD, "done"), ROW) for _ in range(6)))
@@ -94,7 +94,7 @@ async def test_an_episode_stays_where_it_was_opened(counter, policy):
     assert {each.verdict and each.verdict.model_dump()["final"] for each in rollouts} == {5}
 
 
-async def test_an_opening_goes_on_to_another_instance(counter, policy, caplog):
+async def test_a_failed_opening_is_tried_at_another_instance(counter, policy, caplog):
     async with two(counter(), counter()) as (head_url, one, _):
         await one.cut()
         against = spread(head_url)
@@ -104,7 +104,7 @@ async def test_an_opening_goes_on_to_another_instance(counter, policy, caplog):
     assert len([each for each in caplog.records if "new episodes go to other instances" in each.getMessage()]) <= 1
 
 
-async def test_an_episode_under_way_at_an_instance_that_is_lost_fails_retryably(counter, policy):
+async def test_a_running_episode_at_a_lost_instance_fails_retryably(counter, policy):
     async with two(counter(), counter()) as (head_url, one, other):
         against = spread(head_url)
         episodes = [await against.reset(ROW) for _ in range(2)]
@@ -118,7 +118,7 @@ async def test_an_episode_under_way_at_an_instance_that_is_lost_fails_retryably(
         assert other.sessions == 0
 
 
-async def test_an_instance_that_is_full_is_passed_over_and_all_that_are_full_are_waited_for(counter, monkeypatch):
+async def test_a_full_instance_is_skipped_and_if_all_are_full_the_client_waits(counter, monkeypatch):
     monkeypatch.setattr("gymsdk.servers.sessions.RETRY_AFTER_SECONDS", 1.0)
     async with two(counter(), counter(), cap=2) as (head_url, one, other):
         async with httpx.AsyncClient(base_url=one.url) as client:
@@ -137,9 +137,7 @@ async def test_an_instance_that_is_full_is_passed_over_and_all_that_are_full_are
 
 
 @pytest.mark.parametrize("load_at_the_gone_one", [0, 3])
-async def test_of_an_instance_that_is_full_and_one_that_is_gone_the_full_one_is_waited_for(
-    counter, monkeypatch, load_at_the_gone_one
-):
+async def test_a_full_instance_is_waited_for_even_if_another_is_gone(counter, monkeypatch, load_at_the_gone_one):
     monkeypatch.setattr("gymsdk.servers.sessions.RETRY_AFTER_SECONDS", 0.2)
     async with (
         heading() as head_url,
@@ -172,13 +170,13 @@ async def test_of_an_instance_that_is_full_and_one_that_is_gone_the_full_one_is_
             await against.close(await opening)
 
 
-async def test_a_row_that_does_not_fit_is_asked_of_one_instance_alone(counter):
+async def test_a_row_that_does_not_fit_is_sent_to_one_instance_only(counter):
     async with two(counter(), counter()) as (head_url, _, _):
         with pytest.raises(BadRow, match="does not fit environment 'counter'"):
             await spread(head_url).reset(ROW | {"initial_count": "many"})
 
 
-async def test_where_there_is_none_the_sentence_says_how_to_start_one(policy):
+async def test_without_an_instance_the_error_explains_how_to_start_one(policy):
     async with heading() as head_url:
         rollout = await play(spread(head_url), policy("done"), ROW)
     assert rollout.failure is not None
@@ -186,7 +184,7 @@ async def test_where_there_is_none_the_sentence_says_how_to_start_one(policy):
     assert "`gymsdk serve counter --role resources --head URL`" in rollout.failure.message
 
 
-async def test_one_that_comes_late_is_waited_for(counter, policy):
+async def test_an_instance_that_starts_late_is_waited_for(counter, policy):
     async with heading() as head_url:
         playing = asyncio.ensure_future(play(spread(head_url, coming=10.0), policy(ADD, "done"), ROW))
         await asyncio.sleep(0.2)
@@ -195,22 +193,22 @@ async def test_one_that_comes_late_is_waited_for(counter, policy):
     assert rollout.reward == 1.5
 
 
-async def test_a_head_that_is_gone_stops_nobody(counter, policy):
+async def test_a_lost_head_stops_no_episode(counter, policy):
     async with heading() as head_url, Instance(counter(), head_url).there():
         against = spread(head_url)
         await against.instances.renew()
-        look = against.instances._look
+        look = against.instances._fetch_nodes
 
         async def hanging():
             await asyncio.sleep(60)
             return await look()
 
-        against.instances._look = hanging
+        against.instances._fetch_nodes = hanging
         rollouts = [await play(against, policy(ADD, "done"), ROW) for _ in range(3)]
     assert [each.reward for each in rollouts] == [1.5] * 3
 
 
-async def test_the_instance_of_this_process_is_one_of_them(counter, policy):
+async def test_the_local_instance_takes_part(counter, policy):
     here = counter()
     async with heading() as head_url, Instance(counter(), head_url).there() as other, here:
         against = spread(head_url, own=LocalInstance("0" * 12, here))
@@ -223,14 +221,14 @@ async def test_the_instance_of_this_process_is_one_of_them(counter, policy):
     assert here.plugin.CLOSED.count(1) == 4
 
 
-async def test_alone_the_instance_of_this_process_has_all(counter, policy):
+async def test_without_others_the_local_instance_gets_all_episodes(counter, policy):
     here = counter()
     async with heading() as head_url, here:
         rollout = await play(spread(head_url, own=LocalInstance("0" * 12, here)), policy(ADD, "done"), ROW)
     assert rollout.reward == 1.5
 
 
-async def test_an_agent_has_the_figures_of_an_instance(counter):
+async def test_an_agent_returns_the_metrics_of_an_instance(counter):
     rows = {"verify_responses": [{"reward": 1.0, "_ng_task_index": 0}, {"reward": 0.0, "_ng_task_index": 1}]}
     async with two(counter(), counter()) as (head_url, one, _):
         await one.cut()
@@ -246,7 +244,7 @@ async def test_an_agent_has_the_figures_of_an_instance(counter):
     assert wrong.status_code == 422
 
 
-async def test_a_process_that_stops_answering_holds_nobody_for_longer_than_its_lease(policy):
+async def test_a_process_that_stops_answering_delays_episodes_only_for_its_lease(policy):
     found = load("multineedle")
     row = next(found.tasks("train")).row()
     async with heading(lease=1.0) as head_url, process("multineedle", head_url, lease=1.0) as (started, _):
@@ -262,7 +260,7 @@ async def test_a_process_that_stops_answering_holds_nobody_for_longer_than_its_l
     assert all(isinstance(each, Failed) and each.retryable and each.kind == "server_unreachable" for each in failures)
 
 
-async def test_of_rollouts_at_two_processes_of_which_one_is_killed_none_is_lost_for_good():
+async def test_no_rollout_is_lost_if_one_of_two_processes_is_killed():
     found, chosen = load("multineedle"), model("scripted/random")
     rows = [task.row() for task in islice(found.tasks("train"), 60)]
     async with (
@@ -286,7 +284,7 @@ async def test_of_rollouts_at_two_processes_of_which_one_is_killed_none_is_lost_
     assert all(each.outcome == "scored" for each in rollouts[40:])
 
 
-async def test_an_instance_that_is_gone_from_the_head_is_given_nothing_new(counter):
+async def test_an_instance_that_the_head_has_lost_gets_no_new_episodes(counter):
     async with heading() as head_url:
         async with Instance(counter(), head_url, "127.0.0.2").there():
             pass
@@ -298,7 +296,7 @@ async def test_an_instance_that_is_gone_from_the_head_is_given_nothing_new(count
             await against.close(episode)
 
 
-async def test_a_node_that_drains_is_given_nothing_new_and_ends_what_it_has(counter):
+async def test_a_draining_node_gets_no_new_episodes_and_finishes_its_own(counter):
     async with two(counter(), counter()) as (head_url, one, other):
         against = spread(head_url)
         episodes = [await against.reset(ROW) for _ in range(2)]
@@ -319,7 +317,7 @@ async def test_a_node_that_drains_is_given_nothing_new_and_ends_what_it_has(coun
         assert (one.sessions, other.sessions) == (0, 0)
 
 
-async def test_while_the_only_one_drains_another_is_waited_for(counter, policy):
+async def test_while_the_only_instance_drains_another_is_waited_for(counter, policy):
     async with heading() as head_url, Instance(counter(), head_url).there() as one:
         against = spread(head_url, coming=0.5)
         await one.node.drain()
@@ -339,7 +337,7 @@ async def verify(task, transcript):
 """
 
 
-async def test_an_instance_that_left_is_believed_for_as_long_as_it_answers(environment):
+async def test_an_instance_that_left_remains_usable_while_it_answers(environment):
     async with heading() as head_url, Instance(environment(SLOW), head_url).there() as one:
         against = spread(head_url, "made")
         episode = await against.reset(ROW)
@@ -350,7 +348,7 @@ async def test_an_instance_that_left_is_believed_for_as_long_as_it_answers(envir
     assert verdict.reward == 1.0
 
 
-async def test_a_head_that_was_started_again_takes_no_instance_away(counter, policy):
+async def test_a_restarted_head_removes_no_instance(counter, policy):
     port = free()
     async with heading(port=port) as head_url:
         one = Instance(counter(), head_url)
@@ -366,7 +364,7 @@ async def test_a_head_that_was_started_again_takes_no_instance_away(counter, pol
     assert rollout.reward == 1.5
 
 
-async def test_an_agent_goes_on_with_a_session_at_whichever_instance_has_it(counter, policy):
+async def test_an_agent_continues_a_session_at_its_instance(counter, policy):
     tool = {"type": "function", "name": "increment_counter", "parameters": {"type": "object", "properties": {}}}
     async with two(counter(), counter()) as (head_url, one, other):
         for each in (one, other):
@@ -382,7 +380,7 @@ async def test_an_agent_goes_on_with_a_session_at_whichever_instance_has_it(coun
                 assert (await seeding.post("/get_counter_value", json={})).json() == {"count": 3}
 
 
-def test_a_tally_stays_small_and_right_while_the_head_is_silent() -> None:
+def test_a_tally_stays_bounded_and_correct_while_the_head_is_silent() -> None:
     tally = InstanceTally()
     for _ in range(remote_episode.MAX_CHANGES):
         tally.record_change(1)

@@ -14,7 +14,7 @@ async def _lasting(up: asyncio.Event, over: asyncio.Event) -> None:
     await over.wait()
 
 
-async def test_it_runs_until_it_is_told_to_end() -> None:
+async def test_it_runs_until_it_is_stopped() -> None:
     strand = Strand("a pump", _lasting)
     await strand.up(5)
     assert not strand.task.done()
@@ -22,7 +22,7 @@ async def test_it_runs_until_it_is_told_to_end() -> None:
     assert strand.task.done()
 
 
-async def test_one_that_ends_by_itself_says_so() -> None:
+async def test_a_task_that_ends_by_itself_is_reported() -> None:
     async def work(up: asyncio.Event, over: asyncio.Event) -> None:
         up.set()
 
@@ -31,7 +31,7 @@ async def test_one_that_ends_by_itself_says_so() -> None:
     assert str(strand.broken()) == "a pump ended by itself"
 
 
-async def test_one_that_breaks_before_it_is_up_says_why() -> None:
+async def test_a_task_that_fails_at_startup_reports_why() -> None:
     async def work(up: asyncio.Event, over: asyncio.Event) -> None:
         raise RuntimeError("no water")
 
@@ -39,7 +39,7 @@ async def test_one_that_breaks_before_it_is_up_says_why() -> None:
         await Strand("a pump", work).up(5)
 
 
-async def test_an_error_in_the_users_words_is_kept() -> None:
+async def test_a_usage_error_keeps_its_message() -> None:
     async def work(up: asyncio.Event, over: asyncio.Event) -> None:
         raise UsageError("open the tap")
 
@@ -47,7 +47,7 @@ async def test_an_error_in_the_users_words_is_kept() -> None:
         await Strand("a pump", work).up(5)
 
 
-async def test_what_has_been_raised_is_not_told_once_more_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_that_was_raised_is_not_reported_again_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     async def work(up: asyncio.Event, over: asyncio.Event) -> None:
         raise UsageError("open the tap")
 
@@ -59,7 +59,7 @@ async def test_what_has_been_raised_is_not_told_once_more_at_the_end(caplog: pyt
     assert [each.getMessage() for each in caplog.records] == ["another did not end well: UsageError('open the tap')"]
 
 
-async def test_one_that_does_not_end_is_named_and_left(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_task_that_does_not_end_is_named_and_abandoned(caplog: pytest.LogCaptureFixture) -> None:
     freed = asyncio.Event()
 
     async def work(up: asyncio.Event, over: asyncio.Event) -> None:
@@ -79,7 +79,7 @@ async def test_one_that_does_not_end_is_named_and_left(caplog: pytest.LogCapture
     await strand.task
 
 
-async def test_a_pulse_is_recent_until_the_event_loop_is_blocked() -> None:
+async def test_a_heartbeat_is_recent_until_the_event_loop_is_blocked() -> None:
     pulse = Pulse(limit=0.2)
     strand = Strand("the pulse", pulse.run)
     await strand.up(5)

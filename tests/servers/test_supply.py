@@ -1,4 +1,4 @@
-"""What a head begins itself: what nodes say of their servers may leave it incomplete, and never ends the head."""
+"""Servers that a head starts itself: incomplete reports of nodes never stop the head."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def names(head_url: str) -> set[str]:
     return {each["name"] for each in (await told(head_url))["instances"] if not each["node"]}
 
 
-async def test_what_nodes_leave_incomplete_is_told_of_once_and_the_rest_is_supplied(caplog) -> None:
+async def test_servers_that_nodes_lack_are_logged_once_and_the_rest_is_supplied(caplog) -> None:
     with caplog.at_level(logging.WARNING, "gymsdk"):
         async with serving([], options=Options(role="head")) as running:
             for number, services in enumerate(INCOMPLETE.values()):
@@ -64,7 +64,7 @@ async def test_what_nodes_leave_incomplete_is_told_of_once_and_the_rest_is_suppl
     assert any("'sums_environment_server'" in each and "model server" in each for each in said)
 
 
-async def test_a_head_whose_ports_are_all_taken_says_so_and_has_what_is_wanted_once_one_is_free(caplog) -> None:
+async def test_a_head_without_free_ports_reports_it_and_supplies_once_one_is_free(caplog) -> None:
     with caplog.at_level(logging.WARNING, "gymsdk"), socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with serving([], options=Options(role="head", range=(port, port))) as running:
@@ -108,7 +108,7 @@ async def broken(up: asyncio.Event, over: asyncio.Event) -> None:
     raise GymsdkError("no oil")
 
 
-async def test_what_does_not_come_up_is_ended_told_of_once_and_not_tried_again(caplog) -> None:
+async def test_a_server_that_does_not_start_is_stopped_logged_once_and_not_retried(caplog) -> None:
     tries: list[str] = []
     running: list[str] = []
 
@@ -139,7 +139,7 @@ async def test_what_does_not_come_up_is_ended_told_of_once_and_not_tried_again(c
     assert [each.split("'")[1] for each in told] == ["broken", "breaks", "hangs"]
 
 
-async def test_what_is_coming_up_when_the_head_ends_is_ended_too() -> None:
+async def test_servers_that_are_starting_when_the_head_stops_are_stopped_too() -> None:
     said: list[str] = []
 
     async def slow(up: asyncio.Event, over: asyncio.Event) -> None:

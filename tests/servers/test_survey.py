@@ -1,4 +1,4 @@
-"""A survey of real servers: killed, missing, slow to leave, another gym's, and none at all."""
+"""The status of real servers: killed, missing, slow, NeMo Gym's, and none at all."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def told(*words: object) -> tuple[int, str, str]:
     return running.returncode or 0, out.decode(), err.decode()
 
 
-async def test_a_server_that_is_killed_is_told_and_then_missing(installed: Callable[..., Any]):
+async def test_a_killed_server_is_reported_and_then_missing(installed: Callable[..., Any]):
     installed()
     async with (
         # With a lease this long, the head counts as new however slowly the test runs.
@@ -64,7 +64,7 @@ async def test_a_server_that_is_killed_is_told_and_then_missing(installed: Calla
     assert re.search(r"! node [0-9a-f]{8} with sums is heard of no more, since \d+ s", out)
 
 
-async def test_a_lost_node_is_told_of_while_another_has_its_servers_and_until_it_is_back():
+async def test_a_lost_node_is_reported_until_it_is_back_even_if_another_has_its_servers():
     other = LAMP.model_copy(update={"id": "0" * 12, "port": 10})
     async with heading() as head, noded(Node(head, [other])):
         one, again = Node(head, [LAMP], lease=0.2), Node(head, [LAMP])
@@ -87,13 +87,13 @@ async def gone(head: str) -> bool:
     return [each.health for each in (await fetch_status(head)).servers[1:]] == ["missing"]
 
 
-async def test_a_server_that_does_not_answer_is_marked_while_it_is_registered():
+async def test_a_registered_server_that_does_not_answer_is_marked():
     async with heading() as head, noded(Node(head, [LAMP])):
         [_, lamp] = (await fetch_status(head)).servers
     assert (lamp.health, lamp.wrong, lamp.sessions) == ("connection_error", ["unhealthy"], 0)
 
 
-async def test_an_exit_is_wrong_for_a_while():
+async def test_an_exit_is_a_problem_for_a_while():
     for ago, code, wrong in ((5, -9, ["exit"]), (5, 0, []), (5000, 1, [])):
         ended = {"lamp": Exit(code=code, at=time.time() - ago, restarts=3)}
         async with heading() as head, noded(Node(head, expected=["lamp"], exits=lambda ended=ended: ended)):
@@ -101,7 +101,7 @@ async def test_an_exit_is_wrong_for_a_while():
         assert found.servers[1].wrong == ["missing", *wrong]
 
 
-async def test_an_exit_is_that_of_the_instance_whose_supervisor_tells_of_it():
+async def test_an_exit_belongs_to_the_instance_whose_supervisor_reports_it():
     ended, both = {"lamp": Exit(code=-9, at=time.time(), pid=1)}, {"supervisor": "s"}
     other = LAMP.model_copy(update={"id": "0" * 12, "port": 10})
     async with (
@@ -116,30 +116,30 @@ async def test_an_exit_is_that_of_the_instance_whose_supervisor_tells_of_it():
         assert [each.exit_code for each in (await fetch_status(head)).servers[1:]] == [-9]
 
 
-async def test_the_head_s_own_exit_is_told_of():
+async def test_the_heads_own_exit_is_reported():
     ended = {"head": Exit(code=-9, at=time.time(), restarts=1)}
     async with heading() as head, noded(Node(head, exits=lambda: ended)):
         [row] = (await fetch_status(head)).servers
     assert (row.name, row.exit_code, row.wrong) == ("head", -9, ["exit"])
 
 
-async def test_a_node_without_servers_is_none_beside_the_head():
+async def test_a_node_without_servers_is_not_counted():
     async with heading() as head, noded(Node(head, [LAMP])), noded(Node(head, expected=["lamp"])):
         assert (await fetch_status(head)).nodes == 1
 
 
-async def test_what_is_no_head_is_said_to_be_none():
+async def test_a_server_that_is_not_a_head_is_reported():
     async with listening(FastAPI()) as port:
-        with pytest.raises(Failed, match="is no head: it answered 404"):
+        with pytest.raises(Failed, match="is not a head: it answered 404"):
             await fetch_status(f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("said", ["no", {}, {"detail": "forbidden"}, {"instances": "none"}, []])
 @pytest.mark.parametrize(
     ("status", "sentence"),
-    [(200, "is no head: it answered 200"), (403, "is no head: it answered 403"), (503, "it answered 503")],
+    [(200, "is not a head: it answered 200"), (403, "is not a head: it answered 403"), (503, "it answered 503")],
 )
-async def test_what_says_nothing_of_servers_is_no_head_that_is_well(status: int, sentence: str, said: object):
+async def test_a_head_without_a_list_of_servers_is_not_healthy(status: int, sentence: str, said: object):
     made = FastAPI()
     made.add_api_route("/nodes", lambda: JSONResponse(said, status), methods=["GET"])
     async with listening(made) as port:
@@ -148,7 +148,7 @@ async def test_what_says_nothing_of_servers_is_no_head_that_is_well(status: int,
 
 
 @pytest.mark.parametrize(("status", "said"), [(200, "no"), (200, ["no"]), (200, {}), (403, []), (503, [])])
-async def test_the_head_of_another_gym_has_to_give_its_list(status: int, said: object):
+async def test_a_nemo_gym_head_must_return_its_list(status: int, said: object):
     made = FastAPI()
     made.add_api_route("/server_instances", lambda: JSONResponse(said, status), methods=["GET"])
     async with listening(made) as port:
@@ -157,7 +157,7 @@ async def test_the_head_of_another_gym_has_to_give_its_list(status: int, said: o
 
 
 @pytest.mark.parametrize(("status", "health"), [(404, "success"), (503, "unknown_error")])
-async def test_a_head_is_as_well_as_it_answers(status: int, health: str):
+async def test_a_heads_health_is_whether_it_answers(status: int, health: str):
     made = FastAPI()
     made.add_api_route("/nodes", lambda: {"instances": []}, methods=["GET"])
     made.add_api_route("/metrics", lambda: JSONResponse({}, status), methods=["GET"])
@@ -166,7 +166,7 @@ async def test_a_head_is_as_well_as_it_answers(status: int, health: str):
     assert (found.servers[0].health, found.is_healthy) == (health, health == "success")
 
 
-async def test_a_head_that_does_not_give_its_figures_in_time_is_not_well(monkeypatch: pytest.MonkeyPatch):
+async def test_a_head_that_does_not_return_its_metrics_in_time_is_not_healthy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(survey_module, "REQUEST_SECONDS", 3.0)
     made = FastAPI()
 
@@ -180,7 +180,7 @@ async def test_a_head_that_does_not_give_its_figures_in_time_is_not_well(monkeyp
     assert (found.servers[0].health, found.servers[0].wrong, found.is_healthy) == ("timeout", ["unhealthy"], False)
 
 
-async def test_a_survey_does_not_tell_who_asks():
+async def test_a_status_does_not_contain_credentials():
     async with heading() as head:
         found = await fetch_status(head.replace("http://", "http://me:hush@"))
     with pytest.raises(Failed) as caught:
@@ -188,7 +188,7 @@ async def test_a_survey_does_not_tell_who_asks():
     assert "hush" not in f"{found.model_dump_json()} {caught.value}"
 
 
-async def test_the_head_of_another_gym_is_asked_for_its_list(installed: Callable[..., Any]):
+async def test_a_nemo_gym_head_is_asked_for_its_list(installed: Callable[..., Any]):
     installed()
     async with serving(["sums"]) as running:
         [there] = (

@@ -1,4 +1,4 @@
-"""TLS: servers that show a certificate, those who believe it, those who do not, and a run over it."""
+"""TLS: servers with certificates, clients that trust them or not, and a run over TLS."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tls(tmp_path: Path) -> Tls:
     return issued(tmp_path, "DNS:localhost,IP:127.0.0.1")
 
 
-async def test_every_server_speaks_tls_and_is_told_of_so(counter: Callable[..., Environment], tls: Tls) -> None:
+async def test_every_server_uses_tls_and_reports_it(counter: Callable[..., Environment], tls: Tls) -> None:
     async with secured(counter(), Security(token=TOKEN, tls=tls)) as up:
         assert {url.partition(":")[0] for url in (up.head, *up.urls.values())} == {"https"}
         context = ssl.create_default_context(cafile=str(tls.certificate))
@@ -60,7 +60,7 @@ async def test_every_server_speaks_tls_and_is_told_of_so(counter: Callable[..., 
         assert (await client_of_all.post("counter", "/seed_session", json=ROW)).ok
 
 
-async def test_what_a_process_shows_itself_it_believes_whatever_the_name(
+async def test_a_process_trusts_its_own_certificate_under_any_name(
     counter: Callable[..., Environment], tmp_path: Path
 ) -> None:
     tls = issued(tmp_path, "DNS:gym.test")
@@ -72,7 +72,7 @@ async def test_what_a_process_shows_itself_it_believes_whatever_the_name(
     assert trust.get_ssl_context("127.0.0.1").check_hostname is True
 
 
-async def test_who_speaks_plainly_to_tls_is_turned_away(counter: Callable[..., Environment], tls: Tls) -> None:
+async def test_plain_http_to_a_tls_server_is_rejected(counter: Callable[..., Environment], tls: Tls) -> None:
     async with secured(counter(), Security(tls=tls)) as up:
         with pytest.raises(Failed, match="broke off its answer"):
             await http.get(up.head.replace("https", "http"), retry=http.Retry(times=0))
@@ -94,7 +94,7 @@ async def run(*words: object, **variables: object) -> tuple[int, str]:
     return await process.wait(), said
 
 
-async def test_a_run_over_tls_with_the_token_needs_two_variables_alone(
+async def test_a_run_over_tls_with_the_token_needs_only_two_variables(
     counter: Callable[..., Environment], tls: Tls, tmp_path: Path
 ) -> None:
     token, rows, output = tmp_path / "token.txt", tmp_path / "rows.jsonl", tmp_path / "run"
@@ -117,7 +117,7 @@ async def test_a_run_over_tls_with_the_token_needs_two_variables_alone(
 
 
 @pytest.mark.parametrize("broken", ["certificate", "key", "another", "locked", "missing"])
-def test_files_that_are_no_certificate_and_its_key_are_refused(tls: Tls, tmp_path: Path, broken: str) -> None:
+def test_files_that_are_not_a_certificate_and_its_key_are_rejected(tls: Tls, tmp_path: Path, broken: str) -> None:
     if broken == "missing":
         tls.key.unlink()
     elif broken == "another":
@@ -132,7 +132,7 @@ def test_files_that_are_no_certificate_and_its_key_are_refused(tls: Tls, tmp_pat
         tls.create_ssl_context()
 
 
-def test_a_file_of_authorities_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_file_of_authorities_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(trust.CA_FILE_VARIABLE, str(tmp_path / "none.pem"))
     with pytest.raises(UsageError, match=r"none\.pem cannot be read"):
         trust.get_ssl_context("gym.test")
@@ -144,7 +144,7 @@ def authority(folder: Path) -> Path:
     return issued(folder, "DNS:authority.test").certificate
 
 
-def test_what_a_process_shows_is_believed_where_it_is_shown_and_no_issuer_with_it(tls: Tls, tmp_path: Path) -> None:
+def test_a_process_trusts_its_certificate_only_at_its_address_and_no_issuer(tls: Tls, tmp_path: Path) -> None:
     chain, ca = tmp_path / "chain.pem", authority(tmp_path / "ca")
     chain.write_bytes(tls.certificate.read_bytes() + ca.read_bytes())
     own, issuer = (ssl.PEM_cert_to_DER_cert(each.read_text()) for each in (tls.certificate, ca))

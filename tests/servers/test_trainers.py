@@ -1,4 +1,4 @@
-"""The requests of trainers and collectors that speak this wire and nothing else, as they send them."""
+"""The exact requests of trainers and collectors that implement NeMo Gym's protocol."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ async def test_agents_are_found_by_their_kind(running: Running, client: aiohttp.
     assert found == {f"{name}_simple_agent": running.urls[f"{name}_simple_agent"] for name in NAMES}
 
 
-async def test_every_server_answers_a_look_whether_it_is_ready(running: Running, client: aiohttp.ClientSession) -> None:
+async def test_every_server_answers_a_readiness_check(running: Running, client: aiohttp.ClientSession) -> None:
     for url in (running.head_url, *running.urls.values()):
         async with client.get(f"{url}/") as answer:
             assert (answer.status, await answer.json()) == (200, {"status": "ok"})
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_a_verdict_needs_a_row_and_the_least_of_a_response(
+async def test_a_verdict_needs_a_row_and_a_minimal_response(
     running: Running, client: aiohttp.ClientSession, name: str
 ) -> None:
     row = {key: value for key, value in filled(row_of(name)).items() if value is not None}
@@ -133,7 +133,7 @@ async def test_a_verdict_needs_a_row_and_the_least_of_a_response(
     assert told["response"] == body["response"]
 
 
-async def test_a_right_answer_is_told_from_a_wrong_one(running: Running, client: aiohttp.ClientSession) -> None:
+async def test_right_and_wrong_answers_are_distinguished(running: Running, client: aiohttp.ClientSession) -> None:
     row, rewards = row_of("math"), []
     for text in (f"The answer is \\boxed{{{row['expected_answer']}}}.", "\\boxed{no idea}"):
         body = filled(row) | {"response": response_of(text)}
@@ -156,7 +156,7 @@ async def test_a_row_is_run_with_the_trainers_sampling(
     assert kinds & {"function_call", "message"}
 
 
-async def test_sixty_four_rows_at_once_are_all_run(running: Running, client: aiohttp.ClientSession) -> None:
+async def test_sixty_four_concurrent_rows_are_all_run(running: Running, client: aiohttp.ClientSession) -> None:
     rows = [task.row() for task in islice(load("tool_call").tasks("train"), 64)]
 
     async def run(row: Json) -> float:
@@ -203,7 +203,7 @@ async def test_an_episode_request_is_answered_with_its_ids_and_a_result(
     assert not [key for key in told["result"] if key.startswith("_ng_")]
 
 
-async def test_figures_are_told_by_group_and_by_repeat(running: Running, client: aiohttp.ClientSession) -> None:
+async def test_metrics_are_reported_by_group_and_by_repeat(running: Running, client: aiohttp.ClientSession) -> None:
     rewards = {(0, 0): 1.0, (0, 1): 0.0, (1, 0): 1.0, (1, 1): 1.0}
     rows = [
         {"reward": reward, "_ng_task_index": task, "_ng_rollout_index": repeat, "response": {"usage": {}}}

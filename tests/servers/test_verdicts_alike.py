@@ -1,4 +1,4 @@
-"""A verdict that cannot stand fails its episode in the same way on every face: in process, in Gymnasium, over HTTP."""
+"""An invalid verdict fails its episode in the same way in process, in Gymnasium and over HTTP."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ CASES: dict[str, tuple[Callable[[], Verdict], float, str]] = {
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("case", CASES)
-async def test_a_verdict_that_cannot_stand_is_a_failure_of_its_episode(
-    case: str, policy: Callable[..., ScriptedModel]
-) -> None:
+async def test_an_invalid_verdict_fails_its_episode(case: str, policy: Callable[..., ScriptedModel]) -> None:
     verdict, paid, kind = CASES[case]
     environment = Environment("judges", Judges(verdict, paid))
 
@@ -118,7 +116,7 @@ async def test_a_verdict_that_cannot_stand_is_a_failure_of_its_episode(
     assert (all(map(math.isnan, rewards)), truncations.all(), *infos["failure"]["kind"]) == (True, True, kind, kind)
 
 
-async def test_a_policy_whose_reply_has_a_number_for_its_content_is_no_trouble_of_the_server(
+async def test_a_reply_with_a_number_as_content_does_not_fail_the_server(
     counter: Callable[..., Environment],
 ) -> None:
     class Numeric:

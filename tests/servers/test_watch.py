@@ -1,4 +1,4 @@
-"""What a head's figures say of its servers, and that the rules for alerts are about figures there are."""
+"""A head's metrics of its servers; the alert rules refer to existing metrics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rules() -> list[dict[str, Any]]:
     return found
 
 
-async def test_a_head_counts_what_is_expected_and_what_is_there():
+async def test_a_head_counts_expected_and_registered_servers():
     async with heading() as head_url:
         exits = {"lamp": Exit(code=-9, at=1000.5, restarts=2)}
         async with noded(Node(head_url, [LAMP], expected=["lamp", "bulb"], exits=lambda: exits)):
@@ -55,7 +55,7 @@ async def test_a_head_counts_what_is_expected_and_what_is_there():
     assert found["last_exit_time_seconds", "lamp"] == 1000.5
 
 
-async def test_the_alert_of_an_exit_hears_of_the_one_of_several_that_went_wrong():
+async def test_the_alert_of_an_exit_sees_the_abnormal_one_of_several():
     well, wrong = {"lamp": Exit(code=0, at=2000, restarts=1)}, {"lamp": Exit(code=-9, at=1000, restarts=1)}
     async with heading() as head_url:
         supervisors = [Node(head_url, exits=lambda each=each: each, supervisor=str(each)) for each in (wrong, well)]
@@ -64,7 +64,7 @@ async def test_the_alert_of_an_exit_hears_of_the_one_of_several_that_went_wrong(
     assert (found["last_exit_code"], found["last_exit_time_seconds"]) == (-9, 1000)
 
 
-async def test_a_head_counts_the_nodes_that_are_lost():
+async def test_a_head_counts_lost_nodes():
     async def lost() -> float:
         return {name: value for name, _, value in await figures(head_url)}["lost_nodes"]
 
@@ -76,7 +76,7 @@ async def test_a_head_counts_the_nodes_that_are_lost():
             assert await lost() == 0
 
 
-async def test_a_head_tells_how_long_its_servers_take_to_answer(installed):
+async def test_a_head_reports_the_round_trips_of_its_servers(installed):
     installed()
     async with serving(["sums"]) as running:
         found = await figures(running.head_url)
@@ -85,7 +85,7 @@ async def test_a_head_tells_how_long_its_servers_take_to_answer(installed):
     assert all(0 < each < 60 for each in trips.values())
 
 
-async def test_the_rules_are_about_figures_that_are_there(installed, monkeypatch, tmp_path):
+async def test_the_alert_rules_use_existing_metrics(installed, monkeypatch, tmp_path):
     installed()
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
@@ -101,7 +101,7 @@ async def test_the_rules_are_about_figures_that_are_there(installed, monkeypatch
     assert named <= there
 
 
-def test_the_rules_have_the_thresholds_that_are_marked():
+def test_the_alert_rules_use_the_thresholds_of_the_status():
     by_name = {each["alert"]: each["expr"] for each in rules()}
     assert by_name["GymsdkRoundTripSlow"].endswith(f"> {SLOW_SECONDS}")
     assert by_name["GymsdkGpuIdle"].endswith(f"< {IDLE_UTILIZATION}")
@@ -109,20 +109,20 @@ def test_the_rules_have_the_thresholds_that_are_marked():
     assert all(each["annotations"].keys() == {"summary", "description"} for each in rules())
 
 
-def test_a_gpu_that_does_not_tell_is_left_out():
+def test_a_gpu_without_a_value_is_left_out():
     said = "0, 93\n1, [N/A]\n2, 0\n\nNo devices were found\n"
     assert metrics.parse_utilization(said) == [Sample(0.93, {"gpu": "0"}), Sample(0.0, {"gpu": "2"})]
 
 
-def test_a_machine_without_the_tool_has_no_figure_of_it(monkeypatch, tmp_path):
+def test_a_machine_without_nvidia_smi_has_no_gpu_metric(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     made = ServerMetrics("lamp")
     metrics.add_gpu_metrics(made)
-    assert not made.looks
+    assert not made.updates
 
 
 @pytest.mark.parametrize("script", ["exit 3", "echo nonsense", "echo '0, 10'; exit 9"])
-async def test_a_tool_that_fails_says_nothing(monkeypatch, tmp_path, script):
+async def test_a_failing_nvidia_smi_gives_no_value(monkeypatch, tmp_path, script):
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
@@ -132,7 +132,7 @@ async def test_a_tool_that_fails_says_nothing(monkeypatch, tmp_path, script):
     assert "gpu_utilization_ratio{" not in await made.render_current()
 
 
-def test_a_label_is_written_so_that_it_can_be_read():
+def test_a_label_is_escaped():
     made = ServerMetrics("lamp")
     made.samples["odd"] = lambda: [Sample(1.0, {"name": 'a"b\\c\nd'})]
     assert r'gymsdk_odd{server="lamp",name="a\"b\\c\nd"} 1' in made.render()

@@ -1,4 +1,4 @@
-"""Lines that nobody reads hold up nobody who writes them."""
+"""Lines whose reader is slow do not block the code that logs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import os
 from gymsdk.observability.logging import LogWriter
 
 
-def test_who_logs_waits_for_nobody_and_is_told_how_many_lines_were_dropped() -> None:
+def test_logging_does_not_wait_and_reports_dropped_lines() -> None:
     reading, writing = os.pipe()
-    writer = LogWriter(lambda number: b"%d dropped\n" % number, most=5)
+    writer = LogWriter(lambda number: b"%d dropped\n" % number, max_lines=5)
     line = b"x" * 99_999 + b"\n"
     for _ in range(50):
         writer.put(writing, line)
@@ -31,7 +31,7 @@ def test_who_logs_waits_for_nobody_and_is_told_how_many_lines_were_dropped() -> 
     os.close(writing)
 
 
-def test_what_was_put_is_there_once_it_is_flushed() -> None:
+def test_a_written_line_is_there_after_a_flush() -> None:
     reading, writing = os.pipe()
     writer = LogWriter(lambda _: b"")
     for number in range(100):

@@ -1,4 +1,4 @@
-"""Walks: episodes recorded in this process, gone through again over HTTP, one request at a time."""
+"""Episodes recorded in this process and replayed over HTTP, one request at a time."""
 
 from __future__ import annotations
 
