@@ -36,12 +36,12 @@ from gymsdk.testing.endpoint import NAME
 from gymsdk.types import Model, Rollout, Row
 
 RECORDING_CONCURRENCY = 8
-"""Episodes that are recorded at once."""
+"""How many episodes are recorded concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Jobs of one environment, and the rewards their episodes had here; none where nobody knows who plays."""
+    """Jobs of one environment, with the rewards of their episodes in this process, or `None` if they are unknown."""
 
     environment: str
     jobs: tuple[Job, ...]
@@ -49,17 +49,17 @@ class Recording:
     lines: tuple[Row, ...] = ()
 
     def write(self, path: Path) -> None:
-        """Write the rollouts to *path*, for `scripted/replay`."""
+        """Write the rollouts to *path* for `scripted/replay`."""
         path.write_bytes(b"".join(jsonl.dump_portable_json(line) + b"\n" for line in self.lines))
 
 
 def list_jobs(environment: Environment, *, split: str | None, limit: int, seed: int = 0) -> Recording:
-    """Give the first *limit* tasks of a split, nothing known of their rewards; raises `BadRow` where there is none."""
+    """Return the first *limit* tasks of a split without rewards. Raises `BadRow` if the split is empty."""
     taken = from_splits({environment.name: environment}, split, seed=seed, limit=limit)
     sent = [stamped(row, environment=environment.name, task=number) for number, (_, row) in enumerate(taken)]
     if not sent:
         named = split or default_split(environment)
-        raise BadRow(f"split {named!r} of {environment.name!r} has no rows to play; name another with --split")
+        raise BadRow(f"split {named!r} of {environment.name!r} has no rows; choose another split with --split")
     return Recording(environment.name, tuple(jobs(sent)))
 
 
@@ -72,10 +72,20 @@ async def record_rollouts(
     seed: int = 0,
     keep: Callable[[Rollout], bool] = lambda _: True,
 ) -> Recording:
-    """Play the first *limit* tasks of a split with *model* here, and give the rollouts to *keep*.
+    """Play the first *limit* tasks of a split with *model* in this process and record the rollouts.
 
-    Of tasks that open alike only the first is kept: by what is said a replay could not tell them apart. Raises
-    `UsageError` where an episode has no reward, or none is kept.
+    Of tasks with the same opening, only the first is recorded, because a replay recognises a task by its opening.
+
+    Args:
+        environment: The environment.
+        model: The model that plays.
+        split: The split, or `None` for the default split.
+        limit: How many tasks to play.
+        seed: The seed of tasks and episodes.
+        keep: Selects the rollouts to record.
+
+    Raises:
+        UsageError: An episode has no reward, or *keep* selects none.
     """
     asked = list_jobs(environment, split=split, limit=limit, seed=seed)
     player = Play({environment.name: environment}, model, seed=seed, attempts=1)
@@ -83,7 +93,9 @@ async def record_rollouts(
         played = sorted([_select_scored(each) async for each in ends], key=lambda each: each.job.task)
     chosen = _has_distinct_rows([each for each in played if keep(each.rollout)])
     if not chosen:
-        raise UsageError(f"no task of {environment.name!r} is played as it is to be for this bench; name another split")
+        raise UsageError(
+            f"no task of {environment.name!r} can be replayed deterministically; choose another split with --split"
+        )
     return Recording(
         environment=environment.name,
         jobs=tuple(each.job for each in chosen),
@@ -97,7 +109,7 @@ def _select_scored(played: Played) -> Played:
     if failure is not None:
         raise UsageError(
             f"task {played.job.task} of {played.job.environment!r} cannot be recorded"
-            f" ({failure.kind}: {failure.message}); name another split, or another scripted model"
+            f" ({failure.kind}: {failure.message}); choose another split, or another scripted model"
         )
     return played
 
@@ -111,17 +123,17 @@ def _has_distinct_rows(played: Sequence[Played]) -> list[Played]:
 
 
 SAMPLE_SECONDS = 0.5
-"""Seconds between two looks at the memory of the processes."""
+"""Seconds between two measurements of memory."""
 
 REWARD_TOLERANCE = 1e-9
-"""How far two rewards may differ and be the same."""
+"""The difference up to which two rewards count as equal."""
 
 Memories: TypeAlias = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What is asked of the servers: *rollouts*, or as many as end within *seconds*, *at_once* in flight."""
+    """The number of rollouts to send, or the seconds in which to send them, and their concurrency."""
 
     at_once: int
     rollouts: int | None = None
@@ -131,7 +143,7 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class Tally:
-    """What has come of the rollouts so far."""
+    """The counts of the rollouts so far."""
 
     expected: Mapping[int, float] | None
     took: array[float] = field(default_factory=lambda: array("d"))
@@ -159,12 +171,12 @@ class Tally:
 
     @property
     def rollouts(self) -> int:
-        """How many there were, those that failed too."""
+        """How many rollouts ended, including failures."""
         return len(self.rewards) + self.failures.total()
 
 
 async def run_load(stage: Stage, recording: Recording, order: LoadPlan) -> LoadResult:
-    """Ask the servers of *stage* for rollouts of what is recorded, and give what came of it."""
+    """Send the jobs of *recording* to the servers of *stage* and return the result."""
     tally = Tally(None if recording.rewards is None else _index_rewards(recording))
     carried = stage.served.client.build_headers_for
     requests, cpu = await report.read_metrics(stage.metered, carried), _measure_cpu(stage)
@@ -182,7 +194,7 @@ def _index_rewards(recording: Recording) -> dict[int, float]:
 
 
 async def _play_jobs(stage: Stage, recording: Recording, order: LoadPlan, tally: Tally) -> None:
-    # A rollout's id is its own: under one that has been, a server would give the answer that it has.
+    # Every rollout has a new id, because a server answers a known id with its earlier response.
     delivery = Delivery(stage.served.client, attempts=order.attempts, once=stage.served.plays_once)
     run, numbers = uuid4().hex[:12], count()
 
@@ -206,7 +218,7 @@ def _iter_jobs(recording: Recording, order: LoadPlan) -> Iterator[Job]:
 
 
 def _measure_cpu(stage: Stage) -> dict[str, float]:
-    """Give the seconds of CPU used so far: by each process of *stage*, by its workers, and by this one."""
+    """Return the seconds of CPU used so far by each process of *stage*, by its workers, and by this process."""
     found = {LOAD: time.process_time()}
     for name, used in _measure_processes(stage):
         found |= {name: used.cpu, name_workers(name): used.workers_cpu}
@@ -218,17 +230,17 @@ def _measure_processes(stage: Stage) -> Iterator[tuple[str, ProcessUsage]]:
         try:
             yield name, processes.measure_process(pid)
         except ProcessLookupError:
-            raise GymsdkError(f"the process of the {name} ended while it was asked; its log may say why") from None
+            raise GymsdkError(f"the process of the {name} ended under load; see its log") from None
 
 
 def name_workers(name: str) -> str:
-    """Give what the processes beneath the one called *name* are called."""
+    """Return the label of the worker processes of the process *name*."""
     return f"{name}' workers" if name.endswith("s") else f"{name}'s workers"
 
 
 @asynccontextmanager
 async def _sample_memory(stage: Stage) -> AsyncIterator[Memories]:
-    """Give the memory of each process of *stage*, workers included, looked at from time to time."""
+    """Sample the memory of each process of *stage*, including its workers."""
     found: Memories = {name: [] for name in stage.pids}
 
     def look() -> None:
@@ -288,28 +300,36 @@ def _summarize_memory(found: list[float]) -> Memory:
 
 
 SCRIPTED_PREFIX = "scripted/"
-"""What the names of the policies begin with that can be played here."""
+"""Prefix of the models that this process can play."""
 
 DEFAULT_MODEL = "scripted/oracle"
-"""Who is recorded where nobody is named."""
+"""The model that is recorded if none is named."""
 
 MAX_DISTINCT_TASKS = 128
-"""Tasks that are recorded at most: a load of more rollouts plays them again."""
+"""How many tasks are recorded at most. A load with more rollouts repeats them."""
 
 WARMUP_ROLLOUTS = 32
-"""Rollouts before the first load that do not count: they import what is needed and start the workers."""
+"""Uncounted rollouts before the first load. They trigger imports and start workers."""
 
 ProgressCallback: TypeAlias = Callable[[str], None]
-"""Is told what is going on."""
+"""Receives messages about the progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What is measured: *environments* by name with their settings, at the loads *at_once*, each of *rollouts*.
+    """What a benchmark measures.
 
-    With *minutes* each load lasts so long instead. *model* is a scripted policy that plays in the servers' process;
-    without one, they ask the endpoint of a policy that plays what the oracle did. With a *head* its servers are
-    asked, and *model* is whom their rewards are held to. Tasks are those of *split* whose rollouts are to *keep*.
+    Attributes:
+        environments: The settings of each environment, by name.
+        at_once: The concurrency of each load.
+        rollouts: The number of rollouts of each load.
+        minutes: The duration of each load, instead of *rollouts*.
+        head: The head of running servers to measure, instead of servers that the benchmark starts.
+        model: A scripted policy that plays inside the servers. Without it, the servers call an endpoint that
+            replays the oracle. With *head*, the policy that the rewards are compared with.
+        split: The split of the tasks.
+        attempts: How often a failed rollout is tried.
+        keep: Selects the tasks by their recorded rollouts.
     """
 
     environments: Mapping[str, Mapping[str, Any]]
@@ -324,9 +344,17 @@ class BenchPlan:
 
 
 async def measure(bench: BenchPlan, heard: ProgressCallback = lambda _: None) -> AsyncGenerator[BenchResult, None]:
-    """Yield what is found of each environment of *bench*, one after the other; *heard* is told what is going on."""
+    """Measure the environments of *bench* one after the other and yield their results.
+
+    Args:
+        bench: What to measure.
+        heard: Receives messages about the progress.
+
+    Raises:
+        UsageError: The model is not a scripted policy.
+    """
     if bench.model is not None and not bench.model.startswith(SCRIPTED_PREFIX):
-        raise UsageError(f"--model {bench.model}: rewards are known beforehand of scripted policies alone; name one")
+        raise UsageError(f"--model {bench.model}: only rewards of scripted policies can be checked; name one of them")
     try:
         for name, settings in bench.environments.items():
             yield await _measure_environment(bench, registry.load(name, **settings), heard)
@@ -351,7 +379,7 @@ async def _measure_environment(bench: BenchPlan, environment: Environment, heard
 
 @dataclass(frozen=True, slots=True)
 class _Setup:
-    """The servers that are asked, what they are asked to play, and what plays it."""
+    """The servers to measure, the jobs to send, and the model that plays."""
 
     stage: Stage
     recording: Recording
@@ -359,7 +387,7 @@ class _Setup:
 
 
 async def _set_up(bench: BenchPlan, environment: Environment, heard: ProgressCallback, left: AsyncExitStack) -> _Setup:
-    """Give the cast for *environment*; what is started for it ends when *left* is left."""
+    """Prepare the servers and the jobs for *environment*. The exit stack *left* stops what this starts."""
     if bench.head is not None:
         stage = await join_servers(bench.head)
         return _Setup(stage, await _record_rewards(bench, environment, bench.model or stage.model), stage.model)
@@ -377,13 +405,13 @@ async def _set_up(bench: BenchPlan, environment: Environment, heard: ProgressCal
 
 
 def _format_settings(settings: Mapping[str, Any]) -> list[str]:
-    """Give *settings* as words of a command."""
+    """Return *settings* as options of a command."""
     said = {key: each if isinstance(each, str) else jsonl.dump_json(each).decode() for key, each in settings.items()}
     return [word for key, each in said.items() for word in ("--set", f"{key}={each}")]
 
 
 async def _record_rewards(bench: BenchPlan, environment: Environment, model: str) -> Recording:
-    """Give what is asked for, its rewards known where *model* can be played here."""
+    """Return the jobs, with expected rewards if *model* can be played in this process."""
     limit = min(bench.rollouts, MAX_DISTINCT_TASKS)
     if not model.startswith(SCRIPTED_PREFIX):
         return list_jobs(environment, split=bench.split, limit=limit)

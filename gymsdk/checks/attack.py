@@ -1,4 +1,4 @@
-"""An attack: what a policy says that understands nothing, and what it earned by that."""
+"""Attacks: scripted policies that do not understand the task, and the rewards they earn."""
 
 from __future__ import annotations
 
@@ -29,19 +29,26 @@ from gymsdk.models.scripted import PolicyFunction, play_null
 from gymsdk.types import Claims, Episode, Item, Rollout, Task, extract_text
 
 CONCURRENCY = 8
-"""How many episodes a check plays at a time."""
+"""How many episodes a check plays concurrently."""
 
 T = TypeVar("T")
 
 Turns: TypeAlias = list[list[Item]]
-"""What a policy says, turn by turn; the last turn is said again for as long as it is asked."""
+"""The turns of a scripted policy. The last turn repeats until the episode ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """What a policy is shown of *task* when it opens; *own* is how the oracle plays it, *other* another task.
+    """What a policy sees of a task when its episode starts.
 
-    *replies* are those of the oracle to all tasks that take one reply and no more.
+    Attributes:
+        task: The task.
+        claims: The rewards that the environment claims for the task.
+        opening: The opening items of the conversation.
+        tools: The schemas of the offered tools.
+        other: How the oracle plays another task.
+        own: How the oracle plays this task.
+        replies: The oracle's replies to all sampled tasks that take a single reply.
     """
 
     task: Task
@@ -54,17 +61,17 @@ class TaskView:
 
     @property
     def prompt(self) -> str:
-        """The whole prompt."""
+        """The text of the whole prompt."""
         return "\n\n".join(extract_text(item.get("content")) for item in self.opening)
 
     def last_message(self, *roles: str) -> str:
-        """Give what one of *roles* said last."""
+        """Return the text of the last opening message of one of *roles*."""
         said = [extract_text(item.get("content")) for item in self.opening if item.get("role") in roles]
         return said[-1] if said else ""
 
     @property
     def reply(self) -> str:
-        """What the oracle replies, where one reply is all it does, else nothing."""
+        """The oracle's reply if the oracle plays a single reply, otherwise an empty string."""
         items = [item for turn in self.own for item in turn if item.get("type") != "reasoning"]
         only = len(self.own) == 1 and len(items) == 1 and items[0].get("role") == "assistant"
         return extract_text(items[0].get("content")).strip() if only else ""
@@ -72,9 +79,13 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One way to play without understanding; *name* ends the sentence "a policy that …".
+    """A way to play without understanding the task.
 
-    *script* gives nothing where there is nothing to attack; *tasks* is on how many it is tried.
+    Attributes:
+        name: Completes the sentence "a policy that …".
+        script: Returns the turns to play, or no turns if the attack does not apply to the task.
+        mend: How to fix an environment that rewards the attack.
+        tasks: The maximum number of tasks to try it on.
     """
 
     name: str
@@ -85,7 +96,7 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attack on one task: what was *said*, and the rollout that came of it."""
+    """An attack on one task: the turns it played in *said*, and the rollout."""
 
     attack: Attack
     seen: TaskView
@@ -94,19 +105,19 @@ class Attempt:
 
     @property
     def earned(self) -> float:
-        """What it earned; nothing where it was not scored."""
+        """The reward, or 0 if the rollout was not scored."""
         return self.rollout.reward or 0.0
 
     @property
     def words(self) -> str:
-        """The beginning of what was said."""
+        """The beginning of the attack's turns as text."""
         return shorten_text("; ".join(_format_item(item) for turn in self.said for item in turn))
 
 
 def build_reply_attack(
     name: str, reply: Callable[[TaskView], str | None], *, mend: str = "", tasks: int = 12
 ) -> Attack:
-    """Give the attack that makes one reply, none where *reply* gives `None`."""
+    """Build the attack that sends one reply. It does not apply to tasks for which *reply* returns `None`."""
 
     def script(seen: TaskView) -> Turns:
         text = reply(seen)
@@ -116,19 +127,19 @@ def build_reply_attack(
 
 
 def build_text_attack(name: str, text: str, *, mend: str = "", tasks: int = 12) -> Attack:
-    """Give the attack that replies *text*."""
+    """Build the attack that replies *text*."""
     return build_reply_attack(name, lambda _: text, mend=mend, tasks=tasks)
 
 
 def build_call_turn(*asked: tuple[str, str]) -> list[Item]:
-    """Give one turn that calls tools: their names and their arguments as text."""
+    """Return a turn of tool calls from pairs of a tool's name and its arguments as JSON text."""
     return [
         responses.build_function_call(name, text, f"call_{n}", id=f"fc_{n}") for n, (name, text) in enumerate(asked)
     ]
 
 
 def build_policy(script: Turns) -> PolicyFunction:
-    """Give the policy that says *script* in one episode, then its last turn again."""
+    """Build the policy that plays *script* in one episode and then repeats its last turn."""
     asked = 0
 
     async def choose(_request: Item, _episode: Episode | None) -> list[Item]:
@@ -140,12 +151,12 @@ def build_policy(script: Turns) -> PolicyFunction:
 
 
 def _renumber_calls(items: list[Item], turn: int) -> list[Item]:
-    """Give *items* with call ids of the turn's own: a script says its last turn again and again."""
+    """Return *items* with call ids that are unique to the turn, because a repeated turn would reuse them."""
     return [item | {"call_id": f"{item['call_id']}_{turn}"} if item.get("call_id") else item for item in items]
 
 
 async def gather_bounded(jobs: Iterable[Awaitable[T]]) -> list[T]:
-    """Give what all *jobs* give, `AT_ONCE` at a time."""
+    """Return the results of *jobs*, `CONCURRENCY` of which run at a time."""
     gate = asyncio.Semaphore(CONCURRENCY)
 
     async def bounded(job: Awaitable[T]) -> T:
@@ -158,7 +169,7 @@ async def gather_bounded(jobs: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def open_tasks(subject: Subject, environment: Environment, tasks: Sequence[Task]) -> list[TaskView]:
-    """Give what a policy sees of each of *tasks*, left out where it does not open."""
+    """Return what a policy sees of each task. Tasks whose episode does not open are left out."""
     shown_first = await gather_bounded(subject.play_script(environment, play_null, task) for task in tasks)
     ways = [
         extract_turns(play) for play in await gather_bounded(subject.play_oracle(environment, task) for task in tasks)
@@ -177,26 +188,26 @@ async def open_tasks(subject: Subject, environment: Environment, tasks: Sequence
 
 
 def extract_turns(play: Play) -> Turns:
-    """Give what was said in *play*, turn by turn, nothing where it was not scored."""
+    """Return the turns of *play*, or none if it was not scored."""
     return list(play.turns) if play.rollout.outcome == "scored" else []
 
 
 def _pick_other_turns(others: Sequence[TaskView], seen: TaskView) -> Turns:
-    """Give how another task is played; where nothing is left to chance, otherwise than this one."""
+    """Return how the oracle plays another task. If the claimed chance is 0, its turns must differ from this task's."""
     mine = format_turns(seen.own)
     ways = (each.own for each in others if each.prompt != seen.prompt)
     return next((way for way in ways if way and mine and (seen.claims.chance > 0 or format_turns(way) != mine)), [])
 
 
 def format_turns(way: Turns) -> list[str]:
-    """Give the words and calls of *way*."""
+    """Return the turns as one text per item."""
     return [_format_item(item) for turn in way for item in turn]
 
 
 async def run_attacks(
     subject: Subject, environment: Environment, attacks: Sequence[Attack], seen: Sequence[TaskView]
 ) -> list[Attempt]:
-    """Give every attempt of *attacks* on what was *seen*; what two attacks say alike is played once."""
+    """Play every attack on every task of *seen*. Equal turns on the same task are played once."""
     most = await subject.count_affordable(environment, len(seen), each=len(attacks) / CONCURRENCY)
     planned = [
         (attack, each, attack.script(each))
@@ -226,36 +237,36 @@ def _format_item(item: Item) -> str:
 
 
 FIX_WHOLE_ANSWER = (
-    "compare the one answer the reply ends with, whole, with the expected one; do not look for the expected answer"
-    " anywhere in the reply"
+    "compare the single answer at the end of the reply as a whole with the expected one; do not search the reply for"
+    " the expected answer"
 )
-FIX_SINGLE_ANSWER = "take one answer from a reply, and give nothing to a reply that holds several"
-FIX_EMPTY_ANSWER = "give nothing where no answer can be found in the reply, before anything is compared"
+FIX_SINGLE_ANSWER = "take one answer from a reply, and give nothing to a reply with several"
+FIX_EMPTY_ANSWER = "give nothing to a reply without an answer, before you compare anything"
 FIX_CHANCE = "put the chance that one of the options earns into `claims(task).chance`"
 
 
-FIX_PREFIX_MATCH = "compare the whole answer: a beginning of it, or a sign that is in it, is none"
-FIX_REASONING = "grade what is replied and done; what a policy thinks is nobody's answer"
-FIX_EVALUATION = "read a reply as data: let no `eval` or solver compute what it says"
-FIX_TOOL_NAME = "pay for the right arguments and what they led to, not for the name of a tool"
-FIX_BUDGET_REWARD = "pay nothing for reaching the end of a budget: who never stops has done nothing"
+FIX_PREFIX_MATCH = "compare the whole answer: a prefix of it, or a character in it, is not an answer"
+FIX_REASONING = "grade replies and calls only; a policy's reasoning is not an answer"
+FIX_EVALUATION = "treat a reply as data: never compute it with `eval` or a solver"
+FIX_TOOL_NAME = "pay for the right arguments and their effect, not for the name of a tool"
+FIX_BUDGET_REWARD = "pay nothing for reaching the end of a budget"
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 MAX_LISTED = 40
 SHORT_CHARS = 80
-"""Characters of a reply that is an answer and nothing else."""
+"""The maximum length of a reply that is only an answer."""
 
 MAX_TOOLS = 32
 """How many tools of a task are called."""
 
 
 def format_every_form(answers: list[str]) -> str:
-    """Give one reply that holds each of *answers* in every form that is asked for somewhere."""
+    """Return one reply that contains each of *answers* in every usual form."""
     lines = [f"{answer}\n\\boxed{{{answer}}}\n<answer>{answer}</answer>\nAnswer: {answer}" for answer in answers]
     return "\n".join([", ".join(answers), *lines])
 
 
 def format_answer(answer: str) -> str:
-    """Give *answer* as prompts ask for it: in a box, in a tag, behind a word."""
+    """Return *answer* in the forms that prompts ask for: in a box, in a tag, after a word."""
     return f"<answer>\\boxed{{{answer}}}</answer>\nAnswer: {answer}"
 
 
@@ -265,14 +276,14 @@ def _list_prompt_options(seen: TaskView) -> str | None:
 
 
 def _build_listing_attack(form: Callable[[list[str]], str]) -> Attack:
-    """Give the policy that lists the answers of all tasks: one that guesses often enough has this one's among them.
+    """Build the policy that lists the answers of all tasks, as a policy that guesses often enough would.
 
-    It stands in the middle: whoever takes the first or the last answer of a reply takes another.
+    This task's answer stands in the middle, so a verifier that reads the first or the last answer does not take it.
     """
 
     def reply(seen: TaskView) -> str | None:
         own = seen.reply
-        # Who is asked to use a word may use others beside it.
+        # A policy that must use a word of the prompt may use other words of it too.
         if not own or len(own) > SHORT_CHARS or own.casefold() in seen.prompt.casefold():
             return None
         others = [each for each in seen.replies if len(each) <= SHORT_CHARS and not _overlaps(each, own)]
@@ -283,7 +294,7 @@ def _build_listing_attack(form: Callable[[list[str]], str]) -> Attack:
 
 
 def _overlaps(one: str, other: str) -> bool:
-    """Whether one of two answers holds the other: to find it there would say nothing."""
+    """Return whether one of two answers contains the other, in which case finding one proves nothing."""
     return one.casefold() in other.casefold() or other.casefold() in one.casefold()
 
 
@@ -293,11 +304,11 @@ def _build_option_attack(place: int, which: str) -> Attack:
         found = list_letters(asked) or list_options(asked)
         return found[place] if -1 <= place < len(found) and found else None
 
-    return build_reply_attack(f"always takes the {which} option it is given", reply, mend=FIX_CHANCE)
+    return build_reply_attack(f"always takes the {which} option", reply, mend=FIX_CHANCE)
 
 
 def _build_sign_attack(sign: str) -> Attack:
-    """Give the policy that replies one letter or digit where that is not the whole of an answer."""
+    """Build the policy that replies one letter or digit, unless it is a whole answer."""
 
     def reply(seen: TaskView) -> str | None:
         whole = any(re.search(rf"(?<!\w){sign}(?!\w)", each, re.IGNORECASE) for each in format_turns(seen.own))
@@ -313,7 +324,7 @@ def _build_reasoning_attack(name: str, thought: Callable[[TaskView], str]) -> At
             [[responses.build_reasoning(text, id="rs_0"), responses.build_message("Done.", id="msg_0")]] if text else []
         )
 
-    return Attack(f"thinks of {name} and says nothing of it", script, FIX_REASONING, 6)
+    return Attack(f"reasons about {name} and does not reply it", script, FIX_REASONING, 6)
 
 
 def _build_expression_attack(place: int, form: Callable[[str], str]) -> Attack:
@@ -321,11 +332,13 @@ def _build_expression_attack(place: int, form: Callable[[str], str]) -> Attack:
         found = find_expressions(seen.prompt)
         return form(found[place]) if found else None
 
-    return build_reply_attack("repeats the expression it is to compute", reply, mend=FIX_EVALUATION, tasks=6)
+    return build_reply_attack(
+        "repeats the expression of the prompt instead of its value", reply, mend=FIX_EVALUATION, tasks=6
+    )
 
 
 def _build_tool_attack(place: int, times: int) -> Attack:
-    """Give the policy that calls one tool with plain values, so many times in a turn."""
+    """Build the policy that calls one tool with plain values *times* times in a turn."""
 
     def script(seen: TaskView) -> Turns:
         if place >= len(seen.tools):
@@ -378,7 +391,7 @@ PANEL: tuple[Attack, ...] = (
     *(_build_option_attack(place, which) for place, which in enumerate(ORDINALS)),
     _build_option_attack(-1, "last"),
     Attack(
-        "calls the tools with every value on their lists",
+        "calls the tools with every value of their schemas",
         _list_every_choice,
         "let wrong calls cost what right ones pay",
     ),
@@ -406,33 +419,34 @@ PANEL: tuple[Attack, ...] = (
     *(_build_expression_attack(place, form) for place in (0, -1) for form in (str, format_answer)),
     _build_reasoning_attack("another task's answer", lambda seen: "\n".join(format_turns(seen.other))),
     _build_reasoning_attack("every number from 0 to 200 and every option", _repeat_prompt),
-    Attack("calls a tool at every turn until its turns are over", _call_until_budget, FIX_BUDGET_REWARD, 2),
+    Attack("calls a tool at every turn until its turn budget ends", _call_until_budget, FIX_BUDGET_REWARD, 2),
     *(_build_tool_attack(place, times) for place in range(MAX_TOOLS) for times in (1, MAX_LISTED)),
 )
 """Every policy of the panel."""
 
 
 SIGNIFICANCE = 1e-3
-"""The probability below which luck does not explain a mean any more."""
+"""The probability below which chance does not explain a mean."""
 
 MIN_STEADY_ATTEMPTS = 6
-"""How many rewards have to be alike to tell that they are no luck."""
+"""How many similar rewards are needed to rule out chance."""
 
 STANDARD_ERRORS = 4.0
-"""How many standard errors above the chance they have to lie."""
+"""How many standard errors above the chance these rewards must lie."""
 
 TOLERANCE = 1e-6
-"""A difference of rewards that is none."""
+"""Differences of rewards up to this value do not count."""
 
 
 def find_gain_beyond_chance(attempts: Sequence[Attempt]) -> list[Finding]:
-    """Give what one attack earned beyond the claimed chance, nothing where luck may explain it.
+    """Return what one attack earned beyond the claimed chance, or nothing if chance may explain it.
 
-    Three rules. A task that claims a chance of 0 pays nothing to a policy that understands nothing. Over the others
-    the mean of the rewards may lie above the mean of the claimed chances by what luck explains: rewards are taken as
-    shares of the claimed maximum, and Hoeffding's bound for a mean of independent shares must stay above `SURPRISE`
-    (with a chance of 0.02 on 12 tasks: three hits pass, four do not). That bound is for rewards that are all or
-    nothing; crumbs that hardly vary are found by their own spread: `STEADY` tasks or more, `ERRORS` standard errors.
+    Three rules apply. A task that claims a chance of 0 must pay nothing to a policy without understanding. On the other
+    tasks, the mean reward may exceed the mean claimed chance by what chance explains: rewards count as shares of the
+    claimed maximum, and Hoeffding's bound for the mean of independent shares must stay above `SIGNIFICANCE` (with a
+    chance of 0.02 on 12 tasks, three hits pass and four do not). This bound suits rewards that are all or nothing.
+    Small rewards that hardly vary are found by their own spread: at least `MIN_STEADY_ATTEMPTS` tasks and
+    `STANDARD_ERRORS` standard errors.
     """
     scored = [attempt for attempt in attempts if attempt.rollout.outcome == "scored"]
     barred = [attempt for attempt in scored if attempt.seen.claims.chance <= 0]
@@ -468,7 +482,7 @@ def _compute_share(reward: float, attempt: Attempt, lowest: float) -> float:
 
 
 def compute_hoeffding_bound(mean: float, chance: float, count: int) -> float:
-    """Give Hoeffding's bound of the probability that *count* independent shares whose mean is *chance* reach *mean*."""
+    """Return Hoeffding's bound of the probability that *count* independent shares of mean *chance* reach *mean*."""
     if chance >= 1 or mean <= chance:
         return 1.0
     if chance <= 0:
@@ -487,7 +501,7 @@ def _build_finding(attempts: Sequence[Attempt], worst: Attempt) -> Finding:
     mean, chance = fmean(each.earned for each in attempts), fmean(each.seen.claims.chance for each in attempts)
     tasks = "the one task tried" if count == 1 else f"{count} tasks"
     return Finding(
-        seen=f"a policy that {worst.attack.name} earns {mean:.3g} on average over {tasks}, where the claimed chance is"
+        seen=f"a policy that {worst.attack.name} earns {mean:.3g} on average over {tasks}; the claimed chance is"
         f" {chance:.3g}; here it said {worst.words} and got {worst.earned:g} of {claims.maximum:g}",
         task=describe_task(worst.seen.task),
         mend=worst.attack.mend,

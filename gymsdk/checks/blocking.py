@@ -1,4 +1,4 @@
-"""Blocking: coroutines of the environment that hold the event loop, and every other episode with it."""
+"""Check that no coroutine of the environment blocks the event loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gymsdk.checks.subject import Subject
 from gymsdk.deadlines import MAX_LOOP_BLOCK_SECONDS
 
 MAX_TASKS = 3
-"""Tasks that are played, by the oracle and at random."""
+"""How many tasks are played, by the oracle and at random."""
 
 PLAY_ROUNDS = 2
-"""How often each script is played; a machine under load makes anyone late once."""
+"""How often each script is played. On a busy machine, any code can exceed the limit once."""
 
 
 class _BlockedLoopHandler(logging.Handler):
-    """Counts who was named for holding the loop."""
+    """Counts the warnings about code that blocked the event loop."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -45,7 +45,8 @@ async def _check_blocking(subject: Subject) -> list[Finding]:
     episodes = len(played) * PLAY_ROUNDS
     return [
         Finding(
-            seen=f"{what} held the event loop for more than {MAX_LOOP_BLOCK_SECONDS * 1e3:.0f} ms {times} times in {episodes} episodes"
+            seen=f"{what} held the event loop for more than {MAX_LOOP_BLOCK_SECONDS * 1e3:.0f} ms"
+            f" {times} times in {episodes} episodes"
         )
         for what, times in held.by.items()
         if times >= max(3, episodes // 4)
@@ -56,7 +57,7 @@ CHECKS = (
     Check(
         id="runtime.blocking",
         asks="no `async def` hook or tool holds the event loop",
-        why="while one holds it, every other episode of the process waits, and deadlines pass",
+        why="while it blocks, every other episode of the process waits, and deadlines pass",
         mend="write it as a plain `def`, which runs in a thread, or put CPU-heavy work into an `@offload` function",
         run=_check_blocking,
     ),

@@ -1,4 +1,4 @@
-"""Faces: the same task and actions give the same in process, as a Gymnasium environment, in a vector, over HTTP."""
+"""Check that a task gives the same results in process, through Gymnasium, in a vector environment and over HTTP."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gymsdk.environment import Environment
 from gymsdk.types import Item, Playable, Rollout, Verdict
 
 START_SECONDS = 30.0
-"""Seconds a server may take until it answers."""
+"""Seconds the server may take until it answers."""
 
 STOP_SECONDS = 15.0
-"""Seconds it may take to end."""
+"""Seconds the server may take to stop."""
 
 SERVER_LABEL = "the server of this check"
 
 
 @asynccontextmanager
 async def serve_environment(environment: Environment) -> AsyncIterator[Playable]:
-    """Give *environment* as clients reach it."""
+    """Serve *environment* and yield its HTTP client."""
     from gymsdk.deploy.runner import Strand
     from gymsdk.servers import listener, resources
     from gymsdk.servers.remote import RemoteEnvironment
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
     from gymsdk.gym.vector import VectorEnv
 
 MAX_TASKS = 3
-"""Tasks that are played, by the oracle and at random."""
+"""How many tasks are played, by the oracle and at random."""
 
 NUM_ENVS = 2
-"""Seats of the vector that is compared."""
+"""The size of the vector environment."""
 
 COMPARED_FIELDS = ("outcome", "ended", "verdict", "reward_components")
-"""What the last step's info tells, on every face."""
+"""The fields of the last step's info that every interface reports."""
 
 REWARD_DIGITS = 9
-"""Digits of a reward that are compared: faces add up what steps pay in other orders."""
+"""How many digits of a reward are compared. Interfaces add up step rewards in different orders."""
 
 Face: TypeAlias = "Callable[[Environment, Sequence[Script], Budget], list[Plain]]"
-"""Plays every script to its end on one face and gives what was seen of each."""
+"""Plays every script on one interface and returns what was observed."""
 
 
 async def _check_faces(subject: Subject) -> list[Finding]:
@@ -74,14 +74,14 @@ async def _check_faces(subject: Subject) -> list[Finding]:
 
 
 async def _compare_faces(subject: Subject, played: Sequence[Script], here: Sequence[Performance]) -> list[Finding]:
-    """Give where *played* went otherwise than *here*, in process."""
+    """Compare how the scripts went in process with the other interfaces."""
     expected = [_describe_performance(performance) for performance in here]
     findings = []
     for name, face in FACES.items():
         for budget in dict.fromkeys(script.budget for script in played):
             chosen = [number for number, script in enumerate(played) if script.budget == budget]
             scripts_of = [played[number] for number in chosen]
-            # These faces have a loop of their own, and callers that wait for it.
+            # These interfaces run an event loop of their own and block the caller.
             seen = await asyncio.to_thread(face, subject.make(), scripts_of, budget)
             findings += _find_mismatch(name, scripts_of, [expected[number] for number in chosen], seen)
     carried = [performance for performance in here if _is_expressible_over_http(performance)]
@@ -91,7 +91,7 @@ async def _compare_faces(subject: Subject, played: Sequence[Script], here: Seque
 def _find_mismatch(
     name: str, played: Sequence[Script], expected: Sequence[Plain], seen: Sequence[Plain]
 ) -> list[Finding]:
-    """Give the first script that went otherwise on the face *name*."""
+    """Return the first script whose results differ on the interface *name*."""
     for script, one, other in zip(played, expected, seen, strict=True):
         if found := find_difference(one, other):
             return [Finding(seen=f"{script.title}, in process and {name}: {found}")]
@@ -99,7 +99,7 @@ def _find_mismatch(
 
 
 async def _perform(environment: Playable, script: Script) -> Performance:
-    """Give the play of *script*, judged where it came to an end."""
+    """Play *script* and judge it if it came to an end."""
     performance = Performance(script, environment)
     try:
         await performance.play_until_verdict()
@@ -115,7 +115,7 @@ def _describe_performance(performance: Performance) -> Plain:
     seen = [_list_messages(items or []) for items in performance.answers]
     told = _describe_rollout(performance.rollout) if performance.has_ended else None
     if performance.episode is None:
-        # On the other faces an episode that could not be opened ends at its first step.
+        # On the other interfaces, an episode that cannot be opened ends at its first step.
         seen, told = ([[]], told) if performance.script.turns else ([], None)
     return to_plain({"opening": _list_messages(opening), "steps": seen, "end": told})
 
@@ -134,7 +134,7 @@ def _describe_rollout(rollout: Rollout) -> Plain:
 
 
 def _serialize_verdict(verdict: Verdict | None) -> Plain:
-    """Give *verdict* as a line of rollouts has it, as far as JSON can hold it."""
+    """Return *verdict* as a line of rollouts contains it, as far as JSON can represent it."""
     try:
         return to_plain(verdict.model_dump(mode="json") if verdict else None)
     except ValueError:
@@ -211,13 +211,13 @@ def _play_last_env(env: VectorEnv, script: Script) -> Plain:
 
 
 FACES: dict[str, Face] = {"through Env": _play_env, "through VectorEnv": _play_vector_env}
-"""The Gymnasium faces that are compared with the play in process."""
+"""The Gymnasium interfaces that are compared with the play in process."""
 
 
 def _is_expressible_over_http(performance: Performance) -> bool:
-    """Whether HTTP can carry it: outputs of tools and a verdict in JSON, but no messages on the way.
+    """Return whether HTTP can represent the play: tool outputs and a verdict in JSON, and no messages in between.
 
-    To clients of NeMo Gym a plain reply ends an episode: what an environment says to it, they are never told.
+    For clients of NeMo Gym, a plain reply ends an episode. They never receive an environment's answer to it.
     """
     if performance.episode is None:
         return False
@@ -247,15 +247,15 @@ async def _compare_http(subject: Subject, carried: Sequence[Performance]) -> lis
 
 
 def _describe_http_view(performance: Performance) -> Plain:
-    """Give what HTTP can carry of a play: what it opened with, what its tools gave, and how it ended."""
+    """Return the part of a play that HTTP can represent: the opening, the tool outputs and the end."""
     opening = performance.episode.transcript.opening if performance.episode else []
     told = _describe_rollout(performance.rollout) if performance.has_ended else None
     return to_plain({"opening": opening, "steps": performance.answers, "end": _encode_nonfinite(told)})
 
 
 def _encode_nonfinite(told: Plain) -> Plain:
-    """Give *told* as it comes through JSON, which has no nan and no infinity; the reward stands beside the verdict."""
-    assert isinstance(told, dict) or told is None, "it is an object"
+    """Return *told* as JSON transports it: without nan and infinity, and with the reward beside the verdict."""
+    assert isinstance(told, dict) or told is None, "a rollout is described by an object"
     verdict = (told or {}).get("verdict")
     if not isinstance(verdict, dict):
         return told
@@ -272,9 +272,9 @@ CHECKS = (
     Check(
         id="runtime.faces_agree",
         asks="the same task and actions give the same in process, through Env, through VectorEnv and over HTTP",
-        why="what was evaluated in one of these ways and trained in another must be the same environment",
-        mend="let nothing depend on the event loop, the thread or the process an episode runs in; what episodes share "
-        "belongs into `lifespan`, which is entered in each of these ways",
+        why="evaluation and training may use different interfaces and must see the same environment",
+        mend="let nothing depend on the event loop, the thread or the process of an episode; put shared objects into "
+        "`lifespan`, which every interface enters",
         run=_check_faces,
     ),
 )

@@ -1,4 +1,4 @@
-"""The oracle: what `solve` plays earns what is claimed, and so do the other right answers that are claimed."""
+"""Check that `solve` earns the claimed maximum, and that the claimed variants of its answer do too."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gymsdk.models.scripted import ScriptedModel, build
 from gymsdk.types import Claims, Rollout, Task
 
 MAX_TASKS = 16
-"""Tasks the oracle plays."""
+"""How many tasks the oracle plays."""
 
 MAX_FINDINGS = 3
-"""Findings that are told one by one."""
+"""How many findings are reported one by one."""
 
 BUDGET_LABELS = {
     "turns": "its budget of turns",
@@ -26,19 +26,19 @@ BUDGET_LABELS = {
     "deadline": "its deadline",
     "tokens": "its budget of tokens",
 }
-"""What ends an episode from without."""
+"""Labels of the budgets that can end an episode."""
 
 NO_SOLVE = (
-    "the environment does not say how a task is solved: add a hook `solve(task)` that answers a Message, or a"
+    "the environment has no solution for its tasks: add a hook `solve(task)` that returns a Message, or a"
     " list of ToolCall for the next turn"
 )
-"""What is missing where there is no oracle."""
+"""The message if there is no oracle."""
 
 
 async def play_oracle(
     subject: Subject, environment: Environment, most: int = MAX_TASKS
 ) -> list[tuple[Task, Claims, Play]]:
-    """Give how the oracle plays the sampled tasks it can play; raises `NotApplicable` where there is none."""
+    """Play the sampled tasks with the oracle. Raises `NotApplicable` if it can solve none."""
     tasks = sample_tasks(subject.tasks, await subject.count_affordable(environment, most, each=2 / CONCURRENCY))
     plays = await gather_bounded(subject.play_oracle(environment, task) for task in tasks)
     known = [(task, play) for task, play in zip(tasks, plays, strict=True) if not _is_unsolved(play.rollout)]
@@ -60,7 +60,7 @@ async def _check_maximum(subject: Subject) -> list[Finding]:
 
 
 def limit_findings(findings: list[Finding]) -> list[Finding]:
-    """Give the first of *findings*, and how many more there are."""
+    """Return the first findings, and how many more there are."""
     more = len(findings) - MAX_FINDINGS
     return findings if more <= 0 else [*findings[:MAX_FINDINGS], Finding(seen=f"and {more} more like these")]
 
@@ -69,18 +69,18 @@ def _find_shortfall(task: Task, claims: Claims, rollout: Rollout) -> Iterator[Fi
     said = f"what `solve` plays ({_get_last_reply(rollout)})"
     if rollout.reward is None:
         failure = rollout.failure
-        assert failure is not None, "what is not scored has a failure"
+        assert failure is not None, "a rollout without a reward has a failure"
         yield Finding(
             seen=f"{said} is not scored: {failure.stage} {rollout.outcome} ({failure.kind}): {failure.message[:200]}",
             task=describe_task(task),
         )
     elif abs(rollout.reward - claims.maximum) > TOLERANCE and rollout.ended in BUDGET_LABELS:
         yield Finding(
-            seen=f"{BUDGET_LABELS[rollout.ended]} ended the episode after {rollout.turns} turns, before what `solve`"
-            f" plays was over: it had earned {rollout.reward:g}, the claimed maximum is {claims.maximum:g}",
+            seen=f"{BUDGET_LABELS[rollout.ended]} ended the episode after {rollout.turns} turns, before `solve` was"
+            f" done: it had earned {rollout.reward:g}, the claimed maximum is {claims.maximum:g}",
             task=describe_task(task),
-            mend="allow more with --turns, --tool-calls or --deadline, as a run of this environment has to, or let"
-            " `solve` come to an end",
+            mend="allow more with --turns, --tool-calls or --deadline, which a run of this environment needs too, or"
+            " let `solve` come to an end",
         )
     elif abs(rollout.reward - claims.maximum) > TOLERANCE:
         seen = f"{said} earns {rollout.reward:g}, the claimed maximum is {claims.maximum:g}"
@@ -102,7 +102,7 @@ async def _check_variants(subject: Subject) -> list[Finding]:
             if play.rollout.outcome == "scored"
         ]
         if not asked:
-            raise NotApplicable("no task claims another right reply; list some in `claims(task).variants`")
+            raise NotApplicable("no task claims another right reply; list variants in `claims(task).variants`")
         rollouts = await gather_bounded(_play_variant(subject, environment, *each) for each in asked)
     pairs = zip(asked, rollouts, strict=True)
     return limit_findings(
@@ -117,7 +117,7 @@ async def _check_variants(subject: Subject) -> list[Finding]:
 async def _play_variant(
     subject: Subject, environment: Environment, task: Task, _claims: Claims, variant: str, play: Play
 ) -> Rollout:
-    """Play as the oracle did, *variant* in place of its last reply."""
+    """Play as the oracle did, with *variant* in place of its last reply."""
     way = extract_turns(play)
     replied = any(item.get("type") == "message" for item in way[-1]) if way else False
     before = way[:-1] if replied else way
@@ -152,7 +152,7 @@ async def _check_range(subject: Subject) -> list[Finding]:
 def _find_claims_error(task: Task, claims: Claims) -> Iterator[Finding]:
     if not math.isfinite(claims.maximum) or not math.isfinite(claims.chance):
         yield Finding(
-            seen=f"the claims are no finite numbers: {claims.maximum}, {claims.chance}", task=describe_task(task)
+            seen=f"the claims are not finite numbers: {claims.maximum}, {claims.chance}", task=describe_task(task)
         )
     elif claims.chance > claims.maximum + TOLERANCE:
         seen = f"the claimed chance {claims.chance:g} is above the claimed maximum {claims.maximum:g}"
@@ -169,7 +169,7 @@ def _find_range_error(task: Task, claims: Claims, rollout: Rollout, who: str) ->
         yield Finding(seen=seen, task=describe_task(task))
     total = sum(rollout.components.values())
     if rollout.components and abs(total - rollout.reward) > TOLERANCE:
-        seen = f"{who} earns {rollout.reward:g}, the components sum to {total:g}"
+        seen = f"{who} earns {rollout.reward:g}, but the components sum to {total:g}"
         yield Finding(seen=seen, task=describe_task(task))
 
 
@@ -178,21 +178,21 @@ CHECKS = (
         id="semantic.oracle_max",
         asks="what `solve` plays earns exactly the claimed maximum",
         why="a verifier that does not give full marks to the right answer punishes the policies that find it",
-        mend="correct `solve`, the verifier, or `claims(task).maximum`: the three have to agree on every task",
+        mend="correct `solve`, the verifier, or `claims(task).maximum`: the three must agree on every task",
         run=_check_maximum,
     ),
     Check(
         id="semantic.variants",
-        asks="other right replies, as claimed, earn the maximum as well",
-        why="a right answer in another notation that earns nothing teaches a notation, and adds noise to the reward",
-        mend="make the verifier accept the variant, or take it out of `claims(task).variants`",
+        asks="the claimed variants of a right reply earn the maximum too",
+        why="a right answer in another notation that earns nothing teaches the notation and adds noise to the reward",
+        mend="make the verifier accept the variant, or remove it from `claims(task).variants`",
         run=_check_variants,
     ),
     Check(
         id="semantic.reward_range",
         asks="no reward is above the claimed maximum, and its components sum to it",
-        why="figures are read against the maximum: a reward above it, or one that does not add up, falsifies them",
-        mend="claim the most that can be earned, count what steps pay into it, and let components sum to the reward",
+        why="metrics are read against the maximum: a reward above it, or components with another sum, falsify them",
+        mend="claim the highest possible reward, include what steps pay in it, and let components sum to the reward",
         run=_check_range,
     ),
 )

@@ -1,4 +1,4 @@
-"""`gymsdk info`: what one environment is."""
+"""`gymsdk info`: describe an environment."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from gymsdk.types import Item
 
 MAX_TEXT_CHARS = 600
-"""Characters of a message that are shown."""
+"""How many characters of a message are shown."""
 
 
 def info(
-    name: Annotated[str, typer.Argument(help="The environment's name, as `gymsdk list` shows it.")],
+    name: Annotated[str, typer.Argument(help="Name the environment, as `gymsdk list` shows it.")],
     *,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     json: options.Json = False,
 ) -> None:
-    """Show what an environment is.
+    """Describe an environment: its splits, row fields, settings, tools and first task.
 
-    Its splits, row fields, settings, tools and a first task.
+    Examples:
+        gymsdk info math
     """
     told = _describe_environment(name, registry.load(name, **options.parse_settings([name], settings)[name]))
     if json:
@@ -80,7 +81,7 @@ def _describe_fields(kind: type[BaseModel]) -> list[dict[str, Any]]:
 
 
 def _format_type(annotation: Any) -> str:
-    """Give *annotation* as one writes it, without the modules its names come from."""
+    """Return *annotation* as source code without module names."""
     from types import NoneType, UnionType
     from typing import Annotated, Literal, Union, get_args, get_origin
 
@@ -108,9 +109,9 @@ def _format_lines(told: dict[str, Any]) -> Iterable[str]:
         yield from map(_format_field, told[title])
     yield "\ntools:" if told["tools"] else "\ntools: none"
     for tool in told["tools"]:
-        yield f"  {tool['name']}({', '.join(tool['parameters'].get('properties', {}))}): {_format_signature(tool)}".rstrip(
-            ": "
-        )
+        parameters = ", ".join(tool["parameters"].get("properties", {}))
+        summary = str(tool.get("description", "")).partition("\n")[0]
+        yield f"  {tool['name']}({parameters}): {summary}".rstrip(": ")
     if told["first task"]:
         yield "\nfirst task:"
         yield from map(_format_message, told["first task"])

@@ -1,4 +1,4 @@
-"""`gymsdk profile`: what a model's rollouts say about an environment, before a training run is paid for."""
+"""`gymsdk profile`: estimate from a model's rollouts what training on an environment would learn."""
 
 from __future__ import annotations
 
@@ -50,11 +50,13 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
-    """Say what training on an environment would learn.
+    """Estimate what training on an environment would learn, by playing every task several times.
 
-    Plays every task several times.
+    Examples:
+        gymsdk profile math --model vllm/Qwen/Qwen3-4B
+        gymsdk profile math --limit 20 --repeats 4 --output profile
     """
-    from gymsdk.cli.rollout import choose_folder, run_rollouts
+    from gymsdk.cli.progress import choose_folder, run_rollouts
     from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Pace, Run
@@ -94,12 +96,12 @@ def profile(  # noqa: PLR0913  # each is an option of the command
 
 
 def _check_matplotlib() -> bool:
-    """Say in one line that there is no plot where matplotlib is not installed."""
+    """Return whether matplotlib is installed, and print a note if it is not."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is not None:
         return True
-    typer.echo("no plot is drawn, as matplotlib is not installed: `pip install 'gymsdk[plot]'`", err=True)
+    typer.echo("no plot is drawn because matplotlib is not installed; run `pip install 'gymsdk[plot]'`", err=True)
     return False
 
 
@@ -118,7 +120,7 @@ def _profile_run(plan: Plan, folder: Path, *, plot: bool) -> Profile:
 
 
 def _list_claimed_maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
-    """Give the best reward the environment claims of each of the run's tasks."""
+    """Return the maximum reward that the environment claims for each task of the run, by task index."""
     from gymsdk.cli.stopping import run_in_new_loop as run_loop
     from gymsdk.metrics import TASK_INDEX
     from gymsdk.plugins import registry
@@ -141,14 +143,14 @@ def _list_output_paths(folder: Path, *, plot: bool) -> Iterator[str]:
 
 
 def _format_profile(found: Profile) -> Iterator[str]:
-    """Yield the profile for people, its verdict first."""
+    """Yield the lines of the profile as text, the verdict first."""
     yield typer.style(found.verdict, bold=True)
     if mean := found.reward:
         yield f"mean reward        {mean.value:6.3f}   (95 %: {mean.low:.3f} to {mean.high:.3f})"
     for k, each in found.passes.items():
         yield f"pass@{k:<13} {each.value:6.1%}   (95 %: {each.low:.1%} to {each.high:.1%})"
     if found.flat is not None:
-        yield f"groups all alike   {found.flat:6.1%}   (they teach a group-based trainer nothing)"
+        yield f"groups all alike   {found.flat:6.1%}   (a group-based trainer learns nothing from them)"
     yield f"tasks              {found.tasks:6}"
     for band, count in found.bands.items():
         yield f"  {band:<16} {count:6}"

@@ -1,28 +1,15 @@
-"""`gymsdk rollout`: play many episodes and put graded rollouts on disk."""
+"""`gymsdk rollout`: play many episodes and write the graded rollouts to a folder."""
 
 from __future__ import annotations
 
-import logging
-import re
-import shlex
-import sys
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from gymsdk.cli import options
-from gymsdk.cli.progress import Progress
-from gymsdk.cli.stopping import Stopped, run_until_signal
 from gymsdk.cli.tracebacks import Traceback
 from gymsdk.errors import UsageError
-from gymsdk.rollouts.plan import program
-from gymsdk.rollouts.run import Run, carry_out
-from gymsdk.types import Row
 
 if TYPE_CHECKING:
     from gymsdk.rollouts.plan import Plan
@@ -68,9 +55,13 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
 ) -> None:
     """Play and grade many episodes.
 
-    Rollouts and figures go to a folder. With --head, running servers play.
+    The command writes rollouts and metrics to a folder. With --head, running servers play the episodes.
+
+    Examples:
+        gymsdk rollout math --limit 20
+        gymsdk rollout math --model vllm/Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1
     """
-    from gymsdk.cli.options import select_dataset
+    from gymsdk.cli.datasets import select_dataset
     from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Pace
@@ -130,17 +121,19 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
 
 
 def _check_model_options(given: dict[str, str | None]) -> None:
-    """Refuse to change how the configuration's model is asked."""
+    """Raise `UsageError` if an option changes how the model of the configuration is called."""
     for option, value in given.items():
         if value is not None:
             raise UsageError(
-                f"{f'{option} {value}'.rstrip()}: the configuration says who plays; write it there, or name --model too"
+                f"{f'{option} {value}'.rstrip()}: the configuration defines the model;"
+                " change it there, or pass --model too"
             )
 
 
 def _run_plan(
     plan: Plan, pace: Pace, output: Path | None, model: Model | None, how: dict[str, bool], *, json: bool
 ) -> None:
+    from gymsdk.cli.progress import choose_folder, run_rollouts
     from gymsdk.rollouts.run import Run
 
     folder = choose_folder(output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=how["resume"])
@@ -161,10 +154,10 @@ def _select_player(
     settings: list[str],
     agent: str | None,
 ) -> None:
-    """Refuse what does not go together with who plays: this process, or the servers of *head*."""
+    """Raise `UsageError` if options contradict who plays: this process, or the servers of *head*."""
     if agent is not None and (head is None or tasks is None):
         raise UsageError(
-            f"--agent {agent} plays rows of a file at servers; give --head and --tasks too, or leave it out"
+            f"--agent {agent} applies to rows of a file that servers play; pass --head and --tasks too, or leave it out"
         )
     if head is None:
         _require_names(names)
@@ -175,7 +168,7 @@ def _select_player(
 
 def _require_names(names: list[str]) -> None:
     if not names:
-        raise UsageError("Missing argument 'NAME': say which environments are played; `gymsdk list` names them")
+        raise UsageError("Missing argument 'NAME': name the environments to play; `gymsdk list` shows them")
 
 
 def _check_remote_options(head: str, given: dict[str, str | None]) -> None:
@@ -183,18 +176,18 @@ def _check_remote_options(head: str, given: dict[str, str | None]) -> None:
         if value is not None:
             servers = f"the servers at {head.rpartition('@')[2]}"
             raise UsageError(
-                f"{f'{option} {value}'.rstrip()}: {servers} play with the model they were started with;"
-                f" leave out {option}, or play here without --head"
+                f"{f'{option} {value}'.rstrip()}: {servers} use the model they were started with;"
+                f" leave out {option}, or play in this process without --head"
             )
 
 
 def _select_rows(names: list[str], tasks: Path | None, settings: list[str]) -> None:
     if tasks is None and not names:
-        raise UsageError("--head: name the environments whose tasks are to be played, or a file of rows with --tasks")
+        raise UsageError("--head: name the environments to play, or pass a file of rows with --tasks")
     if tasks is not None and settings:
         raise UsageError(
-            f"--set {settings[0]}: the servers have their settings, and the rows are those of {tasks};"
-            " leave out --set, and give it to `gymsdk serve`"
+            f"--set {settings[0]}: running servers have their settings already, and the rows come from {tasks};"
+            " leave out --set, and pass it to `gymsdk serve`"
         )
 
 
@@ -210,102 +203,28 @@ def _print(folder: Path, figures: list[Row], *, json: bool) -> None:
     for path in filter(_has_files, (folder / name for name in FILES)):
         typer.echo(path)
     lost = sum(sum(each["failures"].values()) for each in figures)
-    again = f"the same command with --output {folder} --resume tries them again"
+    again = f"the same command with --output {folder} --resume plays them again"
     raised = sum(each["failures_raised"] for each in figures)
     if raised:
-        said = f"{raised} of {lost} without a reward: the environment's own code raised an exception"
-        typer.echo(f"{said}; correct the lines that the table names, then {again}", err=True)
+        said = f"{raised} of {lost} rollouts without a reward: the environment's own code raised an exception"
+        typer.echo(f"{said}; fix the lines that the table names, then {again}", err=True)
     retryable = sum(each["failures_retryable"] for each in figures)
     if retryable > raised:
-        typer.echo(f"{retryable - raised} of {lost} without a reward may go well another time; {again}", err=True)
+        typer.echo(
+            f"{retryable - raised} of {lost} rollouts without a reward may succeed on a retry; {again}", err=True
+        )
     if open_ := lost - retryable - sum(each["failures_for_good"] for each in figures):
-        typer.echo(f"{open_} of {lost} without a reward fail again unless that is mended; then {again}", err=True)
+        typer.echo(
+            f"{open_} of {lost} rollouts without a reward fail again until the cause is fixed; then {again}", err=True
+        )
 
 
 def _warn_missing_tasks(figures: list[Row], limit: int) -> None:
-    """Repeat at the end which environments had fewer tasks than were asked for."""
+    """Print which environments had fewer tasks than --limit."""
     for each in figures:
         if each["tasks"] < limit:
-            typer.echo(f"{each['environment']}: {each['tasks']} tasks, of --limit {limit}", err=True)
+            typer.echo(f"{each['environment']}: {each['tasks']} tasks, fewer than --limit {limit}", err=True)
 
 
 def _has_files(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
-
-
-MAX_SIMILAR_WARNINGS = 5
-"""How many warnings of one form about one thing are shown."""
-
-MAX_WARNING_KINDS = 50
-"""How many of one form are shown, whatever they are about."""
-
-
-def run_rollouts(run: Run) -> list[Row]:
-    """Play *run* and give its figures; a signal leaves the folder resumable and says how."""
-    folder = run.output
-    with Progress() as watch, show_warnings():
-        words = (
-            f"stopped; what has finished is in {folder}; go on with:\n  {format_resume_command(sys.argv[1:], folder)}"
-        )
-        try:
-            # What an author's code prints must not mix with the figures, which may be JSON for a program.
-            with redirect_stdout(sys.stderr):
-                return run_until_signal(carry_out(run, watch), last_words=f"{words}\n")
-        except Stopped as stop:
-            code = stop.code
-    if folder.exists():
-        typer.echo(words, err=True)
-    raise typer.Exit(code)
-
-
-def format_resume_command(words: Sequence[str], folder: Path) -> str:
-    """Give the command that goes on with the run that the same program began in *folder* with *words*."""
-    kept = [word for word in words if word not in {"--overwrite", "--resume"}]
-    named = any(word.startswith("--output") or re.match("-o", word) for word in kept)
-    there = [] if named else ["--output", str(folder)]
-    return shlex.join([*program(), *kept, *there, "--resume"])
-
-
-def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) -> Path:
-    """Give the folder to write: the one named, or a new one; raises `UsageError` where there is none to resume."""
-    if output is None and resume:
-        raise UsageError("--resume goes on with the run in a folder; name the folder with --output")
-    return output or name_dated_folder(names)
-
-
-def name_dated_folder(names: Sequence[str]) -> Path:
-    """Give a folder that is not there yet, for a run that names none."""
-    first = Path("rollouts") / f"{'-'.join(names)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    number, path = 1, first
-    while path.exists():
-        number += 1
-        path = first.with_name(f"{first.name}-{number}")
-    return path
-
-
-@contextmanager
-def show_warnings() -> Iterator[None]:
-    """Show gymsdk's warnings on standard error, at most `ALIKE` alike: a run may have a million episodes."""
-    handler, log = _WarningHandler(), logging.getLogger("gymsdk")
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-
-
-class _WarningHandler(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._shown: Counter[str] = Counter()
-        self._alike: Counter[tuple[str, str]] = Counter()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        form, about = str(record.msg), str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
-        if self._shown[form] >= MAX_WARNING_KINDS or self._alike[form, about] >= MAX_SIMILAR_WARNINGS:
-            return
-        self._alike[form, about] += 1
-        self._shown[form] += 1
-        typer.echo(self.format(record), err=True)
-        if self._alike[form, about] == MAX_SIMILAR_WARNINGS or self._shown[form] == MAX_WARNING_KINDS:
-            typer.echo("(further warnings like this one are not shown)", err=True)

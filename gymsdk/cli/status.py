@@ -1,4 +1,4 @@
-"""`gymsdk status`: how the servers of a head are."""
+"""`gymsdk status`: show the health of the servers of a head."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from gymsdk.observability.status import ServerStatus, StatusReport
 
 REFRESH_SECONDS = 2.0
-"""Seconds between two looks."""
+"""Seconds between two refreshes of --watch."""
 
 PROBLEM_LABELS = {
-    "missing": "is expected, and not registered",
-    "unhealthy": "does not answer as it should",
-    "exit": "ended by itself not long ago",
-    "slow": "takes the head more than 100 ms to reach",
+    "missing": "is expected but not registered",
+    "unhealthy": "does not pass its health check",
+    "exit": "exited unexpectedly a short time ago",
+    "slow": "takes more than 100 ms per round trip from the head",
 }
-"""What is wrong, in words."""
+"""What each problem means, for people."""
 
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
@@ -34,9 +34,17 @@ def status(
     *,
     head: options.Head = None,
     json: options.Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Refresh every two seconds until Ctrl-C.", rich_help_panel=options.OUTPUT),
+    ] = False,
 ) -> None:
-    """Tell how the servers of a head are; exit code 1 where something is wrong, or no head answers."""
+    """Show the health of the servers of a head. The exit code is 1 if a server has a problem or no head answers.
+
+    Examples:
+        gymsdk status
+        gymsdk status --head http://127.0.0.1:11000 --watch
+    """
     from gymsdk.cli.stopping import Stopped, run_until_signal
 
     look = _StatusPrinter(head, json=json)
@@ -48,7 +56,7 @@ def status(
 
 
 class _StatusPrinter:
-    """Looks at the servers of a *head* and prints what there is; *code* is the exit code of the last look."""
+    """Queries the servers of a head and prints their health; *code* is the exit code of the last query."""
 
     def __init__(self, head: str | None, *, json: bool) -> None:
         self.code = 0
@@ -76,7 +84,7 @@ class _StatusPrinter:
             try:
                 await self.print_once()
             except Failed as error:
-                # It may be back in a moment: that is what one watches for.
+                # The head may be back in a moment, so keep watching.
                 self.code = 1
                 typer.echo(f"Error: {error}", err=True)
             sys.stdout.flush()
@@ -90,7 +98,7 @@ def _format_json(found: StatusReport) -> str:
 
 
 def format_status(found: StatusReport) -> str:
-    """Give what there is as a table, and beneath it what is wrong."""
+    """Return the table of servers, followed by the problems."""
     with_gpus, with_nodes = (any(each.gpus for each in found.servers), any(each.node for each in found.servers))
     columns = [dict(_format_cells(each)) for each in found.servers]
     names = [name for name in columns[0] if (name != "GPU" or with_gpus) and (name != "node" or with_nodes)]
@@ -138,15 +146,16 @@ def _format_duration(seconds: float) -> str:
 
 
 def _list_problems(found: StatusReport) -> Iterator[str]:
-    nodes = f", {found.nodes} {'node' if found.nodes == 1 else 'nodes'} beside it" if found.nodes else ""
+    nodes = f", plus {found.nodes} {'node' if found.nodes == 1 else 'nodes'}" if found.nodes else ""
     yield f"{found.head}: {found.registered} of {found.expected} expected servers registered{nodes}"
     if not found.settled and found.registered < found.expected:
-        yield "this head has just begun: it hears of the nodes that were there within 10 seconds"
+        yield "this head has just started: running nodes register with it within 10 seconds"
     if found.round_trip_by == "command":
-        yield "round trips are from here: this head does not measure them"
+        yield "the round trips are measured from here, because this head does not measure them"
     for row in found.servers:
         yield from (f"! {row.name} {PROBLEM_LABELS[each]}" for each in row.wrong)
         if row.idle:
-            yield f"! a GPU of {row.name} is used less than half of the time (no fault, but worth a look)"
+            yield f"! a GPU of {row.name} is used less than half of the time (not an error, but worth a look)"
     for each in found.lost:
-        yield f"! node {each.id[:8]} with {', '.join(each.servers)} is heard of no more, since {_format_duration(each.age)}"
+        age = _format_duration(each.age)
+        yield f"! node {each.id[:8]} with {', '.join(each.servers)} has not been heard from for {age}"
