@@ -20,11 +20,11 @@ from gymsdk.errors import GymsdkError, UsageError
 def main(arguments: Sequence[str]) -> None:
     """Run the servers or the policy until standard input ends or a signal arrives."""
     parent.held()
-    what, *rest = arguments
-    if what == "serve":
+    kind, *rest = arguments
+    if kind == "serve":
         from gymsdk import cli
 
-        cli.main([what, *rest])
+        cli.main([kind, *rest])
     try:
         _run_policy(rest[0])
     except GymsdkError as error:

@@ -55,11 +55,11 @@ class Recording:
 
 def list_jobs(environment: Environment, *, split: str | None, limit: int, seed: int = 0) -> Recording:
     """Return the first *limit* tasks of a split without rewards. Raises `BadRow` if the split is empty."""
-    taken = from_splits({environment.name: environment}, split, seed=seed, limit=limit)
-    sent = [stamped(row, environment=environment.name, task=number) for number, (_, row) in enumerate(taken)]
+    selected = from_splits({environment.name: environment}, split, seed=seed, limit=limit)
+    sent = [stamped(row, environment=environment.name, task=number) for number, (_, row) in enumerate(selected)]
     if not sent:
-        named = split or default_split(environment)
-        raise BadRow(f"split {named!r} of {environment.name!r} has no rows; choose another split with --split")
+        split_name = split or default_split(environment)
+        raise BadRow(f"split {split_name!r} of {environment.name!r} has no rows; choose another split with --split")
     return Recording(environment.name, tuple(jobs(sent)))
 
 
@@ -87,10 +87,10 @@ async def record_rollouts(
     Raises:
         UsageError: An episode has no reward, or *keep* selects none.
     """
-    asked = list_jobs(environment, split=split, limit=limit, seed=seed)
-    player = Play({environment.name: environment}, model, seed=seed, attempts=1)
-    async with player.opened(), aclosing(collect(asked.jobs, player, at_once=RECORDING_CONCURRENCY)) as ends:
-        played = sorted([_select_scored(each) async for each in ends], key=lambda each: each.job.task)
+    recording = list_jobs(environment, split=split, limit=limit, seed=seed)
+    play = Play({environment.name: environment}, model, seed=seed, attempts=1)
+    async with play.opened(), aclosing(collect(recording.jobs, play, at_once=RECORDING_CONCURRENCY)) as results:
+        played = sorted([_select_scored(each) async for each in results], key=lambda each: each.job.task)
     chosen = _has_distinct_rows([each for each in played if keep(each.rollout)])
     if not chosen:
         raise UsageError(
@@ -104,22 +104,22 @@ async def record_rollouts(
     )
 
 
-def _select_scored(played: Played) -> Played:
-    failure = played.rollout.failure
+def _select_scored(result: Played) -> Played:
+    failure = result.rollout.failure
     if failure is not None:
         raise UsageError(
-            f"task {played.job.task} of {played.job.environment!r} cannot be recorded"
+            f"task {result.job.task} of {result.job.environment!r} cannot be recorded"
             f" ({failure.kind}: {failure.message}); choose another split, or another scripted model"
         )
-    return played
+    return result
 
 
-def _has_distinct_rows(played: Sequence[Played]) -> list[Played]:
-    found: dict[bytes, Played] = {}
-    for each in played:
-        asked = each.rollout.row["responses_create_params"]
-        found.setdefault(compute_digests(each.rollout.opening, asked.get("instructions"))[-1], each)
-    return list(found.values())
+def _has_distinct_rows(results: Sequence[Played]) -> list[Played]:
+    distinct: dict[bytes, Played] = {}
+    for each in results:
+        request = each.rollout.row["responses_create_params"]
+        distinct.setdefault(compute_digests(each.rollout.opening, request.get("instructions"))[-1], each)
+    return list(distinct.values())
 
 
 SAMPLE_SECONDS = 0.5
@@ -154,9 +154,9 @@ class Tally:
     failures: Counter[str] = field(default_factory=Counter)
     messages: dict[str, str] = field(default_factory=dict)
 
-    def add(self, played: Played) -> None:
+    def add(self, result: Played) -> None:
         """Count one rollout."""
-        rollout = played.rollout
+        rollout = result.rollout
         self.calls += rollout.turns
         if rollout.failure is not None or rollout.reward is None:
             kind = rollout.failure.kind if rollout.failure else "no_reward"
@@ -165,7 +165,7 @@ class Tally:
             return
         self.rewards.append(rollout.reward)
         if self.expected is not None:
-            right = self.expected[played.job.task]
+            right = self.expected[result.job.task]
             self.right.append(right)
             self.wrong += abs(rollout.reward - right) > REWARD_TOLERANCE
 
@@ -178,15 +178,15 @@ class Tally:
 async def run_load(stage: Stage, recording: Recording, order: LoadPlan) -> LoadResult:
     """Send the jobs of *recording* to the servers of *stage* and return the result."""
     tally = Tally(None if recording.rewards is None else _index_rewards(recording))
-    carried = stage.served.client.build_headers_for
-    requests, cpu = await report.read_metrics(stage.metered, carried), _measure_cpu(stage)
+    headers_for = stage.served.client.build_headers_for
+    requests, cpu = await report.read_metrics(stage.metered, headers_for), _measure_cpu(stage)
     began = time.perf_counter()
     async with _sample_memory(stage) as memories:
         await _play_jobs(stage, recording, order, tally)
     seconds = time.perf_counter() - began
-    spent = {name: each - cpu[name] for name, each in _measure_cpu(stage).items()}
-    after = await report.read_metrics(stage.metered, carried)
-    return _build_result(recording, order, tally, seconds, spent, memories, (requests, after))
+    cpu_used = {name: each - cpu[name] for name, each in _measure_cpu(stage).items()}
+    after = await report.read_metrics(stage.metered, headers_for)
+    return _build_result(recording, order, tally, seconds, cpu_used, memories, (requests, after))
 
 
 def _index_rewards(recording: Recording) -> dict[int, float]:
@@ -200,29 +200,29 @@ async def _play_jobs(stage: Stage, recording: Recording, order: LoadPlan, tally:
 
     async def play(job: Job) -> Played:
         began = time.perf_counter()
-        played = await replace(delivery, name=f"bench.{run}.{next(numbers)}")(job)
+        result = await replace(delivery, name=f"bench.{run}.{next(numbers)}")(job)
         tally.took.append(time.perf_counter() - began)
-        return played
+        return result
 
-    async with aclosing(collect(_iter_jobs(recording, order), play, at_once=order.at_once)) as ends:
-        async for played in ends:
-            tally.add(played)
+    async with aclosing(collect(_iter_jobs(recording, order), play, at_once=order.at_once)) as results:
+        async for result in results:
+            tally.add(result)
 
 
-def _iter_jobs(recording: Recording, order: LoadPlan) -> Iterator[Job]:
-    until = time.monotonic() + (float("inf") if order.seconds is None else order.seconds)
-    for job in islice(cycle(recording.jobs), order.rollouts):
-        if time.monotonic() >= until:
+def _iter_jobs(recording: Recording, plan: LoadPlan) -> Iterator[Job]:
+    deadline = time.monotonic() + (float("inf") if plan.seconds is None else plan.seconds)
+    for job in islice(cycle(recording.jobs), plan.rollouts):
+        if time.monotonic() >= deadline:
             return
         yield job
 
 
 def _measure_cpu(stage: Stage) -> dict[str, float]:
     """Return the seconds of CPU used so far by each process of *stage*, by its workers, and by this process."""
-    found = {LOAD: time.process_time()}
+    seconds = {LOAD: time.process_time()}
     for name, used in _measure_processes(stage):
-        found |= {name: used.cpu, name_workers(name): used.workers_cpu}
-    return found
+        seconds |= {name: used.cpu, name_workers(name): used.workers_cpu}
+    return seconds
 
 
 def _measure_processes(stage: Stage) -> Iterator[tuple[str, ProcessUsage]]:
@@ -241,11 +241,11 @@ def name_workers(name: str) -> str:
 @asynccontextmanager
 async def _sample_memory(stage: Stage) -> AsyncIterator[Memories]:
     """Sample the memory of each process of *stage*, including its workers."""
-    found: Memories = {name: [] for name in stage.pids}
+    memories: Memories = {name: [] for name in stage.pids}
 
     def look() -> None:
         for name, used in _measure_processes(stage):
-            found[name].append(used.memory + used.workers_memory)
+            memories[name].append(used.memory + used.workers_memory)
 
     async def watch() -> None:
         while True:
@@ -255,7 +255,7 @@ async def _sample_memory(stage: Stage) -> AsyncIterator[Memories]:
     look()
     watching = asyncio.ensure_future(watch())
     try:
-        yield found
+        yield memories
     finally:
         watching.cancel()
         await asyncio.wait({watching})
@@ -267,12 +267,12 @@ def _build_result(
     order: LoadPlan,
     tally: Tally,
     seconds: float,
-    spent: Mapping[str, float],
+    cpu_used: Mapping[str, float],
     memories: Memories,
     readings: tuple[MetricsReading, MetricsReading],
 ) -> LoadResult:
     each = max(1, tally.rollouts)
-    asked = report.count_requests_between(*readings)
+    requests = report.count_requests_between(*readings)
     others = {name_workers(name) for name in memories}
     return LoadResult(
         environment=recording.environment,
@@ -281,10 +281,10 @@ def _build_result(
         seconds=round(seconds, 3),
         rate=round(tally.rollouts / seconds, 2),
         latency=compute_latency(tally.took),
-        cpu={name: round(1e3 * used / each, 4) for name, used in spent.items() if used or name not in others},
+        cpu={name: round(1e3 * used / each, 4) for name, used in cpu_used.items() if used or name not in others},
         memory={name: _summarize_memory(found) for name, found in memories.items()},
         calls=round(tally.calls / each, 4),
-        requests={name: round(number / each, 4) for name, number in asked.items()},
+        requests={name: round(number / each, 4) for name, number in requests.items()},
         reward=compute_mean(tally.rewards),
         expected=None if tally.expected is None else compute_mean(tally.right),
         wrong=None if tally.expected is None else tally.wrong,
@@ -294,9 +294,9 @@ def _build_result(
     )
 
 
-def _summarize_memory(found: list[float]) -> Memory:
-    before, half, after = (round(found[index], 1) for index in (0, len(found) // 2, -1))
-    return Memory(before=before, half=half, after=after, most=round(max(found), 1))
+def _summarize_memory(samples: list[float]) -> Memory:
+    before, half, after = (round(samples[index], 1) for index in (0, len(samples) // 2, -1))
+    return Memory(before=before, half=half, after=after, most=round(max(samples), 1))
 
 
 SCRIPTED_PREFIX = "scripted/"
@@ -343,33 +343,37 @@ class BenchPlan:
     keep: Callable[[Rollout], bool] = field(default=lambda _: True)
 
 
-async def measure(bench: BenchPlan, heard: ProgressCallback = lambda _: None) -> AsyncGenerator[BenchResult, None]:
-    """Measure the environments of *bench* one after the other and yield their results.
+async def measure(
+    plan: BenchPlan, report_progress: ProgressCallback = lambda _: None
+) -> AsyncGenerator[BenchResult, None]:
+    """Measure the environments of *plan* one after the other and yield their results.
 
     Args:
-        bench: What to measure.
-        heard: Receives messages about the progress.
+        plan: What to measure.
+        report_progress: Receives messages about the progress.
 
     Raises:
         UsageError: The model is not a scripted policy.
     """
-    if bench.model is not None and not bench.model.startswith(SCRIPTED_PREFIX):
-        raise UsageError(f"--model {bench.model}: only rewards of scripted policies can be checked; name one of them")
+    if plan.model is not None and not plan.model.startswith(SCRIPTED_PREFIX):
+        raise UsageError(f"--model {plan.model}: only rewards of scripted policies can be checked; name one of them")
     try:
-        for name, settings in bench.environments.items():
-            yield await _measure_environment(bench, registry.load(name, **settings), heard)
+        for name, settings in plan.environments.items():
+            yield await _measure_environment(plan, registry.load(name, **settings), report_progress)
     finally:
         await client.aclose()
 
 
-async def _measure_environment(bench: BenchPlan, environment: Environment, heard: ProgressCallback) -> BenchResult:
-    async with AsyncExitStack() as left:
-        cast = await _set_up(bench, environment, heard, left)
-        loads = [each async for each in _run_loads(bench, cast, heard)]
-    start = cast.stage.start
+async def _measure_environment(
+    plan: BenchPlan, environment: Environment, report_progress: ProgressCallback
+) -> BenchResult:
+    async with AsyncExitStack() as stack:
+        setup = await _set_up(plan, environment, report_progress, stack)
+        loads = [each async for each in _run_loads(plan, setup, report_progress)]
+    start = setup.stage.start
     return BenchResult(
         environment=environment.name,
-        model=cast.model,
+        model=setup.model,
         ready=start and round(start.seconds, 3),
         ready_cpu=start and round(start.cpu, 3),
         ready_memory=start and round(start.memory, 1),
@@ -386,46 +390,52 @@ class _Setup:
     model: str
 
 
-async def _set_up(bench: BenchPlan, environment: Environment, heard: ProgressCallback, left: AsyncExitStack) -> _Setup:
-    """Prepare the servers and the jobs for *environment*. The exit stack *left* stops what this starts."""
-    if bench.head is not None:
-        stage = await join_servers(bench.head)
-        return _Setup(stage, await _record_rewards(bench, environment, bench.model or stage.model), stage.model)
-    heard(f"{environment.name}: recording, then starting its servers")
-    model = bench.model or DEFAULT_MODEL
-    recording = await _record_rewards(bench, environment, model)
-    words = [environment.name, *_format_settings(bench.environments[environment.name])]
-    if bench.model is not None:
-        return _Setup(await left.enter_async_context(start_servers(words, model=model)), recording, model)
-    folder = left.enter_context(TemporaryDirectory(prefix="gymsdk-"))
+async def _set_up(
+    plan: BenchPlan, environment: Environment, report_progress: ProgressCallback, stack: AsyncExitStack
+) -> _Setup:
+    """Prepare the servers and the jobs for *environment*. The exit stack *stack* stops what this starts."""
+    if plan.head is not None:
+        stage = await join_servers(plan.head)
+        return _Setup(stage, await _record_rewards(plan, environment, plan.model or stage.model), stage.model)
+    report_progress(f"{environment.name}: recording, then starting its servers")
+    model = plan.model or DEFAULT_MODEL
+    recording = await _record_rewards(plan, environment, model)
+    words = [environment.name, *_format_settings(plan.environments[environment.name])]
+    if plan.model is not None:
+        return _Setup(await stack.enter_async_context(start_servers(words, model=model)), recording, model)
+    folder = stack.enter_context(TemporaryDirectory(prefix="gymsdk-"))
     recording.write(Path(folder) / "recording.jsonl")
-    endpoint = await left.enter_async_context(start_policy(Path(folder) / "recording.jsonl"))
-    stage = await left.enter_async_context(start_servers(words, model=f"endpoint/{NAME}", endpoint=endpoint))
+    endpoint = await stack.enter_async_context(start_policy(Path(folder) / "recording.jsonl"))
+    stage = await stack.enter_async_context(start_servers(words, model=f"endpoint/{NAME}", endpoint=endpoint))
     return _Setup(stage, recording, f"endpoint/{NAME}, which replays {model}")
 
 
 def _format_settings(settings: Mapping[str, Any]) -> list[str]:
     """Return *settings* as options of a command."""
-    said = {key: each if isinstance(each, str) else jsonl.dump_json(each).decode() for key, each in settings.items()}
-    return [word for key, each in said.items() for word in ("--set", f"{key}={each}")]
+    texts = {key: each if isinstance(each, str) else jsonl.dump_json(each).decode() for key, each in settings.items()}
+    return [word for key, each in texts.items() for word in ("--set", f"{key}={each}")]
 
 
-async def _record_rewards(bench: BenchPlan, environment: Environment, model: str) -> Recording:
+async def _record_rewards(plan: BenchPlan, environment: Environment, model: str) -> Recording:
     """Return the jobs, with expected rewards if *model* can be played in this process."""
-    limit = min(bench.rollouts, MAX_DISTINCT_TASKS)
+    limit = min(plan.rollouts, MAX_DISTINCT_TASKS)
     if not model.startswith(SCRIPTED_PREFIX):
-        return list_jobs(environment, split=bench.split, limit=limit)
-    player = models.model(model)
-    return await record_rollouts(environment, player, split=bench.split, limit=limit, keep=bench.keep)
+        return list_jobs(environment, split=plan.split, limit=limit)
+    policy = models.model(model)
+    return await record_rollouts(environment, policy, split=plan.split, limit=limit, keep=plan.keep)
 
 
-async def _run_loads(bench: BenchPlan, cast: _Setup, heard: ProgressCallback) -> AsyncGenerator[LoadResult, None]:
+async def _run_loads(
+    plan: BenchPlan, setup: _Setup, report_progress: ProgressCallback
+) -> AsyncGenerator[LoadResult, None]:
     await run_load(
-        cast.stage, cast.recording, LoadPlan(at_once=min(WARMUP_ROLLOUTS, max(bench.at_once)), rollouts=WARMUP_ROLLOUTS)
+        setup.stage,
+        setup.recording,
+        LoadPlan(at_once=min(WARMUP_ROLLOUTS, max(plan.at_once)), rollouts=WARMUP_ROLLOUTS),
     )
-    for at_once in bench.at_once:
-        order = LoadPlan(at_once, rollouts=bench.rollouts, attempts=bench.attempts)
-        if bench.minutes is not None:
-            order = LoadPlan(at_once, seconds=60 * bench.minutes, attempts=bench.attempts)
-        heard(f"{cast.recording.environment}: {at_once} at once")
-        yield await run_load(cast.stage, cast.recording, order)
+    for at_once in plan.at_once:
+        load_plan = LoadPlan(at_once, rollouts=plan.rollouts, attempts=plan.attempts)
+        if plan.minutes is not None:
+            load_plan = LoadPlan(at_once, seconds=60 * plan.minutes, attempts=plan.attempts)
+        report_progress(f"{setup.recording.environment}: {at_once} at once")
+        yield await run_load(setup.stage, setup.recording, load_plan)

@@ -129,9 +129,11 @@ class MetricsReading:
     open: int
 
 
-async def read_metrics(urls: Iterable[str], carried: Callable[[str], client.Headers]) -> MetricsReading:
-    """Read the metrics of the servers at *urls* with the headers *carried*. A server without metrics counts as idle."""
-    answers = await asyncio.gather(*(client.get(f"{url}/metrics", headers=carried(url), timeout=30.0) for url in urls))
+async def read_metrics(urls: Iterable[str], headers_for: Callable[[str], client.Headers]) -> MetricsReading:
+    """Read the metrics of the servers at *urls*. A server without metrics counts as idle."""
+    answers = await asyncio.gather(
+        *(client.get(f"{url}/metrics", headers=headers_for(url), timeout=30.0) for url in urls)
+    )
     samples = [sample for answer in answers if answer.ok for sample in _parse_samples(answer.text)]
     requests = Counter[str]()
     for name, server, route, value in samples:
@@ -147,5 +149,5 @@ def _parse_samples(text: str) -> Iterator[tuple[str, str, str, float]]:
 
 def count_requests_between(before: MetricsReading, after: MetricsReading) -> dict[str, int]:
     """Return the number of requests that each server answered between two readings, without servers that had none."""
-    asked = {name: count - before.requests.get(name, 0) for name, count in after.requests.items()}
-    return {name: count for name, count in asked.items() if count}
+    counts = {name: count - before.requests.get(name, 0) for name, count in after.requests.items()}
+    return {name: count for name, count in counts.items() if count}

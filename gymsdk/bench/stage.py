@@ -55,11 +55,11 @@ def measure_process(pid: int) -> ProcessUsage:
     every = {each.id: each for each in _list_processes()}
     if pid not in every:
         raise ProcessLookupError(f"process {pid} does not exist on this machine")
-    one, workers = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
+    process, workers = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
     return ProcessUsage(
-        cpu=one.own,
-        memory=one.memory,
-        workers_cpu=one.ended + sum(each.own + each.ended for each in workers),
+        cpu=process.own,
+        memory=process.memory,
+        workers_cpu=process.ended + sum(each.own + each.ended for each in workers),
         workers_memory=sum(each.memory for each in workers),
     )
 
@@ -73,35 +73,35 @@ def find_leaf_processes(pid: int) -> list[int]:
 
 def is_running(pid: int) -> bool:
     """Return whether *pid* is a process of this machine that has not ended."""
-    found = _read_stat(pid)
-    return found is not None and not found.over
+    process = _read_stat(pid)
+    return process is not None and not process.over
 
 
 def _find_descendants(pid: int, every: Iterable[_Process]) -> Iterator[int]:
     children = defaultdict(list)
     for each in every:
         children[each.parent].append(each.id)
-    left = list(children[pid])
-    while left:
-        one = left.pop()
-        yield one
-        left += children[one]
+    pending = list(children[pid])
+    while pending:
+        child = pending.pop()
+        yield child
+        pending += children[child]
 
 
 def _list_processes() -> Iterator[_Process]:
     for entry in PROC.iterdir():
-        if entry.name.isdigit() and (found := _read_stat(int(entry.name))):
-            yield found
+        if entry.name.isdigit() and (process := _read_stat(int(entry.name))):
+            yield process
 
 
 def _read_stat(pid: int) -> _Process | None:
     try:
-        told = (PROC / str(pid) / "stat").read_text()
+        stat = (PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         # The process has ended meanwhile.
         return None
     # The process name in front may contain anything. After it come the fields of proc(5), from the third one.
-    fields = told.rpartition(")")[2].split()
+    fields = stat.rpartition(")")[2].split()
     user, system, user_ended, system_ended = (int(each) / CLOCK_TICKS for each in fields[11:15])
     return _Process(
         id=pid,
@@ -177,25 +177,25 @@ async def start_servers(
 
 async def join_servers(head: str) -> Stage:
     """Return the running servers of *head*. Raises `UsageError` if it is not a head."""
-    known = await served(head)
-    model = str((await known.client.config()).get("policy_model_name", ""))
-    return Stage(known, model, await _find_pids(known), tuple((await known.client.servers()).values()))
+    servers = await served(head)
+    model = str((await servers.client.config()).get("policy_model_name", ""))
+    return Stage(servers, model, await _find_pids(servers), tuple((await servers.client.servers()).values()))
 
 
-async def _find_pids(known: Served) -> dict[str, int]:
+async def _find_pids(servers: Served) -> dict[str, int]:
     """Return the processes of a head's servers by label, without processes of other machines."""
-    client = known.client
+    client = servers.client
     url = f"{client.head}/server_instances"
     answer = await http.get(url, headers=client.build_headers_for(url), timeout=30.0)
-    told = answer.json() if answer.ok else []
-    found = {each["pid"]: str(each.get("process_name")) for each in told if _is_local(each)}
-    return {SERVERS: next(iter(found))} if len(found) == 1 else {name: pid for pid, name in found.items()}
+    instances = answer.json() if answer.ok else []
+    labels = {each["pid"]: str(each.get("process_name")) for each in instances if _is_local(each)}
+    return {SERVERS: next(iter(labels))} if len(labels) == 1 else {name: pid for pid, name in labels.items()}
 
 
-def _is_local(told: object) -> bool:
-    if not isinstance(told, dict) or told.get("host") not in {"127.0.0.1", "localhost", "::1"}:
+def _is_local(instance: object) -> bool:
+    if not isinstance(instance, dict) or instance.get("host") not in {"127.0.0.1", "localhost", "::1"}:
         return False
-    return isinstance(told.get("pid"), int) and is_running(told["pid"])
+    return isinstance(instance.get("pid"), int) and is_running(instance["pid"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +230,9 @@ async def start_child(words: Sequence[str]) -> AsyncIterator[ChildProcess]:
         start_new_session=True,
     )
     try:
-        told, complaints = await _read_ready_line(process)
+        ready_message, complaints = await _read_ready_line(process)
         try:
-            yield ChildProcess(process.pid, told)
+            yield ChildProcess(process.pid, ready_message)
         finally:
             complaints.cancel()
             await asyncio.wait({complaints})
@@ -252,15 +252,17 @@ async def _read_ready_line(process: asyncio.subprocess.Process) -> tuple[Mapping
             f"the servers were not ready within {READY_SECONDS:g} s; try again when the machine is less busy"
         ) from None
     if not line:
-        said = (await process.stderr.read()).decode(errors="replace").strip().removeprefix("Error: ")
-        raise (UsageError if await process.wait() == 2 else GymsdkError)(said or "the servers exited without a message")  # noqa: PLR2004  # the exit code for wrong input
+        message = (await process.stderr.read()).decode(errors="replace").strip().removeprefix("Error: ")
+        # The command line exits with 2 for wrong input.
+        kind = UsageError if await process.wait() == 2 else GymsdkError  # noqa: PLR2004
+        raise kind(message or "the servers exited without a message")
     return orjson.loads(line), asyncio.ensure_future(_forward_stderr(process.stderr))
 
 
-async def _forward_stderr(complaints: asyncio.StreamReader) -> None:
+async def _forward_stderr(stderr: asyncio.StreamReader) -> None:
     """Forward the standard error of a child. A pipe that nobody reads would block the child."""
-    while said := await complaints.read(65536):
-        sys.stderr.write(said.decode(errors="replace"))
+    while chunk := await stderr.read(65536):
+        sys.stderr.write(chunk.decode(errors="replace"))
 
 
 async def _stop_process(process: asyncio.subprocess.Process) -> None:

@@ -66,8 +66,8 @@ class TaskView:
 
     def last_message(self, *roles: str) -> str:
         """Return the text of the last opening message of one of *roles*."""
-        said = [extract_text(item.get("content")) for item in self.opening if item.get("role") in roles]
-        return said[-1] if said else ""
+        texts = [extract_text(item.get("content")) for item in self.opening if item.get("role") in roles]
+        return texts[-1] if texts else ""
 
     @property
     def reply(self) -> str:
@@ -114,37 +114,35 @@ class Attempt:
         return shorten_text("; ".join(_format_item(item) for turn in self.said for item in turn))
 
 
-def build_reply_attack(
-    name: str, reply: Callable[[TaskView], str | None], *, mend: str = "", tasks: int = 12
-) -> Attack:
+def build_reply_attack(name: str, reply: Callable[[TaskView], str | None], *, fix: str = "", tasks: int = 12) -> Attack:
     """Build the attack that sends one reply. It does not apply to tasks for which *reply* returns `None`."""
 
-    def script(seen: TaskView) -> Turns:
-        text = reply(seen)
+    def script(view: TaskView) -> Turns:
+        text = reply(view)
         return [] if text is None else [[responses.build_message(text, id="msg_0")]]
 
-    return Attack(name, script, mend, tasks)
+    return Attack(name, script, fix, tasks)
 
 
-def build_text_attack(name: str, text: str, *, mend: str = "", tasks: int = 12) -> Attack:
+def build_text_attack(name: str, text: str, *, fix: str = "", tasks: int = 12) -> Attack:
     """Build the attack that replies *text*."""
-    return build_reply_attack(name, lambda _: text, mend=mend, tasks=tasks)
+    return build_reply_attack(name, lambda _: text, fix=fix, tasks=tasks)
 
 
-def build_call_turn(*asked: tuple[str, str]) -> list[Item]:
+def build_call_turn(*calls: tuple[str, str]) -> list[Item]:
     """Return a turn of tool calls from pairs of a tool's name and its arguments as JSON text."""
     return [
-        responses.build_function_call(name, text, f"call_{n}", id=f"fc_{n}") for n, (name, text) in enumerate(asked)
+        responses.build_function_call(name, text, f"call_{n}", id=f"fc_{n}") for n, (name, text) in enumerate(calls)
     ]
 
 
 def build_policy(script: Turns) -> PolicyFunction:
     """Build the policy that plays *script* in one episode and then repeats its last turn."""
-    asked = 0
+    turns_played = 0
 
     async def choose(_request: Item, _episode: Episode | None) -> list[Item]:
-        nonlocal asked
-        turn, asked = asked, asked + 1
+        nonlocal turns_played
+        turn, turns_played = turns_played, turns_played + 1
         return script[turn] if turn < len(script) else _renumber_calls(script[-1], turn)
 
     return choose
@@ -170,19 +168,19 @@ async def gather_bounded(jobs: Iterable[Awaitable[T]]) -> list[T]:
 
 async def open_tasks(subject: Subject, environment: Environment, tasks: Sequence[Task]) -> list[TaskView]:
     """Return what a policy sees of each task. Tasks whose episode does not open are left out."""
-    shown_first = await gather_bounded(subject.play_script(environment, play_null, task) for task in tasks)
-    ways = [
+    openings = await gather_bounded(subject.play_script(environment, play_null, task) for task in tasks)
+    solutions = [
         extract_turns(play) for play in await gather_bounded(subject.play_oracle(environment, task) for task in tasks)
     ]
     claims = [await environment.claims(task) for task in tasks]
-    seen = [
-        TaskView(task, claimed, first.opening, first.tools, own=way)
-        for task, claimed, first, way in zip(tasks, claims, shown_first, ways, strict=True)
+    views = [
+        TaskView(task, claimed, first.opening, first.tools, own=solution)
+        for task, claimed, first, solution in zip(tasks, claims, openings, solutions, strict=True)
     ]
-    replied = tuple(dict.fromkeys(each.reply for each in seen if each.reply))
+    replied = tuple(dict.fromkeys(each.reply for each in views if each.reply))
     return [
-        replace(each, other=_pick_other_turns([*seen[number + 1 :], *seen[:number]], each), replies=replied)
-        for number, each in enumerate(seen)
+        replace(each, other=_pick_other_turns([*views[number + 1 :], *views[:number]], each), replies=replied)
+        for number, each in enumerate(views)
         if each.opening
     ]
 
@@ -192,42 +190,45 @@ def extract_turns(play: Play) -> Turns:
     return list(play.turns) if play.rollout.outcome == "scored" else []
 
 
-def _pick_other_turns(others: Sequence[TaskView], seen: TaskView) -> Turns:
+def _pick_other_turns(others: Sequence[TaskView], view: TaskView) -> Turns:
     """Return how the oracle plays another task. If the claimed chance is 0, its turns must differ from this task's."""
-    mine = format_turns(seen.own)
-    ways = (each.own for each in others if each.prompt != seen.prompt)
-    return next((way for way in ways if way and mine and (seen.claims.chance > 0 or format_turns(way) != mine)), [])
+    own = format_turns(view.own)
+    candidates = (each.own for each in others if each.prompt != view.prompt)
+    return next(
+        (turns for turns in candidates if turns and own and (view.claims.chance > 0 or format_turns(turns) != own)), []
+    )
 
 
-def format_turns(way: Turns) -> list[str]:
+def format_turns(turns: Turns) -> list[str]:
     """Return the turns as one text per item."""
-    return [_format_item(item) for turn in way for item in turn]
+    return [_format_item(item) for turn in turns for item in turn]
 
 
 async def run_attacks(
-    subject: Subject, environment: Environment, attacks: Sequence[Attack], seen: Sequence[TaskView]
+    subject: Subject, environment: Environment, attacks: Sequence[Attack], views: Sequence[TaskView]
 ) -> list[Attempt]:
-    """Play every attack on every task of *seen*. Equal turns on the same task are played once."""
-    most = await subject.count_affordable(environment, len(seen), each=len(attacks) / CONCURRENCY)
+    """Play every attack on every task of *views*. Equal turns on the same task are played once."""
+    max_tasks = await subject.count_affordable(environment, len(views), each=len(attacks) / CONCURRENCY)
     planned = [
         (attack, each, attack.script(each))
         for attack in attacks
-        for each in sample_tasks(seen, min(attack.tasks, most))
+        for each in sample_tasks(views, min(attack.tasks, max_tasks))
     ]
-    kept = list(_deduplicate((attack, each, way) for attack, each, way in planned if way))
+    attempts = list(_deduplicate((attack, each, turns) for attack, each, turns in planned if turns))
     rollouts = await gather_bounded(
-        subject.play_script(environment, build_policy(way), each.task, turns=len(way)) for _, each, way in kept
+        subject.play_script(environment, build_policy(turns), each.task, turns=len(turns))
+        for _, each, turns in attempts
     )
-    return [Attempt(*plan, rollout) for plan, rollout in zip(kept, rollouts, strict=True)]
+    return [Attempt(*plan, rollout) for plan, rollout in zip(attempts, rollouts, strict=True)]
 
 
 def _deduplicate(planned: Iterable[tuple[Attack, TaskView, Turns]]) -> Iterator[tuple[Attack, TaskView, Turns]]:
-    had: set[tuple[int, str]] = set()
-    for attack, seen, way in planned:
-        key = (id(seen), repr(way))
-        if key not in had:
-            had.add(key)
-            yield attack, seen, way
+    seen_keys: set[tuple[int, str]] = set()
+    for attack, view, turns in planned:
+        key = (id(view), repr(turns))
+        if key not in seen_keys:
+            seen_keys.add(key)
+            yield attack, view, turns
 
 
 def _format_item(item: Item) -> str:
@@ -270,9 +271,9 @@ def format_answer(answer: str) -> str:
     return f"<answer>\\boxed{{{answer}}}</answer>\nAnswer: {answer}"
 
 
-def _list_prompt_options(seen: TaskView) -> str | None:
-    found = list_options(seen.prompt)
-    return format_every_form(found) if found else None
+def _list_prompt_options(view: TaskView) -> str | None:
+    options = list_options(view.prompt)
+    return format_every_form(options) if options else None
 
 
 def _build_listing_attack(form: Callable[[list[str]], str]) -> Attack:
@@ -281,45 +282,45 @@ def _build_listing_attack(form: Callable[[list[str]], str]) -> Attack:
     This task's answer stands in the middle, so a verifier that reads the first or the last answer does not take it.
     """
 
-    def reply(seen: TaskView) -> str | None:
-        own = seen.reply
+    def reply(view: TaskView) -> str | None:
+        own = view.reply
         # A policy that must use a word of the prompt may use other words of it too.
-        if not own or len(own) > SHORT_CHARS or own.casefold() in seen.prompt.casefold():
+        if not own or len(own) > SHORT_CHARS or own.casefold() in view.prompt.casefold():
             return None
-        others = [each for each in seen.replies if len(each) <= SHORT_CHARS and not _overlaps(each, own)]
+        others = [each for each in view.replies if len(each) <= SHORT_CHARS and not _overlaps(each, own)]
         middle = len(others) // 2
         return form([*others[:middle], own, *others[middle:]]) if len(others) >= 2 else None  # noqa: PLR2004  # ends
 
-    return build_reply_attack("lists many answers in one reply", reply, mend=FIX_SINGLE_ANSWER, tasks=6)
+    return build_reply_attack("lists many answers in one reply", reply, fix=FIX_SINGLE_ANSWER, tasks=6)
 
 
-def _overlaps(one: str, other: str) -> bool:
+def _overlaps(answer: str, other: str) -> bool:
     """Return whether one of two answers contains the other, in which case finding one proves nothing."""
-    return one.casefold() in other.casefold() or other.casefold() in one.casefold()
+    return answer.casefold() in other.casefold() or other.casefold() in answer.casefold()
 
 
 def _build_option_attack(place: int, which: str) -> Attack:
-    def reply(seen: TaskView) -> str | None:
-        asked = seen.last_message("user") or seen.prompt
-        found = list_letters(asked) or list_options(asked)
-        return found[place] if -1 <= place < len(found) and found else None
+    def reply(view: TaskView) -> str | None:
+        prompt = view.last_message("user") or view.prompt
+        options = list_letters(prompt) or list_options(prompt)
+        return options[place] if -1 <= place < len(options) and options else None
 
-    return build_reply_attack(f"always takes the {which} option", reply, mend=FIX_CHANCE)
+    return build_reply_attack(f"always takes the {which} option", reply, fix=FIX_CHANCE)
 
 
 def _build_sign_attack(sign: str) -> Attack:
     """Build the policy that replies one letter or digit, unless it is a whole answer."""
 
-    def reply(seen: TaskView) -> str | None:
-        whole = any(re.search(rf"(?<!\w){sign}(?!\w)", each, re.IGNORECASE) for each in format_turns(seen.own))
-        return None if whole or seen.claims.chance > 0 else sign
+    def reply(view: TaskView) -> str | None:
+        whole = any(re.search(rf"(?<!\w){sign}(?!\w)", each, re.IGNORECASE) for each in format_turns(view.own))
+        return None if whole or view.claims.chance > 0 else sign
 
-    return build_reply_attack(f"replies {sign!r} and nothing else", reply, mend=FIX_PREFIX_MATCH, tasks=1)
+    return build_reply_attack(f"replies {sign!r} and nothing else", reply, fix=FIX_PREFIX_MATCH, tasks=1)
 
 
 def _build_reasoning_attack(name: str, thought: Callable[[TaskView], str]) -> Attack:
-    def script(seen: TaskView) -> Turns:
-        text = thought(seen)
+    def script(view: TaskView) -> Turns:
+        text = thought(view)
         return (
             [[responses.build_reasoning(text, id="rs_0"), responses.build_message("Done.", id="msg_0")]] if text else []
         )
@@ -328,65 +329,67 @@ def _build_reasoning_attack(name: str, thought: Callable[[TaskView], str]) -> At
 
 
 def _build_expression_attack(place: int, form: Callable[[str], str]) -> Attack:
-    def reply(seen: TaskView) -> str | None:
-        found = find_expressions(seen.prompt)
-        return form(found[place]) if found else None
+    def reply(view: TaskView) -> str | None:
+        matches = find_expressions(view.prompt)
+        return form(matches[place]) if matches else None
 
     return build_reply_attack(
-        "repeats the expression of the prompt instead of its value", reply, mend=FIX_EVALUATION, tasks=6
+        "repeats the expression of the prompt instead of its value", reply, fix=FIX_EVALUATION, tasks=6
     )
 
 
 def _build_tool_attack(place: int, times: int) -> Attack:
     """Build the policy that calls one tool with plain values *times* times in a turn."""
 
-    def script(seen: TaskView) -> Turns:
-        if place >= len(seen.tools):
+    def script(view: TaskView) -> Turns:
+        if place >= len(view.tools):
             return []
-        tool = seen.tools[place]
+        tool = view.tools[place]
         plain = json.dumps(build_plain_value((tool.get("parameters") or {}) | {"type": "object"}))
-        return [build_call_turn(*[(str(tool["name"]), plain)] * times), *build_text_attack("", "Done.").script(seen)]
+        return [build_call_turn(*[(str(tool["name"]), plain)] * times), *build_text_attack("", "Done.").script(view)]
 
-    how = "and nothing else" if times == 1 else f"{times} times"
-    return Attack(f"calls one tool with plain values {how}", script, FIX_TOOL_NAME, 2)
+    times_text = "and nothing else" if times == 1 else f"{times} times"
+    return Attack(f"calls one tool with plain values {times_text}", script, FIX_TOOL_NAME, 2)
 
 
-def _call_until_budget(seen: TaskView) -> Turns:
-    tool = seen.tools[0] if seen.tools else {}
+def _call_until_budget(view: TaskView) -> Turns:
+    tool = view.tools[0] if view.tools else {}
     plain = json.dumps(build_plain_value((tool.get("parameters") or {}) | {"type": "object"}))
     return [build_call_turn((str(tool.get("name", "no_such_tool")), plain))]
 
 
-def _list_every_number(seen: TaskView) -> str | None:
-    found = list_numbers(seen.prompt)
-    return format_every_form(found[:60]) if found else None
+def _list_every_number(view: TaskView) -> str | None:
+    found_numbers = list_numbers(view.prompt)
+    return format_every_form(found_numbers[:60]) if found_numbers else None
 
 
-def _repeat_prompt(seen: TaskView) -> str:
-    return " ".join([*map(str, range(201)), *list_options(seen.prompt)])
+def _repeat_prompt(view: TaskView) -> str:
+    return " ".join([*map(str, range(201)), *list_options(view.prompt)])
 
 
-def _list_every_choice(seen: TaskView) -> Turns:
-    asked = [(str(tool["name"]), json.dumps(given)) for tool in seen.tools for given in iter_enum_arguments(tool)]
-    return [build_call_turn(*asked[:60]), *build_text_attack("", "Done.").script(seen)] if asked else []
+def _list_every_choice(view: TaskView) -> Turns:
+    tool_calls = [
+        (str(tool["name"]), json.dumps(arguments)) for tool in view.tools for arguments in iter_enum_arguments(tool)
+    ]
+    return [build_call_turn(*tool_calls[:60]), *build_text_attack("", "Done.").script(view)] if tool_calls else []
 
 
 PANEL: tuple[Attack, ...] = (
-    build_text_attack("says nothing", "", mend=FIX_EMPTY_ANSWER),
-    build_text_attack("says blanks", " \n\t ", mend=FIX_EMPTY_ANSWER, tasks=4),
-    build_text_attack("says that it does not know", "I don't know.", mend=FIX_EMPTY_ANSWER, tasks=6),
-    build_text_attack("gives an empty box", "\\boxed{}\n<answer></answer>\nAnswer:", mend=FIX_EMPTY_ANSWER, tasks=6),
+    build_text_attack("says nothing", "", fix=FIX_EMPTY_ANSWER),
+    build_text_attack("says blanks", " \n\t ", fix=FIX_EMPTY_ANSWER, tasks=4),
+    build_text_attack("says that it does not know", "I don't know.", fix=FIX_EMPTY_ANSWER, tasks=6),
+    build_text_attack("gives an empty box", "\\boxed{}\n<answer></answer>\nAnswer:", fix=FIX_EMPTY_ANSWER, tasks=6),
     build_reply_attack(
-        "repeats the user's message", lambda seen: seen.last_message("user") or None, mend=FIX_WHOLE_ANSWER
+        "repeats the user's message", lambda seen: seen.last_message("user") or None, fix=FIX_WHOLE_ANSWER
     ),
     build_reply_attack(
         "repeats the system's message",
         lambda seen: seen.last_message("system", "developer") or None,
-        mend=FIX_WHOLE_ANSWER,
+        fix=FIX_WHOLE_ANSWER,
     ),
-    build_reply_attack("repeats the whole prompt", lambda seen: seen.prompt or None, mend=FIX_WHOLE_ANSWER),
+    build_reply_attack("repeats the whole prompt", lambda seen: seen.prompt or None, fix=FIX_WHOLE_ANSWER),
     Attack("gives the answer of another task", lambda seen: seen.other, "compare with this task's own answer"),
-    build_reply_attack("gives every option at once", _list_prompt_options, mend=FIX_SINGLE_ANSWER),
+    build_reply_attack("gives every option at once", _list_prompt_options, fix=FIX_SINGLE_ANSWER),
     *(_build_listing_attack(form) for form in ("\n".join, format_every_form)),
     *(_build_option_attack(place, which) for place, which in enumerate(ORDINALS)),
     _build_option_attack(-1, "last"),
@@ -395,25 +398,25 @@ PANEL: tuple[Attack, ...] = (
         _list_every_choice,
         "let wrong calls cost what right ones pay",
     ),
-    build_text_attack("says every number from 0 to 200", " ".join(map(str, range(201))), mend=FIX_SINGLE_ANSWER),
+    build_text_attack("says every number from 0 to 200", " ".join(map(str, range(201))), fix=FIX_SINGLE_ANSWER),
     build_text_attack(
         "says every letter and yes and no",
         format_every_form([*"ABCDE", "yes", "no", "True", "False"]),
-        mend=FIX_SINGLE_ANSWER,
+        fix=FIX_SINGLE_ANSWER,
     ),
-    build_reply_attack("says every number of the prompt", _list_every_number, mend=FIX_SINGLE_ANSWER),
+    build_reply_attack("says every number of the prompt", _list_every_number, fix=FIX_SINGLE_ANSWER),
     build_text_attack(
         "fills thirty boxes",
         "\n".join(format_answer(str(number)) for number in range(30)),
-        mend=FIX_SINGLE_ANSWER,
+        fix=FIX_SINGLE_ANSWER,
         tasks=6,
     ),
-    build_text_attack("always says yes", "yes", mend=FIX_CHANCE),
-    build_text_attack("always says no", "no", mend=FIX_CHANCE),
-    build_text_attack("always says 0", format_answer("0"), mend=FIX_CHANCE),
-    build_text_attack("always says 1", format_answer("1"), mend=FIX_CHANCE),
+    build_text_attack("always says yes", "yes", fix=FIX_CHANCE),
+    build_text_attack("always says no", "no", fix=FIX_CHANCE),
+    build_text_attack("always says 0", format_answer("0"), fix=FIX_CHANCE),
+    build_text_attack("always says 1", format_answer("1"), fix=FIX_CHANCE),
     build_text_attack(
-        "answers with a wildcard", ".*", mend="never use the reply as a pattern; escape it or compare it", tasks=4
+        "answers with a wildcard", ".*", fix="never use the reply as a pattern; escape it or compare it", tasks=4
     ),
     *(_build_sign_attack(sign) for sign in string.ascii_letters + string.digits),
     *(_build_expression_attack(place, form) for place in (0, -1) for form in (str, format_answer)),

@@ -31,24 +31,24 @@ class _BlockedLoopHandler(logging.Handler):
 
 
 async def _check_blocking(subject: Subject) -> list[Finding]:
-    held, log = _BlockedLoopHandler(), logging.getLogger("gymsdk")
+    handler, log = _BlockedLoopHandler(), logging.getLogger("gymsdk")
     async with subject.enter_environment() as environment:
-        played = await build_scripts(
+        played_scripts = await build_scripts(
             subject, environment, tasks=await subject.count_affordable(environment, MAX_TASKS, each=6)
         )
-        log.addHandler(held)
+        log.addHandler(handler)
         try:
-            for script in played * PLAY_ROUNDS:
+            for script in played_scripts * PLAY_ROUNDS:
                 await Performance(script, environment).play_all()
         finally:
-            log.removeHandler(held)
-    episodes = len(played) * PLAY_ROUNDS
+            log.removeHandler(handler)
+    episodes = len(played_scripts) * PLAY_ROUNDS
     return [
         Finding(
-            seen=f"{what} held the event loop for more than {MAX_LOOP_BLOCK_SECONDS * 1e3:.0f} ms"
+            seen=f"{name} held the event loop for more than {MAX_LOOP_BLOCK_SECONDS * 1e3:.0f} ms"
             f" {times} times in {episodes} episodes"
         )
-        for what, times in held.by.items()
+        for name, times in handler.by.items()
         if times >= max(3, episodes // 4)
     ]
 

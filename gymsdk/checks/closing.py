@@ -78,8 +78,8 @@ async def _exhaust_turns(watched: _CountingEnvironment, task: Task, budget: Budg
 
 async def _play_garbage(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
     async def choose(_request: Item, episode: Episode | None) -> list[Item]:
-        said = sum(item.get("type") == "function_call" for item in episode.transcript.items) if episode else 0
-        return GARBAGE_TURNS[min(said, len(GARBAGE_TURNS) - 1)]
+        calls = sum(item.get("type") == "function_call" for item in episode.transcript.items) if episode else 0
+        return GARBAGE_TURNS[min(calls, len(GARBAGE_TURNS) - 1)]
 
     return await play(watched, ScriptedModel("garbage", choose), task, budget=budget)
 
@@ -116,10 +116,12 @@ async def _check_closing(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=len(ENDINGS))
         for task in sample_tasks(subject.tasks, tasks):
-            for how, ending in ENDINGS.items():
+            for description, ending in ENDINGS.items():
                 watched = _CountingEnvironment(environment)
                 await ending(watched, task, subject.budget)
-                findings += [Finding(seen=f"an episode {how}: {seen}") for seen in _list_miscounts(watched)]
+                findings += [
+                    Finding(seen=f"an episode {description}: {problem}") for problem in _list_miscounts(watched)
+                ]
     return list({finding.seen: finding for finding in findings}.values())
 
 

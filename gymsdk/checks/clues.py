@@ -26,12 +26,12 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 def list_options(prompt: str) -> list[str]:
     """Return the options in *prompt*: listed letters with their texts, quoted words, and alternatives like "a or b"."""
-    found: dict[str, None] = {}
+    options: dict[str, None] = {}
     for pattern in (_LINES, _INLINE, _LETTERS, _QUOTED, _EITHER):
         for match in pattern.findall(prompt):
             parts = (match,) if isinstance(match, str) else match
-            found.update(dict.fromkeys(part.strip() for part in parts if part.strip()))
-    return list(found)[:MAX_OPTIONS]
+            options.update(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    return list(options)[:MAX_OPTIONS]
 
 
 def list_letters(prompt: str) -> list[str]:
@@ -104,9 +104,12 @@ def _list_types(schema: Item) -> list[str]:
         return [kind]
     if isinstance(kind, list):
         return [str(each) for each in kind]
-    return [each for one in schema.get("anyOf") or [] if isinstance(one, dict) for each in _list_types(one)] or [
-        "string"
-    ]
+    return [
+        each
+        for alternative in schema.get("anyOf") or []
+        if isinstance(alternative, dict)
+        for each in _list_types(alternative)
+    ] or ["string"]
 
 
 ANSWER_WORDS = r"answer|solution|expected|gold|correct|truth|target|result|label|wanted|missing|secret|reference"
@@ -134,7 +137,7 @@ _TRAILING = " \t.;,)]}\"'"
 
 def find_after_words(text: str) -> list[str]:
     """Return the text after words such as `answer:`."""
-    return [found.strip(_TRAILING) for found in _AFTER_WORD.findall(text)]
+    return [match.strip(_TRAILING) for match in _AFTER_WORD.findall(text)]
 
 
 def find_in_fields(text: str) -> list[str]:
@@ -144,37 +147,37 @@ def find_in_fields(text: str) -> list[str]:
 
 def find_in_comments(text: str) -> list[str]:
     """Return the content of HTML comments, whole and after their last colon."""
-    return [part.strip() for found in _COMMENT.findall(text) for part in (found, found.rpartition(":")[2])]
+    return [part.strip() for comment in _COMMENT.findall(text) for part in (comment, comment.rpartition(":")[2])]
 
 
 def find_in_boxes(text: str) -> list[str]:
     """Return the content of boxes and answer tags."""
-    return [found.strip() for pattern in (_BOX, _TAG) for found in pattern.findall(text)]
+    return [match.strip() for pattern in (_BOX, _TAG) for match in pattern.findall(text)]
 
 
 def find_in_brackets(text: str) -> list[str]:
     """Return the text in brackets."""
-    return [found.strip() for found in _BRACKETS.findall(text)]
+    return [match.strip() for match in _BRACKETS.findall(text)]
 
 
 def find_in_prose(text: str) -> list[str]:
     """Return the text after verbs such as `is` or `are`."""
-    return [found.strip(_TRAILING) for found in _STATEMENT.findall(text)]
+    return [match.strip(_TRAILING) for match in _STATEMENT.findall(text)]
 
 
 def find_in_base64(text: str) -> list[str]:
     """Return the texts that are encoded as base64."""
-    return [plain for found in _BASE64.findall(text) if (plain := _decode_text(_decode_base64, found))]
+    return [plain for match in _BASE64.findall(text) if (plain := _decode_text(_decode_base64, match))]
 
 
 def find_in_hex(text: str) -> list[str]:
     """Return the texts that are encoded as hexadecimal."""
-    return [plain for found in _HEX.findall(text) if (plain := _decode_text(bytes.fromhex, found))]
+    return [plain for match in _HEX.findall(text) if (plain := _decode_text(bytes.fromhex, match))]
 
 
 def find_in_percent_encoding(text: str) -> list[str]:
     """Return the texts that are percent-encoded."""
-    return [plain for found in _PERCENT.findall(text) if (plain := unquote(found).strip()).isprintable()]
+    return [plain for match in _PERCENT.findall(text) if (plain := unquote(match).strip()).isprintable()]
 
 
 def find_in_rot13(text: str) -> list[str]:
@@ -188,11 +191,11 @@ def find_reversed(text: str) -> list[str]:
 
 
 def _find_candidates(text: str) -> list[str]:
-    found = [
-        each for look in (find_after_words, find_in_fields, find_in_comments, find_in_brackets) for each in look(text)
+    candidates = [
+        each for find in (find_after_words, find_in_fields, find_in_comments, find_in_brackets) for each in find(text)
     ]
     # In brackets, the hidden text follows a word that names it.
-    return [*found, *(each.rpartition(" ")[2] for each in found if " " in each)]
+    return [*candidates, *(each.rpartition(" ")[2] for each in candidates if " " in each)]
 
 
 def _decode_base64(text: str) -> bytes:
@@ -209,8 +212,8 @@ def _decode_text(decode: Callable[[str], bytes], text: str) -> str:
 
 def find_expressions(text: str) -> list[str]:
     """Return the sums and products of plain numbers, the longest first."""
-    found = [each.strip() for each in _EXPRESSION.findall(text)]
-    return sorted((each for each in found if re.search(r"\d\s*[-+*/^]", each)), key=len, reverse=True)
+    matches = [each.strip() for each in _EXPRESSION.findall(text)]
+    return sorted((each for each in matches if re.search(r"\d\s*[-+*/^]", each)), key=len, reverse=True)
 
 
 def find_last_line(text: str) -> list[str]:

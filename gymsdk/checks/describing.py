@@ -26,9 +26,9 @@ async def _check_schemas(subject: Subject) -> list[Finding]:
 
 def _collect_tools(subject: Subject) -> dict[str, Item]:
     """Return the schemas of the environment's tools and of the tools that its rows list, by name."""
-    own = {name: tool.schema for name, tool in subject.environment.tools.items()}
+    own_tools = {name: tool.schema for name, tool in subject.environment.tools.items()}
     listed = (tool for task in subject.tasks for tool in task.responses_create_params.get("tools") or [])
-    return {str(tool.get("name")): tool for tool in listed} | own
+    return {str(tool.get("name")): tool for tool in listed} | own_tools
 
 
 def _list_tool_errors(tool: Item) -> Iterator[str]:
@@ -67,8 +67,8 @@ def _list_schema_errors(node: object, whole: Item, place: str) -> Iterator[str]:
 def _iter_subschemas(node: Item) -> Iterator[tuple[str, object]]:
     """Yield the direct subschemas of *node* with their places."""
     for group in ("properties", "$defs"):
-        held = node.get(group, {})
-        yield from held.items() if isinstance(held, dict) else [(group, held)]
+        children = node.get(group, {})
+        yield from children.items() if isinstance(children, dict) else [(group, children)]
     for group in ("anyOf", "oneOf", "allOf", "prefixItems"):
         yield from ((f"{group}.{number}", each) for number, each in enumerate(node.get(group, [])))
     for key in ("items", "additionalProperties"):
@@ -77,10 +77,10 @@ def _iter_subschemas(node: Item) -> Iterator[tuple[str, object]]:
 
 
 def _resolves(reference: str, whole: Item) -> bool:
-    found: object = whole
+    node: object = whole
     for word in reference.removeprefix("#").strip("/").split("/") if reference != "#" else []:
-        found = found.get(word) if isinstance(found, dict) else None
-    return found is not None
+        node = node.get(word) if isinstance(node, dict) else None
+    return node is not None
 
 
 def _list_strict_errors(node: object, place: str) -> Iterator[str]:
@@ -96,16 +96,16 @@ def _list_strict_errors(node: object, place: str) -> Iterator[str]:
 
 
 async def _check_descriptions(subject: Subject) -> list[Finding]:
-    found = [
+    problems = [
         f"the tool {name!r} has no description"
         for name, tool in _collect_tools(subject).items()
         if not _read_description(tool)
     ]
-    found += [
+    problems += [
         wrong for tool in subject.environment.tools.values() for wrong in _list_undescribed_arguments(tool.schema)
     ]
-    found += [f"the setting {name!r} has no description" for name in _list_undescribed_settings(subject)]
-    return [Finding(seen=each) for each in found]
+    problems += [f"the setting {name!r} has no description" for name in _list_undescribed_settings(subject)]
+    return [Finding(seen=each) for each in problems]
 
 
 def _read_description(node: Item) -> bool:
@@ -114,18 +114,18 @@ def _read_description(node: Item) -> bool:
 
 def _list_undescribed_arguments(tool: Item) -> Iterator[str]:
     """Yield the arguments that neither their own nor the tool's description mentions."""
-    told = _extract_words(str(tool.get("description")))
+    described_words = _extract_words(str(tool.get("description")))
     for name, node in tool["parameters"].get("properties", {}).items():
-        if not _read_description(node) and not set(name.lower().split("_")) & told:
+        if not _read_description(node) and not set(name.lower().split("_")) & described_words:
             yield f"the argument {name!r} of the tool {tool['name']!r} has no description"
 
 
 def _list_undescribed_settings(subject: Subject) -> Iterator[str]:
     """Yield the settings that neither their own description nor the class's docstring mentions."""
     kind = type(subject.environment.config)
-    told = set(re.findall(r"\w+", kind.__doc__ or ""))
+    described_words = set(re.findall(r"\w+", kind.__doc__ or ""))
     for name, field in kind.model_fields.items():
-        if not field.description and name not in told:
+        if not field.description and name not in described_words:
             yield name
 
 

@@ -35,11 +35,11 @@ async def run_program(
     program: str,
     *arguments: str,
     seconds: float,
-    given: bytes = b"",
+    stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> ProcessResult:
-    """Run *program* with *given* as its standard input. Raises `TimeoutError` after *seconds*."""
+    """Run *program* with *stdin* as its standard input. Raises `TimeoutError` after *seconds*."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", program, *arguments),
         cwd=folder,
@@ -50,7 +50,7 @@ async def run_program(
     )
     try:
         async with asyncio.timeout(seconds):
-            output, errors = await process.communicate(given)
+            output, errors = await process.communicate(stdin)
     finally:
         if process.returncode is None:
             process.kill()
@@ -86,10 +86,10 @@ async def drawn(*, name: str, settings: dict[str, object], split: str, seed: int
     """Draw *count* rows of *split* in this interpreter and open the first *opened* of them."""
     from gymsdk.plugins.registry import load
 
-    found = Subject(name, lambda: load(name, **settings), seed=seed, count=count, split=split)
-    async with found.enter_environment() as environment:
-        openings = [await read_opening(environment, task, seed) for task in found.tasks[:opened]]
-    return Drawn.model_validate({"rows": [to_plain(task.row()) for task in found.tasks], "openings": openings})
+    subject = Subject(name, lambda: load(name, **settings), seed=seed, count=count, split=split)
+    async with subject.enter_environment() as environment:
+        openings = [await read_opening(environment, task, seed) for task in subject.tasks[:opened]]
+    return Drawn.model_validate({"rows": [to_plain(task.row()) for task in subject.tasks], "openings": openings})
 
 
 async def read_opening(environment: Environment, task: Task, seed: int) -> Plain:
@@ -114,18 +114,18 @@ async def draw_in_new_interpreter(
     """
     question = _build_request(subject, split=split, seed=seed, count=count, opened=opened)
     hashed = {"PYTHONHASHSEED": str(hash_seed)}
-    ended = await run_program(PROGRAM, seconds=INTERPRETER_SECONDS, given=question, environment=hashed)
+    ended = await run_program(PROGRAM, seconds=INTERPRETER_SECONDS, stdin=question, environment=hashed)
     if ended.code:
         raise BrokenEnvironment(f"a new process cannot draw its rows: {ended.last}")
     # The environment itself may print lines before the last one.
     return Drawn.model_validate_json(ended.output.rpartition(b"\n")[2])
 
 
-def _build_request(subject: Subject, **asked: str | int) -> bytes:
+def _build_request(subject: Subject, **parameters: str | int) -> bytes:
     if subject.entry is None:
         raise NotApplicable("the environment is not installed, so no other process can load it")
     try:
-        return jsonl.dump_json({"name": subject.name, "settings": dict(subject.settings), **asked})
+        return jsonl.dump_json({"name": subject.name, "settings": dict(subject.settings), **parameters})
     except (TypeError, ValueError):
         raise NotApplicable("its settings cannot be written as JSON, so another process cannot receive them") from None
 
@@ -145,9 +145,9 @@ MAX_SEEDS = 24
 
 async def _check_determinism(subject: Subject) -> list[Finding]:
     rows = [
-        found
+        finding
         for split in _check_splits(subject)
-        for found in [*await _check_rows(subject, split), *_find_constant_draws(subject, split)]
+        for finding in [*await _check_rows(subject, split), *_find_constant_draws(subject, split)]
     ]
     return rows + await _check_plays(subject)
 
@@ -157,17 +157,17 @@ def _check_splits(subject: Subject) -> tuple[str, ...]:
 
 
 async def _check_rows(subject: Subject, split: str) -> list[Finding]:
-    drawn = _draw_rows(subject.make(), split, subject.seed)
+    expected = _draw_rows(subject.make(), split, subject.seed)
     about = f"split {split!r} with seed {subject.seed}, drawn"
     for where, again in (
         ("a second time", subject.make()),
         ("after another seed", _enter_used_environment(subject, split)),
     ):
-        if found := find_difference(drawn, _draw_rows(again, split, subject.seed), "row"):
-            return [Finding(seen=f"{about} {where}: {found}")]
-    found = await _compare_interpreters(subject, split, drawn)
-    mend = "sort sets before you draw from them or print them, and seed with a string or a number, never with hash()"
-    return [Finding(seen=f"{about} in another interpreter: {found}", mend=mend)] if found else []
+        if change := find_difference(expected, _draw_rows(again, split, subject.seed), "row"):
+            return [Finding(seen=f"{about} {where}: {change}")]
+    change = await _compare_interpreters(subject, split, expected)
+    fix = "sort sets before you draw from them or print them, and seed with a string or a number, never with hash()"
+    return [Finding(seen=f"{about} in another interpreter: {change}", mend=fix)] if change else []
 
 
 def _find_constant_draws(subject: Subject, split: str) -> list[Finding]:
@@ -178,11 +178,11 @@ def _find_constant_draws(subject: Subject, split: str) -> list[Finding]:
     if len(opening) < MAX_SEEDS or all(each == opening[0] for each in opening):
         # There are too few tasks, or the split does not depend on the seed.
         return []
-    mend = "if kinds of tasks alternate, let the seed choose which kind comes first"
+    fix = "if kinds of tasks alternate, let the seed choose which kind comes first"
     return [
         Finding(
             seen=f"split {split!r}: {key!r} is {_list_values(opening, key)[0]!r} in the first task of every seed",
-            mend=mend,
+            mend=fix,
         )
         for key in row[0]
         if not is_numbering_field(key)
@@ -196,18 +196,18 @@ def _list_values(rows: list[Row], key: str) -> list[str | int | bool]:
     return list(dict.fromkeys(row[key] for row in rows if isinstance(row.get(key), (str, int, bool))))
 
 
-async def _compare_interpreters(subject: Subject, split: str, drawn: list[Plain]) -> str | None:
+async def _compare_interpreters(subject: Subject, split: str, expected: list[Plain]) -> str | None:
     """Return where another interpreter draws *split* differently or opens its first tasks differently."""
     try:
-        there = await draw_in_new_interpreter(subject, split, seed=subject.seed, count=len(drawn), opened=MAX_OPENED)
+        other = await draw_in_new_interpreter(subject, split, seed=subject.seed, count=len(expected), opened=MAX_OPENED)
     except NotApplicable:
         return None
-    if found := find_difference(drawn, to_plain(there.rows), "row"):
-        return found
+    if change := find_difference(expected, to_plain(other.rows), "row"):
+        return change
     async with subject.enter_environment() as environment:
         tasks = draw_tasks(environment, split, subject.seed, MAX_OPENED)
-        here = [await read_opening(environment, task, subject.seed) for task in tasks]
-    return find_difference(here, to_plain(there.openings), "opening")
+        openings = [await read_opening(environment, task, subject.seed) for task in tasks]
+    return find_difference(openings, to_plain(other.openings), "opening")
 
 
 def _draw_rows(environment: Environment, split: str, seed: int) -> list[Plain]:
@@ -224,20 +224,20 @@ def _enter_used_environment(subject: Subject, split: str) -> Environment:
 async def _check_plays(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
-        found = [
+        findings = [
             await _compare_replay(subject, environment, each)
             for each in await build_scripts(subject, environment, tasks=tasks)
         ]
-    return [finding for finding in found if finding]
+    return [finding for finding in findings if finding]
 
 
 async def _compare_replay(subject: Subject, environment: Environment, script: Script) -> Finding | None:
     once, again = [await Performance(script, environment).play_all() for _ in range(2)]
     async with subject.enter_environment() as other:
-        anew = await Performance(script, other).play_all()
-    for where, second in (("again", again), ("in a new environment", anew)):
-        if found := find_difference(once, second):
-            return Finding(seen=f"{script.title}, played {where}: {found}")
+        fresh = await Performance(script, other).play_all()
+    for where, second in (("again", again), ("in a new environment", fresh)):
+        if change := find_difference(once, second):
+            return Finding(seen=f"{script.title}, played {where}: {change}")
     return None
 
 

@@ -67,34 +67,36 @@ Face: TypeAlias = "Callable[[Environment, Sequence[Script], Budget], list[Plain]
 async def _check_faces(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=12)
-        played = await build_scripts(subject, environment, tasks=tasks)
-        here = [await _perform(environment, script) for script in played]
+        played_scripts = await build_scripts(subject, environment, tasks=tasks)
+        in_process = [await _perform(environment, script) for script in played_scripts]
     with restore_process_state():
-        return await _compare_faces(subject, played, here)
+        return await _compare_faces(subject, played_scripts, in_process)
 
 
-async def _compare_faces(subject: Subject, played: Sequence[Script], here: Sequence[Performance]) -> list[Finding]:
+async def _compare_faces(
+    subject: Subject, played_scripts: Sequence[Script], in_process: Sequence[Performance]
+) -> list[Finding]:
     """Compare how the scripts went in process with the other interfaces."""
-    expected = [_describe_performance(performance) for performance in here]
+    expected = [_describe_performance(performance) for performance in in_process]
     findings = []
     for name, face in FACES.items():
-        for budget in dict.fromkeys(script.budget for script in played):
-            chosen = [number for number, script in enumerate(played) if script.budget == budget]
-            scripts_of = [played[number] for number in chosen]
+        for budget in dict.fromkeys(script.budget for script in played_scripts):
+            chosen = [number for number, script in enumerate(played_scripts) if script.budget == budget]
+            scripts_of = [played_scripts[number] for number in chosen]
             # These interfaces run an event loop of their own and block the caller.
-            seen = await asyncio.to_thread(face, subject.make(), scripts_of, budget)
-            findings += _find_mismatch(name, scripts_of, [expected[number] for number in chosen], seen)
-    carried = [performance for performance in here if _is_expressible_over_http(performance)]
-    return [*findings, *await _compare_http(subject, carried)]
+            observed = await asyncio.to_thread(face, subject.make(), scripts_of, budget)
+            findings += _find_mismatch(name, scripts_of, [expected[number] for number in chosen], observed)
+    expressible = [performance for performance in in_process if _is_expressible_over_http(performance)]
+    return [*findings, *await _compare_http(subject, expressible)]
 
 
 def _find_mismatch(
-    name: str, played: Sequence[Script], expected: Sequence[Plain], seen: Sequence[Plain]
+    name: str, played_scripts: Sequence[Script], expected: Sequence[Plain], observed: Sequence[Plain]
 ) -> list[Finding]:
     """Return the first script whose results differ on the interface *name*."""
-    for script, one, other in zip(played, expected, seen, strict=True):
-        if found := find_difference(one, other):
-            return [Finding(seen=f"{script.title}, in process and {name}: {found}")]
+    for script, first, other in zip(played_scripts, expected, observed, strict=True):
+        if change := find_difference(first, other):
+            return [Finding(seen=f"{script.title}, in process and {name}: {change}")]
     return []
 
 
@@ -112,12 +114,12 @@ async def _perform(environment: Playable, script: Script) -> Performance:
 
 def _describe_performance(performance: Performance) -> Plain:
     opening = performance.episode.transcript.opening if performance.episode else []
-    seen = [_list_messages(items or []) for items in performance.answers]
-    told = _describe_rollout(performance.rollout) if performance.has_ended else None
+    steps = [_list_messages(items or []) for items in performance.answers]
+    end = _describe_rollout(performance.rollout) if performance.has_ended else None
     if performance.episode is None:
         # On the other interfaces, an episode that cannot be opened ends at its first step.
-        seen, told = ([[]], told) if performance.script.turns else ([], None)
-    return to_plain({"opening": _list_messages(opening), "steps": seen, "end": told})
+        steps, end = ([[]], end) if performance.script.turns else ([], None)
+    return to_plain({"opening": _list_messages(opening), "steps": steps, "end": end})
 
 
 def _list_messages(items: Sequence[Item]) -> list[Item]:
@@ -152,30 +154,30 @@ def _describe_info(info: Mapping[str, object], total: float) -> Plain:
     return to_plain({key: info.get(key) for key in COMPARED_FIELDS} | {"failure": kind, "reward": reward})
 
 
-def _play_env(environment: Environment, played: Sequence[Script], budget: Budget) -> list[Plain]:
+def _play_env(environment: Environment, played_scripts: Sequence[Script], budget: Budget) -> list[Plain]:
     from gymsdk.gym.env import Env
 
     env = Env(environment, turns=budget.turns, tools=budget.tools, seconds=budget.seconds)
     try:
-        return [_play_one(env, script) for script in played]
+        return [_play_one(env, script) for script in played_scripts]
     finally:
         env.close()
 
 
 def _play_one(env: Env, script: Script) -> Plain:
     opening, info = env.reset(seed=script.seed, options={"task": script.task})
-    seen, paid, over = [], [], False
+    observations, paid, over = [], [], False
     for turn in script.turns:
         if not over:
             observation, reward, terminated, truncated, info = env.step(list(turn))
-            seen.append(observation)
+            observations.append(observation)
             paid.append(float(reward))
             over = terminated or truncated
     end = _describe_info(info, sum(paid)) if over else None
-    return to_plain({"opening": opening, "steps": seen, "end": end})
+    return to_plain({"opening": opening, "steps": observations, "end": end})
 
 
-def _play_vector_env(environment: Environment, played: Sequence[Script], budget: Budget) -> list[Plain]:
+def _play_vector_env(environment: Environment, played_scripts: Sequence[Script], budget: Budget) -> list[Plain]:
     from gymsdk.gym.vector import VectorEnv
 
     env = VectorEnv(
@@ -187,7 +189,7 @@ def _play_vector_env(environment: Environment, played: Sequence[Script], budget:
         seconds=budget.seconds,
     )
     try:
-        return [_play_last_env(env, script) for script in played]
+        return [_play_last_env(env, script) for script in played_scripts]
     finally:
         env.close()
 
@@ -198,16 +200,16 @@ def _play_last_env(env: VectorEnv, script: Script) -> Plain:
     from gymsdk.gym.vector import info_of
 
     opening, infos = env.reset(seed=[script.seed] * NUM_ENVS, options={"task": [script.task] * NUM_ENVS})
-    seen, paid, over = [], [], False
+    last_observations, paid, over = [], [], False
     for turn in script.turns:
         if not over:
             observations, rewards, terminated, truncated, infos = env.step([list(turn)] * NUM_ENVS)
-            seen.append(observations[-1])
+            last_observations.append(observations[-1])
             paid.append(float(rewards[-1]))
             over = bool(np.any(terminated | truncated))
     last = info_of(infos, NUM_ENVS - 1)
     end = _describe_info(last, sum(paid)) if over and "outcome" in last else None
-    return to_plain({"opening": opening[-1], "steps": seen, "end": end})
+    return to_plain({"opening": opening[-1], "steps": last_observations, "end": end})
 
 
 FACES: dict[str, Face] = {"through Env": _play_env, "through VectorEnv": _play_vector_env}
@@ -235,33 +237,33 @@ def _is_json_verdict(verdict: Verdict | None) -> bool:
     return True
 
 
-async def _compare_http(subject: Subject, carried: Sequence[Performance]) -> list[Finding]:
-    if not carried:
+async def _compare_http(subject: Subject, performances: Sequence[Performance]) -> list[Finding]:
+    if not performances:
         return []
     async with serve_environment(subject.make()) as remote:
-        for performance in carried:
-            there = await _perform(remote, performance.script)
-            if found := find_difference(_describe_http_view(performance), _describe_http_view(there)):
-                return [Finding(seen=f"{performance.script.title}, in process and over HTTP: {found}")]
+        for performance in performances:
+            remote_performance = await _perform(remote, performance.script)
+            if change := find_difference(_describe_http_view(performance), _describe_http_view(remote_performance)):
+                return [Finding(seen=f"{performance.script.title}, in process and over HTTP: {change}")]
     return []
 
 
 def _describe_http_view(performance: Performance) -> Plain:
     """Return the part of a play that HTTP can represent: the opening, the tool outputs and the end."""
     opening = performance.episode.transcript.opening if performance.episode else []
-    told = _describe_rollout(performance.rollout) if performance.has_ended else None
-    return to_plain({"opening": opening, "steps": performance.answers, "end": _encode_nonfinite(told)})
+    end = _describe_rollout(performance.rollout) if performance.has_ended else None
+    return to_plain({"opening": opening, "steps": performance.answers, "end": _encode_nonfinite(end)})
 
 
-def _encode_nonfinite(told: Plain) -> Plain:
-    """Return *told* as JSON transports it: without nan and infinity, and with the reward beside the verdict."""
-    assert isinstance(told, dict) or told is None, "a rollout is described by an object"
-    verdict = (told or {}).get("verdict")
+def _encode_nonfinite(end: Plain) -> Plain:
+    """Return *end* as JSON transports it: without nan and infinity, and with the reward beside the verdict."""
+    assert isinstance(end, dict) or end is None, "a rollout is described by an object"
+    verdict = (end or {}).get("verdict")
     if not isinstance(verdict, dict):
-        return told
+        return end
     fields = {key: value for key, value in verdict.items() if key not in {"reward", "components"}}
     return {
-        **(told or {}),
+        **(end or {}),
         "verdict": {key: None if value in NONFINITE_NAMES else value for key, value in fields.items()},
     }
 

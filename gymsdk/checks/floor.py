@@ -37,38 +37,39 @@ JUDGED_AT_RESET = Attack("is judged right after reset", lambda _: [], FIX_EARLY_
 STOPPED_EARLY = Attack("stops in the middle of what the oracle does", lambda _: [], FIX_EARLY_VERIFY)
 
 
-async def judge_unplayed(subject: Subject, environment: Environment, seen: Sequence[TaskView]) -> list[Attempt]:
+async def judge_unplayed(subject: Subject, environment: Environment, views: Sequence[TaskView]) -> list[Attempt]:
     """Judge tasks before the policy has said anything."""
     return [
         Attempt(JUDGED_AT_RESET, each, [], await _judge_at_reset(subject, environment, each))
-        for each in seen[:MAX_EARLY_TASKS]
+        for each in views[:MAX_EARLY_TASKS]
     ]
 
 
-async def _judge_at_reset(subject: Subject, environment: Environment, seen: TaskView) -> Rollout:
-    performance = Performance(Script("nobody", seen.task, subject.seed, (), subject.brief_budget), environment)
+async def _judge_at_reset(subject: Subject, environment: Environment, view: TaskView) -> Rollout:
+    performance = Performance(Script("nobody", view.task, subject.seed, (), subject.brief_budget), environment)
     await performance.play_all()
     return performance.rollout
 
 
-async def judge_prefixes(subject: Subject, environment: Environment, seen: Sequence[TaskView]) -> list[Attempt]:
+async def judge_prefixes(subject: Subject, environment: Environment, views: Sequence[TaskView]) -> list[Attempt]:
     """Judge the first turns of the oracle's play.
 
     If only the closing words are missing, the full reward is correct. So these attempts need a verdict, of any reward.
     """
-    begun = [
+    prefixes = [
         (each, each.own[:length])
-        for each in seen[:MAX_EARLY_TASKS]
+        for each in views[:MAX_EARLY_TASKS]
         for length in range(1, len(each.own))[:MAX_PREFIXES]
     ]
     return [
-        Attempt(STOPPED_EARLY, each, way, await _judge_prefix(subject, environment, each, way)) for each, way in begun
+        Attempt(STOPPED_EARLY, each, turns, await _judge_prefix(subject, environment, each, turns))
+        for each, turns in prefixes
     ]
 
 
-async def _judge_prefix(subject: Subject, environment: Environment, seen: TaskView, way: Turns) -> Rollout:
-    budget = subject.budget.model_copy(update={"turns": len(way)})
-    return await subject.play(environment, ScriptedModel("cut", build_policy(way)), seen.task, budget=budget)
+async def _judge_prefix(subject: Subject, environment: Environment, view: TaskView, turns: Turns) -> Rollout:
+    budget = subject.budget.model_copy(update={"turns": len(turns)})
+    return await subject.play(environment, ScriptedModel("cut", build_policy(turns)), view.task, budget=budget)
 
 
 MAX_TASKS = 12
@@ -80,25 +81,25 @@ MAX_FINDINGS = 6
 
 async def _check_floor(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
-        seen = await _open_sample(subject, environment, MAX_TASKS)
-        attempts = await run_attacks(subject, environment, PANEL, seen)
+        views = await _open_sample(subject, environment, MAX_TASKS)
+        attempts = await run_attacks(subject, environment, PANEL, views)
     return [*shorten_findings(_find_gains(attempts)), *find_broken_attempts(attempts)]
 
 
 async def _check_canaries(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
-        seen = await _open_sample(subject, environment, MAX_EARLY_TASKS)
-        attempts = await run_attacks(subject, environment, CANARIES, seen)
-        fresh = await judge_unplayed(subject, environment, seen)
-        cut = await judge_prefixes(subject, environment, seen)
+        views = await _open_sample(subject, environment, MAX_EARLY_TASKS)
+        attempts = await run_attacks(subject, environment, CANARIES, views)
+        fresh = await judge_unplayed(subject, environment, views)
+        cut = await judge_prefixes(subject, environment, views)
     return [*shorten_findings(_find_gains([*attempts, *fresh])), *find_broken_attempts([*attempts, *fresh, *cut])]
 
 
-async def _open_sample(subject: Subject, environment: Environment, most: int) -> list[TaskView]:
-    seen = await open_tasks(subject, environment, sample_tasks(subject.tasks, most))
-    if not seen:
+async def _open_sample(subject: Subject, environment: Environment, max_tasks: int) -> list[TaskView]:
+    views = await open_tasks(subject, environment, sample_tasks(subject.tasks, max_tasks))
+    if not views:
         raise NotApplicable("no task of the environment could be opened; give it a `tasks` hook or data/*.jsonl")
-    return seen
+    return views
 
 
 def _find_gains(attempts: Iterable[Attempt]) -> list[Finding]:
@@ -116,31 +117,31 @@ def _find_above_maximum(attempts: Iterable[Attempt]) -> list[Finding]:
     for attempt in attempts:
         maximum = attempt.seen.claims.maximum
         if attempt.earned > maximum + TOLERANCE:
-            seen = (
+            text = (
                 f"a policy that {attempt.attack.name} earns {attempt.earned:g},"
                 f" more than the claimed maximum {maximum:g}"
             )
-            mend = "claim the highest possible reward in `claims(task).maximum`, or cap the reward"
-            return [Finding(seen=seen, task=describe_task(attempt.seen.task), mend=mend)]
+            fix = "claim the highest possible reward in `claims(task).maximum`, or cap the reward"
+            return [Finding(seen=text, task=describe_task(attempt.seen.task), mend=fix)]
     return []
 
 
 def shorten_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Return *findings* with everything after the first `MAX_FINDINGS` summarised in one finding."""
-    kept, rest = list(findings[:MAX_FINDINGS]), findings[MAX_FINDINGS:]
+    shown, rest = list(findings[:MAX_FINDINGS]), findings[MAX_FINDINGS:]
     if not rest:
-        return kept
+        return shown
     more = "; ".join(finding.seen.partition(", where ")[0].removeprefix("a policy that ") for finding in rest)
-    return [*kept, Finding(seen=f"the same holds for a policy that {more}")]
+    return [*shown, Finding(seen=f"the same holds for a policy that {more}")]
 
 
 def find_broken_attempts(attempts: Iterable[Attempt]) -> list[Finding]:
     """Return a finding for each way in which attempts were not scored, with the first attempt of each."""
-    ways: defaultdict[tuple[str, str], list[Attempt]] = defaultdict(list)
+    by_failure: defaultdict[tuple[str, str], list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         if failure := attempt.rollout.failure:
-            ways[failure.stage, failure.kind].append(attempt)
-    return [_describe_breakage(tried) for tried in ways.values()]
+            by_failure[failure.stage, failure.kind].append(attempt)
+    return [_describe_breakage(tried) for tried in by_failure.values()]
 
 
 def _describe_breakage(attempts: list[Attempt]) -> Finding:

@@ -52,11 +52,11 @@ class _Stage:
 async def _check_isolation(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
-        played = await build_scripts(subject, environment, tasks=tasks)
-        played = [*played, *played[:1]]
-        examples = await subject.count_affordable(environment, MAX_EXAMPLES, each=len(played), least=2)
-        alone = [await Performance(script, environment).play_all() for script in played]
-        stage = _Stage(environment, played, alone, time.monotonic() + TIME_SHARE * subject.seconds_left)
+        played_scripts = await build_scripts(subject, environment, tasks=tasks)
+        played_scripts = [*played_scripts, *played_scripts[:1]]
+        examples = await subject.count_affordable(environment, MAX_EXAMPLES, each=len(played_scripts), least=2)
+        alone = [await Performance(script, environment).play_all() for script in played_scripts]
+        stage = _Stage(environment, played_scripts, alone, time.monotonic() + TIME_SHARE * subject.seconds_left)
         return await _check_concurrent(stage) or await _check_interleaved(stage, examples)
 
 
@@ -64,8 +64,8 @@ async def _check_concurrent(stage: _Stage) -> list[Finding]:
     plays = [Performance(script, stage.environment) for script in (*stage.played, *stage.played)]
     await asyncio.gather(*(each.play_all() for each in plays))
     for each, expected in zip(plays, [*stage.alone, *stage.alone], strict=True):
-        if found := find_difference(expected, each.seen):
-            return [Finding(seen=f"{each.script.title}, played beside {len(plays) - 1} others: {found}")]
+        if change := find_difference(expected, each.seen):
+            return [Finding(seen=f"{each.script.title}, played beside {len(plays) - 1} others: {change}")]
     return []
 
 
@@ -84,10 +84,10 @@ async def _check_interleaved(stage: _Stage, examples: int) -> list[Finding]:
             playing.cancel()
 
     try:
-        found = await asyncio.to_thread(_shrink, run, len(stage.played), examples)
+        difference = await asyncio.to_thread(_shrink, run, len(stage.played), examples)
     finally:
         stage.over.set()
-    return [Finding(seen=found)] if found else []
+    return [Finding(seen=difference)] if difference else []
 
 
 async def _play_interleaving(stage: _Stage, picks: Sequence[int]) -> None:
@@ -95,14 +95,14 @@ async def _play_interleaving(stage: _Stage, picks: Sequence[int]) -> None:
     plays = [Performance(script, stage.environment) for script in stage.played]
     try:
         steps = [f"{chr(ord('A') + pick)} {await plays[pick].advance()}" for pick in picks if not plays[pick].over]
-        seen = [await each.play_all() for each in plays]
+        observed = [await each.play_all() for each in plays]
     finally:
         for each in plays:
             await each.close()
-    for each, expected, got in zip(plays, stage.alone, seen, strict=True):
-        if found := find_difference(expected, got):
+    for each, expected, got in zip(plays, stage.alone, observed, strict=True):
+        if change := find_difference(expected, got):
             order = ", ".join(steps[:MAX_PHASES]) + (", …" if len(steps) > MAX_PHASES else "")
-            raise _Drift(f"{each.script.title}, after the interleaved steps [{order}] of several episodes: {found}")
+            raise _Drift(f"{each.script.title}, after the interleaved steps [{order}] of several episodes: {change}")
 
 
 def _shrink(run: Callable[[list[int]], None], count: int, examples: int) -> str | None:

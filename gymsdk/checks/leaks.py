@@ -58,16 +58,18 @@ _PEER = re.compile(r"""['"\[({]*[\w.-]+(?: [\w.-]+){0,2}['"\])}.]*""")
 _ANSWER_FIELD = re.compile(ANSWER_WORDS, re.IGNORECASE)
 
 
-def list_secrets(task: Task, way: Turns, prompt: str) -> set[str]:
+def list_secrets(task: Task, turns: Turns, prompt: str) -> set[str]:
     """Return the oracle's answers and tool arguments, and the values of row fields that are named like an answer."""
-    texts = [extract_text(item.get("content")) for turn in way[-1:] for item in turn]
-    said = {found for text in texts for found in [*find_in_boxes(text), *find_after_words(text), text.strip()]}
-    for call in iter_tool_calls(item for turn in way for item in turn):
-        said.update(_iter_named_values(call.parsed(), named=True))
+    texts = [extract_text(item.get("content")) for turn in turns[-1:] for item in turn]
+    answers = {answer for text in texts for answer in [*find_in_boxes(text), *find_after_words(text), text.strip()]}
+    for call in iter_tool_calls(item for turn in turns for item in turn):
+        answers.update(_iter_named_values(call.parsed(), named=True))
     row = {key: value for key, value in task.row().items() if key != "responses_create_params"}
-    held = said.union(_iter_named_values(row, named=False))
+    candidates = answers.union(_iter_named_values(row, named=False))
     return {
-        each for each in held if MIN_SECRET_CHARS <= len(each) <= MAX_SECRET_CHARS and not contains_words(each, prompt)
+        each
+        for each in candidates
+        if MIN_SECRET_CHARS <= len(each) <= MAX_SECRET_CHARS and not contains_words(each, prompt)
     }
 
 
@@ -83,10 +85,13 @@ def _iter_named_values(value: Any, *, named: bool) -> Iterator[str]:
         yield str(value).strip()
 
 
-def drop_shared_secrets(known: list[set[str]]) -> list[set[str]]:
+def drop_shared_secrets(secrets_by_task: list[set[str]]) -> list[set[str]]:
     """Return the secrets of each task without those that many tasks share."""
-    owners = Counter(secret for secrets in known for secret in secrets)
-    return [{secret for secret in secrets if owners[secret] <= max(1, SHARED_SHARE * len(known))} for secrets in known]
+    owners = Counter(secret for secrets in secrets_by_task for secret in secrets)
+    return [
+        {secret for secret in secrets if owners[secret] <= max(1, SHARED_SHARE * len(secrets_by_task))}
+        for secrets in secrets_by_task
+    ]
 
 
 def is_one_of_many(secret: str, text: str, known: set[str]) -> bool:
@@ -134,12 +139,12 @@ FIX_LEAK = "keep the answer in fields of the row or in the state; write prompts,
 
 async def _check_leaks(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
-        seen = await open_tasks(subject, environment, sample_tasks(subject.tasks, MAX_TASKS))
-        if not seen:
+        views = await open_tasks(subject, environment, sample_tasks(subject.tasks, MAX_TASKS))
+        if not views:
             raise NotApplicable("no task of the environment could be opened; give it a `tasks` hook")
-        told = await gather_bounded(_collect_responses(subject, environment, each) for each in seen)
-        attempts = await run_attacks(subject, environment, [*CONTROL_ATTACKS, *_build_attacks(seen, told)], seen)
-    return [*_find_earned(attempts)[:MAX_FINDINGS], *_find_betrayals(seen, told)]
+        responses = await gather_bounded(_collect_responses(subject, environment, each) for each in views)
+        attempts = await run_attacks(subject, environment, [*CONTROL_ATTACKS, *_build_attacks(views, responses)], views)
+    return [*_find_earned(attempts)[:MAX_FINDINGS], *_find_betrayals(views, responses)]
 
 
 def _find_earned(attempts: Sequence[Attempt]) -> list[Finding]:
@@ -150,10 +155,10 @@ def _find_earned(attempts: Sequence[Attempt]) -> list[Finding]:
     plain = max(fmean(attempt.earned for attempt in by_attack[control]) for control in CONTROL_ATTACKS)
     looked = [tried for attack, tried in by_attack.items() if attack not in CONTROL_ATTACKS]
     return [
-        found
+        finding
         for tried in looked
         if fmean(each.earned for each in tried) > max(plain, _compute_threshold(tried))
-        for found in find_gain_beyond_chance(tried)
+        for finding in find_gain_beyond_chance(tried)
     ]
 
 
@@ -163,22 +168,23 @@ def _compute_threshold(tried: Sequence[Attempt]) -> float:
     return share * fmean(each.seen.claims.maximum for each in tried) - TOLERANCE
 
 
-def _list_schemas(seen: TaskView) -> str:
-    return json.dumps(seen.tools, ensure_ascii=False, default=str)
+def _list_schemas(view: TaskView) -> str:
+    return json.dumps(view.tools, ensure_ascii=False, default=str)
 
 
-async def _collect_responses(subject: Subject, environment: Environment, seen: TaskView) -> list[Item]:
+async def _collect_responses(subject: Subject, environment: Environment, view: TaskView) -> list[Item]:
     """Return everything that the environment answers to wrong calls and replies."""
-    names = [str(tool["name"]) for tool in seen.tools[:MAX_TOOLS]]
+    names = [str(tool["name"]) for tool in view.tools[:MAX_TOOLS]]
     empty = [(name, "{}") for name in ("no_such_tool", *names)]
-    plain = [(str(tool["name"]), _build_plain_call(tool)) for tool in seen.tools[:MAX_TOOLS]]
+    plain = [(str(tool["name"]), _build_plain_call(tool)) for tool in view.tools[:MAX_TOOLS]]
     calls = [
         responses.build_function_call(name, text, f"call_{n}", id=f"fc_{n}")
         for n, (name, text) in enumerate(empty + plain)
     ]
-    ends = [[responses.build_message(text, id="msg_0")] for text in ("I do not know.", format_answer("17"))]
+    wrong_replies = [[responses.build_message(text, id="msg_0")] for text in ("I do not know.", format_answer("17"))]
     rollouts = await gather_bounded(
-        subject.play_script(environment, build_policy(way), seen.task) for way in ([calls, ends[0]], ends)
+        subject.play_script(environment, build_policy(turns), view.task)
+        for turns in ([calls, wrong_replies[0]], wrong_replies)
     )
     return [item for rollout in rollouts for item in _list_environment_items(rollout)]
 
@@ -197,63 +203,65 @@ def _extract_texts(items: Sequence[Item], *, calls: bool) -> str:
     return "\n".join(extract_text(item.get("output") if calls else item.get("content")) for item in chosen)
 
 
-def _build_attacks(seen: Sequence[TaskView], told: Sequence[list[Item]]) -> list[Attack]:
+def _build_attacks(views: Sequence[TaskView], responses: Sequence[list[Item]]) -> list[Attack]:
     """Build the policies that reply with the first or the last match of a rule, bare and in answer form."""
-    shown = {
+    texts = {
         id(each): [
             each.prompt,
             _list_schemas(each),
-            _extract_texts(said, calls=True),
-            _extract_texts(said, calls=False),
+            _extract_texts(items, calls=True),
+            _extract_texts(items, calls=False),
         ]
-        for each, said in zip(seen, told, strict=True)
+        for each, items in zip(views, responses, strict=True)
     }
     return [
-        _build_rule_attack(rule, shown, place, form)
+        _build_rule_attack(rule, texts, place, form)
         for rule in RULES
         for place in (0, -1)
         for form in (str, format_answer)
     ]
 
 
-def _build_rule_attack(rule: Rule, shown: dict[int, list[str]], place: int, form: Callable[[str], str]) -> Attack:
-    def reply(seen: TaskView) -> str | None:
-        if rule.is_asked_for(seen.prompt):
+def _build_rule_attack(rule: Rule, texts: dict[int, list[str]], place: int, form: Callable[[str], str]) -> Attack:
+    def reply(view: TaskView) -> str | None:
+        if rule.is_asked_for(view.prompt):
             return None
-        found = [each for text in shown[id(seen)] for each in rule.find(text)]
-        return form(found[place]) if found else None
+        matches = [each for text in texts[id(view)] for each in rule.find(text)]
+        return form(matches[place]) if matches else None
 
-    return build_reply_attack(rule.name, reply, mend=FIX_LEAK, tasks=rule.tasks)
+    return build_reply_attack(rule.name, reply, fix=FIX_LEAK, tasks=rule.tasks)
 
 
-def _find_betrayals(seen: Sequence[TaskView], told: Sequence[list[Item]]) -> list[Finding]:
+def _find_betrayals(views: Sequence[TaskView], responses: Sequence[list[Item]]) -> list[Finding]:
     """Return the places in which tasks' own answers appear."""
-    own = drop_shared_secrets([list_secrets(each.task, each.own, each.prompt) for each in seen])
+    own_secrets = drop_shared_secrets([list_secrets(each.task, each.own, each.prompt) for each in views])
     places = {
-        "the schema of a tool": [_list_schemas(each) for each in seen],
-        "the answer to a wrong call": [_extract_texts(said, calls=True) for said in told],
-        "the answer to a wrong reply": [_extract_texts(said, calls=False) for said in told],
+        "the schema of a tool": [_list_schemas(each) for each in views],
+        "the answer to a wrong call": [_extract_texts(items, calls=True) for items in responses],
+        "the answer to a wrong reply": [_extract_texts(items, calls=False) for items in responses],
     }
-    return [found for name, texts in places.items() for found in _find_betrayal(seen, name, texts, own)]
+    return [finding for name, texts in places.items() for finding in _find_betrayal(views, name, texts, own_secrets)]
 
 
-def _find_betrayal(seen: Sequence[TaskView], place: str, texts: list[str], own: list[set[str]]) -> list[Finding]:
+def _find_betrayal(
+    views: Sequence[TaskView], place: str, texts: list[str], own_secrets: list[set[str]]
+) -> list[Finding]:
     hits = [
         (each, secret)
-        for number, (each, known) in enumerate(zip(seen, own, strict=True))
-        for secret in sorted(known)
+        for number, (each, own) in enumerate(zip(views, own_secrets, strict=True))
+        for secret in sorted(own)
         if contains_words(secret, texts[number])
         and not _is_common(secret, texts, number)
-        and not is_one_of_many(secret, texts[number], known)
+        and not is_one_of_many(secret, texts[number], own)
     ]
     tasks = {id(each) for each, _ in hits}
-    if len(tasks) < max(2, MIN_SHARE * len(seen)):
+    if len(tasks) < max(2, MIN_SHARE * len(views)):
         return []
     first, secret = hits[0]
-    told = f"{place} contains {secret!r}, which belongs to the right answer; {len(tasks)} of {len(seen)} tasks show"
+    text = f"{place} contains {secret!r}, which belongs to the right answer; {len(tasks)} of {len(views)} tasks show"
     return [
         Finding(
-            seen=f"{told} their answer there, and other tasks hardly ever do",
+            seen=f"{text} their answer there, and other tasks hardly ever do",
             task=describe_task(first.task),
             mend=FIX_LEAK,
         )

@@ -50,16 +50,16 @@ def _find_split_file(subject: Subject, split: str) -> Path | None:
 
 def _read_file(subject: Subject, path: Path) -> Iterator[Finding]:
     for number, line in jsonl.read_lines(path):
-        where = f"{path.parent.name}/{path.name}:{number}"
+        location = f"{path.parent.name}/{path.name}:{number}"
         try:
-            row = jsonl.parse_row(line, where=where)
+            row = jsonl.parse_row(line, where=location)
         except BadRow as error:
             yield Finding(seen=str(error), mend=FIX_LINE)
             continue
         try:
             subject.environment.read(row)
         except BadRow as error:
-            yield Finding(seen=f"{where}: {error}", mend=FIX_LINE)
+            yield Finding(seen=f"{location}: {error}", mend=FIX_LINE)
 
 
 def _read_drawn(subject: Subject, split: str) -> Iterator[Finding]:
@@ -111,24 +111,24 @@ async def check_loading(subject: Subject, *, seconds: float = LOAD_SECONDS) -> l
     try:
         tasks = await threads.run(lambda: subject.tasks, timeout=seconds)
     except TimeoutError:
-        seen = f"{subject.count} tasks of each split were not drawn within {seconds:g} seconds"
-        return [Finding(seen=seen, mend="yield tasks one by one as they are made")]
+        text = f"{subject.count} tasks of each split were not drawn within {seconds:g} seconds"
+        return [Finding(seen=text, mend="yield tasks one by one as they are made")]
     except BadRow as error:
         return find_unreadable_rows(subject) or [Finding(seen=str(error))]
     if tasks:
         return []
-    seen = (
+    text = (
         f"none of its splits has a task: {', '.join(environment.splits)}" if environment.splits else "it has no split"
     )
-    return [Finding(seen=seen, mend="write a `tasks` hook, put rows into `data/<split>.jsonl`, or name a file of rows")]
+    return [Finding(seen=text, mend="write a `tasks` hook, put rows into `data/<split>.jsonl`, or name a file of rows")]
 
 
 async def check_splits(subject: Subject, *, seconds: float = FIRST_TASK_SECONDS) -> list[Finding]:
     """Return which splits have no name or no task, or take more than *seconds* to yield the first."""
     if not subject.environment.splits:
         raise NotApplicable("it has no splits; it plays files of rows")
-    found = [await _draw_first_task(subject, split, seconds) for split in subject.splits]
-    return [finding for finding in found if finding]
+    findings = [await _draw_first_task(subject, split, seconds) for split in subject.splits]
+    return [finding for finding in findings if finding]
 
 
 async def _draw_first_task(subject: Subject, split: str, seconds: float) -> Finding | None:
@@ -136,16 +136,18 @@ async def _draw_first_task(subject: Subject, split: str, seconds: float) -> Find
     if not split.strip():
         return Finding(seen=f"a split is named {split!r}", mend="give each split a name that is a word")
     started = time.perf_counter()
-    drawn = partial(next, subject.make().tasks(split, seed=subject.seed), None)
+    draw = partial(next, subject.make().tasks(split, seed=subject.seed), None)
     try:
-        task = await ThreadPool().run(drawn, timeout=LOAD_SECONDS)
+        task = await ThreadPool().run(draw, timeout=LOAD_SECONDS)
     except TimeoutError:
         return Finding(seen=f"the first task of {split!r} did not arrive within {LOAD_SECONDS:g} seconds")
     if task is None:
         return Finding(seen=f"the split {split!r} has no task")
-    spent = time.perf_counter() - started
-    if spent > seconds:
-        return Finding(seen=f"the first task of {split!r} took {spent:.1f} seconds, more than the allowed {seconds:g}")
+    duration = time.perf_counter() - started
+    if duration > seconds:
+        return Finding(
+            seen=f"the first task of {split!r} took {duration:.1f} seconds, more than the allowed {seconds:g}"
+        )
     return None
 
 
@@ -153,20 +155,21 @@ async def _check_overlap(subject: Subject) -> list[Finding]:
     splits = [split for split in subject.environment.splits if split != EXAMPLE_SPLIT]
     if len(splits) < 2:  # noqa: PLR2004  # it takes two to share
         raise NotApplicable("it has a single split; there is nothing to compare")
-    drawn = {split: _compute_fingerprints(subject, split) for split in splits}
-    found = []
-    for one, other in combinations(splits, 2):
-        if shared := drawn[one].rows.keys() & drawn[other].rows.keys():
-            what, shown = "rows", drawn[one].rows[min(shared)]
+    fingerprints = {split: _compute_fingerprints(subject, split) for split in splits}
+    findings = []
+    for first, other in combinations(splits, 2):
+        if shared := fingerprints[first].rows.keys() & fingerprints[other].rows.keys():
+            kind, example = "rows", fingerprints[first].rows[min(shared)]
         elif (
-            len(shared := drawn[one].prompts.keys() & drawn[other].prompts.keys()) > OVERLAP_SHARE * drawn[other].count
+            len(shared := fingerprints[first].prompts.keys() & fingerprints[other].prompts.keys())
+            > OVERLAP_SHARE * fingerprints[other].count
         ):
-            what, shown = "prompts", drawn[one].prompts[min(shared)]
+            kind, example = "prompts", fingerprints[first].prompts[min(shared)]
         else:
             continue
-        seen = f"{len(shared)} of the first {drawn[other].count} {what} of {other!r} are in {one!r} too"
-        found.append(Finding(seen=seen, task=shown))
-    return found
+        text = f"{len(shared)} of the first {fingerprints[other].count} {kind} of {other!r} are in {first!r} too"
+        findings.append(Finding(seen=text, task=example))
+    return findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +203,8 @@ def is_numbering_field(key: str) -> bool:
 
 
 async def _check_rows(subject: Subject) -> list[Finding]:
-    found = [_check_round_trip(subject, task) for task in subject.tasks]
-    return [*find_unreadable_rows(subject), *(finding for finding in found if finding)]
+    findings = [_check_round_trip(subject, task) for task in subject.tasks]
+    return [*find_unreadable_rows(subject), *(finding for finding in findings if finding)]
 
 
 def _check_round_trip(subject: Subject, task: Task) -> Finding | None:
@@ -213,34 +216,34 @@ def _check_round_trip(subject: Subject, task: Task) -> Finding | None:
         reason = f"{type(error).__name__}: {error}"
         return Finding(seen=f"a row cannot be written as JSON: {reason}", task=describe_task(task))
     try:
-        again = subject.environment.read(jsonl.parse_row(line, where="its own row"))
+        read_back = subject.environment.read(jsonl.parse_row(line, where="its own row"))
     except BadRow as error:
         return Finding(seen=f"a row that was written cannot be read: {error}", task=describe_task(task))
-    if changed := _list_changed_fields(row, again.row()) or _list_differing_fields(task, again):
+    if changed := _list_changed_fields(row, read_back.row()) or _list_differing_fields(task, read_back):
         return Finding(seen=f"written and read back, {', '.join(changed)} of a row changed", task=describe_task(task))
     return None
 
 
-def _list_changed_fields(row: Row, again: Row) -> list[str]:
-    return sorted(key for key in row.keys() | again.keys() if row.get(key) != again.get(key))
+def _list_changed_fields(row: Row, read_back: Row) -> list[str]:
+    return sorted(key for key in row.keys() | read_back.keys() if row.get(key) != read_back.get(key))
 
 
-def _list_differing_fields(task: Task, again: Task) -> list[str]:
+def _list_differing_fields(task: Task, read_back: Task) -> list[str]:
     """Return the declared fields whose values differ although they serialise equally."""
-    names = type(again).model_fields.keys() - Task.model_fields.keys()
-    return sorted(name for name in names if getattr(task, name, None) != getattr(again, name))
+    names = type(read_back).model_fields.keys() - Task.model_fields.keys()
+    return sorted(name for name in names if getattr(task, name, None) != getattr(read_back, name))
 
 
 async def _check_prompts(subject: Subject) -> list[Finding]:
     silent = [task for task in subject.tasks if not _has_content(task.input)]
     async with subject.enter_environment() as environment:
-        found = []
+        findings = []
         for task in silent:
             episode = await environment.reset(task, seed=subject.seed)
             if not _has_content(episode.transcript.opening):
-                found.append(Finding(seen="an episode opens without text for the policy", task=str(task.row())[:80]))
+                findings.append(Finding(seen="an episode opens without text for the policy", task=str(task.row())[:80]))
             await environment.close(episode)
-    return found
+    return findings
 
 
 def _has_content(items: Sequence[dict[str, object]]) -> bool:
@@ -258,9 +261,9 @@ async def _check_verdicts(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         plays = [(name, task) for name in ("oracle", "null") for task in subject.tasks[:2]]
         rollouts = [await subject.play(environment, build(name), task) for name, task in plays]
-    seen = ((_find_verdict_error(rollout), rollout) for rollout in rollouts)
+    errors = ((_find_verdict_error(rollout), rollout) for rollout in rollouts)
     return [
-        Finding(seen=wrong, task=describe_task(subject.environment.read(each.row))) for wrong, each in seen if wrong
+        Finding(seen=wrong, task=describe_task(subject.environment.read(each.row))) for wrong, each in errors if wrong
     ]
 
 

@@ -36,15 +36,15 @@ NO_SOLVE = (
 
 
 async def play_oracle(
-    subject: Subject, environment: Environment, most: int = MAX_TASKS
+    subject: Subject, environment: Environment, max_tasks: int = MAX_TASKS
 ) -> list[tuple[Task, Claims, Play]]:
     """Play the sampled tasks with the oracle. Raises `NotApplicable` if it can solve none."""
-    tasks = sample_tasks(subject.tasks, await subject.count_affordable(environment, most, each=2 / CONCURRENCY))
+    tasks = sample_tasks(subject.tasks, await subject.count_affordable(environment, max_tasks, each=2 / CONCURRENCY))
     plays = await gather_bounded(subject.play_oracle(environment, task) for task in tasks)
-    known = [(task, play) for task, play in zip(tasks, plays, strict=True) if not _is_unsolved(play.rollout)]
-    if not known:
+    solved = [(task, play) for task, play in zip(tasks, plays, strict=True) if not _is_unsolved(play.rollout)]
+    if not solved:
         raise NotApplicable(NO_SOLVE if tasks else "the environment has no tasks to solve")
-    return [(task, await environment.claims(task), play) for task, play in known]
+    return [(task, await environment.claims(task), play) for task, play in solved]
 
 
 def _is_unsolved(rollout: Rollout) -> bool:
@@ -55,7 +55,7 @@ async def _check_maximum(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         played_out = await play_oracle(subject, environment)
     return limit_findings(
-        [found for task, claims, play in played_out for found in _find_shortfall(task, claims, play.rollout)]
+        [finding for task, claims, play in played_out for finding in _find_shortfall(task, claims, play.rollout)]
     )
 
 
@@ -66,12 +66,13 @@ def limit_findings(findings: list[Finding]) -> list[Finding]:
 
 
 def _find_shortfall(task: Task, claims: Claims, rollout: Rollout) -> Iterator[Finding]:
-    said = f"what `solve` plays ({_get_last_reply(rollout)})"
+    play_text = f"what `solve` plays ({_get_last_reply(rollout)})"
     if rollout.reward is None:
         failure = rollout.failure
         assert failure is not None, "a rollout without a reward has a failure"
         yield Finding(
-            seen=f"{said} is not scored: {failure.stage} {rollout.outcome} ({failure.kind}): {failure.message[:200]}",
+            seen=f"{play_text} is not scored: {failure.stage} {rollout.outcome}"
+            f" ({failure.kind}): {failure.message[:200]}",
             task=describe_task(task),
         )
     elif abs(rollout.reward - claims.maximum) > TOLERANCE and rollout.ended in BUDGET_LABELS:
@@ -83,8 +84,8 @@ def _find_shortfall(task: Task, claims: Claims, rollout: Rollout) -> Iterator[Fi
             " let `solve` come to an end",
         )
     elif abs(rollout.reward - claims.maximum) > TOLERANCE:
-        seen = f"{said} earns {rollout.reward:g}, the claimed maximum is {claims.maximum:g}"
-        yield Finding(seen=seen, task=describe_task(task))
+        text = f"{play_text} earns {rollout.reward:g}, the claimed maximum is {claims.maximum:g}"
+        yield Finding(seen=text, task=describe_task(task))
 
 
 def _get_last_reply(rollout: Rollout) -> str:
@@ -95,21 +96,21 @@ def _get_last_reply(rollout: Rollout) -> str:
 
 async def _check_variants(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
-        asked = [
+        variants = [
             (task, claims, variant, play)
             for task, claims, play in await play_oracle(subject, environment)
             for variant in claims.variants
             if play.rollout.outcome == "scored"
         ]
-        if not asked:
+        if not variants:
             raise NotApplicable("no task claims another right reply; list variants in `claims(task).variants`")
-        rollouts = await gather_bounded(_play_variant(subject, environment, *each) for each in asked)
-    pairs = zip(asked, rollouts, strict=True)
+        rollouts = await gather_bounded(_play_variant(subject, environment, *each) for each in variants)
+    pairs = zip(variants, rollouts, strict=True)
     return limit_findings(
         [
-            found
+            finding
             for (task, claims, variant, _), rollout in pairs
-            for found in _find_refused_variant(task, claims, variant, rollout)
+            for finding in _find_refused_variant(task, claims, variant, rollout)
         ]
     )
 
@@ -118,9 +119,9 @@ async def _play_variant(
     subject: Subject, environment: Environment, task: Task, _claims: Claims, variant: str, play: Play
 ) -> Rollout:
     """Play as the oracle did, with *variant* in place of its last reply."""
-    way = extract_turns(play)
-    replied = any(item.get("type") == "message" for item in way[-1]) if way else False
-    before = way[:-1] if replied else way
+    turns = extract_turns(play)
+    replied = any(item.get("type") == "message" for item in turns[-1]) if turns else False
+    before = turns[:-1] if replied else turns
     policy = ScriptedModel("variant", build_policy([*before, [responses.build_message(variant, id="msg_0")]]))
     return await subject.play(environment, policy, task)
 
@@ -139,7 +140,7 @@ async def _check_range(subject: Subject) -> list[Finding]:
         tasks = sample_tasks(
             subject.tasks, await subject.count_affordable(environment, MAX_TASKS // 2, each=3 / CONCURRENCY)
         )
-        findings = [found for task in tasks for found in _find_claims_error(task, await environment.claims(task))]
+        findings = [finding for task in tasks for finding in _find_claims_error(task, await environment.claims(task))]
         for name in ("oracle", "null", "random"):
             budget = subject.budget if name == "oracle" else subject.brief_budget
             plays = (subject.play(environment, build(name), task, budget=budget) for task in tasks)
@@ -155,22 +156,22 @@ def _find_claims_error(task: Task, claims: Claims) -> Iterator[Finding]:
             seen=f"the claims are not finite numbers: {claims.maximum}, {claims.chance}", task=describe_task(task)
         )
     elif claims.chance > claims.maximum + TOLERANCE:
-        seen = f"the claimed chance {claims.chance:g} is above the claimed maximum {claims.maximum:g}"
-        yield Finding(seen=seen, task=describe_task(task))
+        text = f"the claimed chance {claims.chance:g} is above the claimed maximum {claims.maximum:g}"
+        yield Finding(seen=text, task=describe_task(task))
 
 
-def _find_range_error(task: Task, claims: Claims, rollout: Rollout, who: str) -> Iterator[Finding]:
+def _find_range_error(task: Task, claims: Claims, rollout: Rollout, policy: str) -> Iterator[Finding]:
     if rollout.reward is None:
         if rollout.failure and rollout.failure.kind == "bad_answer":
-            yield Finding(seen=f"{who} gets no reward: {rollout.failure.message[:200]}", task=describe_task(task))
+            yield Finding(seen=f"{policy} gets no reward: {rollout.failure.message[:200]}", task=describe_task(task))
         return
     if rollout.reward > claims.maximum + TOLERANCE:
-        seen = f"{who} earns {rollout.reward:g}, more than the claimed maximum {claims.maximum:g}"
-        yield Finding(seen=seen, task=describe_task(task))
+        text = f"{policy} earns {rollout.reward:g}, more than the claimed maximum {claims.maximum:g}"
+        yield Finding(seen=text, task=describe_task(task))
     total = sum(rollout.components.values())
     if rollout.components and abs(total - rollout.reward) > TOLERANCE:
-        seen = f"{who} earns {rollout.reward:g}, but the components sum to {total:g}"
-        yield Finding(seen=seen, task=describe_task(task))
+        text = f"{policy} earns {rollout.reward:g}, but the components sum to {total:g}"
+        yield Finding(seen=text, task=describe_task(task))
 
 
 CHECKS = (

@@ -67,17 +67,17 @@ async def list_files(distribution: Distribution, top: str) -> set[str]:
     project = find_editable_project(distribution, top)
     if project is not None:
         return await list_wheel_files(project, distribution.version)
-    held = distribution.files
-    if held is None:
+    installed = distribution.files
+    if installed is None:
         raise NotApplicable("it was installed without a list of its files")
-    return {path.as_posix() for path in held}
+    return {path.as_posix() for path in installed}
 
 
 def find_editable_project(distribution: Distribution, top: str) -> Path | None:
     """Return the project folder of an editable install, or `None`."""
-    told = json.loads(distribution.read_text("direct_url.json") or "{}")
-    if told.get("dir_info", {}).get("editable"):
-        return Path(unquote(urlparse(told["url"]).path))
+    direct_url = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if direct_url.get("dir_info", {}).get("editable"):
+        return Path(unquote(urlparse(direct_url["url"]).path))
     # A build hook may install another project's editable wheel, whose URL is that of an archive.
     home = Path(str(distribution.locate_file(""))).resolve()
     folders = [path.resolve() for path in find_module_paths(top)]
@@ -112,13 +112,13 @@ async def list_wheel_files(project: Path, version: str) -> set[str]:
         if not backend.startswith(OFFLINE_BACKENDS):
             source = Path(shutil.copytree(project, Path(folder) / "source", ignore=IGNORED_PATTERNS))
         target = Path(tempfile.mkdtemp(dir=folder))
-        asked = {
+        request = {
             "backend": backend,
             "path": system.get("backend-path", []),
             "requires": system.get("requires", []),
             "target": str(target),
         }
-        await _build_wheel(source, asked, version, _format_install_command(system, top))
+        await _build_wheel(source, request, version, _format_install_command(system, top))
         return _list_folder(target)
 
 
@@ -133,12 +133,12 @@ def _list_folder(folder: Path) -> set[str]:
         return set(archive.namelist())
 
 
-async def _build_wheel(source: Path, asked: dict[str, object], version: str, install: str) -> None:
+async def _build_wheel(source: Path, request: dict[str, object], version: str, install: str) -> None:
     # The copy has no version control history to derive a version from.
     version_of = {"SETUPTOOLS_SCM_PRETEND_VERSION": version}
-    question = json.dumps(asked).encode()
+    question = json.dumps(request).encode()
     ended = await determinism.run_program(
-        BUILD_PROGRAM, seconds=BUILD_SECONDS, given=question, environment=version_of, folder=source
+        BUILD_PROGRAM, seconds=BUILD_SECONDS, stdin=question, environment=version_of, folder=source
     )
     if ended.code:
         if ended.last.startswith(MISSING_REQUIREMENT_ERRORS):
@@ -185,10 +185,10 @@ class ImportEffects(BaseModel):
 async def measure_import(module: str) -> ImportEffects:
     """Measure the import of *module* beyond that of gymsdk. Raises `ImportError` if it fails."""
     ended = await determinism.run_program(IMPORT_PROGRAM, module, seconds=IMPORT_SECONDS)
-    printed, _, told = ended.output.decode(errors="replace").strip().rpartition("\n")
+    printed, _, report = ended.output.decode(errors="replace").strip().rpartition("\n")
     if ended.code:
-        raise ImportError(told)
-    return ImportEffects.model_validate_json(told).model_copy(update={"printed": printed.strip()})
+        raise ImportError(report)
+    return ImportEffects.model_validate_json(report).model_copy(update={"printed": printed.strip()})
 
 
 IMPORT_CPU_SECONDS = 2.0
@@ -236,36 +236,38 @@ def _describe_location(home: Distribution) -> Message:
 
 
 async def _check_metadata(subject: Subject) -> list[Finding]:
-    told = _describe_location(_get_distribution(subject))
-    wanted = {
+    metadata = _describe_location(_get_distribution(subject))
+    required_fields = {
         "Name": "`name`",
         "Version": "`version`",
         "Summary": "`description`, a sentence for `gymsdk list`",
         "Requires-Python": "`requires-python`",
     }
-    found = [Finding(seen=f"it lacks {words}") for field, words in wanted.items() if not _has_field(told, field)]
-    required = {re.split(r"[^\w.-]", each, maxsplit=1)[0].lower() for each in told.get_all("Requires-Dist", [])}
+    findings = [
+        Finding(seen=f"it lacks {words}") for field, words in required_fields.items() if not _has_field(metadata, field)
+    ]
+    required = {re.split(r"[^\w.-]", each, maxsplit=1)[0].lower() for each in metadata.get_all("Requires-Dist", [])}
     if "gymsdk" not in required:
-        found.append(Finding(seen="it does not depend on `gymsdk`", mend='add `dependencies = ["gymsdk"]`'))
-    return found
+        findings.append(Finding(seen="it does not depend on `gymsdk`", mend='add `dependencies = ["gymsdk"]`'))
+    return findings
 
 
-def _has_field(told: Message, field: str) -> bool:
-    return told.get(field, "").strip() not in {"", "UNKNOWN"}
+def _has_field(metadata: Message, field: str) -> bool:
+    return metadata.get(field, "").strip() not in {"", "UNKNOWN"}
 
 
 async def _read_description(subject: Subject) -> list[Finding]:
-    told = _describe_location(_get_distribution(subject))
-    found = []
-    if not any(map(told.get_all, ("License-Expression", "License", "License-File"))) and not any(
-        each.startswith("License ::") for each in told.get_all("Classifier", [])
+    metadata = _describe_location(_get_distribution(subject))
+    findings = []
+    if not any(map(metadata.get_all, ("License-Expression", "License", "License-File"))) and not any(
+        each.startswith("License ::") for each in metadata.get_all("Classifier", [])
     ):
-        found.append(Finding(seen="it does not name a licence", mend='add `license = "…"` to pyproject.toml'))
-    page = str(told.get_payload() or told.get("Description", ""))
+        findings.append(Finding(seen="it does not name a licence", mend='add `license = "…"` to pyproject.toml'))
+    page = str(metadata.get_payload() or metadata.get("Description", ""))
     if len(page.strip()) < MIN_README_CHARS:
-        seen = f"its README has {len(page.strip())} characters" if page.strip() else "it has no README"
-        found.append(Finding(seen=seen, mend='write one and add `readme = "README.md"` to pyproject.toml'))
-    return found
+        text = f"its README has {len(page.strip())} characters" if page.strip() else "it has no README"
+        findings.append(Finding(seen=text, mend='write one and add `readme = "README.md"` to pyproject.toml'))
+    return findings
 
 
 async def _check_entry_point(subject: Subject) -> list[Finding]:
@@ -281,18 +283,18 @@ async def _check_entry_point(subject: Subject) -> list[Finding]:
 async def _check_files(subject: Subject) -> list[Finding]:
     home, top = _get_distribution(subject), re.split(r"[.:\[\s]", _get_entry(subject).module)[0]
     try:
-        held = await list_files(home, top)
+        shipped = await list_files(home, top)
     except BuildFailed as error:
         return [
             Finding(seen=f"its wheel cannot be built: {error}", mend="run `pip wheel --no-deps .` and fix the error")
         ]
-    found = []
-    if missing := sorted(set(_iter_source_files(top)) - held):
+    findings = []
+    if missing := sorted(set(_iter_source_files(top)) - shipped):
         listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")  # noqa: PLR2004
-        found.append(Finding(seen=f"not shipped: {listed}"))
-    if stray := sorted(_list_strays(held)):
-        found.append(Finding(seen=f"it ships {', '.join(stray)} beside the package", mend="ship the package alone"))
-    return found
+        findings.append(Finding(seen=f"not shipped: {listed}"))
+    if stray := sorted(_list_strays(shipped)):
+        findings.append(Finding(seen=f"it ships {', '.join(stray)} beside the package", mend="ship the package alone"))
+    return findings
 
 
 def _iter_source_files(top: str) -> Iterator[str]:
@@ -307,11 +309,11 @@ def _iter_source_files(top: str) -> Iterator[str]:
                 yield inside.as_posix()
 
 
-def _list_strays(held: set[str]) -> Iterator[str]:
+def _list_strays(shipped: set[str]) -> Iterator[str]:
     # The wheel lists scripts as `../../bin/…`.
-    tops = {path.split("/")[0] for path in held if not path.startswith((".", "/"))}
+    tops = {path.split("/")[0] for path in shipped if not path.startswith((".", "/"))}
     for name in tops:
-        alone = name in held
+        alone = name in shipped
         if name in STRAY_MODULES or (
             alone and (name in {"conftest.py", "setup.py"} or not name.endswith((".py", ".pth")))
         ):
@@ -322,26 +324,26 @@ async def check_import(subject: Subject, *, cpu: float = IMPORT_CPU_SECONDS) -> 
     """Check the import of the package: whether it prints, starts threads, loads heavy packages or costs too much."""
     module = _get_entry(subject).module.split(":")[0].split("[")[0].strip()
     try:
-        seen = await measure_import(module)
+        effects = await measure_import(module)
     except ImportError as error:
         return [Finding(seen=f"it cannot be imported: {error}", mend="fix the import first")]
     except TimeoutError:
         return [Finding(seen=f"its import did not end within {IMPORT_SECONDS:g} s", mend=FIX_WAITING)]
-    return [Finding(seen=each) for each in _list_import_costs(seen, cpu)]
+    return [Finding(seen=each) for each in _list_import_costs(effects, cpu)]
 
 
-def _list_import_costs(seen: ImportEffects, cpu: float) -> Iterator[str]:
-    heavy = sorted(HEAVY_MODULES & set(seen.modules))
+def _list_import_costs(effects: ImportEffects, cpu: float) -> Iterator[str]:
+    heavy = sorted(HEAVY_MODULES & set(effects.modules))
     if heavy:
         yield f"its import loads {', '.join(heavy)}"
-    if seen.cpu > cpu:
-        yield f"its import costs {seen.cpu:.1f} s of CPU, more than the allowed {cpu:g}"
-    if seen.wall > IMPORT_WALL_SECONDS and seen.cpu < BUSY_SHARE * seen.wall:
-        yield f"its import takes {seen.wall:.1f} s but computes only {seen.cpu:.1f} s of them: it waits for something"
-    if seen.printed:
-        yield f"its import prints {seen.printed[:120]!r}"
-    if seen.threads:
-        yield f"its import starts the threads {', '.join(seen.threads)}"
+    if effects.cpu > cpu:
+        yield f"its import costs {effects.cpu:.1f} s of CPU, more than the allowed {cpu:g}"
+    if effects.wall > IMPORT_WALL_SECONDS and effects.cpu < BUSY_SHARE * effects.wall:
+        yield f"its import takes {effects.wall:.1f} s but computes for only {effects.cpu:.1f} s: it waits for something"
+    if effects.printed:
+        yield f"its import prints {effects.printed[:120]!r}"
+    if effects.threads:
+        yield f"its import starts the threads {', '.join(effects.threads)}"
 
 
 CHECKS: tuple[Check, ...] = (

@@ -18,32 +18,34 @@ from gymsdk.types import Episode, Item, Playable, Rollout, Task, Verdict, extrac
 T = TypeVar("T")
 
 
-def sample_tasks(tasks: Sequence[T], most: int) -> list[T]:
-    """Return *most* of *tasks*, evenly spaced."""
-    count = min(most, len(tasks))
+def sample_tasks(tasks: Sequence[T], max_tasks: int) -> list[T]:
+    """Return *max_tasks* of *tasks*, evenly spaced."""
+    count = min(max_tasks, len(tasks))
     return [tasks[number * len(tasks) // count] for number in range(count)]
 
 
 def draw_tasks(environment: Environment, split: str, seed: int, count: int) -> list[Task]:
     """Return the first *count* tasks of *split*, or those before an unreadable row, which other checks report."""
-    found: list[Task] = []
+    tasks: list[Task] = []
     try:
-        found.extend(islice(environment.tasks(split, seed=seed), count))
+        tasks.extend(islice(environment.tasks(split, seed=seed), count))
     except BadRow:
         # `extend` keeps the tasks before the error.
-        return found
-    return found
+        return tasks
+    return tasks
 
 
 def describe_task(task: Task) -> str:
     """Describe *task* by its id and the beginning of its prompt, or by its fields if it has no prompt."""
     fields = {key: value for key, value in task if key != "responses_create_params"}
-    known = fields.get("id", fields.get("task_id"))
+    task_id = fields.get("id", fields.get("task_id"))
     # An environment may have emptied the row.
     items = task.input if "input" in task.responses_create_params else []
     prompt = " ".join(extract_text(item.get("content")) for item in items if _is_message_content(item.get("content")))
-    begins = shorten_text(" ".join(prompt.split()), 60) if prompt.strip() else shorten_text(repr(to_plain(fields)), 60)
-    return begins if known is None else f"{to_plain(known)}: {begins}"
+    beginning = (
+        shorten_text(" ".join(prompt.split()), 60) if prompt.strip() else shorten_text(repr(to_plain(fields)), 60)
+    )
+    return beginning if task_id is None else f"{to_plain(task_id)}: {beginning}"
 
 
 def _is_message_content(content: object) -> bool:
@@ -172,18 +174,18 @@ class Performance:
 
     async def _reset(self, sitting: EpisodeRunner) -> Plain:
         episode = await sitting.open(self.script.task, seed=self.script.seed)
-        shown = {"opening": episode.transcript.opening, "tools": episode.tools}
-        return to_plain({**shown, "state": episode.state})
+        view = {"opening": episode.transcript.opening, "tools": episode.tools}
+        return to_plain({**view, "state": episode.state})
 
     async def _step(self, sitting: EpisodeRunner) -> Plain:
         # The entry stays `None` if the turn fails.
         self.answers.append(None)
-        taken = await sitting.apply_response(
+        result = await sitting.apply_response(
             responses.build_response(list(self.script.turns[self._turn - 1]), model="script")
         )
-        self.answers[-1] = taken.items
+        self.answers[-1] = result.items
         after = sitting.episode.state if sitting.episode else None
-        return to_plain({"answer": taken.items, "reward": taken.reward, "ended": taken.ended, "state": after})
+        return to_plain({"answer": result.items, "reward": result.reward, "ended": result.ended, "state": after})
 
     async def _verify(self, sitting: EpisodeRunner) -> Plain:
         await sitting.verify()
@@ -203,13 +205,13 @@ async def record_turns(subject: Subject, environment: Environment, task: Task, p
 async def build_scripts(subject: Subject, environment: Environment, *, tasks: int) -> list[Script]:
     """Return the turns of the oracle and the random policy on a sample of *tasks*, and garbage on one of them."""
     chosen = sample_tasks(subject.tasks, tasks)
-    found = [
+    recorded = [
         await record_turns(subject, environment, task, policy) for task in chosen for policy in ("oracle", "random")
     ]
     garbage = [Script("garbage", task, subject.seed, GARBAGE_TURNS, subject.brief_budget) for task in chosen[:1]]
-    return [script for script in found if script is not None] + garbage
+    return [script for script in recorded if script is not None] + garbage
 
 
-def serialize_verdict(given: object) -> Plain:
+def serialize_verdict(verdict: object) -> Plain:
     """Return a verdict as plain JSON."""
-    return to_plain(given) if isinstance(given, Verdict) else None
+    return to_plain(verdict) if isinstance(verdict, Verdict) else None

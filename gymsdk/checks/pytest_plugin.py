@@ -73,8 +73,8 @@ def _get_run(name: str, settings: dict[str, Any]) -> CheckRun:
 class EnvironmentCollector(pytest.Collector):
     """An environment whose checks are tests."""
 
-    def __init__(self, *, run: CheckRun, **given: Any) -> None:
-        super().__init__(nodeid=given["name"], **given)
+    def __init__(self, *, run: CheckRun, **kwargs: Any) -> None:
+        super().__init__(nodeid=kwargs["name"], **kwargs)
         self.run = run
 
     def collect(self) -> Iterator[pytest.Item]:
@@ -92,8 +92,8 @@ class CheckFailed(Exception):
 class CheckItem(pytest.Item):
     """A check as a test."""
 
-    def __init__(self, *, check: Check, run: CheckRun, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, check: Check, run: CheckRun, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.check = check
         self.run = run
 

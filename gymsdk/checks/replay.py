@@ -22,8 +22,8 @@ async def _check_replay(subject: Subject) -> list[Finding]:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=6)
         for script in await build_scripts(subject, environment, tasks=tasks):
             async with subject.enter_environment() as other:
-                if seen := await _find_difference(environment, other, script):
-                    findings.append(Finding(seen=f"{script.title}, replayed in a new environment: {seen}"))
+                if change := await _find_difference(environment, other, script):
+                    findings.append(Finding(seen=f"{script.title}, replayed in a new environment: {change}"))
     return findings
 
 
@@ -31,31 +31,31 @@ async def _find_difference(environment: Environment, other: Environment, script:
     first = Performance(script, environment)
     try:
         episode = await first.play_until_verdict()
-        left = to_plain(episode.state) if episode else None
-        judged = await first.advance()
+        state = to_plain(episode.state) if episode else None
+        phase = await first.advance()
     finally:
         await first.close()
-    if episode is None or judged != "verify" or first.rollout.verdict is None:
+    if episode is None or phase != "verify" or first.rollout.verdict is None:
         # Other checks report a broken episode; there is nothing to replay.
         return None
     if len(list(iter_turn_spans(episode.transcript.items))) < len(first.answers):
         # A step without an answer leaves two replies in a row, which a transcript cannot tell apart.
         return None
     return find_difference(
-        {"state": left, "verdict": serialize_verdict(first.rollout.verdict)}, await _rebuild_episode(other, episode)
+        {"state": state, "verdict": serialize_verdict(first.rollout.verdict)}, await _rebuild_episode(other, episode)
     )
 
 
 async def _rebuild_episode(other: Environment, episode: Episode) -> Plain:
     """Return the state and the verdict of *episode*'s transcript, replayed in an *other* environment."""
-    again = await other.replay(episode.task, episode.transcript.items, seed=episode.seed)
-    again.transcript.ended = episode.transcript.ended
+    replayed = await other.replay(episode.task, episode.transcript.items, seed=episode.seed)
+    replayed.transcript.ended = episode.transcript.ended
     try:
-        return {"state": to_plain(again.state), "verdict": serialize_verdict(await other.verify(again))}
+        return {"state": to_plain(replayed.state), "verdict": serialize_verdict(await other.verify(replayed))}
     finally:
         # Another check reports errors of `close`.
         with suppress(EpisodeError):
-            await other.close(again)
+            await other.close(replayed)
 
 
 CHECKS = (

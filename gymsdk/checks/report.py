@@ -113,21 +113,21 @@ LINE_WIDTH = 110
 
 def format_summary(result: Result) -> str:
     """Return the line of one check."""
-    told = result.reason if result.status == "skipped" else result.asks
-    return f"{STATUS_MARKS[result.status]:<4}  {result.id:<32}  {told}"
+    text = result.reason if result.status == "skipped" else result.asks
+    return f"{STATUS_MARKS[result.status]:<4}  {result.id:<32}  {text}"
 
 
 def format_details(result: Result) -> Iterator[str]:
     """Yield the lines after it: the findings, why they matter, how to fix them, and warnings."""
     for finding in result.findings[:MAX_FINDINGS]:
-        where = f"  [{finding.task}]" if finding.task else ""
-        yield _wrap_line("seen", f"{finding.seen}{where}")
+        location = f"  [{finding.task}]" if finding.task else ""
+        yield _wrap_line("seen", f"{finding.seen}{location}")
     if len(result.findings) > MAX_FINDINGS:
         yield _wrap_line("", f"and {len(result.findings) - MAX_FINDINGS} more")
     if result.findings:
         yield _wrap_line("why", result.why)
         mends = dict.fromkeys(finding.mend for finding in result.findings if finding.mend)
-        yield from (_wrap_line("mend", mend) for mend in mends or [result.mend])
+        yield from (_wrap_line("mend", fix) for fix in mends or [result.mend])
     yield from (_wrap_line("warn", warning) for warning in result.warnings)
 
 
@@ -140,10 +140,10 @@ def _wrap_line(word: str, text: str) -> str:
 
 def format_counts(results: Iterable[Result]) -> str:
     """Return how many checks passed, failed and were skipped, and how long they took."""
-    found = list(results)
-    by = Counter(result.status for result in found)
-    told = ", ".join(f"{by[status]} {status}" for status in ("passed", "failed", "skipped") if by[status])
-    return f"{told or 'nothing checked'} in {sum(result.seconds for result in found):.1f} s"
+    listed = list(results)
+    by = Counter(result.status for result in listed)
+    parts = ", ".join(f"{by[status]} {status}" for status in ("passed", "failed", "skipped") if by[status])
+    return f"{parts or 'nothing checked'} in {sum(result.seconds for result in listed):.1f} s"
 
 
 def format_report(report: Report, *, failed_only: bool = False) -> str:

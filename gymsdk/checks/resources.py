@@ -114,9 +114,9 @@ async def _count_windows(subject: Subject) -> tuple[int, list[Counter[str]]]:
     counts = []
     async with subject.enter_environment() as environment:
         window = await subject.count_affordable(environment, WINDOW_EPISODES, each=3.5, least=MIN_EPISODES)
-        played = await build_scripts(subject, environment, tasks=MAX_TASKS)
+        played_scripts = await build_scripts(subject, environment, tasks=MAX_TASKS)
         for _ in range(3):
-            await _play_episodes(environment, played, window)
+            await _play_episodes(environment, played_scripts, window)
             counts.append(_count_resources())
     return window, counts
 
@@ -146,28 +146,28 @@ def _pluralize(kind: str) -> str:
     return f"{kind}es" if kind.endswith("s") else f"{kind}s"
 
 
-async def _play_episodes(environment: Environment, played: list[Script], episodes: int) -> None:
-    for number in range(episodes if played else 0):
-        await Performance(played[number % len(played)], environment).play_all()
+async def _play_episodes(environment: Environment, played_scripts: list[Script], episodes: int) -> None:
+    for number in range(episodes if played_scripts else 0):
+        await Performance(played_scripts[number % len(played_scripts)], environment).play_all()
 
 
 async def _check_process_state(subject: Subject) -> list[Finding]:
-    said = io.StringIO()
+    output = io.StringIO()
     async with subject.enter_environment() as environment:
         # The first episodes import modules and warm caches. A change that is not part of this happens again.
         with restore_process_state():
-            played = await build_scripts(
+            played_scripts = await build_scripts(
                 subject, environment, tasks=await subject.count_affordable(environment, MAX_TASKS, each=5)
             )
-        with perturb_generators(), redirect_stdout(said), redirect_stderr(said):
+        with perturb_generators(), redirect_stdout(output), redirect_stderr(output):
             before = read_process_state()
-            await _play_episodes(environment, played, len(played))
+            await _play_episodes(environment, played_scripts, len(played_scripts))
             after = read_process_state()
     changed = [name for name in before if after[name] != before[name]]
-    findings = [Finding(seen=f"playing {len(played)} episodes changed {name}") for name in changed]
-    if text := said.getvalue():
-        mend = "log with the `logging` module, or leave it out: programs read the host's standard output"
-        findings.append(Finding(seen=f"playing {len(played)} episodes printed {text[:80]!r}", mend=mend))
+    findings = [Finding(seen=f"playing {len(played_scripts)} episodes changed {name}") for name in changed]
+    if text := output.getvalue():
+        fix = "log with the `logging` module, or leave it out: programs read the host's standard output"
+        findings.append(Finding(seen=f"playing {len(played_scripts)} episodes printed {text[:80]!r}", mend=fix))
     return findings
 
 

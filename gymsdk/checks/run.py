@@ -102,13 +102,13 @@ class CheckRun:
         return build_report(self.subject, [result async for result in self.iter_results(checks)])
 
     async def _run_guarded(self, check: Check) -> Result:
-        look = partial(asyncio.run, run_check(check, self.subject))
+        work = partial(asyncio.run, run_check(check, self.subject))
         try:
-            result = await self._threads.run(look, timeout=check.seconds + self._grace)
+            result = await self._threads.run(work, timeout=check.seconds + self._grace)
         except TimeoutError:
-            seen = f"it did not end within {check.seconds:g} seconds and could not be stopped"
-            mend = "find the `async def` hook or tool that never awaits, and make it a plain `def`"
-            result = _build_result(check, [Finding(seen=seen, mend=mend)], since=time.perf_counter() - check.seconds)
+            text = f"it did not end within {check.seconds:g} seconds and could not be stopped"
+            fix = "find the `async def` hook or tool that never awaits, and make it a plain `def`"
+            result = _build_result(check, [Finding(seen=text, mend=fix)], since=time.perf_counter() - check.seconds)
         if check.id == self._load.id:
             self._held = "it does not load" if result.status == "failed" else ""
         return self._drop_repeated_warnings(result)
@@ -134,7 +134,7 @@ async def run_check(check: Check, subject: Subject) -> Result:
     """
     started = time.perf_counter()
     subject.deadline = time.monotonic() + check.seconds
-    with _collect_warnings() as told:
+    with _collect_warnings() as warnings:
         try:
             async with asyncio.timeout(check.seconds):
                 findings = await check.run(subject)
@@ -145,7 +145,7 @@ async def run_check(check: Check, subject: Subject) -> Result:
             if isinstance(first, TooSlow) or (isinstance(first, TimeoutError) and _is_slow(subject)):
                 return _build_skipped(check, str(first) or _build_timeout_finding(check, subject))
             findings = [_build_error_finding(first, check, subject)]
-    return _build_result(check, findings, since=started, warnings=told)
+    return _build_result(check, findings, since=started, warnings=warnings)
 
 
 def _is_slow(subject: Subject) -> bool:
@@ -233,19 +233,19 @@ def _involves_environment(subject: Subject, error: BaseException) -> bool:
 @contextmanager
 def _collect_warnings() -> Iterator[list[str]]:
     """Collect gymsdk's distinct warnings while the block runs."""
-    told: list[str] = []
-    handler, log = _WarningHandler(told), logging.getLogger("gymsdk")
+    warnings: list[str] = []
+    handler, log = _WarningHandler(warnings), logging.getLogger("gymsdk")
     log.addHandler(handler)
     try:
-        yield told
+        yield warnings
     finally:
         log.removeHandler(handler)
 
 
 class _WarningHandler(logging.Handler):
-    def __init__(self, told: list[str]) -> None:
+    def __init__(self, warnings: list[str]) -> None:
         super().__init__(logging.WARNING)
-        self._told = told
+        self._told = warnings
 
     def emit(self, record: logging.LogRecord) -> None:
         # The episodes of a check have no id.
@@ -285,11 +285,11 @@ def select_checks(only: str | Iterable[str] = (), skip: str | Iterable[str] = ()
     Raises:
         UsageError: A name is unknown, or no check is left.
     """
-    taken, left = _match_checks(only), _match_checks(skip)
-    found = tuple(check for check in CHECKS if (check.id in taken or not taken) and check.id not in left)
-    if not found:
+    included, excluded = _match_checks(only), _match_checks(skip)
+    selected = tuple(check for check in CHECKS if (check.id in included or not included) and check.id not in excluded)
+    if not selected:
         raise UsageError("no check is left: every check is skipped; skip fewer, or select more")
-    return found
+    return selected
 
 
 def check_requirements(checks: Iterable[Check]) -> None:
@@ -305,12 +305,12 @@ def check_requirements(checks: Iterable[Check]) -> None:
 
 def _match_checks(names: str | Iterable[str]) -> set[str]:
     ids = [check.id for check in CHECKS]
-    found: set[str] = set()
+    matched: set[str] = set()
     for name in [names] if isinstance(names, str) else names:
         meant = {each for each in ids if each == name or each.startswith(f"{name}.")}
         if not meant:
             raise UsageError(
                 f"no check has the id {name!r}{format_suggestion(name, ids, '`gymsdk check --list` shows them')}"
             )
-        found |= meant
-    return found
+        matched |= meant
+    return matched

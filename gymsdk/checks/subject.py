@@ -96,31 +96,31 @@ def _convert_leaf(value: object) -> Plain:
 
 
 def _convert_key(key: object) -> str:
-    found = to_plain(key)
-    if isinstance(found, list):
-        return ",".join(map(str, found))
-    return str(found).lower() if isinstance(found, bool) else str(found)
+    converted = to_plain(key)
+    if isinstance(converted, list):
+        return ",".join(map(str, converted))
+    return str(converted).lower() if isinstance(converted, bool) else str(converted)
 
 
 def _name_type(value: object) -> str:
     return f"<{type(value).__name__}>"
 
 
-def find_difference(one: Plain, other: Plain, where: str = "") -> str | None:
-    """Return where and how *other* first differs from *one*, or `None`. The values 1, 1.0 and true differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = [*one, *(other.keys() - one.keys())]
-        return _find_first_difference(((key, one.get(key, ABSENT), other.get(key, ABSENT)) for key in keys), where)
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return _find_first_difference(((str(n), a, b) for n, (a, b) in enumerate(zip(one, other, strict=True))), where)
-    if type(one) is type(other) and one == other:
+def find_difference(first: Plain, other: Plain, path: str = "") -> str | None:
+    """Return where and how *other* first differs from *first*, or `None`. The values 1, 1.0 and true differ."""
+    if isinstance(first, dict) and isinstance(other, dict):
+        keys = [*first, *(other.keys() - first.keys())]
+        return _find_first_difference(((key, first.get(key, ABSENT), other.get(key, ABSENT)) for key in keys), path)
+    if isinstance(first, list) and isinstance(other, list) and len(first) == len(other):
+        return _find_first_difference(((str(n), a, b) for n, (a, b) in enumerate(zip(first, other, strict=True))), path)
+    if type(first) is type(other) and first == other:
         return None
-    return f"{where or 'it'} was {_shorten(one)}, then {_shorten(other)}"
+    return f"{path or 'it'} was {_shorten(first)}, then {_shorten(other)}"
 
 
-def _find_first_difference(pairs: Iterable[tuple[str, Plain, Plain]], where: str) -> str | None:
-    found = (find_difference(one, other, f"{where}.{key}" if where else key) for key, one, other in pairs)
-    return next((each for each in found if each), None)
+def _find_first_difference(pairs: Iterable[tuple[str, Plain, Plain]], path: str) -> str | None:
+    differences = (find_difference(first, other, f"{path}.{key}" if path else key) for key, first, other in pairs)
+    return next((each for each in differences if each), None)
 
 
 def _shorten(value: Plain) -> str:
@@ -156,7 +156,7 @@ PROCESS_STATE: dict[str, Callable[[], object]] = {
 
 def read_process_state() -> dict[str, object]:
     """Return the global state of the process."""
-    return {name: look() for name, look in PROCESS_STATE.items()}
+    return {name: read() for name, read in PROCESS_STATE.items()}
 
 
 @contextmanager
@@ -186,14 +186,14 @@ def _restore_paths(variables: dict[str, str], folder: str, path: list[str]) -> N
 def perturb_generators() -> Iterator[None]:
     """Seed the global generators at random, so that an episode that seeds them causes a visible change."""
     generators = (random, numpy.random) if (numpy := sys.modules.get("numpy")) else (random,)
-    kept = [random.getstate(), *(each.get_state() for each in generators[1:])]
+    states = [random.getstate(), *(each.get_state() for each in generators[1:])]
     for each in generators:
         each.seed(int.from_bytes(os.urandom(4), "big"))
     try:
         yield
     finally:
-        random.setstate(kept[0])
-        for each, state in zip(generators[1:], kept[1:], strict=True):
+        random.setstate(states[0])
+        for each, state in zip(generators[1:], states[1:], strict=True):
             each.set_state(state)
 
 
@@ -294,11 +294,11 @@ class Subject:
     @cached_property
     def brief_budget(self) -> Budget:
         """The budget of a policy without understanding."""
-        own = self.budget
+        budget = self.budget
         return Budget(
-            turns=min(BRIEF_TURNS, own.turns),
-            tools=min(4 * BRIEF_TURNS, own.tools),
-            seconds=min(EPISODE_SECONDS, own.seconds),
+            turns=min(BRIEF_TURNS, budget.turns),
+            tools=min(4 * BRIEF_TURNS, budget.tools),
+            seconds=min(EPISODE_SECONDS, budget.seconds),
         )
 
     @property
@@ -380,5 +380,5 @@ def build_subject(
     entry = installed().get(name)
     if entry is None:
         load(name)
-    made = partial(load, name, **settings)
-    return Subject(name, made, entry, seed, count, split, settings=settings, budget=budget or Budget())
+    make = partial(load, name, **settings)
+    return Subject(name, make, entry, seed, count, split, settings=settings, budget=budget or Budget())

@@ -31,16 +31,16 @@ WRONG_TURNS = [[responses.build_message(format_answer("17"), id="msg_0")]]
 
 async def _check_verifier(subject: Subject) -> list[Finding]:
     # Draw new tasks: a verifier that changes its task may have changed these in an earlier check.
-    anew = replace(subject)
+    redrawn = replace(subject)
     async with subject.enter_environment() as environment, subject.enter_environment() as other:
-        tasks = sample_tasks(anew.tasks, await subject.count_affordable(environment, MAX_TASKS, each=4))
+        tasks = sample_tasks(redrawn.tasks, await subject.count_affordable(environment, MAX_TASKS, each=4))
         if not tasks:
             raise NotApplicable("the environment has no tasks")
         plays = [each for task in tasks for each in await _play_right_and_wrong(subject, environment, task)]
         if not plays:
             raise NotApplicable("no play of a task was scored, so there is no verdict to compare")
-        found = [await _judge_repeatedly(subject, environment, other, *play) for play in plays]
-    return _deduplicate_findings([finding for finding in found if finding])
+        findings = [await _judge_repeatedly(subject, environment, other, *play) for play in plays]
+    return _deduplicate_findings([finding for finding in findings if finding])
 
 
 async def _play_right_and_wrong(
@@ -92,9 +92,9 @@ async def _find_change(environment: Environment, other: Environment, episode: Ep
 
 
 def _find_verdict_difference(task: str, verdicts: dict[str, tuple[Plain, Plain, str]]) -> Finding | None:
-    for when, (one, another, mend) in verdicts.items():
-        if differs := find_difference(one, another):
-            return Finding(seen=f"the verdict changes {when}: {differs}", task=task, mend=mend)
+    for when, (first, another, fix) in verdicts.items():
+        if differs := find_difference(first, another):
+            return Finding(seen=f"the verdict changes {when}: {differs}", task=task, mend=fix)
     return None
 
 

@@ -74,7 +74,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.bench.load import BenchPlan
     from gymsdk.cli.stopping import Stopped, run_until_signal
 
-    asked = BenchPlan(
+    plan = BenchPlan(
         environments=options.parse_settings(names, settings),
         at_once=_parse_concurrency(at_once),
         rollouts=rollouts,
@@ -85,7 +85,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         attempts=attempts,
     )
     try:
-        sound = run_until_signal(_print_measurements(asked, json=json))
+        sound = run_until_signal(_print_measurements(plan, json=json))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     if not sound:
@@ -99,7 +99,7 @@ def _parse_concurrency(text: str) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-async def _print_measurements(asked: BenchPlan, *, json: bool) -> bool:
+async def _print_measurements(plan: BenchPlan, *, json: bool) -> bool:
     """Print the result of each environment as soon as it is measured. Return whether all rollouts were correct."""
     from contextlib import aclosing, redirect_stdout
 
@@ -108,8 +108,8 @@ async def _print_measurements(asked: BenchPlan, *, json: bool) -> bool:
 
     out, sound = sys.stdout, True
     with show_warnings(), redirect_stdout(sys.stderr):
-        async with aclosing(measure(asked, lambda told: typer.echo(told, err=True))) as found:
-            async for each in found:
+        async with aclosing(measure(plan, lambda text: typer.echo(text, err=True))) as results:
+            async for each in results:
                 typer.echo(each.model_dump_json() if json else _format_text(each), file=out)
                 out.flush()
                 sound = sound and all(load.is_correct for load in each.loads)
@@ -150,8 +150,8 @@ def _format_metrics(load: LoadResult) -> Iterator[tuple[str, str]]:
     if load.latency is not None:
         for name, value in load.latency:
             yield f"{name}, ms", f"{value:,.1f}"
-    for name, spent in load.cpu.items():
-        yield f"CPU of the {name}, ms a rollout", f"{spent:.2f}"
+    for name, milliseconds in load.cpu.items():
+        yield f"CPU of the {name}, ms a rollout", f"{milliseconds:.2f}"
     for name, memory in load.memory.items():
         for when, megabytes in (("before", memory.before), ("halfway", memory.half), ("after", memory.after)):
             yield f"memory of the {name} {when}, MB", f"{megabytes:,.0f}"

@@ -84,10 +84,10 @@ def check(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.episode import Budget
 
     budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
-    given = options.parse_settings([name], settings)[name]
+    environment_settings = options.parse_settings([name], settings)[name]
     # The output of an environment's code must not mix with the results, which may be JSON for a program.
     with redirect_stdout(sys.stderr):
-        subject = _build_subject(name, given, tasks, split=split, seed=seed, limit=limit, budget=budget)
+        subject = _build_subject(name, environment_settings, tasks, split=split, seed=seed, limit=limit, budget=budget)
     if not _run_checks(subject, chosen, json=json):
         raise typer.Exit(1)
 
@@ -96,8 +96,8 @@ def _list_checks(checks: Sequence[Check], *, json: bool) -> None:
     if json:
         from gymsdk import jsonl
 
-        told = [{"id": each.id, "asks": each.asks, "why": each.why, "mend": each.mend} for each in checks]
-        typer.echo(jsonl.dump_document(told), nl=False)
+        listed = [{"id": each.id, "asks": each.asks, "why": each.why, "mend": each.mend} for each in checks]
+        typer.echo(jsonl.dump_document(listed), nl=False)
         return
     for each in checks:
         typer.echo(f"{each.id:<32}  {each.asks}")
@@ -113,8 +113,8 @@ def _build_subject(
     subject = build_subject(name, settings, seed=seed, count=limit, split=split, budget=budget)
     if tasks is not None:
         environment = subject.environment
-        found = from_file({name: environment}, tasks, limit=limit)
-        subject.given = [environment.read(row) for _, row in found]
+        rows = from_file({name: environment}, tasks, limit=limit)
+        subject.given = [environment.read(row) for _, row in rows]
     return subject
 
 
@@ -133,9 +133,9 @@ def _run_checks(subject: Subject, checks: Sequence[Check], *, json: bool) -> boo
             results = run_until_signal(_collect_results(CheckRun(subject), checks, None if json else out))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
-    told = build_report(subject, results)
-    typer.echo(told.model_dump_json(indent=2) if json else f"\n{format_counts(results)}", file=out)
-    return told.passed
+    checked = build_report(subject, results)
+    typer.echo(checked.model_dump_json(indent=2) if json else f"\n{format_counts(results)}", file=out)
+    return checked.passed
 
 
 async def _collect_results(run: CheckRun, checks: Sequence[Check], out: TextIO | None) -> list[Result]:
@@ -150,6 +150,6 @@ async def _collect_results(run: CheckRun, checks: Sequence[Check], out: TextIO |
 def _print_result(result: Result, out: TextIO) -> None:
     from gymsdk.checks.report import format_details, format_summary
 
-    mark, _, told = format_summary(result).partition(" ")
+    mark, _, text = format_summary(result).partition(" ")
     typer.secho(mark, fg=STATUS_COLORS[result.status], nl=False, file=out)
-    typer.echo("\n".join([f" {told}", *format_details(result)]), file=out)
+    typer.echo("\n".join([f" {text}", *format_details(result)]), file=out)

@@ -49,12 +49,12 @@ def config(
         gymsdk config math --output math.yaml
         gymsdk config --config math.yaml policy_model_name=Qwen/Qwen3-4B
     """
-    given = list(words or [])
-    names = [word for word in given if "=" not in word and not word.startswith(("+", "~"))]
+    parsed = list(words or [])
+    names = [word for word in parsed if "=" not in word and not word.startswith(("+", "~"))]
     if not names:
-        _show_settings(files, given, output, json=json)
+        _show_settings(files, parsed, output, json=json)
         return
-    _check_name_is_alone(names, [word for word in given if word not in names], files)
+    _check_name_is_alone(names, [word for word in parsed if word not in names], files)
     _write_starter_file(names[0], output)
 
 
@@ -77,13 +77,13 @@ def _check_name_is_alone(names: list[str], overrides: list[str], files: list[Pat
         )
 
 
-def _show_settings(files: list[Path], given: list[str], output: Path | None, *, json: bool) -> None:
+def _show_settings(files: list[Path], overrides: list[str], output: Path | None, *, json: bool) -> None:
     from gymsdk import config as configuration
     from gymsdk.deploy import validate
 
     if output is not None:
         raise UsageError(f"--output {output} needs the environment to write a file for, as in gymsdk config math")
-    deployment = configuration.load_config(files, given)
+    deployment = configuration.load_config(files, overrides)
     _print_deployment(deployment, json=json)
     # Validate after printing, so that people can see what was read even if it is invalid.
     validate.check(deployment)
@@ -109,7 +109,7 @@ def _find_secret_settings(deployment: Deployment) -> dict[str, set[str]]:
     from gymsdk.errors import GymsdkError
     from gymsdk.plugins import registry
 
-    found: dict[str, set[str]] = {}
+    secrets: dict[str, set[str]] = {}
     for block in deployment.servers:
         if not isinstance(block.part, ResourcesServerConfig):
             continue
@@ -117,8 +117,8 @@ def _find_secret_settings(deployment: Deployment) -> dict[str, set[str]]:
             fields = type(registry.load(block.part.environment).config).model_fields
         except GymsdkError:
             continue
-        found[block.name] = {name for name, field in fields.items() if "Secret" in str(field.annotation)}
-    return found
+        secrets[block.name] = {name for name, field in fields.items() if "Secret" in str(field.annotation)}
+    return secrets
 
 
 def _write_starter_file(name: str, output: Path | None) -> None:

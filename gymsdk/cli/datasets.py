@@ -57,13 +57,13 @@ class ChosenDataset:
         """Return the fields of a run's plan that describe the model."""
         if self.player is None:
             return {}
-        its = self.player.options
+        model_options = self.player.options
         return {
             "model": self.player.name,
-            "base_url": ",".join(its.get("base_url", ())) or None,
-            "api": its.get("api"),
-            "pinned": dict(its.get("pinned", {})),
-            "tokens": bool(its.get("tokens", False)),
+            "base_url": ",".join(model_options.get("base_url", ())) or None,
+            "api": model_options.get("api"),
+            "pinned": dict(model_options.get("pinned", {})),
+            "tokens": bool(model_options.get("tokens", False)),
         }
 
 
@@ -85,8 +85,8 @@ def select_dataset(
         raise UsageError("--config requires the name of one of its datasets; pass it with --dataset")
     if not files:
         raise UsageError(f"--dataset {name}: pass the configuration that defines it with --config")
-    if taken := next((option for option, value in others.items() if value is not None), None):
-        raise UsageError(f"--dataset {name} defines the rows and their environment; leave out {taken}")
+    if conflict := next((option for option, value in others.items() if value is not None), None):
+        raise UsageError(f"--dataset {name} defines the rows and their environment; leave out {conflict}")
     return find_dataset(files, name, played=played)
 
 
@@ -125,22 +125,22 @@ def find_dataset(files: Sequence[Path], name: str, *, played: bool = False) -> C
 def _find_blocks(
     blocks: Iterable[ServerConfig], name: str, files: Sequence[Path]
 ) -> tuple[ServerConfig, DatasetConfig]:
-    known = [(block, each) for block in blocks for each in block.datasets]
-    found = [each for each in known if name in {each[1].name, _qualify_name(*each)}]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        several = " and ".join(_qualify_name(*each) for each in found)
+    all_datasets = [(block, each) for block in blocks for each in block.datasets]
+    matches = [each for each in all_datasets if name in {each[1].name, _qualify_name(*each)}]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        several = " and ".join(_qualify_name(*each) for each in matches)
         raise UsageError(f"--dataset {name}: several datasets have this name; write one of {several}")
-    called = [each.name for _, each in known]
-    names = [each.name if called.count(each.name) == 1 else _qualify_name(block, each) for block, each in known]
-    told = ", ".join(map(str, files)) or "the configuration"
-    near = (
+    called = [each.name for _, each in all_datasets]
+    names = [each.name if called.count(each.name) == 1 else _qualify_name(block, each) for block, each in all_datasets]
+    file_names = ", ".join(map(str, files)) or "the configuration"
+    hint = (
         format_suggestion(name, names, f"its datasets are {', '.join(names)}")
         if names
         else "; a server lists its in `datasets`"
     )
-    raise UsageError(f"--dataset {name}: {told} does not define this dataset{near}")
+    raise UsageError(f"--dataset {name}: {file_names} does not define this dataset{hint}")
 
 
 def _qualify_name(block: ServerConfig, dataset: DatasetConfig) -> str:

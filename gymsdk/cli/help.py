@@ -76,11 +76,11 @@ class CommandGroup(TyperGroup):
 def rewrite_usage_error(message: str) -> str:
     """Return *message* without pydantic's prefix, and with the nearest valid choice."""
     text = message.removeprefix("Value error, ")
-    found = CHOICE_ERROR.fullmatch(text)
-    if found is None:
+    match = CHOICE_ERROR.fullmatch(text)
+    if match is None:
         return text
-    nearest = format_suggestion(found["given"].strip("'"), re.findall(r"'([^']*)'", found["known"]))
-    return f"{found['given']} is not one of {found['known']}{nearest}" if nearest else text
+    nearest = format_suggestion(match["given"].strip("'"), re.findall(r"'([^']*)'", match["known"]))
+    return f"{match['given']} is not one of {match['known']}{nearest}" if nearest else text
 
 
 def _write_panels(parameters: Iterable[Any], ctx: Any, formatter: Any) -> None:

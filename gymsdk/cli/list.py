@@ -53,8 +53,8 @@ def _print_table(entries: list[registry.Entry], errors: dict[str, str | None]) -
     wide, wider = max(map(len, homes)), max(map(len, homes.values()))
     for entry in entries:
         error = errors[entry.name]
-        told = f"broken: {error}" if error else entry.summary
-        typer.echo(f"{entry.name:<{wide}}  {homes[entry.name]:<{wider}}  {told}".rstrip())
+        text = f"broken: {error}" if error else entry.summary
+        typer.echo(f"{entry.name:<{wide}}  {homes[entry.name]:<{wider}}  {text}".rstrip())
 
 
 def _print_json(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:

@@ -50,14 +50,14 @@ def parse_name(name: str) -> EnvironmentName:
 
 
 def _describe_name_error(name: str) -> str:
-    shown = ascii(name if len(name) <= 80 else f"{name[:80]}…")  # noqa: PLR2004  # what fits a line
+    shown_name = ascii(name if len(name) <= 80 else f"{name[:80]}…")  # noqa: PLR2004  # what fits a line
     if name.lower().startswith(DISTRIBUTION_PREFIX):
         rest = name[len(DISTRIBUTION_PREFIX) :] or "NAME"
-        return f"the name {shown} is a distribution's; leave out `{DISTRIBUTION_PREFIX}`: `gymsdk new {rest}`"
+        return f"the name {shown_name} is a distribution's; leave out `{DISTRIBUTION_PREFIX}`: `gymsdk new {rest}`"
     if re.fullmatch(r".*-v[0-9]+", name):
-        return f"the name {shown} ends like a Gymnasium version; leave out `-v<digits>`, or write `_v<digits>`"
+        return f"the name {shown_name} ends like a Gymnasium version; leave out `-v<digits>`, or write `_v<digits>`"
     return (
-        f"{shown} is not a valid environment name; use 1 to 64 letters, digits, `-`, `_` and `.`,"
+        f"{shown_name} is not a valid environment name; use 1 to 64 letters, digits, `-`, `_` and `.`,"
         " with a letter or digit at both ends, as in `gymsdk new my-env`"
     )
 
@@ -92,23 +92,23 @@ def new(
         gymsdk new my-env
         gymsdk new my-tools --kind tools --output ~/environments
     """
-    called = parse_name(name)
-    folder = output / called.distribution
-    _check_available(called, folder)
-    told = {"name": name, "kind": kind, "judge": judge, "license": license}
-    _write_package(told | ({} if author is None else {"author": _resolve_author(author)}), output)
+    environment_name = parse_name(name)
+    folder = output / environment_name.distribution
+    _check_available(environment_name, folder)
+    context = {"name": name, "kind": kind, "judge": judge, "license": license}
+    _write_package(context | ({} if author is None else {"author": _resolve_author(author)}), output)
     if json:
-        _print_json(called, folder)
+        _print_json(environment_name, folder)
         return
-    _print(called, folder)
+    _print(environment_name, folder)
 
 
-def _check_available(called: EnvironmentName, folder: Path) -> None:
+def _check_available(environment_name: EnvironmentName, folder: Path) -> None:
     from gymsdk.plugins import registry
 
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} already exists; choose another name, or another folder with --output")
-    ours = {canonicalize_name(called.name), canonicalize_name(called.distribution)}
+    ours = {canonicalize_name(environment_name.name), canonicalize_name(environment_name.distribution)}
     for entry in registry.installed().values():
         if ours & {canonicalize_name(entry.name), canonicalize_name(entry.distribution)}:
             home = f"{entry.distribution} {entry.version}"
@@ -122,7 +122,7 @@ def _resolve_author(author: str) -> str:
     raise UsageError(f"--author {author!a}: write a name on one line without braces, as in 'Ada Lovelace'")
 
 
-def _write_package(told: dict[str, Any], output: Path) -> None:
+def _write_package(context: dict[str, Any], output: Path) -> None:
     from tempfile import TemporaryDirectory
 
     try:
@@ -130,12 +130,16 @@ def _write_package(told: dict[str, Any], output: Path) -> None:
         from cookiecutter.main import cookiecutter
     except ModuleNotFoundError as error:
         raise UsageError(f'gymsdk new needs cookiecutter: pip install "gymsdk[author]" ({error})') from None
-    with TemporaryDirectory() as kept:
+    with TemporaryDirectory() as scratch:
         # Keep cookiecutter from reading its settings and writing its records in the home folder.
-        own: Any = {"replay_dir": kept, "cookiecutters_dir": kept}
+        cookiecutter_config: Any = {"replay_dir": scratch, "cookiecutters_dir": scratch}
         try:
             cookiecutter(
-                str(_find_template()), no_input=True, extra_context=told, output_dir=str(output), default_config=own
+                str(_find_template()),
+                no_input=True,
+                extra_context=context,
+                output_dir=str(output),
+                default_config=cookiecutter_config,
             )
         except OSError as error:
             raise UsageError(f"cannot write to {output} ({error}); choose another folder with --output") from None
@@ -154,21 +158,21 @@ def _find_template() -> Path:
     )
 
 
-def _print(called: EnvironmentName, folder: Path) -> None:
+def _print(name: EnvironmentName, folder: Path) -> None:
     install = shlex.quote(f"./{folder}[dev]" if not folder.is_absolute() else f"{folder}[dev]")
-    typer.echo(f"Wrote {folder}: its rows are in {called.module}/data, its verifier in {called.module}/__init__.py.")
-    typer.echo(f"\nNext:\n  pip install -e {install}\n  gymsdk check {called.name}\n  gymsdk play {called.name}")
+    typer.echo(f"Wrote {folder}: its rows are in {name.module}/data, its verifier in {name.module}/__init__.py.")
+    typer.echo(f"\nNext:\n  pip install -e {install}\n  gymsdk check {name.name}\n  gymsdk play {name.name}")
 
 
-def _print_json(called: EnvironmentName, folder: Path) -> None:
+def _print_json(environment_name: EnvironmentName, folder: Path) -> None:
     from gymsdk import jsonl
 
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    told = {
-        "name": called.name,
-        "distribution": called.distribution,
-        "module": called.module,
+    document = {
+        "name": environment_name.name,
+        "distribution": environment_name.distribution,
+        "module": environment_name.module,
         "folder": str(folder),
         "files": files,
     }
-    typer.echo(jsonl.dump_document(told), nl=False)
+    typer.echo(jsonl.dump_document(document), nl=False)

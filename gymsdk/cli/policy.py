@@ -71,7 +71,7 @@ RefuseTools = Annotated[
 ]
 
 
-def build_faults(**given: Any) -> Faults:
+def build_faults(**fields: Any) -> Faults:
     """Build the faults that the options describe. Raises `UsageError` if they are invalid."""
     from pydantic import ValidationError
 
@@ -79,12 +79,14 @@ def build_faults(**given: Any) -> Faults:
     from gymsdk.testing.faults import Faults
 
     try:
-        return Faults(**given)
+        return Faults(**fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = format_error_location(first)
+        option = format_error_location(first)
         raise UsageError(
-            f"--{where}: {format_error_detail(first)}" if where else f"{format_error_detail(first)}; lower one of them"
+            f"--{option}: {format_error_detail(first)}"
+            if option
+            else f"{format_error_detail(first)}; lower one of them"
         ) from None
 
 
@@ -118,9 +120,15 @@ class _PolicyOptions:
             if not self.env:
                 raise UsageError("the oracle needs the environments whose tasks it solves; name them with --env")
             return
-        given = {"env": self.env, "split": self.split, "tasks": self.tasks, "set": self.settings, "limit": self.limit}
-        if named := next((option for option, value in given.items() if value), None):
-            raise UsageError(f"--{named} applies to the oracle only, and {self.kind} does not read tasks; leave it out")
+        oracle_options = {
+            "env": self.env,
+            "split": self.split,
+            "tasks": self.tasks,
+            "set": self.settings,
+            "limit": self.limit,
+        }
+        if extra := next((option for option, value in oracle_options.items() if value), None):
+            raise UsageError(f"--{extra} applies to the oracle only, and {self.kind} does not read tasks; leave it out")
 
 
 @app.command()
@@ -205,7 +213,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         gymsdk policy serve oracle --env math
         gymsdk policy serve random --latency 0.1-0.5 --errors 0.05
     """
-    ordered = build_faults(
+    faults = build_faults(
         latency=latency,
         errors=errors,
         limited=limited,
@@ -220,40 +228,45 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     if not name.strip():
         raise UsageError("--name is empty; pass the name that clients send as `model`")
     kind = kind.removeprefix("scripted/")
-    asked = _PolicyOptions(
+    policy_options = _PolicyOptions(
         kind=kind, env=tuple(env), split=split, tasks=tasks, settings=tuple(settings), limit=limit, seed=seed
     )
-    asked.check()
-    engine = {"name": name, "faults": ordered, "reasoning": reasoning, "bundles": bundles}
-    shown = _Announcer(asked, name, out=sys.stdout, json=json)
-    _serve(asked, engine, shown, {"host": host, "port": port, "insecure": insecure})
+    policy_options.check()
+    engine = {"name": name, "faults": faults, "reasoning": reasoning, "bundles": bundles}
+    announce = _Announcer(policy_options, name, out=sys.stdout, json=json)
+    _serve(policy_options, engine, announce, {"host": host, "port": port, "insecure": insecure})
 
 
 @asynccontextmanager
-async def _build_policy(asked: _PolicyOptions) -> AsyncIterator[Model]:
+async def _build_policy(policy_options: _PolicyOptions) -> AsyncIterator[Model]:
     """Open the policy. The oracle reads the tasks of the environments first."""
     from gymsdk.models import registry as models
     from gymsdk.plugins import registry
     from gymsdk.testing import oracle
 
-    player = models.model(f"scripted/{asked.kind}")
-    if not asked.env:
-        yield player
+    model = models.model(f"scripted/{policy_options.kind}")
+    if not policy_options.env:
+        yield model
         return
-    given = options.parse_settings(asked.env, asked.settings)
-    environments = {name: registry.load(name, **each) for name, each in given.items()}
+    settings = options.parse_settings(policy_options.env, policy_options.settings)
+    environments = {name: registry.load(name, **each) for name, each in settings.items()}
     async with oracle.opened(
-        environments, player, split=asked.split, tasks=asked.tasks, limit=asked.limit, seed=asked.seed
-    ) as found:
-        yield found
+        environments,
+        model,
+        split=policy_options.split,
+        tasks=policy_options.tasks,
+        limit=policy_options.limit,
+        seed=policy_options.seed,
+    ) as oracle_model:
+        yield oracle_model
 
 
 class _Announcer:
     """Prints the address of the endpoint once it is ready, and sets *ready*."""
 
-    def __init__(self, asked: _PolicyOptions, name: str, *, out: TextIO, json: bool) -> None:
+    def __init__(self, policy_options: _PolicyOptions, name: str, *, out: TextIO, json: bool) -> None:
         self.ready = False
-        self._asked = asked
+        self._asked = policy_options
         self._name = name
         self._out = out
         self._json = json
@@ -274,7 +287,9 @@ class _Announcer:
         )
 
 
-def _serve(asked: _PolicyOptions, engine: dict[str, Any], shown: _Announcer, where: dict[str, Any]) -> None:
+def _serve(
+    policy_options: _PolicyOptions, engine: dict[str, Any], announce: _Announcer, address: dict[str, Any]
+) -> None:
     from contextlib import redirect_stdout
 
     from gymsdk.cli.progress import show_warnings
@@ -283,19 +298,19 @@ def _serve(asked: _PolicyOptions, engine: dict[str, Any], shown: _Announcer, whe
     try:
         # The output of an environment's code must not mix with the JSON line for programs.
         with show_warnings(), redirect_stdout(sys.stderr):
-            run_until_signal(_serve_policy(asked, engine, shown, where))
+            run_until_signal(_serve_policy(policy_options, engine, announce, address))
     except Stopped as stop:
         # Ctrl-C is the regular way to stop a server, so the exit code is 0 once it has been ready.
-        raise typer.Exit(0 if shown.ready else stop.code) from None
+        raise typer.Exit(0 if announce.ready else stop.code) from None
 
 
 async def _serve_policy(
-    asked: _PolicyOptions, engine: dict[str, Any], shown: _Announcer, where: dict[str, Any]
+    policy_options: _PolicyOptions, engine: dict[str, Any], announce: _Announcer, address: dict[str, Any]
 ) -> None:
     import asyncio
 
     from gymsdk import testing
 
-    async with _build_policy(asked) as player, testing.serve(testing.app(player, **engine), **where) as url:
-        shown(url)
+    async with _build_policy(policy_options) as model, testing.serve(testing.app(model, **engine), **address) as url:
+        announce(url)
         await asyncio.Event().wait()

@@ -85,13 +85,13 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
     run = Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace)
     run_rollouts(run)
-    found = _profile_run(plan, folder, plot=plot)
+    result = _profile_run(plan, folder, plot=plot)
     typer.echo(
-        found.model_dump_json(indent=2)
+        result.model_dump_json(indent=2)
         if json
-        else "\n".join([*_format_profile(found), *_list_output_paths(folder, plot=plot)])
+        else "\n".join([*_format_profile(result), *_list_output_paths(folder, plot=plot)])
     )
-    if found.failures:
+    if result.failures:
         raise typer.Exit(1)
 
 
@@ -112,11 +112,11 @@ def _profile_run(plan: Plan, folder: Path, *, plot: bool) -> Profile:
     name = next(iter(plan.environments))
     with RunFolder(folder) as run:
         maxima = _list_claimed_maxima(plan, run)
-        found = profiled(name, plan.model or "", run.read_rollouts(), run.read_failures(), maxima=maxima)
-        (folder / "profile.json").write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        result = profiled(name, plan.model or "", run.read_rollouts(), run.read_failures(), maxima=maxima)
+        (folder / "profile.json").write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
         if plot:
-            draw(found, folder / "profile.png")
-    return found
+            draw(result, folder / "profile.png")
+    return result
 
 
 def _list_claimed_maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
@@ -138,29 +138,29 @@ def _list_claimed_maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
 def _list_output_paths(folder: Path, *, plot: bool) -> Iterator[str]:
     from gymsdk.rollouts.folder import DRAWN, FILES
 
-    drawn = [name for name in DRAWN if plot or not name.endswith(".png")]
-    return (str(folder / name) for name in (*drawn, *FILES))
+    names = [name for name in DRAWN if plot or not name.endswith(".png")]
+    return (str(folder / name) for name in (*names, *FILES))
 
 
-def _format_profile(found: Profile) -> Iterator[str]:
+def _format_profile(profile: Profile) -> Iterator[str]:
     """Yield the lines of the profile as text, the verdict first."""
-    yield typer.style(found.verdict, bold=True)
-    if mean := found.reward:
+    yield typer.style(profile.verdict, bold=True)
+    if mean := profile.reward:
         yield f"mean reward        {mean.value:6.3f}   (95 %: {mean.low:.3f} to {mean.high:.3f})"
-    for k, each in found.passes.items():
+    for k, each in profile.passes.items():
         yield f"pass@{k:<13} {each.value:6.1%}   (95 %: {each.low:.1%} to {each.high:.1%})"
-    if found.flat is not None:
-        yield f"groups all alike   {found.flat:6.1%}   (a group-based trainer learns nothing from them)"
-    yield f"tasks              {found.tasks:6}"
-    for band, count in found.bands.items():
+    if profile.flat is not None:
+        yield f"groups all alike   {profile.flat:6.1%}   (a group-based trainer learns nothing from them)"
+    yield f"tasks              {profile.tasks:6}"
+    for band, count in profile.bands.items():
         yield f"  {band:<16} {count:6}"
     yield "rewards"
-    most = max((bar.count for bar in found.rewards), default=1)
-    for bar in found.rewards:
-        yield f"  {bar.low:5.2f} to {bar.high:5.2f}   {bar.count:6}  {'█' * round(30 * bar.count / most)}".rstrip()
-    if found.grading:
-        yield f"verify             {found.grading['p50']:6.1f} ms (p50), {found.grading['p99']:.1f} ms (p99)"
-    if found.tokens is not None and found.turns is not None:
-        yield f"tokens per turn    {found.tokens:6.0f}   ({found.turns:.1f} turns per rollout)"
-    for kind, count in found.failures.items():
+    max_count = max((bar.count for bar in profile.rewards), default=1)
+    for bar in profile.rewards:
+        yield f"  {bar.low:5.2f} to {bar.high:5.2f}   {bar.count:6}  {'█' * round(30 * bar.count / max_count)}".rstrip()
+    if profile.grading:
+        yield f"verify             {profile.grading['p50']:6.1f} ms (p50), {profile.grading['p99']:.1f} ms (p99)"
+    if profile.tokens is not None and profile.turns is not None:
+        yield f"tokens per turn    {profile.tokens:6.0f}   ({profile.turns:.1f} turns per rollout)"
+    for kind, count in profile.failures.items():
         yield f"failed: {kind}: {count}"

@@ -59,9 +59,9 @@ def run_rollouts(run: Run) -> list[Row]:
 def format_resume_command(words: Sequence[str], folder: Path) -> str:
     """Return the command that resumes the run in *folder* that the arguments *words* started."""
     kept = [word for word in words if word not in {"--overwrite", "--resume"}]
-    named = any(word.startswith("--output") or re.match("-o", word) for word in kept)
-    there = [] if named else ["--output", str(folder)]
-    return shlex.join([*program(), *kept, *there, "--resume"])
+    names_output = any(word.startswith("--output") or re.match("-o", word) for word in kept)
+    folder_option = [] if names_output else ["--output", str(folder)]
+    return shlex.join([*program(), *kept, *folder_option, "--resume"])
 
 
 def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) -> Path:
@@ -140,10 +140,10 @@ class Progress:
             self._bar.start(total)
             self._bar.show(standing)
 
-    def ended(self, played: Played) -> None:
+    def ended(self, result: Played) -> None:
         """Count one rollout."""
-        standing, reward = self._standing, played.rollout.reward
-        standing.done.add(played.job.key)
+        standing, reward = self._standing, result.rollout.reward
+        standing.done.add(result.job.key)
         standing.scored += reward is not None
         standing.earned += reward or 0.0
         standing.failed += reward is None
@@ -207,13 +207,15 @@ def _draws_bar() -> Bar:
 def format_metrics_table(figures: Sequence[dict[str, Any]]) -> str:
     """Return the metrics as a table with a column per environment, followed by the failure messages."""
     columns = [dict(_list_metrics(each)) for each in figures]
-    found = dict.fromkeys(name for column in columns for name in column)
-    names = sorted(found, key=lambda name: next(place for place, word in enumerate(ROW_ORDER) if name.startswith(word)))
+    row_names = dict.fromkeys(name for column in columns for name in column)
+    names = sorted(
+        row_names, key=lambda name: next(place for place, word in enumerate(ROW_ORDER) if name.startswith(word))
+    )
     cells = [["", *(each["environment"] for each in figures)]]
     cells += [[name, *(column.get(name, "") for column in columns)] for name in names]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    told = dict.fromkeys(line for each in figures for line in _list_failures(each))
-    return "\n".join([*(_format_row(row, widths) for row in cells), *told])
+    failures = dict.fromkeys(line for each in figures for line in _list_failures(each))
+    return "\n".join([*(_format_row(row, widths) for row in cells), *failures])
 
 
 def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -78,14 +78,14 @@ async def _restart_and_wait(name: str, head: str, *, drain: float, seconds: floa
     began = clock()
     try:
         before = await _request_head("GET", head, "/nodes")
-        begins = await _request_restart(head, f"/servers/{quote(name, safe='')}/restart?drain={drain:g}")
+        restarting = await _request_restart(head, f"/servers/{quote(name, safe='')}/restart?drain={drain:g}")
         # The instances restart one after another.
-        bound = len(begins.pids) * (drain + STOP_SECONDS + seconds)
-        while not await _has_restarted(name, head, before, begins):
+        bound = len(restarting.pids) * (drain + STOP_SECONDS + seconds)
+        while not await _has_restarted(name, head, before, restarting):
             if clock() - began > bound:
-                look = f"gymsdk status --head {head}"
+                command = f"gymsdk status --head {head}"
                 raise GymsdkError(
-                    f"{name!r} does not answer again after {clock() - began:.0f} s; run `{look}` for details"
+                    f"{name!r} does not answer again after {clock() - began:.0f} s; run `{command}` for details"
                 )
             await asyncio.sleep(POLL_SECONDS)
         return clock() - began
@@ -124,10 +124,10 @@ async def _has_restarted(name: str, head: str, before: Any, ending: RestartReply
         return _get_last_exit_time(now, name) != _get_last_exit_time(then, name) and (
             now.settled or _includes(now, then)
         )
-    known = {each.id for each in then.instances}
-    there = [each for each in now.instances if each.name == name]
-    new = [each for each in there if each.id not in known and each.status == "success"]
-    return len(new) >= len(ending.pids) and not any(each.id in ending.instances for each in there)
+    known_ids = {each.id for each in then.instances}
+    instances = [each for each in now.instances if each.name == name]
+    new = [each for each in instances if each.id not in known_ids and each.status == "success"]
+    return len(new) >= len(ending.pids) and not any(each.id in ending.instances for each in instances)
 
 
 def _includes(now: HeadSnapshot, then: HeadSnapshot) -> bool:
@@ -148,17 +148,17 @@ async def _request_head(method: str, head: str, path: str) -> Any:
     from gymsdk.client import parse_value
     from gymsdk.http import client
 
-    carried, once = credentials.resolve_auth_headers(None), client.NO_RETRY
+    headers, once = credentials.resolve_auth_headers(None), client.NO_RETRY
     try:
         if method == "POST":
-            answer = await client.post(head + path, {}, headers=carried, timeout=5.0, retry=once)
+            answer = await client.post(head + path, {}, headers=headers, timeout=5.0, retry=once)
         else:
-            answer = await client.get(head + path, headers=carried, timeout=5.0, retry=once)
+            answer = await client.get(head + path, headers=headers, timeout=5.0, retry=once)
     except Failed as error:
         cure = "start a head with `gymsdk serve NAME --separate`, or pass another address with --head"
         raise GymsdkError(f"no head answers at {head} ({error}); {cure}") from None
     if answer.status == credentials.UNAUTHORIZED:
-        raise credentials.build_unauthorized_error(answer.host, had_token=bool(carried))
+        raise credentials.build_unauthorized_error(answer.host, had_token=bool(headers))
     value = parse_value(answer)
     if answer.ok and isinstance(value, dict):
         return value

@@ -94,10 +94,10 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
     run = Run(path, agent=agent)
     if output is not None:
         _check_output(run, output, overwrite=overwrite)
-    found = _Results()
-    _report_progress(_reverify_run(run, found, _Options(head, settings, limit, at_once, output, overwrite, force)))
-    _print(found, json=json)
-    if found.unscored or (fail_on_change and found.changed):
+    results = _Results()
+    _report_progress(_reverify_run(run, results, _Options(head, settings, limit, at_once, output, overwrite, force)))
+    _print(results, json=json)
+    if results.unscored or (fail_on_change and results.changed):
         raise typer.Exit(1)
 
 
@@ -159,7 +159,7 @@ def _report_progress(work: Any) -> None:
             raise typer.Exit(stop.code) from None
 
 
-async def _reverify_run(run: Run, found: _Results, asked: _Options) -> None:
+async def _reverify_run(run: Run, results: _Results, reverify_options: _Options) -> None:
     import asyncio
 
     from gymsdk.http import client
@@ -167,21 +167,23 @@ async def _reverify_run(run: Run, found: _Results, asked: _Options) -> None:
     from gymsdk.rollouts.reverify import elsewhere, has_judges, here, sessionless, wanted
 
     try:
-        if asked.head is None:
-            async with here(run, options.parse_settings(run.names(), asked.settings)) as judge:
-                await _judge_cases(run, judge, found, asked)
+        if reverify_options.head is None:
+            async with here(run, options.parse_settings(run.names(), reverify_options.settings)) as judge:
+                await _judge_cases(run, judge, results, reverify_options)
             return
-        if asked.settings:
-            raise UsageError(f"--set {asked.settings[0]}: running servers have their settings already; leave out --set")
+        if reverify_options.settings:
+            raise UsageError(
+                f"--set {reverify_options.settings[0]}: running servers have their settings already; leave out --set"
+            )
         judges = await asyncio.to_thread(wanted, run)
-        servers = await served(asked.head, lambda found: has_judges(found, judges))
-        found.unsure = await sessionless(servers, run, force=asked.force)
-        await _judge_cases(run, elsewhere(servers), found, asked)
+        servers = await served(reverify_options.head, lambda results: has_judges(results, judges))
+        results.unsure = await sessionless(servers, run, force=reverify_options.force)
+        await _judge_cases(run, elsewhere(servers), results, reverify_options)
     finally:
         await client.aclose()
 
 
-async def _judge_cases(run: Run, judge: Judge, found: _Results, asked: _Options) -> None:
+async def _judge_cases(run: Run, judge: Judge, results: _Results, reverify_options: _Options) -> None:
     from contextlib import aclosing, nullcontext
     from itertools import islice
 
@@ -189,47 +191,54 @@ async def _judge_cases(run: Run, judge: Judge, found: _Results, asked: _Options)
     from gymsdk.rollouts.reverify import rejudged
     from gymsdk.rollouts.tasks import Sheet
 
-    at_once = min(asked.at_once, descriptors.count_affordable(2))
-    ends, said = rejudged(islice(run.cases(), asked.limit), judge, at_once=at_once), time.monotonic()
-    with Sheet(asked.output, overwrite=asked.overwrite) if asked.output else nullcontext() as sheet:
-        async with aclosing(ends):
-            async for each in ends:
-                found.add(each)
+    at_once = min(reverify_options.at_once, descriptors.count_affordable(2))
+    rejudgements, last_report = (
+        rejudged(islice(run.cases(), reverify_options.limit), judge, at_once=at_once),
+        time.monotonic(),
+    )
+    with (
+        Sheet(reverify_options.output, overwrite=reverify_options.overwrite)
+        if reverify_options.output
+        else nullcontext() as sheet
+    ):
+        async with aclosing(rejudgements):
+            async for each in rejudgements:
+                results.add(each)
                 if sheet and (line := each.line()) is not None:
                     sheet.add(line)
-                if time.monotonic() >= said + PROGRESS_SECONDS:
-                    said = time.monotonic()
-                    typer.echo(f"{found.rollouts:,} verified, {len(found.changed):,} rewards changed", err=True)
+                if time.monotonic() >= last_report + PROGRESS_SECONDS:
+                    last_report = time.monotonic()
+                    typer.echo(f"{results.rollouts:,} verified, {len(results.changed):,} rewards changed", err=True)
 
 
-def _print(found: _Results, *, json: bool) -> None:
+def _print(results: _Results, *, json: bool) -> None:
     from gymsdk import jsonl
 
     if not json:
-        typer.echo("\n".join(_format_results(found)))
+        typer.echo("\n".join(_format_results(results)))
         return
-    told = {
-        "rollouts": found.rollouts,
-        "mean": {"old": _mean(found.before), "new": _mean(found.after)},
-        "changed": found.changed,
-        "unscored": found.unscored,
-        "not_stateless": found.unsure,
+    document = {
+        "rollouts": results.rollouts,
+        "mean": {"old": _mean(results.before), "new": _mean(results.after)},
+        "changed": results.changed,
+        "unscored": results.unscored,
+        "not_stateless": results.unsure,
     }
-    typer.echo(jsonl.dump_document(told), nl=False)
+    typer.echo(jsonl.dump_document(document), nl=False)
 
 
-def _format_results(found: _Results) -> Iterator[str]:
-    for name in found.unsure:
+def _format_results(results: _Results) -> Iterator[str]:
+    for name in results.unsure:
         yield f"{name} does not declare stateless verification: its rewards may differ for that reason alone"
-    for each in found.changed[:MAX_LISTED]:
+    for each in results.changed[:MAX_LISTED]:
         yield f"{_format_case(each)}: {_format_reward(each['old'])} is now {_format_reward(each['new'])}"
-    yield from _format_remainder(found.changed)
-    for each in found.unscored[:MAX_LISTED]:
+    yield from _format_remainder(results.changed)
+    for each in results.unscored[:MAX_LISTED]:
         yield f"{_format_case(each)}: no reward ({each['kind']}): {each['reason']}"
-    yield from _format_remainder(found.unscored)
-    judged = f"{found.rollouts:,} rollouts verified again: {len(found.changed):,} rewards changed"
-    yield f"{judged}, {len(found.unscored):,} have no reward now"
-    yield f"mean reward {_format_reward(_mean(found.before))}, now {_format_reward(_mean(found.after))}"
+    yield from _format_remainder(results.unscored)
+    summary = f"{results.rollouts:,} rollouts verified again: {len(results.changed):,} rewards changed"
+    yield f"{summary}, {len(results.unscored):,} have no reward now"
+    yield f"mean reward {_format_reward(_mean(results.before))}, now {_format_reward(_mean(results.after))}"
 
 
 def _format_case(each: Row) -> str:

@@ -66,14 +66,14 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Pace
 
-    others = {"--tasks": tasks, "--split": split, "--agent": agent, "NAME": names or None}
-    elsewhere = model is not None or head is not None
-    rows = select_dataset(config, dataset, others, played=elsewhere) if config or dataset is not None else None
-    named = [rows.environment] if rows and head is None else list(dict.fromkeys(names or []))
-    tasks = rows.path if rows else tasks
-    if rows and head is None:
-        rows.check_models()
-    theirs = {
+    row_options = {"--tasks": tasks, "--split": split, "--agent": agent, "NAME": names or None}
+    has_model = model is not None or head is not None
+    chosen = select_dataset(config, dataset, row_options, played=has_model) if config or dataset is not None else None
+    environments = [chosen.environment] if chosen and head is None else list(dict.fromkeys(names or []))
+    tasks = chosen.path if chosen else tasks
+    if chosen and head is None:
+        chosen.check_models()
+    model_options = {
         "--model": model,
         "--base-url": options.join_base_urls(base_url),
         "--api": api,
@@ -85,15 +85,15 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
             "--trajectories: servers do not report the model calls of a rollout; leave out --trajectories, or play here"
             " without --head"
         )
-    _select_player(head, named, theirs, tasks=tasks, settings=settings, agent=agent)
+    _select_player(head, environments, model_options, tasks=tasks, settings=settings, agent=agent)
     sampled = options.parse_sampling(
         temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param
     )
-    its = rows if rows and rows.player and head is None and model is None else None
-    if its:
-        _check_model_options(theirs)
-    given = options.parse_settings(named, settings)
-    asked = {
+    configured_model = chosen if chosen and chosen.player and head is None and model is None else None
+    if configured_model:
+        _check_model_options(model_options)
+    environment_settings = options.parse_settings(environments, settings)
+    model_fields = {
         "model": (model or "scripted/oracle") if head is None else None,
         "base_url": options.join_base_urls(base_url),
         "api": api,
@@ -101,28 +101,30 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         "tokens": token_ids,
     }
     plan = Plan(
-        environments={name: {**(rows.settings if rows else {}), **each} for name, each in given.items()},
+        environments={
+            name: {**(chosen.settings if chosen else {}), **each} for name, each in environment_settings.items()
+        },
         head=head,
         tasks=tasks,
-        agent=rows.agent if rows and head else agent,
+        agent=chosen.agent if chosen and head else agent,
         split=split,
         limit=limit,
         skip_bad_rows=skip_bad_rows,
-        repeats=repeats or (rows.repeats if rows else 1),
+        repeats=repeats or (chosen.repeats if chosen else 1),
         seed=seed,
         sampling=sampled,
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
-        **(its.describe_model() if its else asked),
+        **(configured_model.describe_model() if configured_model else model_fields),
     )
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
-    player = its.build_model() if its else None
-    how = {"resume": resume, "overwrite": overwrite, "trajectories": trajectories}
-    _run_plan(plan, pace, output, player, how, json=json)
+    policy = configured_model.build_model() if configured_model else None
+    folder_options = {"resume": resume, "overwrite": overwrite, "trajectories": trajectories}
+    _run_plan(plan, pace, output, policy, folder_options, json=json)
 
 
-def _check_model_options(given: dict[str, str | None]) -> None:
+def _check_model_options(model_options: dict[str, str | None]) -> None:
     """Raise `UsageError` if an option changes how the model of the configuration is called."""
-    for option, value in given.items():
+    for option, value in model_options.items():
         if value is not None:
             raise UsageError(
                 f"{f'{option} {value}'.rstrip()}: the configuration defines the model;"
@@ -131,24 +133,26 @@ def _check_model_options(given: dict[str, str | None]) -> None:
 
 
 def _run_plan(
-    plan: Plan, pace: Pace, output: Path | None, model: Model | None, how: dict[str, bool], *, json: bool
+    plan: Plan, pace: Pace, output: Path | None, model: Model | None, folder_options: dict[str, bool], *, json: bool
 ) -> None:
     from gymsdk.cli.progress import choose_folder, run_rollouts
     from gymsdk.rollouts.run import Run
 
-    folder = choose_folder(output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=how["resume"])
-    figures = run_rollouts(Run(plan, folder, pace=pace, model=model, **how))
-    _print(folder, figures, json=json)
+    folder = choose_folder(
+        output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=folder_options["resume"]
+    )
+    metrics = run_rollouts(Run(plan, folder, pace=pace, model=model, **folder_options))
+    _print(folder, metrics, json=json)
     if plan.tasks is None and plan.limit is not None:
-        _warn_missing_tasks(figures, plan.limit)
-    if any(each["failures"] or each["complaint"] for each in figures):
+        _warn_missing_tasks(metrics, plan.limit)
+    if any(each["failures"] or each["complaint"] for each in metrics):
         raise typer.Exit(1)
 
 
 def _select_player(
     head: str | None,
     names: list[str],
-    given: dict[str, str | None],
+    model_options: dict[str, str | None],
     *,
     tasks: Path | None,
     settings: list[str],
@@ -162,7 +166,7 @@ def _select_player(
     if head is None:
         _require_names(names)
         return
-    _check_remote_options(head, given)
+    _check_remote_options(head, model_options)
     _select_rows(names, tasks, settings)
 
 
@@ -171,8 +175,8 @@ def _require_names(names: list[str]) -> None:
         raise UsageError("Missing argument 'NAME': name the environments to play; `gymsdk list` shows them")
 
 
-def _check_remote_options(head: str, given: dict[str, str | None]) -> None:
-    for option, value in given.items():
+def _check_remote_options(head: str, model_options: dict[str, str | None]) -> None:
+    for option, value in model_options.items():
         if value is not None:
             servers = f"the servers at {head.rpartition('@')[2]}"
             raise UsageError(
@@ -191,37 +195,38 @@ def _select_rows(names: list[str], tasks: Path | None, settings: list[str]) -> N
         )
 
 
-def _print(folder: Path, figures: list[Row], *, json: bool) -> None:
+def _print(folder: Path, metrics: list[Row], *, json: bool) -> None:
     from gymsdk import jsonl
     from gymsdk.cli.progress import format_metrics_table
     from gymsdk.rollouts.folder import FILES
 
     if json:
-        typer.echo(jsonl.dump_document({"output": str(folder), "environments": figures}), nl=False)
+        typer.echo(jsonl.dump_document({"output": str(folder), "environments": metrics}), nl=False)
         return
-    typer.echo(format_metrics_table(figures))
+    typer.echo(format_metrics_table(metrics))
     for path in filter(_has_files, (folder / name for name in FILES)):
         typer.echo(path)
-    lost = sum(sum(each["failures"].values()) for each in figures)
-    again = f"the same command with --output {folder} --resume plays them again"
-    raised = sum(each["failures_raised"] for each in figures)
+    failed = sum(sum(each["failures"].values()) for each in metrics)
+    retry_hint = f"the same command with --output {folder} --resume plays them again"
+    raised = sum(each["failures_raised"] for each in metrics)
     if raised:
-        said = f"{raised} of {lost} rollouts without a reward: the environment's own code raised an exception"
-        typer.echo(f"{said}; fix the lines that the table names, then {again}", err=True)
-    retryable = sum(each["failures_retryable"] for each in figures)
+        cause = f"{raised} of {failed} rollouts without a reward: the environment's own code raised an exception"
+        typer.echo(f"{cause}; fix the lines that the table names, then {retry_hint}", err=True)
+    retryable = sum(each["failures_retryable"] for each in metrics)
     if retryable > raised:
         typer.echo(
-            f"{retryable - raised} of {lost} rollouts without a reward may succeed on a retry; {again}", err=True
+            f"{retryable - raised} of {failed} rollouts without a reward may succeed on a retry; {retry_hint}", err=True
         )
-    if open_ := lost - retryable - sum(each["failures_for_good"] for each in figures):
+    if open_ := failed - retryable - sum(each["failures_for_good"] for each in metrics):
         typer.echo(
-            f"{open_} of {lost} rollouts without a reward fail again until the cause is fixed; then {again}", err=True
+            f"{open_} of {failed} rollouts without a reward fail again until the cause is fixed; then {retry_hint}",
+            err=True,
         )
 
 
-def _warn_missing_tasks(figures: list[Row], limit: int) -> None:
+def _warn_missing_tasks(metrics: list[Row], limit: int) -> None:
     """Print which environments had fewer tasks than --limit."""
-    for each in figures:
+    for each in metrics:
         if each["tasks"] < limit:
             typer.echo(f"{each['environment']}: {each['tasks']} tasks, fewer than --limit {limit}", err=True)
 

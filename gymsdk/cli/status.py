@@ -47,12 +47,12 @@ def status(
     """
     from gymsdk.cli.stopping import Stopped, run_until_signal
 
-    look = _StatusPrinter(head, json=json)
+    printer = _StatusPrinter(head, json=json)
     try:
-        run_until_signal(look.watch() if watch else look.print_once())
+        run_until_signal(printer.watch() if watch else printer.print_once())
     except Stopped as stop:
-        raise typer.Exit(look.code if watch else stop.code) from None
-    raise typer.Exit(look.code)
+        raise typer.Exit(printer.code if watch else stop.code) from None
+    raise typer.Exit(printer.code)
 
 
 class _StatusPrinter:
@@ -69,11 +69,11 @@ class _StatusPrinter:
         from gymsdk.observability.status import fetch_status
 
         try:
-            found = await fetch_status(self._head or DEFAULT_HEAD_URL)
+            result = await fetch_status(self._head or DEFAULT_HEAD_URL)
         finally:
             await client.aclose()
-        self.code = 0 if found.is_healthy else 1
-        typer.echo(_format_json(found) if self._json else format_status(found))
+        self.code = 0 if result.is_healthy else 1
+        typer.echo(_format_json(result) if self._json else format_status(result))
 
     async def watch(self) -> None:
         import asyncio
@@ -91,21 +91,21 @@ class _StatusPrinter:
             await asyncio.sleep(REFRESH_SECONDS)
 
 
-def _format_json(found: StatusReport) -> str:
+def _format_json(result: StatusReport) -> str:
     from gymsdk.jsonl import dump_json
 
-    return dump_json({"ok": found.is_healthy, **found.model_dump(mode="json")}).decode()
+    return dump_json({"ok": result.is_healthy, **result.model_dump(mode="json")}).decode()
 
 
-def format_status(found: StatusReport) -> str:
+def format_status(result: StatusReport) -> str:
     """Return the table of servers, followed by the problems."""
-    with_gpus, with_nodes = (any(each.gpus for each in found.servers), any(each.node for each in found.servers))
-    columns = [dict(_format_cells(each)) for each in found.servers]
+    with_gpus, with_nodes = (any(each.gpus for each in result.servers), any(each.node for each in result.servers))
+    columns = [dict(_format_cells(each)) for each in result.servers]
     names = [name for name in columns[0] if (name != "GPU" or with_gpus) and (name != "node" or with_nodes)]
     cells = [names, *([column[name] for name in names] for column in columns)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join([*lines, "", *_list_problems(found)])
+    return "\n".join([*lines, "", *_list_problems(result)])
 
 
 def _format_cells(row: ServerStatus) -> Iterator[tuple[str, str]]:
@@ -145,17 +145,17 @@ def _format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _list_problems(found: StatusReport) -> Iterator[str]:
-    nodes = f", plus {found.nodes} {'node' if found.nodes == 1 else 'nodes'}" if found.nodes else ""
-    yield f"{found.head}: {found.registered} of {found.expected} expected servers registered{nodes}"
-    if not found.settled and found.registered < found.expected:
+def _list_problems(result: StatusReport) -> Iterator[str]:
+    nodes = f", plus {result.nodes} {'node' if result.nodes == 1 else 'nodes'}" if result.nodes else ""
+    yield f"{result.head}: {result.registered} of {result.expected} expected servers registered{nodes}"
+    if not result.settled and result.registered < result.expected:
         yield "this head has just started: running nodes register with it within 10 seconds"
-    if found.round_trip_by == "command":
+    if result.round_trip_by == "command":
         yield "the round trips are measured from here, because this head does not measure them"
-    for row in found.servers:
+    for row in result.servers:
         yield from (f"! {row.name} {PROBLEM_LABELS[each]}" for each in row.wrong)
         if row.idle:
             yield f"! a GPU of {row.name} is used less than half of the time (not an error, but worth a look)"
-    for each in found.lost:
+    for each in result.lost:
         age = _format_duration(each.age)
         yield f"! node {each.id[:8]} with {', '.join(each.servers)} has not been heard from for {age}"

@@ -49,15 +49,15 @@ def run_until_signal(work: Coroutine[Any, Any, T], *, last_words: str = "", quie
     Raises:
         Stopped: A signal stopped the work first.
     """
-    stop = _SignalHandler(last_words, quiet=quiet)
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    handler = _SignalHandler(last_words, quiet=quiet)
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return run_in_new_loop(stop.around(work))
+        return run_in_new_loop(handler.around(work))
     except asyncio.CancelledError:
-        if not stop.code:
+        if not handler.code:
             # Without a signal, reporting this as a stop would make a failed run look successful.
             raise RuntimeError("the work was cancelled, but not by a signal") from None
-        raise Stopped(stop.code) from None
+        raise Stopped(handler.code) from None
     except SystemExit as error:
         # An environment's background task raised it. Without this, the command would seem to have succeeded.
         raise GymsdkError(
@@ -65,9 +65,9 @@ def run_until_signal(work: Coroutine[Any, Any, T], *, last_words: str = "", quie
             " catch the exception in that task"
         ) from error
     finally:
-        stop.over()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        handler.over()
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)
 
 
 def run_in_new_loop(work: Coroutine[Any, Any, T]) -> T:
@@ -108,8 +108,8 @@ async def _cancel_others() -> None:
 
 def _describe_task(task: asyncio.Task[Any]) -> str:
     frames = task.get_stack(limit=1)
-    where = f" ({Path(frames[0].f_code.co_filename).name}:{frames[0].f_lineno})" if frames else ""
-    return f"{task.get_name()}{where}"
+    location = f" ({Path(frames[0].f_code.co_filename).name}:{frames[0].f_lineno})" if frames else ""
+    return f"{task.get_name()}{location}"
 
 
 def run_interruptibly(work: Callable[[], T]) -> T:

@@ -68,7 +68,7 @@ async def test_a_task_that_has_no_reward_here_cannot_be_recorded(installed: Call
     installed()
     sums = gymsdk.load("sums")
     broken = next(iter(sums.tasks("train"))).row()["answer"]
-    with pytest.raises(UsageError, match=r"task 0 of 'sums' cannot be recorded \(hook_raised: .*name another split"):
+    with pytest.raises(UsageError, match=r"task 0 of 'sums' cannot be recorded \(hook_raised: .*choose another split"):
         await record_rollouts(
             gymsdk.load("sums", breaks=[broken]), gymsdk.model("scripted/oracle"), split="train", limit=2
         )

@@ -147,7 +147,10 @@ async def test_the_examples_may_be_of_another_split(seen):
         ("{'type': 'object', 'properties': {'a': {'type': 'text'}}}", "parameters.a has the type 'text'"),
         ("{'type': 'object', 'properties': {'a': {'enum': []}}}", "parameters.a has an `enum` without values"),
         ("{'type': 'object', 'properties': {'a': 3}}", "parameters.a is 3 instead of a schema"),
-        ("{'type': 'object', 'properties': {}, 'required': ['a']}", "parameters requires a property that it does not define"),
+        (
+            "{'type': 'object', 'properties': {}, 'required': ['a']}",
+            "parameters requires a property that it does not define",
+        ),
         ("{'type': 'object', 'properties': {'a': {'$ref': '#/$defs/A'}}}", "parameters.a refers to '#/$defs/A'"),
     ],
 )

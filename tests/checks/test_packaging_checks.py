@@ -152,8 +152,7 @@ async def test_a_backend_that_is_missing_is_a_reason_to_skip(edited, outcome):
     made, _ = edited(backend="not_there.build")
     result = await outcome("packaging.files", made)
     assert result.reason == (
-        "its build backend 'not_there' is not installed here, so no wheel can be built; "
-        "`pip install hatchling` brings it"
+        "its build backend 'not_there' is not installed, so no wheel can be built; `pip install hatchling` installs it"
     )
 
 

@@ -95,7 +95,9 @@ async def test_a_check_whose_episodes_take_too_long_is_skipped_and_says_what_it_
 
     result = await CheckRun(made).run_check(asking(look))
     assert result.status == "skipped"
-    assert result.reason.startswith("an episode takes 30.0 s, so the required 8 episodes take about 240 s; the check had 1")
+    assert result.reason.startswith(
+        "an episode takes 30.0 s, so the required 8 episodes take about 240 s; the check had 1"
+    )
 
 
 async def test_a_check_that_slow_episodes_make_late_is_skipped(subject):

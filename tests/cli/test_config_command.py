@@ -157,10 +157,7 @@ def test_a_file_without_servers_is_not_served(gymsdk: Command, there: Path) -> N
     (there / "a.yaml").write_text("")
     ended = gymsdk("serve", "--config", "a.yaml")
     assert ended.code == 2
-    assert (
-        ended.err
-        == "Error: a.yaml names no server; `gymsdk config NAME` writes a file that serves an environment\n"
-    )
+    assert ended.err == "Error: a.yaml names no server; `gymsdk config NAME` writes a file that serves an environment\n"
 
 
 @pytest.mark.parametrize("words", [("sums", "head_server.port=1"), ("sums", "--config", "a.yaml"), ("smus",)])

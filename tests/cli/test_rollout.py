@@ -73,8 +73,8 @@ def test_failures_are_told_and_the_exit_code_is_1(gymsdk: Command, there: Path) 
     assert "no reward: hook_raised" in ended.out
     assert "hook_raised: hook 'verify' of environment 'sums' raised ValueError: cannot add to 4" in ended.out
     assert ended.err == (
-        "1 of 1 rollouts without a reward: the environment's own code raised an exception; correct the lines that the table"
-        " names, then the same command with --output out --resume tries them again\n"
+        "1 of 1 rollouts without a reward: the environment's own code raised an exception; fix the lines that the table"
+        " names, then the same command with --output out --resume plays them again\n"
     )
     assert ended.code == 1
 
@@ -285,8 +285,8 @@ def test_what_is_set_up_wrongly_is_not_said_to_go_well_another_time(gymsdk: Comm
             *("--model", "endpoint/x", "--base-url", address),
         )
     assert ended.err.endswith(
-        "2 of 2 without a reward fail again unless that is mended;"
-        " then the same command with --output out --resume tries them again\n"
+        "2 of 2 rollouts without a reward fail again until the cause is fixed;"
+        " then the same command with --output out --resume plays them again\n"
     )
 
 

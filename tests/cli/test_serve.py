@@ -251,7 +251,9 @@ def test_people_are_told_where_each_server_is_and_who_plays(start: Start) -> Non
     lines = [process.stdout.readline() for _ in range(6)]
     assert re.fullmatch(r"head +http://127\.0\.0\.1:\d+\n", lines[0])
     assert re.fullmatch(r"sums +http://127\.0\.0\.1:\d+  resources\n", lines[1])
-    assert lines[5].startswith("Ready: scripted/oracle plays, which knows the solutions; choose another model with --model.")
+    assert lines[5].startswith(
+        "Ready: scripted/oracle plays, which knows the solutions; choose another model with --model."
+    )
 
 
 def test_an_engine_that_does_not_answer_yet_is_told_of_once_it_serves(start: Start) -> None:

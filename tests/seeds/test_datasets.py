@@ -100,6 +100,9 @@ def test_two_of_one_name_are_told_apart_by_their_servers(sums: Place) -> None:
     )
     sums.write("sums.yaml", text)
     ended = sums.run("gymsdk rollout --config sums.yaml --dataset small --output out")
-    assert "--dataset small: several datasets have this name; write one of assistant.small and assistant_agent.small" in ended.err
+    assert (
+        "--dataset small: several datasets have this name; write one of assistant.small and assistant_agent.small"
+        in ended.err
+    )
     assert sums.run("gymsdk rollout --config sums.yaml --dataset assistant.small --output out").code == 0
     assert rewards(sums, "out") == [1.0] * 2
