@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from gymsdk.cli.progress import Progress, format_metrics_table
-from gymsdk.cli.rollout import show_warnings
+from gymsdk.cli.progress import show_warnings
 from gymsdk.cli.stopping import Stopped, run_until_signal
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import Pace, Run, carry_out

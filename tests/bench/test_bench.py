@@ -74,7 +74,7 @@ async def test_a_scripted_model_plays_in_the_servers_process() -> None:
 
 
 async def test_a_model_whose_rewards_nobody_knows_is_refused() -> None:
-    with pytest.raises(UsageError, match="rewards are known beforehand of scripted policies alone"):
+    with pytest.raises(UsageError, match="only rewards of scripted policies can be checked"):
         await all_of(measure(BenchPlan(environments={"sums": {}}, model="endpoint/x")))
 
 

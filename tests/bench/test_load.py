@@ -127,7 +127,7 @@ async def test_a_process_that_ended_is_told() -> None:
     gone = await asyncio.create_subprocess_exec("true")
     await gone.wait()
     async with staged() as stage:
-        with pytest.raises(GymsdkError, match="the process of the servers ended"):
+        with pytest.raises(GymsdkError, match="the process of the servers ended under load"):
             await run_load(replace(stage, pids={SERVERS: gone.pid}), await right(1), LoadPlan(at_once=1, rollouts=1))
 
 

@@ -70,7 +70,7 @@ def test_a_process_that_is_not_there_is_told() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     assert not stage.is_running(process.pid)
-    with pytest.raises(ProcessLookupError, match=f"no process {process.pid}"):
+    with pytest.raises(ProcessLookupError, match=f"process {process.pid} does not exist"):
         stage.measure_process(process.pid)
 
 

@@ -64,7 +64,7 @@ def test_one_id_needs_no_list():
 
 
 def test_where_nothing_is_left_that_is_a_mistake_of_usage():
-    with pytest.raises(UsageError, match="nothing is left to check"):
+    with pytest.raises(UsageError, match="no check is left"):
         run.select_checks(["runtime.rows"], ["runtime"])
 
 

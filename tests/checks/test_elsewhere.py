@@ -46,7 +46,7 @@ async def test_episodes_are_opened_there_too(subject):
 
 async def test_what_breaks_there_is_told(subject):
     made = subject(HASHED.replace("MARK", "1 / 0"))
-    with pytest.raises(BrokenEnvironment, match=r"in a new process .*ZeroDivisionError"):
+    with pytest.raises(BrokenEnvironment, match=r"a new process .*ZeroDivisionError"):
         await determinism.draw_in_new_interpreter(made, "train", seed=0, count=1)
 
 

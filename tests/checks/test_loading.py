@@ -53,7 +53,7 @@ async def test_an_environment_without_splits_is_played_with_given_tasks(subject,
     made = subject("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)")
     made.given = [Task.ask("What?")]
     assert (await outcome("runtime.load", made)).status == "passed"
-    assert (await outcome("runtime.splits", made)).reason == "it has no splits; it is played with files of rows"
+    assert (await outcome("runtime.splits", made)).reason == "it has no splits; it plays files of rows"
 
 
 async def test_an_empty_split_is_named(seen):
@@ -89,7 +89,7 @@ async def test_a_row_that_is_not_read_as_it_was_written_is_told(seen):
     source = source.replace("answer=one + other)", "answer=one + other, more=2)").replace(
         "class Sum(Task):", "class Sum(Task):\n    model_config = {'serialize_by_alias': True}\n"
     )
-    assert set(await seen("runtime.rows", source)) == {"written and read again, more of a row changed"}
+    assert set(await seen("runtime.rows", source)) == {"written and read back, more of a row changed"}
 
 
 async def test_integers_beyond_64_bits_are_fine_until_python_refuses_to_read_them(seen):
@@ -137,17 +137,20 @@ async def test_a_number_of_its_own_does_not_make_a_row_another(seen):
 
 async def test_the_examples_may_be_of_another_split(seen):
     source = SUMS.replace('"test"]', '"example"]').replace("{split}:{seed}", "{seed}")
-    assert await seen("semantic.split_overlap", source) == "it has one split; there is nothing to keep apart"
+    assert await seen("semantic.split_overlap", source) == "it has a single split; there is nothing to compare"
 
 
 @pytest.mark.parametrize(
     ("shape", "told"),
     [
-        ("[]", "its parameters are no schema of an object"),
+        ("[]", "its parameters are not the schema of an object"),
         ("{'type': 'object', 'properties': {'a': {'type': 'text'}}}", "parameters.a has the type 'text'"),
         ("{'type': 'object', 'properties': {'a': {'enum': []}}}", "parameters.a has an `enum` without values"),
-        ("{'type': 'object', 'properties': {'a': 3}}", "parameters.a is no schema but 3"),
-        ("{'type': 'object', 'properties': {}, 'required': ['a']}", "parameters requires a property it does not have"),
+        ("{'type': 'object', 'properties': {'a': 3}}", "parameters.a is 3 instead of a schema"),
+        (
+            "{'type': 'object', 'properties': {}, 'required': ['a']}",
+            "parameters requires a property that it does not define",
+        ),
         ("{'type': 'object', 'properties': {'a': {'$ref': '#/$defs/A'}}}", "parameters.a refers to '#/$defs/A'"),
     ],
 )
@@ -166,8 +169,8 @@ async def test_what_calls_itself_strict_and_is_not_is_told(seen):
         f"Sum(responses_create_params={{'input': 'Add.', 'tools': [{tool}]}}, ",
     )
     assert await seen("runtime.tool_schemas", source) == [
-        "tool 'add': parameters is strict, and does not say `additionalProperties: false`",
-        "tool 'add': parameters is strict, and does not require a",
+        "tool 'add': parameters is strict but lacks `additionalProperties: false`",
+        "tool 'add': parameters is strict but does not require a",
     ]
 
 

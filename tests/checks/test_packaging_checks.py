@@ -99,7 +99,7 @@ async def test_a_module_named_like_one_of_pythons_is_told(site, outcome):
     (about / "entry_points.txt").write_text("[gymsdk.environments]\ncalendars = calendar\n")
     entry = registry.installed()["calendars"]
     result = await outcome("packaging.entry_point", Subject("calendars", partial(registry.load, "calendars"), entry))
-    assert [each.seen for each in result.findings] == ["its module 'calendar' has the name of another's"]
+    assert [each.seen for each in result.findings] == ["its module 'calendar' shadows another package"]
 
 
 async def test_a_name_like_a_version_is_told(seen):
@@ -119,7 +119,7 @@ async def test_what_is_shipped_beside_the_package_is_named(seen, site):
         (site.folder / path).parent.mkdir(exist_ok=True)
         (site.folder / path).touch()
     record = "gym_env_{name}/__init__.py,,\ngym_env_{name}/py.typed,,\ntests/test_it.py,,\nnotes.txt,,\n../bin/it,,\n"
-    assert await seen("packaging.files", {"RECORD": record}) == ["beside the package it ships notes.txt, tests"]
+    assert await seen("packaging.files", {"RECORD": record}) == ["it ships notes.txt, tests beside the package"]
 
 
 async def test_an_install_without_a_list_of_files_is_not_asked(subject, outcome, site):
@@ -152,8 +152,7 @@ async def test_a_backend_that_is_missing_is_a_reason_to_skip(edited, outcome):
     made, _ = edited(backend="not_there.build")
     result = await outcome("packaging.files", made)
     assert result.reason == (
-        "its build backend 'not_there' is not installed here, so no wheel can be built; "
-        "`pip install hatchling` brings it"
+        "its build backend 'not_there' is not installed, so no wheel can be built; `pip install hatchling` installs it"
     )
 
 
@@ -212,4 +211,4 @@ async def test_an_import_that_costs_is_told(subject):
 
 async def test_a_heavy_import_is_named(seen, site):
     (site.folder / "torch.py").write_text("")
-    assert await seen("packaging.import", source=f"{SUMS}\nimport torch\n") == ["its import brings torch along"]
+    assert await seen("packaging.import", source=f"{SUMS}\nimport torch\n") == ["its import loads torch"]

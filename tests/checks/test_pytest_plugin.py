@@ -57,7 +57,9 @@ def test_every_check_is_a_test(tested):
 def test_settings_reach_the_environments_they_name(tested, site):
     site.install("needy", _whole(SUMS).replace("Field(3, ", "Field("))
     words = ("--gymsdk", "sums", "--gymsdk", "needy", "-k", "runtime.load")
-    assert "give what it asks for with --set (in pytest with --gymsdk-set" in " ".join(tested(*words).stdout.split())
+    assert "pass the missing settings with --set (in pytest with --gymsdk-set" in " ".join(
+        tested(*words).stdout.split()
+    )
     assert "2 passed" in tested(*words, "--gymsdk-set", "needy.digits=2").stdout
 
 

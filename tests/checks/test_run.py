@@ -81,7 +81,7 @@ async def test_a_check_that_takes_too_long_has_failed(subject):
         await asyncio.sleep(60)
 
     result = await CheckRun(subject(SUMS)).run_check(asking(look, seconds=0.05))
-    assert [each.seen for each in result.findings] == ["it was not over after 0.05 seconds"]
+    assert [each.seen for each in result.findings] == ["it did not end within 0.05 seconds"]
 
 
 async def test_a_check_whose_episodes_take_too_long_is_skipped_and_says_what_it_would_have_needed(subject):
@@ -95,7 +95,9 @@ async def test_a_check_whose_episodes_take_too_long_is_skipped_and_says_what_it_
 
     result = await CheckRun(made).run_check(asking(look))
     assert result.status == "skipped"
-    assert result.reason.startswith("an episode takes 30.0 s, so the 8 it needs at least take about 240 s; it had 1")
+    assert result.reason.startswith(
+        "an episode takes 30.0 s, so the required 8 episodes take about 240 s; the check had 1"
+    )
 
 
 async def test_a_check_that_slow_episodes_make_late_is_skipped(subject):
@@ -108,7 +110,7 @@ async def test_a_check_that_slow_episodes_make_late_is_skipped(subject):
     result = await CheckRun(made).run_check(asking(look, seconds=0.05))
     assert (result.status, result.reason.partition(";")[0]) == (
         "skipped",
-        "an episode takes 2.0 s, so it was not over after 0.05 s",
+        "an episode takes 2.0 s, so the check did not end within 0.05 s",
     )
 
 
@@ -163,7 +165,7 @@ async def test_a_check_that_breaks_itself_has_failed_and_the_others_go_on(subjec
     report = await CheckRun(subject(SUMS)).report([asking(look), asking(nothing)])
     assert [result.status for result in report.results] == ["failed", "passed"]
     [finding] = report.results[0].findings
-    assert re.fullmatch(r"the check itself broke: ZeroDivisionError: by nought \(test_run.py:\d+\)", finding.seen)
+    assert re.fullmatch(r"the check itself failed: ZeroDivisionError: by nought \(test_run.py:\d+\)", finding.seen)
     assert "report it as a bug of gymsdk" in finding.mend
 
 
@@ -215,7 +217,7 @@ async def test_tasks_that_never_come_fail_the_loading(subject, stuck):
     result = await CheckRun(made, load=replace(LOAD_CHECK, run=partial(check_loading, seconds=0.2))).run_check(
         asking(nothing)
     )
-    assert "were not there after 0.2 seconds" in result.findings[0].seen
+    assert "were not drawn within 0.2 seconds" in result.findings[0].seen
 
 
 async def test_a_setting_the_caller_misspelt_is_the_callers_mistake(subject):

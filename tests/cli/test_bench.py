@@ -58,8 +58,8 @@ def test_wrong_rewards_are_told_and_end_with_1(
 ) -> None:
     ended = gymsdk("bench", "sums", *SMALL, "--head", _head(start, "scripted/null"), "--model", "scripted/oracle")
     assert ended.code == 1
-    assert "WRONG REWARDS: at 3 at once 8 of 8 differ from the recording" in ended.out
-    assert "the mean is 0.0000 where it should be 1.0000" in ended.out
+    assert "WRONG REWARDS: with 3 at once, 8 of 8 rewards differ from the recording" in ended.out
+    assert "the mean is 0.0000, expected 1.0000" in ended.out
 
 
 def test_a_load_may_last_so_long(gymsdk: Callable[..., Any]) -> None:
@@ -74,9 +74,9 @@ def test_a_load_may_last_so_long(gymsdk: Callable[..., Any]) -> None:
     ("words", "complaint"),
     [
         (["nosuch"], "no environment named 'nosuch'"),
-        (["sums", "--at-once", "0"], "--at-once 0: write it as numbers from 1 on"),
-        (["sums", "--at-once", "1,x"], "--at-once 1,x: write it as numbers"),
-        (["sums", "--model", "vllm/x"], "--model vllm/x: rewards are known beforehand of scripted policies alone"),
+        (["sums", "--at-once", "0"], "--at-once 0: write positive integers"),
+        (["sums", "--at-once", "1,x"], "--at-once 1,x: write positive integers"),
+        (["sums", "--model", "vllm/x"], "--model vllm/x: only rewards of scripted policies can be checked"),
         (["sums", "--head", "127.0.0.1:1"], "write it as a URL"),
         (["sums", "--split", "tran"], "has no split 'tran'; did you mean 'train'?"),
     ],

@@ -101,7 +101,7 @@ def test_wrong_usage_is_a_sentence_and_exit_code_2(gymsdk, words, told):
 def test_the_rows_of_a_file_are_looked_at(gymsdk, there):
     (there / "rows.jsonl").write_text('{"responses_create_params": {"input": ""}, "answer": 3}\n')
     ended = gymsdk("check", "sums", "--only", "runtime.prompts", "--tasks", "rows.jsonl")
-    assert "an episode opens without a word to the policy" in ended.out
+    assert "an episode opens without text for the policy" in ended.out
 
 
 def test_one_split_and_few_tasks_are_looked_at_where_asked(gymsdk):

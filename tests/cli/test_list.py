@@ -52,7 +52,9 @@ def verify(config: Settings):
 
 def test_an_empty_list_says_what_to_do(gymsdk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_DISABLE", "math,tool_call,multineedle,sums")
-    assert gymsdk("list").out == "No environment is installed; `pip install gym-env-math` is one.\n"
+    assert (
+        gymsdk("list").out == "No environment is installed. Install one, for example with `pip install gym-env-math`.\n"
+    )
 
 
 def test_listing_imports_no_environment(start: Start, tmp_path: Path) -> None:

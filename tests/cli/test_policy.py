@@ -37,7 +37,7 @@ def test_a_program_reads_one_line_and_ends_it_by_a_signal(start: Start) -> None:
     assert reply(said["url"]) == "What is 40 + 2?"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
-    assert (process.returncode, out, err) == (0, "", "\nstopping; once more to stop at once\n")
+    assert (process.returncode, out, err) == (0, "", "\nstopping; press Ctrl-C again to stop at once\n")
 
 
 def test_a_person_reads_what_to_try(start: Start) -> None:
@@ -45,7 +45,7 @@ def test_a_person_reads_what_to_try(start: Start) -> None:
     lines = [process.stdout.readline() for _ in range(4)]
     url = lines[0].split()[1]
     assert lines[1] == f"Try: GYMSDK_BASE_URL={url} gymsdk rollout math --model vllm/policy\n"
-    assert lines[3] == "Ready. Ctrl-C ends it.\n"
+    assert lines[3] == "Ready. Press Ctrl-C to stop.\n"
     assert reply(url) == ""
 
 
@@ -88,7 +88,7 @@ def test_faults_are_named_on_the_command_line(start: Start) -> None:
     ("words", "complaint"),
     [
         (["oracel"], "no scripted policy named 'oracel'"),
-        (["oracle"], "name it with --env"),
+        (["oracle"], "name them with --env"),
         (["oracle", "--env", "sumz"], "no environment named 'sumz'"),
         (["oracle", "--env", "sums", "--split", "nowhere"], "no split 'nowhere'"),
         (["echo", "--env", "sums"], "--env is the oracle's"),

@@ -89,6 +89,6 @@ def test_without_matplotlib_the_profile_has_no_plot_and_says_so(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     ended = gymsdk("profile", "sums", "--limit", 2, "-k", 2, "-o", "out")
-    assert ended.err == "no plot is drawn, as matplotlib is not installed: `pip install 'gymsdk[plot]'`\n"
+    assert ended.err == "no plot is drawn because matplotlib is not installed; run `pip install 'gymsdk[plot]'`\n"
     assert (ended.code, "out/profile.json" in ended.out, "profile.png" in ended.out) == (0, True, False)
     assert (there / "out" / "profile.json").exists()

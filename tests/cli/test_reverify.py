@@ -41,7 +41,7 @@ def test_a_stored_run_is_judged_again_and_stays_as_it_is(gymsdk: Command, played
     before = {path.name: path.read_bytes() for path in played.iterdir()}
     ended = gymsdk("reverify", "out", "-o", "new.jsonl")
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.splitlines()[0] == "4 rollouts judged once more: 0 rewards changed, 0 have none now"
+    assert ended.out.splitlines()[0] == "4 rollouts verified again: 0 rewards changed, 0 have no reward now"
     assert {path.name: path.read_bytes() for path in played.iterdir()} == before
     new, old = ((path).read_text().splitlines() for path in (played.parent / "new.jsonl", played / "rollouts.jsonl"))
     assert list(map(json.loads, new)) == list(map(json.loads, old))
@@ -68,7 +68,7 @@ def test_what_has_no_reward_now_is_kept_apart_with_its_reason(gymsdk: Command, p
         f"no reward (hook_raised): hook 'verify' of environment 'sums' raised ValueError: cannot add to {answers[0]}"
         in (ended.out)
     )
-    assert ended.out.splitlines()[-2] == "4 rollouts judged once more: 0 rewards changed, 2 have none now"
+    assert ended.out.splitlines()[-2] == "4 rollouts verified again: 0 rewards changed, 2 have no reward now"
     assert len((played.parent / "new.jsonl").read_text().splitlines()) == 2
 
 
@@ -77,7 +77,7 @@ def test_the_stored_run_is_never_overwritten(gymsdk: Command, played: Path, name
     before = (played / name).read_bytes()
     ended = gymsdk("reverify", "out", "-o", f"out/../out/{name}", "--overwrite")
     assert (ended.code, (played / name).read_bytes()) == (2, before)
-    assert "is the stored run's own, which stays as it is; choose another --output" in ended.err
+    assert "belongs to the stored run, which stays unchanged; choose another --output" in ended.err
 
 
 @pytest.mark.parametrize("agent", ["sums", "sums_simple_agent"])
@@ -114,7 +114,7 @@ def test_a_run_by_servers_ends_with_the_table_of_one_in_process(gymsdk: Command,
     split = gymsdk("rollout", "sums", "--head", address, "--limit", 2)
     assert "2 of 2" in split.out
     again = gymsdk("rollout", "--head", address, "--tasks", "rows.jsonl", "-o", "there", "--resume")
-    assert again.err == "resumed: 5 of 5 rollouts are done\n"
+    assert again.err == "resumed: 5 of 5 rollouts were finished before\n"
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,16 @@ def test_a_run_by_servers_ends_with_the_table_of_one_in_process(gymsdk: Command,
     [
         (
             ["rollout", "sums", "--head", "URL", "--model", "scripted/null"],
-            "play with the model they were started with",
+            "use the model they were started with",
         ),
         (["rollout", "sums", "--head", "URL", "--base-url", "http://x"], "leave out --base-url"),
         (["rollout", "sums", "--head", "URL", "--pin", "top_k=1"], "leave out --pin"),
         (["rollout", "sums", "--head", "URL", "--token-ids"], "leave out --token-ids"),
-        (["rollout", "--head", "URL"], "name the environments whose tasks are to be played"),
-        (["rollout", "--head", "URL", "--tasks", "x.jsonl", "--set", "digits=1"], "the servers have their settings"),
+        (["rollout", "--head", "URL"], "name the environments to play"),
+        (
+            ["rollout", "--head", "URL", "--tasks", "x.jsonl", "--set", "digits=1"],
+            "running servers have their settings already",
+        ),
         (["rollout", "sums", "--head", "localhost:11000"], "write it as a URL"),
         (["reverify", "none"], "there is no such file"),
         (["reverify", "out", "--set", "digit=1"], "no setting 'digit'; did you mean 'digits'?"),

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Command, Start
-from gymsdk.cli.rollout import format_resume_command, name_dated_folder
+from gymsdk.cli.progress import format_resume_command, name_dated_folder
 from gymsdk.rollouts.folder import FILES
 
 GOOD = '{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n'
@@ -73,8 +73,8 @@ def test_failures_are_told_and_the_exit_code_is_1(gymsdk: Command, there: Path) 
     assert "no reward: hook_raised" in ended.out
     assert "hook_raised: hook 'verify' of environment 'sums' raised ValueError: cannot add to 4" in ended.out
     assert ended.err == (
-        "1 of 1 without a reward: the environment's own code raised an exception; correct the lines that the table"
-        " names, then the same command with --output out --resume tries them again\n"
+        "1 of 1 rollouts without a reward: the environment's own code raised an exception; fix the lines that the table"
+        " names, then the same command with --output out --resume plays them again\n"
     )
     assert ended.code == 1
 
@@ -106,7 +106,7 @@ def test_a_split_with_fewer_tasks_than_the_limit_is_named_first_and_last(
     ended = gymsdk("rollout", "splits", "--limit", 5, "-o", "out")
     assert ended.err.splitlines() == [
         f"split 'example' of environment 'splits' has 3 tasks, fewer than --limit 5; {others}",
-        "splits: 3 tasks, of --limit 5",
+        "splits: 3 tasks, fewer than --limit 5",
     ]
     assert ended.code == 0
     assert gymsdk("rollout", "splits", "--limit", 5, "--split", "train", "-o", "train").err == ""
@@ -157,7 +157,7 @@ def test_a_finished_run_that_is_resumed_prints_its_table_again(gymsdk: Command) 
     words = ("rollout", "sums", "--limit", 3, "-o", "out")
     first, again = gymsdk(*words), gymsdk(*words, "--resume")
     assert again.out == first.out
-    assert again.err == "resumed: 3 of 3 rollouts are done\n"
+    assert again.err == "resumed: 3 of 3 rollouts were finished before\n"
 
 
 WRONG = {
@@ -285,8 +285,8 @@ def test_what_is_set_up_wrongly_is_not_said_to_go_well_another_time(gymsdk: Comm
             *("--model", "endpoint/x", "--base-url", address),
         )
     assert ended.err.endswith(
-        "2 of 2 without a reward fail again unless that is mended;"
-        " then the same command with --output out --resume tries them again\n"
+        "2 of 2 rollouts without a reward fail again until the cause is fixed;"
+        " then the same command with --output out --resume plays them again\n"
     )
 
 
@@ -339,7 +339,7 @@ def test_a_signal_leaves_a_folder_to_go_on_with(start: Start, there: Path, numbe
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (128 + number, "")
     assert "Traceback" not in err
-    assert "stopped; what has finished is in out; go on with:\n  python -m gymsdk rollout sums --limit 40" in err
+    assert "stopped; the finished rollouts are in out; resume with:\n  python -m gymsdk rollout sums --limit 40" in err
     assert err.endswith("--resume\n")
     kept = (there / "out" / "rollouts.jsonl").read_text().count("\n")
     assert 5 <= kept < 40
@@ -349,7 +349,7 @@ def test_a_signal_leaves_a_folder_to_go_on_with(start: Start, there: Path, numbe
     assert opened - 3 <= closed <= opened
 
     out, err = start(*words, "--set", "notes=notes", "--resume").communicate(timeout=60)
-    assert err == f"resumed: {kept} of 40 rollouts are done\n"
+    assert err == f"resumed: {kept} of 40 rollouts were finished before\n"
     assert out.splitlines()[1].split() == ["scored", "40", "of", "40"]
 
 
@@ -453,7 +453,7 @@ def verify():
 
 def test_a_resume_needs_to_know_its_folder(gymsdk: Command) -> None:
     ended = gymsdk("rollout", "sums", "--limit", 1, "--resume")
-    assert ended.err == "Error: --resume goes on with the run in a folder; name the folder with --output\n"
+    assert ended.err == "Error: --resume continues the run of a folder; name the folder with --output\n"
     assert ended.code == 2
 
 

@@ -134,7 +134,7 @@ def test_a_signal_ends_it_well(served: Served, number: signal.Signals) -> None:
     process, told = served("sums")
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
-    assert (process.returncode, out, err) == (0, "", "\nstopping; once more to stop at once\n")
+    assert (process.returncode, out, err) == (0, "", "\nstopping; press Ctrl-C again to stop at once\n")
     with pytest.raises(httpx.ConnectError):
         httpx.get(told["head"])
 
@@ -162,7 +162,7 @@ def test_a_second_signal_ends_it_at_once(served: Served, tmp_path: Path) -> None
     asking.start()
     until_there(notes, process)
     process.send_signal(signal.SIGINT)
-    assert [process.stderr.readline() for _ in range(2)] == ["\n", "stopping; once more to stop at once\n"]
+    assert [process.stderr.readline() for _ in range(2)] == ["\n", "stopping; press Ctrl-C again to stop at once\n"]
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 128 + signal.SIGINT
     asking.join(10)
@@ -251,7 +251,9 @@ def test_people_are_told_where_each_server_is_and_who_plays(start: Start) -> Non
     lines = [process.stdout.readline() for _ in range(6)]
     assert re.fullmatch(r"head +http://127\.0\.0\.1:\d+\n", lines[0])
     assert re.fullmatch(r"sums +http://127\.0\.0\.1:\d+  resources\n", lines[1])
-    assert lines[5].startswith("Ready: scripted/oracle plays, which knows the answers; name another with --model.")
+    assert lines[5].startswith(
+        "Ready: scripted/oracle plays, which knows the solutions; choose another model with --model."
+    )
 
 
 def test_an_engine_that_does_not_answer_yet_is_told_of_once_it_serves(start: Start) -> None:

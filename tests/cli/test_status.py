@@ -48,7 +48,7 @@ def test_where_no_head_is_it_says_how_to_start_one(start: Start):
     code, out, err = told(start, "--head", f"http://127.0.0.1:{free}")
     assert (code, out) == (1, "")
     assert f"no head answers at http://127.0.0.1:{free}" in err
-    assert "start one with `gymsdk serve NAME`" in err
+    assert "start a head with `gymsdk serve NAME`" in err
 
 
 def test_a_process_that_is_killed_is_no_head_any_more(start: Start):

@@ -28,5 +28,5 @@ def test_a_cancellation_by_no_signal_does_not_pass_for_a_stop() -> None:
     async def work() -> None:
         raise asyncio.CancelledError
 
-    with pytest.raises(RuntimeError, match="the work was cancelled, and by no signal"):
+    with pytest.raises(RuntimeError, match="the work was cancelled, but not by a signal"):
         run_until_signal(work())

@@ -104,7 +104,7 @@ def verify():
 def test_how_many_are_taken_of_an_endless_split_is_told(gymsdk: Command) -> None:
     ended = gymsdk("tasks", "sums")
     assert len(ended.out.splitlines()) == 100
-    assert ended.err == "at most 100 rows of each environment; -n N takes another number\n"
+    assert ended.err == "at most 100 rows of each environment; pass another number with -n N\n"
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(start: Start) -> None:
@@ -165,7 +165,7 @@ def test_programs_get_a_check_as_json(gymsdk: Command, there: Path) -> None:
         (["summs"], "no environment named 'summs'"),
         (["sums", "--split", "trian"], "no split 'trian'"),
         (["--validate", "none.jsonl"], "none.jsonl: No such file"),
-        (["--validate", "none.jsonl", "--set", "digits=1"], "name the environment it is a setting of"),
+        (["--validate", "none.jsonl", "--set", "digits=1"], "name the environment of the setting"),
         (["sums", "-n", "0"], "Invalid value for '--limit'"),
         (["sums", "-o", "."], "is a folder"),
     ],

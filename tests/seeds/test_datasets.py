@@ -59,13 +59,13 @@ def test_servers_play_a_dataset_with_the_agent_it_stands_at(sums: Place) -> None
     ("words", "said"),
     [
         ("--dataset smal", "--dataset smal: sums.yaml has no such dataset; did you mean 'small'? There are small"),
-        ("", "--config has the datasets of a configuration; name one with --dataset"),
+        ("", "--config requires the name of one of its datasets; pass it with --dataset"),
         ("--dataset small tool_call", "leave out NAME"),
         ("--dataset small --tasks rows.jsonl", "leave out --tasks"),
         ("--dataset small --agent assistant_agent", "leave out --agent"),
         (
             "--dataset small --pin temperature=1",
-            "the configuration says who plays; write it there, or name --model too",
+            "the configuration defines the model; change it there, or pass --model too",
         ),
     ],
 )
@@ -100,6 +100,9 @@ def test_two_of_one_name_are_told_apart_by_their_servers(sums: Place) -> None:
     )
     sums.write("sums.yaml", text)
     ended = sums.run("gymsdk rollout --config sums.yaml --dataset small --output out")
-    assert "--dataset small: there are assistant.small and assistant_agent.small; write one of them so" in ended.err
+    assert (
+        "--dataset small: several datasets have this name; write one of assistant.small and assistant_agent.small"
+        in ended.err
+    )
     assert sums.run("gymsdk rollout --config sums.yaml --dataset assistant.small --output out").code == 0
     assert rewards(sums, "out") == [1.0] * 2
