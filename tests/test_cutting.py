@@ -55,7 +55,7 @@ def test_of_parts_those_are_shown_that_fit() -> None:
     assert shown[1]["text"].startswith("[omitted: input_image of 900 characters")
     assert shown[2]["text"].startswith("b" * 100)
     assert "truncated" in shown[2]["text"]
-    assert "left out" in shown[3]["text"]
+    assert "omitted" in shown[3]["text"]
 
 
 async def test_a_policy_is_shown_as_much_as_the_budget_says(

@@ -151,5 +151,5 @@ def test_offload_without_its_brackets_is_told_how_to_write_it():
     def grade():
         return 1
 
-    with pytest.raises(TypeError, match=r"write `@offload\(\)` with its brackets"):
+    with pytest.raises(TypeError, match=r"write `@offload\(\)` with parentheses"):
         offload(grade)

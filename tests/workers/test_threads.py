@@ -170,7 +170,7 @@ def test_a_process_with_a_hung_thread_exits_at_once() -> None:
         from gymsdk.threads import ThreadPool
         async def main():
             try:
-                await Threads().run(threading.Event().wait, timeout=0.05)
+                await ThreadPool().run(threading.Event().wait, timeout=0.05)
             except TimeoutError:
                 print("abandoned")
         asyncio.run(main())
@@ -183,7 +183,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     script = """if True:
         import asyncio, os
         from gymsdk.threads import ThreadPool
-        threads = Threads(1)
+        threads = ThreadPool(1)
         asyncio.run(threads.run(len, ""))
         child = os.fork()
         assert asyncio.run(threads.run(len, "child")) == 5
