@@ -133,7 +133,10 @@ async def test_a_server_that_is_back_has_its_conversations_back(caplog: pytest.L
             await servers[1].begin(port)
             await asyncio.sleep(0.1)
             assert await homes(policy) == before
-    assert ["its conversations go" in text or "gets its conversations back" in text for text in caplog.messages] == [True, True]
+    assert ["its conversations go" in text or "gets its conversations back" in text for text in caplog.messages] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.usefixtures("_brief")
