@@ -1,4 +1,4 @@
-"""An episode played again from its items, as one that comes without a session is."""
+"""Replay of an episode from its items, as for a request without a session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Count(State):
 
 
 class Counting:
-    """An environment whose state is what its tools were called with."""
+    """An environment whose state records the arguments of its tools."""
 
     def __init__(self) -> None:
         self.closed = 0

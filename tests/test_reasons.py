@@ -24,7 +24,7 @@ async def failure(url: str) -> str:
 
 @asynccontextmanager
 async def saying(words: bytes) -> AsyncIterator[str]:
-    """A server that says *words* to whoever connects, and where it is."""
+    """A server that sends *words* to each client, and its address."""
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(16)

@@ -1,4 +1,4 @@
-"""The replicas of a model, as real servers that are there, lost, and back."""
+"""The router of model replicas, with real servers that stop and start again."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ async def test_a_server_astray_ends_no_call_that_another_may_answer_later() -> N
     async with three(retries=3, wait=0.2) as (policy, servers):
         servers[0].status, servers[1].status, servers[2].status = 404, 404, 500
         asking = asyncio.create_task(ask(policy, "one"))
-        while not servers[2].asked:  # noqa: ASYNC110 - servers tell of nothing
+        while not servers[2].asked:  # noqa: ASYNC110 - servers send no notification
             await asyncio.sleep(0.01)
         servers[2].status = 200
         assert await asking == 2
@@ -268,7 +268,7 @@ async def test_a_server_astray_ends_no_call_that_another_may_answer_later() -> N
 
 @asynccontextmanager
 async def untrusted(folder: Path) -> AsyncIterator[str]:
-    """The base URL of a server whose certificate nobody here has been told to believe."""
+    """The base URL of a server with an untrusted certificate."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     words = [
         "req",
@@ -330,7 +330,7 @@ async def test_where_all_servers_say_when_the_first_of_them_is_waited_for() -> N
             server.status, server.headers, server.asked = 429, {"Retry-After": seconds}, 0
         clock = asyncio.get_running_loop().time
         asking, began = asyncio.create_task(ask(policy, name)), clock()
-        while not all(server.asked for server in servers):  # noqa: ASYNC110 - servers tell of nothing
+        while not all(server.asked for server in servers):  # noqa: ASYNC110 - servers send no notification
             await asyncio.sleep(0.01)
         servers[1].status = 200
         assert await asking == 1

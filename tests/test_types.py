@@ -154,5 +154,5 @@ def test_a_verdict_may_not_take_the_place_of_something_else_on_its_line(name):
 def test_a_tasks_field_may_not_hide_what_every_task_has():
     with pytest.raises(TypeError, match="a task cannot have a field 'input'"):
 
-        class Odd(Task):  # its making is what is refused
+        class Odd(Task):  # the class definition itself raises
             input: str

@@ -1,4 +1,4 @@
-"""The one loop: turns and their order, budgets, what a rollout keeps."""
+"""The loop of an episode: the order of turns, budgets, and the contents of a rollout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymsdk import Environment, Message, Step, Task, hookimpl, play, responses
 from gymsdk.episode import Budget
 from gymsdk.responses import NOT_RUN_OUTPUT
 
-from .told import Log, Notebook, Paying, Slow, notes, outputs
+from .environments import Log, Notebook, Paying, Slow, notes, outputs
 
 
 async def test_an_episode_goes_from_reset_over_turns_to_a_verdict(notebook, policy, task):

@@ -22,11 +22,11 @@ from gymsdk import (
 from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
 
-from .told import Log, Notebook, Slow
+from .environments import Log, Notebook, Slow
 
 
 class Answers:
-    """A model whose answer is as told."""
+    """A model with a given response."""
 
     def __init__(self, answer) -> None:
         self.answer = answer

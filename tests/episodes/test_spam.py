@@ -11,7 +11,7 @@ from gymsdk import Environment, hookimpl, play, responses
 from gymsdk.episode import Budget
 from gymsdk.models.scripted import build
 
-from .told import Log, Notebook, note, notes, outputs
+from .environments import Log, Notebook, note, notes, outputs
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def odd(
 
 
 class Spam:
-    """A policy that calls whatever it can think of with whatever it can think of, and sometimes says something."""
+    """A policy that calls random tools with random arguments, and sometimes replies."""
 
     NAMES = ("note", "odd", "", "nope", "__class__", "\ud800", "note ")
     VALUES = (None, 0, -1, 10**30, 1.5, "", "\ud800", "x" * 999, [], [[]], {}, {"a": [1]}, True)

@@ -1,4 +1,4 @@
-"""What `lifespan` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `lifespan` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from gymsdk import BrokenEnvironment, Environment, UsageError, hookimpl
 
-from .told import Judge, Question
+from .environments import Judge, Question
 
 
 async def test_lifespan_begins_and_ends_once_whatever_is_played(task):

@@ -1,4 +1,4 @@
-"""What `metrics` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `metrics` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 
 from gymsdk import Environment, Failed, Rollout, hookimpl
 
-from .told import Judge
+from .environments import Judge
 
 
 class Figures(Judge):
-    """An environment whose figures are as told."""
+    """An environment with given metrics."""
 
     def __init__(self, *answers) -> None:
         self.answers = answers

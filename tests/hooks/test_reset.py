@@ -1,4 +1,4 @@
-"""What `reset` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `reset` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gymsdk import Environment, Failed, Message, Reset, State, Task, hookimpl
 from gymsdk.errors import BadRow
 
-from .told import Count, Judge, Question, Settings, Tooled
+from .environments import Count, Judge, Question, Settings, Tooled
 
 
 async def test_reset_is_given_the_task_the_seed_the_config_and_what_is_shared(recorded, recorder):

@@ -1,4 +1,4 @@
-"""What `tools` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `tools` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from gymsdk import BrokenEnvironment, Environment, hookimpl
 
-from .told import Judge, Settings, Tooled, go, stop
+from .environments import Judge, Settings, Tooled, go, stop
 
 
 def test_tools_are_offered_by_name():

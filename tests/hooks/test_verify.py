@@ -1,4 +1,4 @@
-"""What `verify` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `verify` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from gymsdk import BudgetSpent, Environment, Failed, Unscorable, Verdict, WorkerLost, hookimpl, responses
 
-from .told import Question, Settings
+from .environments import Question, Settings
 
 SAID = responses.build_message("42")
 
@@ -20,7 +20,7 @@ async def test_verify_is_given_the_state_and_the_transcript(recorded, recorder):
 
 
 class Verifies:
-    """An environment that judges as it is told, one answer after another."""
+    """An environment whose `verify` returns given results in turn."""
 
     def __init__(self, *answers) -> None:
         self.answers = list(answers)

@@ -21,7 +21,7 @@ SECONDS = 1.0
 
 
 class Hangs:
-    """An environment that hangs where it is told, sync or async, for as long as *stuck* is not set."""
+    """An environment that hangs in a given hook or tool, sync or async, until *stuck* is set."""
 
     def __init__(self, stuck: threading.Event, where: str) -> None:
         self.stuck, self.where = stuck, where
@@ -115,7 +115,7 @@ async def test_a_hook_that_swallows_its_cancellation_is_left_behind(policy, task
 
 
 class Grades:
-    """An environment whose verdict is as told, however it comes."""
+    """An environment that returns a given verdict in a given way."""
 
     def __init__(self, verify) -> None:
         self.told = verify
@@ -155,7 +155,7 @@ async def test_a_timeout_of_the_authors_own_is_an_error_like_any_other(policy, t
 
 async def test_an_error_that_is_no_exception_is_the_authors_too(policy, task):
     class Panic(BaseException):
-        """What an extension written in Rust raises."""
+        """An exception like that of a Rust extension."""
 
     class Panics(Grades):
         @hookimpl
@@ -259,7 +259,7 @@ async def test_what_is_stopped_before_it_began_is_not_warned_of(late, recwarn):
 
 
 class Panic(BaseException):
-    """What a Rust extension raises where it panics."""
+    """The exception of a Rust extension that panics."""
 
 
 @pytest.mark.parametrize(

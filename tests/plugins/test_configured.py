@@ -101,7 +101,7 @@ def test_an_unknown_model_is_refused_at_load():
 
 
 class Asks:
-    """An environment that asks its judge, in the hook it is told."""
+    """An environment that queries its judge in a given hook."""
 
     def __init__(self, hook: str) -> None:
         self.hook = hook

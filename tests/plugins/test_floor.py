@@ -1,4 +1,4 @@
-"""What the floor answers. A test bears its hook's name: `test_floor_mutations` tries it on a floor without it."""
+"""The default plugin. Each test's name begins with its hook: `test_floor_mutations` runs it without that hook."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def take(state: Bag, what: str, times: int = 1) -> list[str]:
 
 
 async def weigh(state: Bag) -> int:
-    """Count what the bag holds."""
+    """Count the items in the bag."""
     return len(state.held)
 
 

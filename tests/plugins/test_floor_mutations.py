@@ -1,4 +1,4 @@
-"""A floor with one answer less fails a test of `test_floor` that bears the name of that answer's hook."""
+"""A default plugin without one hook fails a test in `test_floor` whose name begins with that hook."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ANSWERS = [name for name, value in vars(DefaultPlugin).items() if hasattr(value,
 
 
 def without(hook: str) -> type[DefaultPlugin]:
-    """A floor that does not answer *hook*."""
+    """A default plugin without *hook*."""
     return type("Without", (DefaultPlugin,), {hook: None})
 
 
 class NoReply(DefaultPlugin):
-    """A floor that leaves replies unanswered."""
+    """A default plugin that ignores replies."""
 
     @hookimpl
     async def step(self, task, state, action, config, shared):
@@ -32,7 +32,7 @@ class NoReply(DefaultPlugin):
 
 
 class NoTool(DefaultPlugin):
-    """A floor that leaves calls unanswered."""
+    """A default plugin that ignores tool calls."""
 
     @hookimpl
     async def step(self, task, state, action, config, shared):
@@ -42,7 +42,7 @@ class NoTool(DefaultPlugin):
 
 
 class Unchecked(DefaultPlugin):
-    """A floor that runs a tool with whatever arguments come."""
+    """A default plugin that does not validate arguments."""
 
     @hookimpl
     async def step(self, task, state, action, config, shared):

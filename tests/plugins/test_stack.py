@@ -154,7 +154,7 @@ class Disagreeing(Judge):
         (Misspelt(), "hook 'verifi' does not exist; did you mean 'verify'? The hooks are reset, step, verify, close"),
         (
             WrongParameter(),
-            "hook 'reset' has an unknown parameter 'tasks'; did you mean 'task'? Its parameters: task, seed, config, sh",
+            "hook 'reset' has an unknown parameter 'tasks'; did you mean 'task'? Its parameters: task, seed, config, ",
         ),
         (FarParameter(), "hook 'close' has an unknown parameter 'zzz'; its parameters: task, state, shared"),
         (Defaulted(), "hook 'reset' has a default for 'seed'; remove it, the host fills the value"),

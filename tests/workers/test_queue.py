@@ -1,4 +1,4 @@
-"""Answers that queue for a grader: the wait is nobody's fault."""
+"""Verdicts that wait for a worker: the wait does not count towards the deadline of `verify`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ asked = contextvars.ContextVar("asked", default="nobody")
 
 @pytest.fixture
 def door() -> Iterator[threading.Event]:
-    """What a hanging function waits for, opened at the end at the latest."""
+    """An event that hanging functions wait for; the fixture sets it at the end."""
     event = threading.Event()
     yield event
     event.set()
@@ -25,7 +25,7 @@ def door() -> Iterator[threading.Event]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - threads tell nobody
+        while not condition():  # noqa: ASYNC110 - threads send no notification
             await asyncio.sleep(0.01)
 
 
