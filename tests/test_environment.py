@@ -104,5 +104,5 @@ async def test_what_the_steps_pay_is_on_the_episode(environment, task):
         ("@hookimpl\nasync def step(): return Step(reward=1)", True),
     ],
 )
-def test_what_a_verdict_takes_beside_the_transcript(environment, source, needs_replay):
+def test_needs_replay_depends_on_state_and_steps(environment, source, needs_replay):
     assert environment(source).needs_replay is needs_replay

@@ -159,7 +159,7 @@ async def test_nobody_listening_is_unreachable_and_named() -> None:
     assert (caught.value.kind, caught.value.retryable) == ("model_unreachable", True)
 
 
-async def test_no_url_is_refused_at_once() -> None:
+async def test_an_invalid_url_is_refused_immediately() -> None:
     with pytest.raises(Failed, match="not the URL") as caught:
         await client.post("ftp://somewhere/v1", {}, retry=client.Retry(times=3, first=60))
     assert not caught.value.retryable
@@ -220,7 +220,7 @@ async def test_something_else_than_json_is_a_bad_answer() -> None:
     assert (error.kind, "<html>hello" in str(error)) == ("model_bad_answer", True)
 
 
-async def test_a_page_for_people_is_named_and_not_asked_for_again() -> None:
+async def test_a_web_page_is_named_and_not_requested_again() -> None:
     error = await failure(Scene((200, "<!doctype html><title>Welcome</title>", {})))
     assert "a web page: check the base URL" in str(error)
     assert not error.retryable

@@ -123,7 +123,7 @@ async def test_a_dead_server_costs_one_attempt_and_not_one_per_call(caplog: pyte
 
 
 @pytest.mark.usefixtures("_brief")
-async def test_a_server_that_is_back_has_its_conversations_back(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_restarts_gets_its_conversations_back(caplog: pytest.LogCaptureFixture) -> None:
     async with three() as (policy, servers):
         before = await homes(policy)
         port = int(servers[1].url.split(":")[2].partition("/")[0])

@@ -25,7 +25,7 @@ from .environments import Log, Notebook, note, notes, outputs
         (("note", {"what": "a", "state": 1}), "Invalid tool call arguments for note: state: Extra inputs"),
     ],
 )
-async def test_a_wrong_call_is_answered_not_raised(notebook, policy, task, call, message):
+async def test_an_invalid_call_gets_an_error_output(notebook, policy, task, call, message):
     rollout = await play(Environment("notebook", notebook), policy([call], notes("a"), "done"), task)
     assert json.loads(outputs(rollout)[0])["error"].startswith(message)
     assert (rollout.outcome, rollout.reward) == ("scored", 1.0)

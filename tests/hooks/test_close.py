@@ -20,7 +20,7 @@ async def test_close_may_be_left_out(task):
     await environment.close(await environment.reset(task))
 
 
-async def test_close_is_called_where_what_reset_answered_is_refused(task):
+async def test_close_is_called_if_the_result_of_reset_is_invalid(task):
     closed = []
 
     class Grabs(Judge):

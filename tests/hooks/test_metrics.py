@@ -24,7 +24,7 @@ class Figures(Judge):
         return self.answers[-1]
 
 
-async def test_metrics_of_several_answers_add_up():
+async def test_metrics_of_several_hooks_are_merged():
     environment = Environment("figures", Figures({"a": 1}, {"b": 0.5}))
     assert await environment.metrics([]) == {"a": 1.0, "b": 0.5}
     assert await Environment("figures", Figures(None)).metrics([]) == {}

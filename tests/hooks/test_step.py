@@ -17,14 +17,14 @@ async def test_step_is_given_the_action_and_changes_the_state_in_place(recorded,
     assert episode.state == Count(steps=1)
 
 
-async def test_step_is_not_asked_for_a_tool_that_is_not_on_offer(recorded, recorder):
+async def test_step_is_not_called_for_a_tool_that_is_not_offered(recorded, recorder):
     episode = await recorded.reset(Question.ask("?"))
     step = await recorded.step(episode, ToolCall(name="go"))
     assert step == Step(output='{"error": "There is no tool named \'go\'. Available tools: none."}')
     assert "step" not in recorder.given
 
 
-async def test_step_may_handle_replies_and_leave_tools_to_the_floor(task):
+async def test_step_may_handle_replies_and_leave_tools_to_the_default_plugin(task):
     class Half(Tooled):
         @hookimpl
         def step(self, action):

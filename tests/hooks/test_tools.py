@@ -13,7 +13,7 @@ def test_tools_are_offered_by_name():
     assert list(Environment("tooled", Tooled()).tools) == ["go", "stop"]
 
 
-def test_tools_of_several_answers_add_up():
+def test_tools_of_several_hooks_are_merged():
     class More(Tooled):
         @hookimpl(specname="tools")
         def more(self):

@@ -156,7 +156,7 @@ def test_tasks_of_a_package_without_files_are_none(over: Over):
         over(Packing()).tasks("train")
 
 
-def test_every_answer_of_the_floor_is_a_hook_with_a_test():
+def test_every_hook_of_the_default_plugin_has_a_test():
     hooks = {name for name, value in vars(DefaultPlugin).items() if hasattr(value, "gymsdk_impl")}
     tested = {
         name.split("_")[1] for name, value in globals().items() if inspect.isfunction(value) and name[:5] == "test_"

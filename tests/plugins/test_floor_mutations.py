@@ -77,7 +77,7 @@ async def passes(test: Callable[..., object], request: pytest.FixtureRequest) ->
     [*((without(hook), hook) for hook in ANSWERS), (NoReply, "step"), (NoTool, "step"), (Unchecked, "step")],
     ids=[*ANSWERS, "step-reply", "step-tool", "step-arguments"],
 )
-async def test_a_floor_with_one_answer_less_fails_a_test(floor, hook, monkeypatch, request, tmp_path, made):
+async def test_a_default_plugin_without_one_hook_fails_a_test(floor, hook, monkeypatch, request, tmp_path, made):
     assert await failing(hook, request) == []
     monkeypatch.setattr(environment, "DefaultPlugin", floor)
     assert await failing(hook, request), f"no test notices a floor without this answer of {hook!r}"
