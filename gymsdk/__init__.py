@@ -1,4 +1,4 @@
-"""An SDK and host for LLM environments: installable packages that are played and graded."""
+"""An SDK and host for LLM environments: installable packages that define tasks, tools and verifiers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 try:
     import gymsdk_startup
-except ImportError:  # a checkout on the path that is not installed: there, `gymsdk.gym.register()` is by hand
+except ImportError:  # a checkout that is on the path but not installed; call `gymsdk.gym.register()` instead
     pass
 else:
     gymsdk_startup.install()
@@ -72,7 +72,7 @@ __all__ = [
     "play",
 ]
 
-_HOMES = {
+_MODULES = {
     "Environment": "environment",
     "ServerClient": "client",
     "hookimpl": "plugins.hooks",
@@ -87,10 +87,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first asked for: `import gymsdk` stays cheap, whatever hangs on these names.
+    # Public names are imported on first access, so that `import gymsdk` stays fast.
     if name not in __all__:
         raise AttributeError(f"module 'gymsdk' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"gymsdk.{_HOMES.get(name, 'types')}"), name)
+    value = getattr(importlib.import_module(f"gymsdk.{_MODULES.get(name, 'types')}"), name)
     globals()[name] = value
     return value
 

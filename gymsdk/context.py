@@ -27,7 +27,7 @@ LogField: TypeAlias = str | int | float | bool | None
 
 @dataclass(slots=True)
 class LogContext:
-    """What the running code works on.
+    """The server, request and rollout that the running code works for.
 
     Attributes:
         server: The server's name; empty if unknown.

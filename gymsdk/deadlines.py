@@ -110,7 +110,7 @@ def warn_when_blocking(coroutine: Coroutine[Any, Any, T], name: str) -> Generato
 
     Args:
         coroutine: The coroutine.
-        name: What the warning calls it.
+        name: Its name in the warning.
 
     Raises:
         RuntimeError: The coroutine raised `SystemExit`.

@@ -16,7 +16,7 @@ MAX_OPEN_FILES = 65535
 """The soft limit of open files, connections included, that a process requests."""
 
 RESERVED_DESCRIPTORS = 128
-"""Descriptors reserved for files, worker processes and whatever an environment opens."""
+"""Descriptors reserved for files, worker processes and the files of environments."""
 
 EXHAUSTION_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """Errors of a process or a machine that temporarily cannot accept another connection."""

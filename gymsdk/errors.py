@@ -204,7 +204,7 @@ def format_suggestion(name: str, known: Iterable[str], then: str = "") -> str:
 
 
 def format_validation_error(error: ValidationError) -> str:
-    """Return the first `MAX_REPORTED_ERRORS` errors of a pydantic *error* as one sentence, each with its location."""
+    """Return the first `MAX_REPORTED_ERRORS` errors in a pydantic *error* with their locations."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
     described = [
         _shorten(": ".join(filter(None, [format_error_location(detail), format_error_detail(detail)])))

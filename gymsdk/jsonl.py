@@ -77,7 +77,7 @@ def dump_json(
         value: The value; keys may be numbers.
         indent: Write the value on several lines.
         replace_surrogates: Write `?` for an unpaired surrogate instead of an escape, which many readers reject.
-        default: Converts an object that JSON does not support to one that it supports.
+        default: Converts an object that JSON does not support to a supported object.
 
     Raises:
         TypeError: JSON does not support *value*.
@@ -115,7 +115,7 @@ def dump_document(value: Any) -> bytes:
 
 
 def dump_row(row: Row) -> bytes:
-    """Return *row* as one line of JSONL."""
+    """Return *row* as a line of JSONL."""
     return dump_portable_json(row) + b"\n"
 
 
@@ -220,7 +220,7 @@ def _reject_constant(name: str) -> None:
 
 
 def _convert_to_plain(value: Any, default: Callable[[Any], Any] | None) -> Any:
-    """Convert *value* to what the standard library can write, in the same way as orjson."""
+    """Convert *value* to plain types in the same way as orjson, so that the standard library can write it."""
     if isinstance(value, dict):
         return {_format_key(key): _convert_to_plain(each, default) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -118,7 +118,7 @@ def _parse_piece(piece: bytes) -> object:
 
 
 class _OpenContainer:
-    """A list or an object whose end has not been reached.
+    """A list or an object that is not complete yet.
 
     Attributes:
         at: Where the container begins.

@@ -113,7 +113,7 @@ def build_function_call_output(call_id: str, output: Content) -> Item:
 
 
 def build_reasoning(*texts: str, id: str | None = None) -> Item:
-    """Return the policy's reasoning as one output item with a summary part per text."""
+    """Return the policy's reasoning as an output item with a summary part per text."""
     summary = [{"type": "summary_text", "text": text} for text in texts]
     return {"id": id or generate_id("rs"), "type": "reasoning", "status": "completed", "summary": summary}
 
@@ -188,7 +188,7 @@ async def query_model(model: Model, request: Item, *, episode: Episode | None, l
         model: The model.
         request: The body of a Responses request.
         episode: The episode that the request belongs to, if any.
-        label: What messages call the model.
+        label: The model's name in messages.
 
     Raises:
         Failed: The model gave no response or an invalid one, or a content filter withheld it.
@@ -287,7 +287,7 @@ def _build_invalid_response_error(value: object, label: str) -> Failed:
         return Failed(message, kind="model_bad_answer", retryable=True)
     index, item = next((index, item) for index, item in enumerate(value["output"]) if not _is_valid_item(item))
     excerpt = repr(item)[:MAX_EXCERPT_CHARS]
-    expected = "expected an object whose `content` is text or a list of parts"
+    expected = "expected an object with text or a list of parts as its `content`"
     return Failed(f"{message}: item {index} of its output is {excerpt}; {expected}", kind="model_bad_answer")
 
 
@@ -311,7 +311,7 @@ _REQUESTED_TOKENS = re.compile(
 def is_context_overflow(status: int, body: bytes) -> bool:
     """Return whether a server rejected a request because its prompt does not fit the model's context.
 
-    A request whose output limit alone exceeds the context is wrong for any prompt, so it is not an overflow.
+    If the requested output alone exceeds the context, the request is wrong for any prompt; this is not an overflow.
 
     Args:
         status: The status of the server's answer.
@@ -366,7 +366,7 @@ def _iter_error_texts(body: Item) -> Iterator[str]:
 
 
 def parse_actions(output: Iterable[Item]) -> list[Action]:
-    """Return the actions of one turn: its tool calls in order, else its text as one reply, else nothing."""
+    """Return the actions of one turn: its tool calls in order, else its text as a single reply, else nothing."""
     items = list(output)
     calls: list[Action] = list(iter_tool_calls(items))
     if calls:

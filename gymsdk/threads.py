@@ -22,7 +22,7 @@ Ts = TypeVarTuple("Ts")
 class ThreadPool:
     """Runs blocking calls, each in a daemon thread that is reused afterwards.
 
-    A thread whose call exceeds its time limit is abandoned and no longer counts towards *limit*.
+    If a call exceeds its time limit, its thread is abandoned and no longer counts towards *limit*.
 
     Args:
         limit: The maximum number of simultaneous calls.
@@ -43,7 +43,7 @@ class ThreadPool:
 
     @property
     def hung(self) -> int:
-        """The number of abandoned threads whose calls have not returned."""
+        """The number of abandoned threads that are still running."""
         return self._hung
 
     async def run(self, function: Callable[[*Ts], T], *args: *Ts, timeout: float | None = None) -> T:  # noqa: ASYNC109 - counts from the start of the call

@@ -17,7 +17,7 @@ def test_the_url_of_a_head_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://me:hush@10.0.0.1:11000", "http://hush@h", "me:hush@h:1", "http://h/?key=hush"])
-def test_the_url_of_a_head_says_nothing_of_who_asks(url: str) -> None:
+def test_the_url_of_a_head_contains_no_credentials(url: str) -> None:
     with pytest.raises(UsageError, match=r"remove them, and put a token into the file|write it as a URL") as caught:
         credentials.check_head_url(url)
     assert "hush" not in str(caught.value)

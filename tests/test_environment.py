@@ -1,4 +1,4 @@
-"""An episode played again from its items, as one that comes without a session is."""
+"""Replay of an episode from its items, as for a request without a session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Count(State):
 
 
 class Counting:
-    """An environment whose state is what its tools were called with."""
+    """An environment whose state records the arguments of its tools."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -104,5 +104,5 @@ async def test_what_the_steps_pay_is_on_the_episode(environment, task):
         ("@hookimpl\nasync def step(): return Step(reward=1)", True),
     ],
 )
-def test_what_a_verdict_takes_beside_the_transcript(environment, source, remembers):
+def test_needs_replay_depends_on_state_and_steps(environment, source, needs_replay):
     assert environment(source).needs_replay is needs_replay

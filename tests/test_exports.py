@@ -1,4 +1,4 @@
-"""The promise of the root: its names are there, said in words, and cost nothing to import."""
+"""The public names of the root package: they exist, have docstrings, and are cheap to import."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ print(json.dumps({{"modules": sorted(sys.modules), "threads": threading.active_c
 
 
 def imported(module: str) -> dict[str, object]:
-    """Give what a new interpreter has after importing *module*, which must print nothing."""
+    """Return the state of a new interpreter after the import of *module*, which must print nothing."""
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", LOOK.format(module=module)], capture_output=True, text=True, check=True
     )

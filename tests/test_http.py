@@ -159,8 +159,8 @@ async def test_nobody_listening_is_unreachable_and_named() -> None:
     assert (caught.value.kind, caught.value.retryable) == ("model_unreachable", True)
 
 
-async def test_no_url_is_refused_at_once() -> None:
-    with pytest.raises(Failed, match="no URL") as caught:
+async def test_an_invalid_url_is_refused_immediately() -> None:
+    with pytest.raises(Failed, match="not the URL") as caught:
         await client.post("ftp://somewhere/v1", {}, retry=client.Retry(times=3, first=60))
     assert not caught.value.retryable
 
@@ -220,9 +220,9 @@ async def test_something_else_than_json_is_a_bad_answer() -> None:
     assert (error.kind, "<html>hello" in str(error)) == ("model_bad_answer", True)
 
 
-async def test_a_page_for_people_is_named_and_not_asked_for_again() -> None:
+async def test_a_web_page_is_named_and_not_requested_again() -> None:
     error = await failure(Scene((200, "<!doctype html><title>Welcome</title>", {})))
-    assert "a page for people: check the base URL" in str(error)
+    assert "a web page: check the base URL" in str(error)
     assert not error.retryable
 
 
@@ -324,12 +324,12 @@ def test_each_loop_has_a_session_that_ends_with_it(recwarn: pytest.WarningsRecor
         async with serving(Scene(OK).answer) as url:
             await client.post(url, {})
 
-    before = dict(client._sessions._held)
+    before = dict(client._sessions._resources)
     asyncio.run(call())
     asyncio.run(call())
     gc.collect()
     assert not recwarn.list
-    assert client._sessions._held == before
+    assert client._sessions._resources == before
 
 
 async def test_the_session_can_be_closed_by_hand_and_opens_again() -> None:

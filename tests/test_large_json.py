@@ -1,4 +1,4 @@
-"""Large JSON is read as the parser reads it at once, whatever it holds, and within its bounds."""
+"""Large JSON parsed in pieces: the same values as in one pass, within the limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JSON = st.recursive(
 
 
 def read(text: bytes) -> object:
-    """What the parser reads, as text that tells 1 from 1.0 and keeps the order of keys; `None` if it refuses."""
+    """The parsed value as text that distinguishes 1 from 1.0 and keeps the order of keys; `None` for an error."""
     try:
         return json.dumps(parse_json(text))
     except ValueError:

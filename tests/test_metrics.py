@@ -1,4 +1,4 @@
-"""Figures over scored rollouts, held to hand-made examples and to counting every case."""
+"""Metrics over scored rollouts, compared with hand-made examples and with exhaustive enumeration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of `.ci`: what went wrong in one is counted, whatever its tests say of themselves."""
+"""The steps of `.ci`: a failed step counts as failed regardless of the output of its tests."""
 
 from __future__ import annotations
 

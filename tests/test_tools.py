@@ -115,7 +115,7 @@ def test_wrong_arguments_are_told_in_words_a_policy_can_act_on(text, message):
         ("forecast", "has no name that a policy could call; write it as a named function"),
     ],
 )
-def test_what_has_no_name_cannot_be_a_tool(function, message):
+def test_a_function_without_a_name_cannot_be_a_tool(function, message):
     with pytest.raises(TypeError, match=message):
         build_tool(function)
 
@@ -206,12 +206,12 @@ def circular() -> list[Any]:
 
 
 @pytest.mark.parametrize("value", [object(), {"a": object()}, b"\xff", circular(), ["\ud800"]])
-def test_what_json_cannot_hold_is_said_so(value):
+def test_an_output_that_json_does_not_support_raises(value):
     with pytest.raises(TypeError, match="returned a value that JSON does not support"):
         serialize_output(value)
 
 
-def test_an_unknown_tool_is_answered_with_what_there_is():
+def test_the_message_about_an_unknown_tool_lists_the_available_tools():
     assert format_unknown_tool("getWether", ["getWeather", "stop"]) == (
         "There is no tool named 'getWether'. Did you mean 'getWeather'? Available tools: getWeather, stop."
     )

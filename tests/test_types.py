@@ -76,7 +76,7 @@ def test_an_opening_may_hold_words_of_the_assistant():
     assert Reset(messages=[Message(role="assistant", content="Hi")]).messages[0].role == "assistant"
 
 
-def test_a_step_may_not_speak_for_the_policy():
+def test_a_step_may_not_contain_assistant_messages():
     with pytest.raises(ValidationError, match="role 'assistant' is reserved for the policy"):
         Step(messages=[Message(role="assistant", content="Hi")])
 
@@ -145,14 +145,14 @@ def test_a_near_name_is_suggested_and_a_far_one_is_not():
 
 
 @pytest.mark.parametrize("name", ["response", "responses_create_params", "agent_ref"])
-def test_a_verdict_may_not_take_the_place_of_something_else_on_its_line(name):
+def test_a_verdict_may_not_have_a_reserved_field(name):
     with pytest.raises(TypeError, match=f"a verdict cannot have a field '{name}'"):
         type("Wrong", (Verdict,), {"__annotations__": {name: "str"}})
 
 
 @pytest.mark.filterwarnings("ignore:Field name")
-def test_a_tasks_field_may_not_hide_what_every_task_has():
+def test_a_tasks_field_may_not_hide_a_member_of_task():
     with pytest.raises(TypeError, match="a task cannot have a field 'input'"):
 
-        class Odd(Task):  # its making is what is refused
+        class Odd(Task):  # the class definition itself raises
             input: str

@@ -371,7 +371,7 @@ async def read_body(
     except decompression.TooLarge:
         message = (
             f"{host} sent a response of more than {max_answer_bytes} bytes, counted after decompression, which was not"
-            " read to its end; check what the server serves, lower max_output_tokens, or raise max_answer of the model"
+            " read to its end; check the server, lower max_output_tokens, or raise max_answer of the model"
         )
         raise Failed(message, kind="model_answer_too_large") from None
     except decompression.BadEncoding as error:

@@ -1,10 +1,10 @@
-"""The environment that pays what is noted."""
+"""Fixtures: the environment that rewards notes."""
 
 from __future__ import annotations
 
 import pytest
 
-from .told import Notebook
+from .environments import Notebook
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The one loop: turns and their order, budgets, what a rollout keeps."""
+"""The loop of an episode: the order of turns, budgets, and the contents of a rollout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymsdk import Environment, Message, Step, Task, hookimpl, play, responses
 from gymsdk.episode import Budget
 from gymsdk.responses import NOT_RUN_OUTPUT
 
-from .told import Log, Notebook, Paying, Slow, notes, outputs
+from .environments import Log, Notebook, Paying, Slow, notes, outputs
 
 
 async def test_an_episode_goes_from_reset_over_turns_to_a_verdict(notebook, policy, task):
@@ -61,7 +61,7 @@ async def test_the_policy_is_shown_the_history_the_tools_and_the_rows_own_parame
     }
 
 
-async def test_tools_that_nobody_could_call_are_not_shown(notebook, policy):
+async def test_tools_without_a_name_are_not_shown(notebook, policy):
     shown = []
 
     class Keeps:
@@ -80,21 +80,21 @@ async def test_messages_of_a_turns_steps_come_after_all_its_outputs(policy, task
     assert said == ["heard a", "heard b", "next after a", "next after b"]
 
 
-async def test_after_done_the_rest_of_a_turn_is_answered_not_run(policy, task):
+async def test_after_done_the_remaining_calls_of_a_turn_are_not_run(policy, task):
     plugin = Paying()
     rollout = await play(Environment("paying", plugin), policy(notes("a", "stop", "b")), task)
     assert outputs(rollout) == ["heard a", "heard stop", NOT_RUN_OUTPUT]
     assert (rollout.ended, rollout.reward) == ("done", 2.0 + 1.0)
 
 
-async def test_what_steps_pay_is_added_to_the_verdict_as_a_component(policy, task):
+async def test_the_rewards_of_steps_are_a_component_of_the_reward(policy, task):
     rollout = await play(Environment("paying", Paying()), policy("go", "stop"), task)
     assert rollout.verdict.reward == 2.0
     assert rollout.reward == 3.0
     assert rollout.components == {"noted": 2.0, "steps": 1.0}
 
 
-async def test_a_verdict_without_components_is_one_beside_the_steps(policy, task):
+async def test_a_verdict_without_components_is_a_component_beside_the_steps(policy, task):
     class Paid:
         @hookimpl
         def step(self):
@@ -110,7 +110,7 @@ async def test_a_turn_with_neither_text_nor_call_ends_the_episode(notebook, poli
     assert (rollout.outcome, rollout.ended, rollout.turns) == ("scored", "done", 1)
 
 
-async def test_the_turn_budget_ends_an_episode_that_is_judged_all_the_same(notebook, policy, task):
+async def test_an_episode_that_the_turn_budget_ends_is_verified(notebook, policy, task):
     rollout = await play(Environment("notebook", notebook), policy(notes("a")), task, budget=Budget(turns=3))
     assert (rollout.ended, rollout.reward, rollout.turns) == ("turns", 3.0, 3)
 
@@ -132,7 +132,7 @@ def test_a_budget_that_makes_no_sense_is_refused(wrong):
         Budget(**wrong)
 
 
-async def test_an_episode_whose_model_does_not_answer_by_the_deadline_has_failed(notebook, task):
+async def test_an_episode_fails_if_its_model_does_not_respond_by_the_deadline(notebook, task):
     model = Slow(responses.build_response([responses.build_function_call("note", {"what": "a"}, "c")], model="slow"))
     rollout = await play(Environment("notebook", notebook), model, task, budget=Budget(seconds=1))
     assert (rollout.outcome, rollout.reward, rollout.ended, rollout.turns) == ("failed", None, None, 1)
@@ -142,7 +142,7 @@ async def test_an_episode_whose_model_does_not_answer_by_the_deadline_has_failed
     assert notebook.closed == 1
 
 
-async def test_an_episode_that_never_got_an_answer_is_not_judged_on_nothing(notebook, task):
+async def test_an_episode_without_any_response_is_not_verified(notebook, task):
     rollout = await play(Environment("notebook", notebook), Slow(None), task, budget=Budget(seconds=0.5))
     assert (rollout.outcome, rollout.reward, rollout.turns) == ("failed", None, 0)
     assert rollout.response is None
@@ -161,7 +161,7 @@ async def test_a_deadline_that_passed_in_a_step_is_found_before_the_next_turn(po
 
 
 @pytest.mark.parametrize("told", [{"status": "incomplete"}, {"incomplete_details": {"reason": "max_output_tokens"}}])
-async def test_a_response_that_ran_out_of_tokens_is_not_played_but_judged(notebook, task, told):
+async def test_a_response_that_ran_out_of_tokens_is_verified_but_not_played(notebook, task, told):
     class CutOff:
         async def respond(self, request, *, episode=None):
             return (
@@ -174,7 +174,7 @@ async def test_a_response_that_ran_out_of_tokens_is_not_played_but_judged(notebo
     assert [item["type"] for item in rollout.response["output"]] == ["function_call"]
 
 
-async def test_tools_see_what_they_ask_for_of_the_episode(policy, task):
+async def test_tools_receive_the_episode_arguments_that_they_name(policy, task):
     async def look(state: Log, task: Task, config, shared, where: str = "up"):
         return {"state": state, "asked": task.input[0]["content"], "config": config, "shared": shared, "where": where}
 
@@ -200,7 +200,7 @@ async def test_repeats_share_nothing_but_the_row(notebook, policy, task):
     assert task == Task.ask("What is 40 + 2?")
 
 
-async def test_a_reply_goes_on_for_as_long_as_the_environment_answers_it(policy, task):
+async def test_an_episode_continues_while_the_environment_responds_to_replies(policy, task):
     class Thrice(Notebook):
         @hookimpl
         def step(self, state, action: Message):

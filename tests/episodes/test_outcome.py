@@ -22,11 +22,11 @@ from gymsdk import (
 from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
 
-from .told import Log, Notebook, Slow
+from .environments import Log, Notebook, Slow
 
 
 class Answers:
-    """A model whose answer is as told."""
+    """A model with a given response."""
 
     def __init__(self, answer) -> None:
         self.answer = answer
@@ -79,7 +79,7 @@ async def test_an_answer_with_an_unreadable_item_fails_its_episode_for_good(note
     assert notebook.closed == 1
 
 
-async def test_an_answer_that_a_filter_held_back_is_no_wrong_answer(notebook, task):
+async def test_a_response_withheld_by_a_content_filter_is_a_failure(notebook, task):
     answer = responses.build_response(
         [responses.build_message("")], model="m", status="incomplete", reason="content_filter"
     )
@@ -137,7 +137,7 @@ async def test_a_hook_that_raises_fails_its_episode_and_is_closed(policy, task, 
 
 
 @pytest.mark.parametrize("hook", ["reset", "step", "verify"])
-async def test_a_failure_with_a_word_of_the_authors_own_keeps_it(policy, task, hook):
+async def test_a_failure_keeps_the_kind_that_the_author_gave(policy, task, hook):
     rollout = await play(Environment("breaks", Breaks(hook, Failed("no sandbox", kind="sandbox"))), policy("a"), task)
     assert (rollout.outcome, rollout.failure.stage, rollout.failure.kind) == ("failed", hook, "sandbox")
     assert rollout.failure.message == "no sandbox"
@@ -153,7 +153,7 @@ async def test_a_failure_with_a_word_of_the_authors_own_keeps_it(policy, task, h
         (ExceptionGroup("", [Unscorable("unreadable")]), "unscorable", "unscorable"),
     ],
 )
-async def test_what_leaves_a_verdict_open_is_unscorable(policy, task, error, outcome, kind):
+async def test_an_undecided_verdict_is_unscorable(policy, task, error, outcome, kind):
     rollout = await play(Environment("breaks", Breaks("verify", error)), policy("done"), task)
     assert (rollout.outcome, rollout.reward, rollout.failure.kind) == (outcome, None, kind)
     assert rollout.failure.stage == "verify"
@@ -161,12 +161,12 @@ async def test_what_leaves_a_verdict_open_is_unscorable(policy, task, error, out
 
 @pytest.mark.parametrize("hook", ["reset", "step"])
 @pytest.mark.parametrize("error", [Unscorable("unreadable"), BudgetSpent("too much", kind="cpu_spent")])
-async def test_nothing_is_unscorable_before_it_is_judged(policy, task, hook, error):
+async def test_unscorable_before_verify_is_a_failure(policy, task, hook, error):
     rollout = await play(Environment("breaks", Breaks(hook, error)), policy("done"), task)
     assert (rollout.outcome, rollout.failure.stage, rollout.failure.kind) == ("failed", hook, error.kind)
 
 
-async def test_a_grader_that_spent_its_budget_gives_nothing_and_says_so(policy, task):
+async def test_a_grader_that_exceeds_its_budget_gives_a_reward_of_0(policy, task):
     plugin = Breaks("verify", BudgetSpent("too much", kind="cpu_spent"))
     rollout = await play(Environment("breaks", plugin), policy("done"), task)
     assert (rollout.outcome, rollout.reward, rollout.verdict.grader_timeout) == ("scored", 0.0, True)
@@ -213,7 +213,7 @@ async def test_a_tool_that_raises_fails_the_episode_and_is_named(policy, task):
     assert [item["type"] for item in rollout.response["output"]] == ["function_call"]
 
 
-async def test_a_step_with_hardly_any_time_left_is_not_to_blame_for_the_deadline(task):
+async def test_a_step_with_little_time_left_does_not_fail_the_episode(task):
     class Slow:
         async def respond(self, request, *, episode=None):
             await asyncio.sleep(0.95)
@@ -231,7 +231,7 @@ async def test_a_step_with_hardly_any_time_left_is_not_to_blame_for_the_deadline
     assert (rollout.outcome, rollout.ended) == ("scored", "deadline")
 
 
-async def test_a_cancellation_nobody_asked_for_fails_its_own_episode(task):
+async def test_an_unrequested_cancellation_fails_only_its_episode(task):
     class GivesUp:
         async def respond(self, request, *, episode=None):
             raise asyncio.CancelledError
@@ -251,7 +251,7 @@ async def test_an_episode_cannot_change_the_row_it_opens_with(task):
     assert task.input[0]["content"] != "changed"
 
 
-async def test_names_are_refused_where_things_are_wanted(task):
+async def test_names_are_refused_in_place_of_objects(task):
     with pytest.raises(UsageError, match=r"write gymsdk.load\('math'\)"):
         await play("math", policy_that_says_nothing(), task)
     with pytest.raises(UsageError, match=r"write gymsdk.model\('scripted/oracle'\)"):

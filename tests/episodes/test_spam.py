@@ -11,7 +11,7 @@ from gymsdk import Environment, hookimpl, play, responses
 from gymsdk.episode import Budget
 from gymsdk.models.scripted import build
 
-from .told import Log, Notebook, note, notes, outputs
+from .environments import Log, Notebook, note, notes, outputs
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from .told import Log, Notebook, note, notes, outputs
         (("note", {"what": "a", "state": 1}), "Invalid tool call arguments for note: state: Extra inputs"),
     ],
 )
-async def test_a_wrong_call_is_answered_not_raised(notebook, policy, task, call, message):
+async def test_an_invalid_call_gets_an_error_output(notebook, policy, task, call, message):
     rollout = await play(Environment("notebook", notebook), policy([call], notes("a"), "done"), task)
     assert json.loads(outputs(rollout)[0])["error"].startswith(message)
     assert (rollout.outcome, rollout.reward) == ("scored", 1.0)
@@ -42,7 +42,7 @@ def odd(
 
 
 class Spam:
-    """A policy that calls whatever it can think of with whatever it can think of, and sometimes says something."""
+    """A policy that calls random tools with random arguments, and sometimes replies."""
 
     NAMES = ("note", "odd", "", "nope", "__class__", "\ud800", "note ")
     VALUES = (None, 0, -1, 10**30, 1.5, "", "\ud800", "x" * 999, [], [[]], {}, {"a": [1]}, True)

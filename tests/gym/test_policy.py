@@ -9,7 +9,7 @@ from itertools import count
 
 import gymnasium
 import pytest
-from episodes.told import Notebook, Paying
+from episodes.environments import Notebook, Paying
 
 from gymsdk import Environment, Failed, Task, UsageError, load, model, play, responses
 from gymsdk.episode import Budget

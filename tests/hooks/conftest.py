@@ -6,7 +6,7 @@ import pytest
 
 from gymsdk import Environment
 
-from .told import Recorder
+from .environments import Recorder
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
-"""What `claims` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `claims` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
 from gymsdk import Claims, Environment, hookimpl
 
-from .told import Judge, Question
+from .environments import Judge, Question
 
 
 async def test_claims_are_the_environments_own(task):

@@ -1,4 +1,4 @@
-"""What `close` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `close` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from gymsdk import Environment, Failed, Reset, hookimpl
 
-from .told import Count, Judge, Question
+from .environments import Count, Judge, Question
 
 
 async def test_close_is_given_the_task_and_the_state(recorded, recorder):
@@ -20,7 +20,7 @@ async def test_close_may_be_left_out(task):
     await environment.close(await environment.reset(task))
 
 
-async def test_close_is_called_where_what_reset_answered_is_refused(task):
+async def test_close_is_called_if_the_result_of_reset_is_invalid(task):
     closed = []
 
     class Grabs(Judge):

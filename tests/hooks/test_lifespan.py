@@ -1,4 +1,4 @@
-"""What `lifespan` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `lifespan` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from gymsdk import BrokenEnvironment, Environment, UsageError, hookimpl
 
-from .told import Judge, Question
+from .environments import Judge, Question
 
 
-async def test_lifespan_begins_and_ends_once_whatever_is_played(task):
+async def test_lifespan_is_entered_and_left_once_for_all_episodes(task):
     told: list[str] = []
 
     class Lives(Judge):
@@ -36,7 +36,7 @@ async def test_lifespan_begins_and_ends_once_whatever_is_played(task):
         await environment.reset(task)
 
 
-async def test_lifespan_that_has_not_begun_is_the_users_mistake(recorder):
+async def test_lifespan_that_was_not_entered_is_a_usage_error(recorder):
     environment = Environment("recorded", recorder)
     message = "environment 'recorded' has a lifespan; play it inside `async with environment:`"
     with pytest.raises(UsageError, match=message):
@@ -78,19 +78,19 @@ async def test_lifespan_that_cannot_begin_breaks_the_environment(context, messag
         await Environment("lives", Lifespan(context)).__aenter__()
 
 
-async def test_lifespan_that_ends_badly_is_told_and_changes_nothing(caplog, task):
+async def test_lifespan_that_fails_on_exit_is_logged_and_changes_nothing(caplog, task):
     caplog.set_level(logging.WARNING)
     async with Environment("lives", Lifespan(fails_to_end)) as environment:
         await environment.reset(task)
     assert "environment 'lives': hook 'lifespan' failed when it ended: ConnectionError('no index')" in caplog.text
 
 
-async def test_lifespan_may_answer_that_there_is_none(task):
+async def test_lifespan_may_return_none(task):
     async with Environment("lives", Lifespan(lambda: None)) as environment:
         assert (await environment.reset(task)).task == task
 
 
-async def test_lifespan_lasts_until_the_last_who_entered_has_left(task):
+async def test_lifespan_lasts_until_the_last_caller_leaves(task):
     ended = []
 
     @asynccontextmanager
@@ -107,7 +107,7 @@ async def test_lifespan_lasts_until_the_last_who_entered_has_left(task):
     assert ended == [True]
 
 
-async def test_lifespan_begins_once_for_two_who_enter_at_once():
+async def test_lifespan_is_entered_once_for_two_simultaneous_callers():
     told: list[str] = []
 
     class Slow(Judge):

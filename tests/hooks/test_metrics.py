@@ -1,4 +1,4 @@
-"""What `metrics` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `metrics` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 
 from gymsdk import Environment, Failed, Rollout, hookimpl
 
-from .told import Judge
+from .environments import Judge
 
 
 class Figures(Judge):
-    """An environment whose figures are as told."""
+    """An environment with given metrics."""
 
     def __init__(self, *answers) -> None:
         self.answers = answers
@@ -24,7 +24,7 @@ class Figures(Judge):
         return self.answers[-1]
 
 
-async def test_metrics_of_several_answers_add_up():
+async def test_metrics_of_several_hooks_are_merged():
     environment = Environment("figures", Figures({"a": 1}, {"b": 0.5}))
     assert await environment.metrics([]) == {"a": 1.0, "b": 0.5}
     assert await Environment("figures", Figures(None)).metrics([]) == {}

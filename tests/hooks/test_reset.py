@@ -1,4 +1,4 @@
-"""What `reset` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `reset` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from gymsdk import Environment, Failed, Message, Reset, State, Task, hookimpl
 from gymsdk.errors import BadRow
 
-from .told import Count, Judge, Question, Settings, Tooled
+from .environments import Count, Judge, Question, Settings, Tooled
 
 
-async def test_reset_is_given_the_task_the_seed_the_config_and_what_is_shared(recorded, recorder):
+async def test_reset_receives_the_task_the_seed_the_config_and_the_shared_value(recorded, recorder):
     episode = await recorded.reset({"responses_create_params": {"input": "?"}, "answer": 7}, seed=5)
     assert recorder.given["reset"] == {
         "task": Question.ask("?", answer=7).model_copy(update={"responses_create_params": {"input": "?"}}),
@@ -38,7 +38,7 @@ async def test_reset_adds_its_messages_to_the_rows_own_prompt(task):
     ]
 
 
-async def test_reset_gives_a_state_that_is_copied(task):
+async def test_reset_returns_a_state_that_is_copied(task):
     shared_by_mistake = Count()
 
     class Shares(Judge):
@@ -84,7 +84,7 @@ async def test_reset_offers_the_rows_tools_or_else_its_own_or_else_all(row, offe
     assert [tool["name"] for tool in episode.tools] == names
 
 
-async def test_reset_may_not_offer_a_tool_that_is_not_there(task):
+async def test_reset_may_not_offer_a_missing_tool(task):
     with pytest.raises(Failed, match="hook 'reset' offers tools that the environment does not have: fly"):
         await Environment("tooled", Tooled(["go", "fly"])).reset(task)
 

@@ -1,4 +1,4 @@
-"""What `solve` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `solve` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 
 from gymsdk import Environment, Failed, Message, ToolCall, hookimpl
 
-from .told import Judge
+from .environments import Judge
 
 
 class Solves(Judge):
-    """An environment that solves as it is told."""
+    """An environment with given solutions."""
 
     def __init__(self, answer) -> None:
         self.answer = answer

@@ -1,4 +1,4 @@
-"""What `step` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `step` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from gymsdk import Environment, Failed, Message, Step, ToolCall, hookimpl
 
-from .told import Count, Judge, Question, Tooled
+from .environments import Count, Judge, Question, Tooled
 
 
 async def test_step_is_given_the_action_and_changes_the_state_in_place(recorded, recorder):
@@ -17,14 +17,14 @@ async def test_step_is_given_the_action_and_changes_the_state_in_place(recorded,
     assert episode.state == Count(steps=1)
 
 
-async def test_step_is_not_asked_for_a_tool_that_is_not_on_offer(recorded, recorder):
+async def test_step_is_not_called_for_a_tool_that_is_not_offered(recorded, recorder):
     episode = await recorded.reset(Question.ask("?"))
     step = await recorded.step(episode, ToolCall(name="go"))
     assert step == Step(output='{"error": "There is no tool named \'go\'. Available tools: none."}')
     assert "step" not in recorder.given
 
 
-async def test_step_may_handle_replies_and_leave_tools_to_the_floor(task):
+async def test_step_may_handle_replies_and_leave_tools_to_the_default_plugin(task):
     class Half(Tooled):
         @hookimpl
         def step(self, action):
@@ -37,7 +37,7 @@ async def test_step_may_handle_replies_and_leave_tools_to_the_floor(task):
 
 
 class Steps(Judge):
-    """An environment that steps as it is told."""
+    """An environment whose `step` returns given results."""
 
     def __init__(self, answer) -> None:
         self.answer = answer

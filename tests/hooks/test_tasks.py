@@ -1,4 +1,4 @@
-"""What `tasks` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `tasks` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from gymsdk import BrokenEnvironment, Environment, Task, hookimpl
 from gymsdk.errors import BadRow, UnknownSplit
 
-from .told import Judge, Settings
+from .environments import Judge, Settings
 
 
 class Rows(Judge):
-    """An environment whose tasks are as told."""
+    """An environment with given tasks."""
 
     def __init__(self, answer) -> None:
         self.answer = answer

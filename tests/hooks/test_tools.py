@@ -1,4 +1,4 @@
-"""What `tools` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `tools` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from gymsdk import BrokenEnvironment, Environment, hookimpl
 
-from .told import Judge, Settings, Tooled, go, stop
+from .environments import Judge, Settings, Tooled, go, stop
 
 
 def test_tools_are_offered_by_name():
     assert list(Environment("tooled", Tooled()).tools) == ["go", "stop"]
 
 
-def test_tools_of_several_answers_add_up():
+def test_tools_of_several_hooks_are_merged():
     class More(Tooled):
         @hookimpl(specname="tools")
         def more(self):

@@ -1,4 +1,4 @@
-"""What `verify` is given, what it may answer, what becomes of an answer that is wrong."""
+"""The `verify` hook: its arguments, its valid results, and the failures of invalid results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from gymsdk import BudgetSpent, Environment, Failed, Unscorable, Verdict, WorkerLost, hookimpl, responses
 
-from .told import Question, Settings
+from .environments import Question, Settings
 
 SAID = responses.build_message("42")
 
@@ -20,7 +20,7 @@ async def test_verify_is_given_the_state_and_the_transcript(recorded, recorder):
 
 
 class Verifies:
-    """An environment that judges as it is told, one answer after another."""
+    """An environment whose `verify` returns given results in turn."""
 
     def __init__(self, *answers) -> None:
         self.answers = list(answers)
@@ -72,12 +72,12 @@ async def test_verify_may_say_that_it_could_not_decide(task):
     assert (caught.value.stage, caught.value.kind) == ("verify", "gold_unreadable")
 
 
-async def test_verify_that_spends_its_budget_on_an_answer_gives_nothing_and_says_so(task):
+async def test_verify_that_exceeds_its_budget_gives_a_reward_of_0_with_grader_timeout(task):
     spent = BudgetSpent("too much", kind="cpu_spent")
     assert await judged(Verifies(spent), task) == Verdict(reward=0.0, grader_timeout=True)
 
 
-async def test_verify_that_lost_its_worker_is_asked_once_more(task):
+async def test_verify_that_lost_its_worker_runs_once_more(task):
     lost = WorkerLost("killed", kind="worker_killed", retryable=True)
     assert await judged(Verifies(lost, Verdict(reward=1.0)), task) == Verdict(reward=1.0)
     spent = BudgetSpent("too much", kind="cpu_spent")
@@ -104,7 +104,7 @@ async def test_a_verdict_with_an_unknown_field_fails_with_the_advice_to_subclass
     assert (caught.value.stage, caught.value.kind) == ("verify", "hook_raised")
 
 
-def test_a_misspelt_field_of_a_subclass_is_named_with_the_field_that_is_near():
+def test_a_misspelt_field_of_a_subclass_is_named_with_the_similar_field():
     class Graded(Verdict):
         extracted: str = ""
 

@@ -80,7 +80,7 @@ BOMBS = {
 @pytest.mark.usefixtures("peak")
 async def test_a_bomb_of_compressed_spaces_is_cut_off(provider: str, encoding: str) -> None:
     async with answering(BOMBS[encoding], encoding.split(maxsplit=1)[0]) as url:
-        with pytest.raises(Failed, match=rf"sent more than {LIMIT} bytes .* raise max_answer") as caught:
+        with pytest.raises(Failed, match=rf"sent a response of more than {LIMIT} bytes, .* raise max_answer") as caught:
             await asked(provider, url, max_answer=LIMIT)
     assert (caught.value.kind, caught.value.retryable) == ("model_answer_too_large", False)
 
@@ -136,7 +136,7 @@ async def test_a_long_answer_with_token_ids_and_log_probabilities_is_read(provid
 @pytest.mark.parametrize(
     ("encoding", "body", "complaint"),
     [
-        ("br", b"x", "encoded as 'br', which the request did not accept"),
+        ("br", b"x", "the encoding 'br', which the request did not accept"),
         ("gzip", gzip.compress(BODY)[:-100], "ends too early"),
         ("gzip", b"no gzip", "is damaged"),
     ],

@@ -64,7 +64,7 @@ async def test_it_plays_by_name(script: Path) -> None:
     ("line", "complaint"),
     [
         ("{torn", "not valid JSON"),
-        ("[1]", "a row is a JSON object"),
+        ("[1]", "expected a JSON object"),
         ('{"txet": "x"}', "unknown key 'txet'"),
         ('{"calls": [{"arguments": {}}]}', "calls.0.name is missing"),
         ('{"calls": [{"name": "f", "arguments": 7}]}', "calls.0.arguments must be an object, or JSON text"),

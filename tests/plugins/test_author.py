@@ -21,7 +21,7 @@ SECONDS = 1.0
 
 
 class Hangs:
-    """An environment that hangs where it is told, sync or async, for as long as *stuck* is not set."""
+    """An environment that hangs in a given hook or tool, sync or async, until *stuck* is set."""
 
     def __init__(self, stuck: threading.Event, where: str) -> None:
         self.stuck, self.where = stuck, where
@@ -72,7 +72,7 @@ class Hangs:
         ("wait", "step", "tool_timeout", "tool 'wait'"),
     ],
 )
-async def test_what_hangs_ends_its_episode_at_its_deadline(stuck, policy, task, where, stage, kind, named):
+async def test_a_hanging_function_ends_its_episode_at_the_deadline(stuck, policy, task, where, stage, kind, named):
     plugin = Hangs(stuck, where)
     model = policy([("dig", {}), ("wait", {})], "done")
     began = asyncio.get_running_loop().time()
@@ -85,7 +85,7 @@ async def test_what_hangs_ends_its_episode_at_its_deadline(stuck, policy, task, 
 
 
 @pytest.mark.parametrize("where", ["dig", "wait"])
-async def test_six_that_hang_do_not_starve_the_seventh(stuck, policy, task, where):
+async def test_six_hanging_hooks_do_not_block_a_seventh(stuck, policy, task, where):
     environment = Environment("hangs", Hangs(stuck, where))
     hung = [play(environment, policy([(where, {})]), task, budget=Budget(seconds=SECONDS)) for _ in range(6)]
     seventh = play(environment, policy([("wait" if where == "dig" else "dig", {})], "done"), task)
@@ -94,7 +94,7 @@ async def test_six_that_hang_do_not_starve_the_seventh(stuck, policy, task, wher
     assert (last.outcome, last.reward) == ("scored", 1.0)
 
 
-async def test_a_hook_that_swallows_its_cancellation_is_left_behind(policy, task):
+async def test_a_hook_that_suppresses_its_cancellation_is_abandoned(policy, task):
     over = asyncio.Event()
 
     class Stubborn:
@@ -115,7 +115,7 @@ async def test_a_hook_that_swallows_its_cancellation_is_left_behind(policy, task
 
 
 class Grades:
-    """An environment whose verdict is as told, however it comes."""
+    """An environment that returns a given verdict in a given way."""
 
     def __init__(self, verify) -> None:
         self.told = verify
@@ -136,12 +136,12 @@ def wrapped():
 
 
 @pytest.mark.parametrize("told", [grade, wrapped, functools.partial(grade)])
-async def test_a_plain_function_may_give_what_must_be_awaited(policy, task, told):
+async def test_a_plain_function_may_return_an_awaitable(policy, task, told):
     rollout = await play(Environment("grades", Grades(told)), policy("done"), task)
     assert rollout.reward == 0.5
 
 
-async def test_a_timeout_of_the_authors_own_is_an_error_like_any_other(policy, task):
+async def test_a_timeout_error_of_the_author_is_an_ordinary_error(policy, task):
     class Impatient(Grades):
         @hookimpl
         async def step(self):
@@ -153,9 +153,9 @@ async def test_a_timeout_of_the_authors_own_is_an_error_like_any_other(policy, t
     assert "hook 'step' of environment 'impatient' raised TimeoutError" in rollout.failure.message
 
 
-async def test_an_error_that_is_no_exception_is_the_authors_too(policy, task):
+async def test_a_base_exception_is_an_error_of_the_author(policy, task):
     class Panic(BaseException):
-        """What an extension written in Rust raises."""
+        """An exception like that of a Rust extension."""
 
     class Panics(Grades):
         @hookimpl
@@ -166,7 +166,7 @@ async def test_an_error_that_is_no_exception_is_the_authors_too(policy, task):
     assert rollout.failure.message.startswith("hook 'step' of environment 'panics' raised Panic: out of bounds (")
 
 
-async def test_an_async_hook_that_holds_the_loop_is_named(policy, task, caplog):
+async def test_a_warning_names_an_async_hook_that_blocks_the_loop(policy, task, caplog):
     class Holds(Grades):
         @hookimpl
         async def step(self):
@@ -191,7 +191,7 @@ async def test_a_plain_hook_does_not_run_on_the_loop(policy, task, caplog):
 
 
 @pytest.mark.parametrize("sync", [True, False])
-async def test_tokens_noted_in_a_hook_are_the_episodes(policy, task, sync):
+async def test_token_usage_recorded_in_a_hook_belongs_to_the_episode(policy, task, sync):
     def noted():
         types.record_usage("judge", {"usage": responses.build_usage(3, 1)})
         return Verdict(reward=1.0)
@@ -204,7 +204,7 @@ async def test_tokens_noted_in_a_hook_are_the_episodes(policy, task, sync):
     assert {rollout.usage["judge"].total_tokens for rollout in rollouts} == {4}
 
 
-async def test_an_error_is_told_with_the_stage_it_came_in():
+async def test_an_error_has_the_stage_in_which_it_occurred():
     author = HookRunner("one")
 
     async def fail():
@@ -216,7 +216,7 @@ async def test_an_error_is_told_with_the_stage_it_came_in():
     assert caught.value.stage == "step"
 
 
-async def test_code_without_a_deadline_of_its_episode_still_has_one():
+async def test_a_hook_has_a_deadline_even_if_its_episode_has_none():
     assert deadlines.get_deadline().get_remaining_seconds() == pytest.approx(deadlines.DEFAULT_STAGE_SECONDS, abs=60)
 
 
@@ -238,7 +238,7 @@ async def test_the_wait_for_a_thread_counts_towards_the_deadline(task):
 
 
 @pytest.mark.parametrize("late", [True, False])
-async def test_what_is_stopped_before_it_began_is_not_warned_of(late, recwarn):
+async def test_a_coroutine_stopped_before_its_start_causes_no_warning(late, recwarn):
     async def answers():
         return 1
 
@@ -259,13 +259,13 @@ async def test_what_is_stopped_before_it_began_is_not_warned_of(late, recwarn):
 
 
 class Panic(BaseException):
-    """What a Rust extension raises where it panics."""
+    """The exception of a Rust extension that panics."""
 
 
 @pytest.mark.parametrize(
     "raised", [Panic("out of bounds"), SystemExit(0), asyncio.CancelledError(), Panic("x" * 10**6)]
 )
-async def test_what_is_no_exception_fails_the_episode_without_its_arguments_in_the_message(task, raised):
+async def test_the_message_about_a_base_exception_leaves_out_the_hooks_arguments(task, raised):
     class Panics:
         @hookimpl
         def verify(self, task):

@@ -65,12 +65,12 @@ class Ranged(Config):
         (Judged, {"user": 5}, "setting 'user' is wrong: Input should be an instance of Model (got 5)"),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_to_do(kind, given, message):
+def test_the_message_about_a_wrong_setting_names_it_and_the_correction(kind, given, message):
     with pytest.raises(BadConfig, match=re.escape(message)):
         build_config("math", kind, given)
 
 
-def test_a_required_setting_that_is_no_model_is_shown_as_a_value():
+def test_the_message_about_a_required_setting_shows_an_example_value():
     class Needs(Config):
         level: int
 
@@ -85,7 +85,7 @@ def test_a_model_is_resolved_by_its_name_and_metered():
     assert repr(config.judge) == "judge=scripted/null"
 
 
-def test_a_model_that_is_the_default_is_resolved_too():
+def test_a_default_model_is_resolved_too():
     class Defaulted(Config):
         judge: Model = "scripted/echo"
         other: Model = Field(default_factory=lambda: build("null"))
@@ -101,7 +101,7 @@ def test_an_unknown_model_is_refused_at_load():
 
 
 class Asks:
-    """An environment that asks its judge, in the hook it is told."""
+    """An environment that queries its judge in a given hook."""
 
     def __init__(self, hook: str) -> None:
         self.hook = hook

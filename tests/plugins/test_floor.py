@@ -1,4 +1,4 @@
-"""What the floor answers. A test bears its hook's name: `test_floor_mutations` tries it on a floor without it."""
+"""The default plugin. Each test's name begins with its hook: `test_floor_mutations` runs it without that hook."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def take(state: Bag, what: str, times: int = 1) -> list[str]:
 
 
 async def weigh(state: Bag) -> int:
-    """Count what the bag holds."""
+    """Count the items in the bag."""
     return len(state.held)
 
 
@@ -156,7 +156,7 @@ def test_tasks_of_a_package_without_files_are_none(over: Over):
         over(Packing()).tasks("train")
 
 
-def test_every_answer_of_the_floor_is_a_hook_with_a_test():
+def test_every_hook_of_the_default_plugin_has_a_test():
     hooks = {name for name, value in vars(DefaultPlugin).items() if hasattr(value, "gymsdk_impl")}
     tested = {
         name.split("_")[1] for name, value in globals().items() if inspect.isfunction(value) and name[:5] == "test_"

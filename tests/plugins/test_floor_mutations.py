@@ -1,4 +1,4 @@
-"""A floor with one answer less fails a test of `test_floor` that bears the name of that answer's hook."""
+"""A default plugin without one hook fails a test in `test_floor` whose name begins with that hook."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ANSWERS = [name for name, value in vars(DefaultPlugin).items() if hasattr(value,
 
 
 def without(hook: str) -> type[DefaultPlugin]:
-    """A floor that does not answer *hook*."""
+    """A default plugin without *hook*."""
     return type("Without", (DefaultPlugin,), {hook: None})
 
 
 class NoReply(DefaultPlugin):
-    """A floor that leaves replies unanswered."""
+    """A default plugin that ignores replies."""
 
     @hookimpl
     async def step(self, task, state, action, config, shared):
@@ -32,7 +32,7 @@ class NoReply(DefaultPlugin):
 
 
 class NoTool(DefaultPlugin):
-    """A floor that leaves calls unanswered."""
+    """A default plugin that ignores tool calls."""
 
     @hookimpl
     async def step(self, task, state, action, config, shared):
@@ -42,7 +42,7 @@ class NoTool(DefaultPlugin):
 
 
 class Unchecked(DefaultPlugin):
-    """A floor that runs a tool with whatever arguments come."""
+    """A default plugin that does not validate arguments."""
 
     @hookimpl
     async def step(self, task, state, action, config, shared):
@@ -77,7 +77,7 @@ async def passes(test: Callable[..., object], request: pytest.FixtureRequest) ->
     [*((without(hook), hook) for hook in ANSWERS), (NoReply, "step"), (NoTool, "step"), (Unchecked, "step")],
     ids=[*ANSWERS, "step-reply", "step-tool", "step-arguments"],
 )
-async def test_a_floor_with_one_answer_less_fails_a_test(floor, hook, monkeypatch, request, tmp_path, made):
+async def test_a_default_plugin_without_one_hook_fails_a_test(floor, hook, monkeypatch, request, tmp_path, made):
     assert await failing(hook, request) == []
     monkeypatch.setattr(environment, "DefaultPlugin", floor)
     assert await failing(hook, request), f"no test notices a floor without this answer of {hook!r}"

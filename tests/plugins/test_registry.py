@@ -115,12 +115,12 @@ def test_a_package_that_cannot_be_imported_is_named_and_harms_nothing_else(site,
     assert load("adding").name == "adding"
 
 
-def test_a_package_that_says_itself_why_it_cannot_be_used_is_heard(site):
+def test_the_error_of_a_package_that_cannot_be_used_is_passed_on(site):
     site.install("picky", "from gymsdk import UsageError\nraise UsageError('set PICKY_HOME')")
     assert refusal("picky", UsageError) == "set PICKY_HOME"
 
 
-def test_an_entry_point_that_names_nothing_is_named(site):
+def test_an_entry_point_without_a_target_is_named(site):
     site.install("adrift", point="gym_env_adrift:judge")
     assert "cannot be imported: AttributeError: module 'gym_env_adrift' has no attribute 'judge'" in refusal("adrift")
 
@@ -130,13 +130,13 @@ def test_an_entry_point_that_names_a_class_is_refused(site):
     assert refusal("kind") == "environment 'kind': gym_env_kind:Judge is a class; name a module or an instance"
 
 
-def test_an_environment_that_is_wrong_is_named_when_it_is_loaded(site):
+def test_loading_an_invalid_environment_names_it(site):
     site.install("typo", GOOD.replace("verify", "verfy"))
     assert refusal("typo").startswith("environment 'typo': hook 'verfy' does not exist; did you mean 'verify'?")
 
 
 @pytest.mark.parametrize("point", ["gym_env_gone", "gym_env_gone.deep:judge", ":", "a b"])
-def test_a_package_whose_module_is_gone_is_listed_with_its_error(site, point):
+def test_a_package_without_its_module_is_listed_with_an_error(site, point):
     site.install("gone", None, point=point)
     site.install("adding")
     error = installed()["gone"].error
@@ -146,7 +146,7 @@ def test_a_package_whose_module_is_gone_is_listed_with_its_error(site, point):
     assert installed()["adding"].error is None
 
 
-def test_a_package_whose_metadata_is_torn_is_listed_with_its_error(site):
+def test_a_package_with_damaged_metadata_is_listed_with_an_error(site):
     site.install("torn", metadata="")
     site.install("adding")
     assert installed()["torn"].error == "its metadata cannot be read; reinstall the package"
@@ -154,7 +154,7 @@ def test_a_package_whose_metadata_is_torn_is_listed_with_its_error(site):
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"[gymsdk.environments]\nbad = gym_env_bad\n\xff"])
-def test_a_package_whose_entry_points_cannot_be_read_harms_only_itself(site, content):
+def test_unreadable_entry_points_affect_only_their_own_package(site, content):
     site.install("torn")
     site.install("adding")
     site.install("other", distribution="acme-other")
@@ -170,7 +170,7 @@ def test_a_package_whose_entry_points_cannot_be_read_harms_only_itself(site, con
     assert load("adding").name == "adding"
 
 
-def test_where_entry_points_cannot_be_read_the_first_of_two_on_the_path_still_counts(site, tmp_path, monkeypatch):
+def test_the_first_distribution_on_the_path_counts_if_entry_points_are_unreadable(site, tmp_path, monkeypatch):
     site.install("torn")
     (site.folder / "gym_env_torn-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff")
     ahead = tmp_path / "ahead"
@@ -181,7 +181,7 @@ def test_where_entry_points_cannot_be_read_the_first_of_two_on_the_path_still_co
     assert installed()["adding"].error is None
 
 
-def test_a_package_whose_metadata_cannot_be_decoded_is_listed_with_its_error(site):
+def test_a_package_with_undecodable_metadata_is_listed_with_an_error(site):
     site.install("torn")
     (site.folder / "gym_env_torn-1.0.dist-info" / "METADATA").write_bytes(b"\xff")
     site.install("adding")
@@ -189,7 +189,7 @@ def test_a_package_whose_metadata_cannot_be_decoded_is_listed_with_its_error(sit
     assert installed()["adding"].error is None
 
 
-def test_two_distributions_that_offer_one_name_are_both_named(site):
+def test_two_distributions_with_the_same_environment_name_are_both_named(site):
     site.install("twice", distribution="gym-env-twice")
     site.install("twice", distribution="acme-twice")
     assert installed()["twice"].error == (
@@ -206,13 +206,13 @@ def test_a_name_that_ends_like_a_version_is_refused(site, name):
     assert message in refusal(name)
 
 
-def test_a_name_with_a_v_elsewhere_is_no_version(site):
+def test_a_name_with_a_v_elsewhere_is_not_a_version(site):
     site.install("a-v1-b")
     assert installed()["a-v1-b"].error is None
 
 
 @pytest.mark.parametrize("name", ["a/b", "two words", "-x"])
-def test_a_name_that_would_not_go_into_a_command_is_refused(site, name):
+def test_a_name_that_cannot_be_a_command_argument_is_refused(site, name):
     site.install(name, module="gym_env_odd", distribution="gym-env-odd")
     assert installed()[name].error == f"the name {name!r} may contain only letters, digits, `_`, `-` and `.`"
 
@@ -235,7 +235,7 @@ def test_one_package_is_imported_to_load_one_environment(site):
     assert "gym_env_other" not in sys.modules
 
 
-def test_where_nothing_is_installed_it_says_so(monkeypatch):
+def test_the_message_says_that_no_environment_is_installed(monkeypatch):
     monkeypatch.setenv("GYMSDK_DISABLE", ",".join(installed()))
     assert refusal("maths", UnknownEnvironment) == (
         "no environment named 'maths' (none is installed); environments are packages: `pip install gym-env-<name>`"

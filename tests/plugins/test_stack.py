@@ -154,7 +154,7 @@ class Disagreeing(Judge):
         (Misspelt(), "hook 'verifi' does not exist; did you mean 'verify'? The hooks are reset, step, verify, close"),
         (
             WrongParameter(),
-            "hook 'reset' has an unknown parameter 'tasks'; did you mean 'task'? Its parameters: task, seed, config, sh",
+            "hook 'reset' has an unknown parameter 'tasks'; did you mean 'task'? Its parameters: task, seed, config, ",
         ),
         (FarParameter(), "hook 'close' has an unknown parameter 'zzz'; its parameters: task, state, shared"),
         (Defaulted(), "hook 'reset' has a default for 'seed'; remove it, the host fills the value"),
@@ -191,13 +191,13 @@ def test_a_mistake_is_an_error_at_load_that_names_it(plugin, message):
 
 
 @pytest.mark.parametrize("plugin", [NoVerdict(), object(), None, 5])
-def test_what_cannot_pay_is_an_error_at_load(plugin):
+def test_an_environment_without_rewards_is_an_error_at_load(plugin):
     message = "environment 'wrong' has neither `verify` nor a `step` with rewards; add one of them"
     with pytest.raises(BrokenEnvironment, match=re.escape(message)):
         Environment("wrong", plugin)
 
 
-def test_an_annotation_that_is_never_asked_for_cannot_fail():
+def test_an_unused_annotation_is_not_resolved():
     class Quiet:
         @hookimpl
         def verify(self, transcript: Decimal) -> Decimal: ...
@@ -205,7 +205,7 @@ def test_an_annotation_that_is_never_asked_for_cannot_fail():
     assert Environment("quiet", Quiet()).task_type is Task
 
 
-def test_the_narrowest_annotation_on_task_is_the_rows_schema():
+def test_the_most_specific_annotation_of_task_is_the_row_schema():
     class Rows:
         @hookimpl
         def reset(self, task: Row): ...
@@ -239,13 +239,13 @@ def test_the_annotation_on_split_names_the_splits():
     assert Environment("splits", Splits()).splits == ("train", "hard")
 
 
-def test_a_function_that_another_module_wrote_is_no_forgotten_hook(made):
+def test_an_imported_function_with_a_hooks_name_is_ignored(made):
     made("def reset(task): ...", "elsewhere")
     plugin = made("from elsewhere import reset\n@hookimpl\ndef verify(): ...", "here")
     assert Environment("here", plugin).name == "here"
 
 
-def test_a_hook_may_have_another_name_where_it_says_so():
+def test_a_hook_may_have_another_name_with_specname():
     class Renamed:
         @hookimpl(specname="verify")
         def judge(self): ...
@@ -253,7 +253,7 @@ def test_a_hook_may_have_another_name_where_it_says_so():
     assert Environment("renamed", Renamed()).name == "renamed"
 
 
-async def test_the_author_answers_before_the_floor_whatever_order_is_asked_for():
+async def test_the_authors_hooks_run_before_the_default_ones_for_any_requested_order():
     class Last(Judge):
         @hookimpl(trylast=True)
         def reset(self):
@@ -263,7 +263,7 @@ async def test_the_author_answers_before_the_floor_whatever_order_is_asked_for()
     assert episode.transcript.opening[-1] == {"type": "message", "role": "user", "content": "mine"}
 
 
-async def test_a_lifespan_is_a_plain_function_that_gives_a_context_manager():
+async def test_a_lifespan_is_a_plain_function_that_returns_a_context_manager():
     class Shared:
         @hookimpl
         @asynccontextmanager

@@ -91,13 +91,13 @@ async def test_an_exception_keeps_what_it_carries() -> None:
     assert missing.value.filename == "gold.json"
 
 
-async def test_an_exception_that_cannot_travel_is_told() -> None:
+async def test_an_exception_that_cannot_be_pickled_is_described() -> None:
     with pytest.raises(Failed, match=r"(?s)fail raised an exception that cannot be pickled.*Unreadable: locked"):
         await fail("unreadable")
 
 
 @pytest.mark.parametrize(("kind", "name"), [("exit", "SystemExit"), ("cancelled", "CancelledError")])
-async def test_what_would_end_the_host_fails_the_call(kind: str, name: str) -> None:
+async def test_an_exit_in_a_worker_fails_the_call(kind: str, name: str) -> None:
     with pytest.raises(Failed, match=f"fail ended with {name}"):
         await fail(kind)
 
@@ -107,12 +107,12 @@ async def test_stop_iteration_is_an_error_and_not_a_hang() -> None:
         await fail("stop")
 
 
-async def test_a_value_that_cannot_travel_is_told() -> None:
+async def test_a_value_that_cannot_be_pickled_is_described() -> None:
     with pytest.raises(Failed, match="generator returned a generator, which cannot be pickled"):
         await generator()
 
 
-async def test_an_argument_that_cannot_travel_is_told() -> None:
+async def test_an_argument_that_cannot_be_pickled_is_described() -> None:
     with pytest.raises(Failed, match=r"echo uses an object that cannot be sent to a worker .*lock"):
         await echo(threading.Lock())
 
@@ -124,7 +124,7 @@ async def test_endless_recursion_is_an_exception_like_any_other() -> None:
     assert await process_id() == before
 
 
-async def test_a_module_that_cannot_be_imported_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_module_that_cannot_be_imported_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "code"
     folder.mkdir()
     module = folder / "shortlived.py"

@@ -198,7 +198,7 @@ def test_a_worker_finds_what_a_notebook_puts_on_the_path_after_its_first_call(tm
     assert played(cell, folder=tmp_path) == "found found True\n"
 
 
-def test_a_module_that_breaks_when_imported_ahead_breaks_only_what_needs_it(tmp_path: Path) -> None:
+def test_a_module_that_fails_to_preload_affects_only_functions_that_need_it(tmp_path: Path) -> None:
     (tmp_path / "crash.py").write_text("import os; os.kill(os.getpid(), 9)")
     script = """if True:
         import asyncio
@@ -210,7 +210,7 @@ def test_a_module_that_breaks_when_imported_ahead_breaks_only_what_needs_it(tmp_
     assert played(script, folder=tmp_path) == "1\n"
 
 
-def test_a_new_worker_already_has_what_is_imported_ahead(tmp_path: Path) -> None:
+def test_a_new_worker_has_the_preloaded_modules(tmp_path: Path) -> None:
     (tmp_path / "heavy.py").write_text("import os; imported_by = os.getpid()")
     script = """if True:
         import asyncio, os

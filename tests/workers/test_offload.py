@@ -53,12 +53,12 @@ def chosen(local: ProcessExecutor) -> Iterator[ProcessExecutor]:
         yield local
 
 
-async def test_a_call_runs_in_another_process_and_gives_its_value() -> None:
+async def test_a_call_runs_in_another_process_and_returns_its_value() -> None:
     assert await process_id() != os.getpid()
     assert await echo({"a": 1}, twice=True) == [{"a": 1}, {"a": 1}]
 
 
-async def test_the_wrapped_function_runs_right_here() -> None:
+async def test_the_wrapped_function_runs_in_this_process() -> None:
     assert process_id.__wrapped__() == os.getpid()
 
 
@@ -142,14 +142,14 @@ def test_an_unsuitable_function_is_refused_when_decorated(function: Callable[[],
 
 
 @pytest.mark.parametrize("cpu", [0.0, 10.0, 11.0])
-def test_a_processor_budget_the_deadline_would_cut_is_refused(cpu: float) -> None:
+def test_a_cpu_limit_beyond_the_timeout_is_refused(cpu: float) -> None:
     with pytest.raises(ValueError, match="0 < cpu < timeout"):
         offload(timeout=10.0, cpu=cpu)
 
 
-def test_offload_without_its_brackets_is_told_how_to_write_it():
+def test_offload_without_parentheses_raises_with_the_correct_form():
     def grade():
         return 1
 
-    with pytest.raises(TypeError, match=r"write `@offload\(\)` with its brackets"):
+    with pytest.raises(TypeError, match=r"write `@offload\(\)` with parentheses"):
         offload(grade)

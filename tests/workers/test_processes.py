@@ -137,13 +137,13 @@ async def test_a_worker_is_used_again() -> None:
     assert len({await process_id() for _ in range(10)}) == 1
 
 
-async def test_a_large_value_travels_whole() -> None:
+async def test_a_large_value_is_transferred_completely() -> None:
     value = os.urandom(5 * MEBIBYTE)
     assert await echo(value) == value
 
 
 @pytest.mark.parametrize("runaway", [spin, backtrack, power])
-async def test_a_call_that_spends_its_processor_time_says_so(runaway: Offloaded[[], object]) -> None:
+async def test_a_call_that_exceeds_its_cpu_limit_raises_budget_spent(runaway: Offloaded[[], object]) -> None:
     began = time.monotonic()
     end = await ended(runaway())
     assert isinstance(end, BudgetSpent)
@@ -173,7 +173,7 @@ async def test_waiting_for_a_worker_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("bomb", [hoard(), grab(500)], ids=["many small", "one large"])
-async def test_a_call_that_spends_its_memory_says_so(bomb: Awaitable[int]) -> None:
+async def test_a_call_that_exceeds_its_memory_limit_raises_budget_spent(bomb: Awaitable[int]) -> None:
     end = await ended(bomb)
     assert isinstance(end, BudgetSpent)
     assert end.kind == "memory_spent"
@@ -228,7 +228,7 @@ async def test_losing_the_process_that_starts_workers_costs_no_call(tmp_path: Pa
     assert await process_id() != worker
 
 
-async def test_a_worker_that_leaves_by_itself_is_lost() -> None:
+async def test_a_worker_that_exits_by_itself_is_lost() -> None:
     end = await ended(leave(0))
     assert isinstance(end, WorkerLost)
     assert await echo("replaced") == "replaced"

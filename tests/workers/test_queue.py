@@ -1,4 +1,4 @@
-"""Answers that queue for a grader: the wait is nobody's fault."""
+"""Verdicts that wait for a worker: the wait does not count towards the deadline of `verify`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def one_worker():
     local.close()
 
 
-async def test_answers_that_queue_for_a_grader_are_all_graded(one_worker, monkeypatch):
+async def test_verdicts_that_wait_for_a_worker_are_all_graded(one_worker, monkeypatch):
     monkeypatch.setattr(environment, "VERIFY_SECONDS", 1.0)
     ponders = Environment("ponders", Ponders())
     rollouts = await asyncio.gather(*(play(ponders, model("scripted/null"), Task.ask("?")) for _ in range(8)))

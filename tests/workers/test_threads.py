@@ -17,7 +17,7 @@ asked = contextvars.ContextVar("asked", default="nobody")
 
 @pytest.fixture
 def door() -> Iterator[threading.Event]:
-    """What a hanging function waits for, opened at the end at the latest."""
+    """An event that hanging functions wait for; the fixture sets it at the end."""
     event = threading.Event()
     yield event
     event.set()
@@ -25,11 +25,11 @@ def door() -> Iterator[threading.Event]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - threads tell nobody
+        while not condition():  # noqa: ASYNC110 - threads send no notification
             await asyncio.sleep(0.01)
 
 
-async def test_a_call_gives_what_the_function_returns_from_another_thread() -> None:
+async def test_a_call_returns_the_result_of_a_function_in_another_thread() -> None:
     assert await ThreadPool().run(threading.get_ident) != threading.get_ident()
 
 
@@ -106,7 +106,7 @@ async def test_a_hung_thread_that_comes_back_is_forgotten(door: threading.Event)
     assert await threads.run(lambda: "its own result") == "its own result"
 
 
-async def test_with_too_many_hung_threads_a_call_is_refused_in_a_sentence(door: threading.Event) -> None:
+async def test_with_too_many_hung_threads_a_call_is_refused(door: threading.Event) -> None:
     threads = ThreadPool(2, max_hung=2)
     for _ in range(2):
         with pytest.raises(TimeoutError):
@@ -128,7 +128,7 @@ async def test_a_call_cancelled_while_it_waits_for_a_thread_leaves_its_place(doo
     assert await threads.run(len, "third") == 5
 
 
-async def test_a_permit_on_its_way_to_a_cancelled_waiter_goes_to_the_next() -> None:
+async def test_a_permit_for_a_cancelled_waiter_goes_to_the_next() -> None:
     permits = CrossLoopSemaphore(1)
     await permits.acquire()
     waiting = asyncio.create_task(permits.acquire())
@@ -170,7 +170,7 @@ def test_a_process_with_a_hung_thread_exits_at_once() -> None:
         from gymsdk.threads import ThreadPool
         async def main():
             try:
-                await Threads().run(threading.Event().wait, timeout=0.05)
+                await ThreadPool().run(threading.Event().wait, timeout=0.05)
             except TimeoutError:
                 print("abandoned")
         asyncio.run(main())
@@ -183,7 +183,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     script = """if True:
         import asyncio, os
         from gymsdk.threads import ThreadPool
-        threads = Threads(1)
+        threads = ThreadPool(1)
         asyncio.run(threads.run(len, ""))
         child = os.fork()
         assert asyncio.run(threads.run(len, "child")) == 5

@@ -1,4 +1,4 @@
-"""The replicas of a model, as real servers that are there, lost, and back."""
+"""The router of model replicas, with real servers that stop and start again."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_a_dead_server_costs_one_attempt_and_not_one_per_call(caplog: pyte
 
 
 @pytest.mark.usefixtures("_brief")
-async def test_a_server_that_is_back_has_its_conversations_back(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_restarts_gets_its_conversations_back(caplog: pytest.LogCaptureFixture) -> None:
     async with three() as (policy, servers):
         before = await homes(policy)
         port = int(servers[1].url.split(":")[2].partition("/")[0])
@@ -133,7 +133,10 @@ async def test_a_server_that_is_back_has_its_conversations_back(caplog: pytest.L
             await servers[1].begin(port)
             await asyncio.sleep(0.1)
             assert await homes(policy) == before
-    assert ["its conversations go" in text or "are back" in text for text in caplog.messages] == [True, True]
+    assert ["its conversations go" in text or "gets its conversations back" in text for text in caplog.messages] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.usefixtures("_brief")
@@ -257,7 +260,7 @@ async def test_a_server_astray_ends_no_call_that_another_may_answer_later() -> N
     async with three(retries=3, wait=0.2) as (policy, servers):
         servers[0].status, servers[1].status, servers[2].status = 404, 404, 500
         asking = asyncio.create_task(ask(policy, "one"))
-        while not servers[2].asked:  # noqa: ASYNC110 - servers tell of nothing
+        while not servers[2].asked:  # noqa: ASYNC110 - servers send no notification
             await asyncio.sleep(0.01)
         servers[2].status = 200
         assert await asking == 2
@@ -265,7 +268,7 @@ async def test_a_server_astray_ends_no_call_that_another_may_answer_later() -> N
 
 @asynccontextmanager
 async def untrusted(folder: Path) -> AsyncIterator[str]:
-    """The base URL of a server whose certificate nobody here has been told to believe."""
+    """The base URL of a server with an untrusted certificate."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     words = [
         "req",
@@ -327,7 +330,7 @@ async def test_where_all_servers_say_when_the_first_of_them_is_waited_for() -> N
             server.status, server.headers, server.asked = 429, {"Retry-After": seconds}, 0
         clock = asyncio.get_running_loop().time
         asking, began = asyncio.create_task(ask(policy, name)), clock()
-        while not all(server.asked for server in servers):  # noqa: ASYNC110 - servers tell of nothing
+        while not all(server.asked for server in servers):  # noqa: ASYNC110 - servers send no notification
             await asyncio.sleep(0.01)
         servers[1].status = 200
         assert await asking == 1

@@ -1,4 +1,4 @@
-"""A finished transcript judged once more earns what it earned when it was played."""
+"""A second verification of a finished transcript gives the same reward."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def verify(task, state: Count):
 
 
 class Policy:
-    """Says the same each time, *late* seconds after it is asked."""
+    """Returns the same response each time, after *late* seconds."""
 
     def __init__(self, *output: Item, status: responses.ResponseStatus = "completed", late: float = 0.0) -> None:
         self._output = list(output)

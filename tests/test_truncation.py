@@ -39,7 +39,7 @@ def test_what_is_not_too_long_is_as_it_was(output: object) -> None:
     assert truncate_output(output, 1000) is output  # type: ignore[arg-type]  # parts as they come
 
 
-def test_a_text_is_cut_and_says_so_within_the_limit() -> None:
+def test_a_long_text_is_truncated_with_a_note_within_the_limit() -> None:
     found = truncate_output("a" * 5000, 1000)
     assert isinstance(found, str)
     assert found.endswith("[truncated: this output has 5000 characters; at most 1000 are shown]")
@@ -47,7 +47,7 @@ def test_a_text_is_cut_and_says_so_within_the_limit() -> None:
     assert truncate_output(found, 1000) is found
 
 
-def test_of_parts_those_are_shown_that_fit() -> None:
+def test_content_parts_that_do_not_fit_are_replaced_by_a_note() -> None:
     text = {"type": "input_text", "text": "b" * 2000}
     shown = truncate_output([picture(500), picture(900), text, picture(400)], 1000)
     assert isinstance(shown, list)
@@ -55,7 +55,7 @@ def test_of_parts_those_are_shown_that_fit() -> None:
     assert shown[1]["text"].startswith("[omitted: input_image of 900 characters")
     assert shown[2]["text"].startswith("b" * 100)
     assert "truncated" in shown[2]["text"]
-    assert "left out" in shown[3]["text"]
+    assert "omitted" in shown[3]["text"]
 
 
 async def test_a_policy_is_shown_as_much_as_the_budget_says(

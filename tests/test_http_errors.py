@@ -24,7 +24,7 @@ async def failure(url: str) -> str:
 
 @asynccontextmanager
 async def saying(words: bytes) -> AsyncIterator[str]:
-    """A server that says *words* to whoever connects, and where it is."""
+    """A server that sends *words* to each client, and its address."""
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(16)
@@ -42,11 +42,11 @@ async def test_where_nothing_listens_is_said_without_the_libraries_words() -> No
     assert await failure(f"http://{host}/v1") == f"cannot reach {host}: nothing listens there; is the server running?"
 
 
-async def test_a_name_nobody_knows_is_to_be_checked() -> None:
+async def test_an_unresolvable_host_name_is_described() -> None:
     assert (await failure("http://nowhere.invalid:1/v1")).endswith("the host name cannot be resolved; check the name")
 
 
-async def test_a_plain_server_asked_with_tls_is_to_be_asked_without() -> None:
+async def test_a_plain_http_server_asked_with_tls_is_described() -> None:
     async with saying(b"HTTP/1.1 400 Bad Request\r\n\r\n") as host:
         told = await failure(f"https://{host}/v1")
     assert told.startswith(f"cannot reach {host}: the TLS handshake failed (")
@@ -61,7 +61,7 @@ async def test_a_plain_server_asked_with_tls_is_to_be_asked_without() -> None:
         (b"\x15\x03\x01\x00\x02\x02\x46\r\n\r\n", "the response is not HTTP; check the address, and write https://"),
     ],
 )
-async def test_an_answer_broken_off_is_no_server_that_does_not_run(words: bytes, told: str) -> None:
+async def test_an_interrupted_response_is_not_described_as_a_stopped_server(words: bytes, told: str) -> None:
     async with saying(words) as host:
         found = await failure(f"http://{host}/v1")
     assert found.startswith(f"{host} broke off its answer: {told}")

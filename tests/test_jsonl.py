@@ -1,4 +1,4 @@
-"""JSON is read and written without loss, whatever its size and wherever its numbers stand."""
+"""JSON is read and written without loss, for any size and any position of numbers."""
 
 from __future__ import annotations
 

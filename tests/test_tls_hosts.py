@@ -1,4 +1,4 @@
-"""Addresses are told without who asks, and hosts that only one machine reaches are known."""
+"""Redaction of credentials in URLs, and loopback hosts."""
 
 from __future__ import annotations
 

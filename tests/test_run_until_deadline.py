@@ -44,7 +44,7 @@ async def test_a_coroutine_past_its_deadline_is_cancelled():
     assert cancelled
 
 
-async def test_one_that_swallows_its_cancellation_is_left_behind(caplog):
+async def test_a_coroutine_that_suppresses_its_cancellation_is_abandoned(caplog):
     over = asyncio.Event()
 
     async def stubborn():
@@ -95,7 +95,7 @@ async def test_an_exit_in_a_coroutine_does_not_end_the_loop():
         await run_until_deadline(warn_when_blocking(leave(), "it"), soon(60))
 
 
-async def test_a_coroutine_that_holds_the_loop_is_named(caplog):
+async def test_a_warning_names_a_coroutine_that_blocks_the_loop(caplog):
     async def block():
         time.sleep(MAX_LOOP_BLOCK_SECONDS * 1.5)  # noqa: ASYNC251  # that is the point
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Environments that answer as they are told, or keep what they are given."""
+"""Environments whose hooks return configured results, or record their arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment that pays what is noted, one whose steps pay, and what tests say to them and read of them."""
+"""An environment that rewards notes, one with rewards for steps, and helpers to play them and to read rollouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def note(state: Log, what: str) -> str:
 
 
 class Notebook:
-    """An environment that pays what is noted, and nothing for anything else."""
+    """An environment with a reward for each note."""
 
     def __init__(self) -> None:
         self.closed = 0
@@ -42,7 +42,7 @@ class Notebook:
 
 
 class Paying(Notebook):
-    """An environment whose steps pay and talk, and end the episode when told."""
+    """An environment whose steps return rewards and messages, and end the episode on request."""
 
     @hookimpl
     def step(self, state, action):
