@@ -54,4 +54,4 @@ def complaints(write: Write) -> Complaints:
 
 def shown(deployment: Deployment) -> dict[str, tuple[object, str]]:
     """Give every setting that is shown, by its dotted name, and its place."""
-    return {".".join(each.trail): (each.value, str(each.place)) for each in deployment.settings}
+    return {".".join(each.path): (each.value, str(each.place)) for each in deployment.settings}

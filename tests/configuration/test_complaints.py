@@ -16,11 +16,11 @@ WRONG = [
     ("\ninsecure: perhaps\n", "a.yaml:2: insecure: input should be a valid boolean, unable to interpret input"),
     ("head_server:\n  hots: x\n", "a.yaml:2: head_server has no setting 'hots'; did you mean 'host'?"),
     ("head_server:\n  port: 70000\n", "a.yaml:2: head_server.port: input should be less than or equal to 65535"),
-    ("head_server:\n  host: me:hush@h\n", "a.yaml:2: head_server.host: a host is a name or an address alone"),
+    ("head_server:\n  host: me:hush@h\n", "a.yaml:2: head_server.host: a host must be a name or an address only"),
     ("head_server: here\n", "a.yaml:1: head_server must hold host and port"),
     ("tls_key: k\n", "a.yaml:1: tls_key is given without tls_certificate"),
     ("port_range_low: 9\nport_range_high: 8\n", "a.yaml:1: port_range_low 9 is above port_range_high 8"),
-    ("head_server:\n  port: true\n", "a.yaml:2: head_server.port: a port is a number"),
+    ("head_server:\n  port: true\n", "a.yaml:2: head_server.port: a port must be a number"),
     ("head_server:\n  port: 80a\n", "a.yaml:2: head_server.port: input should be a valid integer"),
     ("tls_key: [1]\ntls_certificate: c\n", "a.yaml:1: tls_key: input should be a valid string"),
     ("policy_base_url: {a: 1}\n", "a.yaml:1: policy_base_url: input should be a list"),
@@ -28,11 +28,11 @@ WRONG = [
     ("model_endpoint_readiness_timeout_seconds: .inf\n", "a.yaml:1: model_endpoint_readiness_timeout_seconds: input"),
     ("token_file: [1]\n", "a.yaml:1: token_file: input should be a path"),
     ("disallowed_ports: [1, x]\n", "a.yaml:1: disallowed_ports.1: input should be a valid integer"),
-    ("a:\n\tb: 1\n", "a.yaml:2: this is no YAML"),
-    ("- a\n", "a.yaml:1: a configuration is made of `key: value` lines"),
-    ("insecure: true\nlog_level: info\ninsecure: false\n", "a.yaml:3: 'insecure' stands here and in line 1"),
+    ("a:\n\tb: 1\n", "a.yaml:2: this is not valid YAML"),
+    ("- a\n", "a.yaml:1: a configuration must hold `key: value` lines"),
+    ("insecure: true\nlog_level: info\ninsecure: false\n", "a.yaml:3: 'insecure' is here and in line 1"),
     ("x: &x\n  y: *x\n", "a.yaml:1: this repeats itself without end"),
-    ("x: 1\n\ny: \0\n", "a.yaml:3: this is no YAML"),
+    ("x: 1\n\ny: \0\n", "a.yaml:3: this is not valid YAML"),
     ("config_paths: [.]\n", "a.yaml:1: . is a folder; name a file in it"),
     ("config_paths: {a: 1}\n", "a.yaml:1: config_paths must be a list of files"),
     ("config_paths: [b.yaml]\n", "a.yaml:1: there is no file b.yaml; did you mean 'a.yaml'?"),
@@ -44,9 +44,12 @@ WRONG = [
         "config_paths: [responses_api_models/vllm_model/configs/vllm_modle.yaml]\n",
         "a.yaml:1: responses_api_models/vllm_model/configs/vllm_modle.yaml: vllm_model has no file vllm_modle.yaml",
     ),
-    ("m:\n  vllm_model: {}\n", "a.yaml:1: m says no kind of server; write responses_api_models: above vllm_model:"),
+    ("m:\n  vllm_model: {}\n", "a.yaml:1: m has no kind of server; write responses_api_models: above vllm_model:"),
     ("m:\n  responses_api_model: {}\n", "a.yaml:1: m has no kind of server; did you mean 'responses_api_models'?"),
-    (MATH + "  resource_server: {}\n", "a.yaml:5: math.resource_server is no kind of server; did you mean 'resources"),
+    (
+        MATH + "  resource_server: {}\n",
+        "a.yaml:5: math.resource_server is not a kind of server; did you mean 'resources",
+    ),
     (
         MATH + "    maths: {}\n",
         "a.yaml:2: math.resources_servers needs one implementation, and has math (a.yaml:3) and",
@@ -57,7 +60,7 @@ WRONG = [
     ),
     (
         "m:\n  responses_api_models:\n    local_vllm_model: {}\n",
-        "a.yaml:3: m: local_vllm_model has no counterpart here; start vLLM with `gymsdk serve --launch-vllm`",
+        "a.yaml:3: m: local_vllm_model has no equivalent in gymsdk; start vLLM with `gymsdk serve --launch-vllm`",
     ),
     (MODEL + "      modle: y\n", "a.yaml:6: m.responses_api_models.vllm_model has no setting 'modle'; did you mean"),
     (MODEL.replace("http://h:1", "h"), "a.yaml:4: m.responses_api_models.vllm_model: option 'base_url' of vllm/x: "),
@@ -92,7 +95,7 @@ WRONG = [
     ),
     (
         MATH + AGENT + "      model_server: {type: responses_api_models, name: math}\n",
-        "a.yaml:8: a.model_server refers to 'math', which is none of the responses_api_models; add a block math",
+        "a.yaml:8: a.model_server refers to 'math', which is none of the responses_api_models; add a server math",
     ),
     (
         MATH + AGENT + "      resources_server: {type: resource_server, name: math}\n",
@@ -100,11 +103,11 @@ WRONG = [
     ),
     (
         MATH + AGENT + "      resources_server:\n        name: math\n        type: responses_api_models\n",
-        "a.yaml:10: a.responses_api_agents.simple_agent.resources_server.type is responses_api_models, and what it",
+        "a.yaml:10: a.responses_api_agents.simple_agent.resources_server.type must be resources_servers, got resp",
     ),
     (
         MATH + AGENT + "      resources_server: math\n",
-        "a.yaml:8: a.responses_api_agents.simple_agent.resources_server is no reference to a server; write it",
+        "a.yaml:8: a.responses_api_agents.simple_agent.resources_server is not a reference to a server; write it",
     ),
     (
         MATH + AGENT + "      resorces_server: {type: resources_servers, name: math}\n",
@@ -124,14 +127,23 @@ WRONG = [
     ),
     (
         "log_dir: ${oc.env:NOT_SET_HERE}\n",
-        "a.yaml:1: log_dir refers to what is not there: set the environment variable",
+        "a.yaml:1: log_dir has a reference that does not resolve: set the environment variable",
     ),
-    ("log_dir: ${log_dri}\n", "a.yaml:1: log_dir refers to what is not there: nothing is called 'log_dri'; did you"),
-    (MATH + "log_dir: ${math.prt}\n", "a.yaml:5: log_dir refers to what is not there: nothing is called 'math.prt'"),
-    ("log_dir: ${foo:1}\n", "a.yaml:1: log_dir refers to what is not there: nobody knows foo:; write ${key.of"),
-    ("log_dir: ${log_dir}\n", "a.yaml:1: log_dir refers to itself in the end"),
-    ("\nlog_dir: ${a\n", "a.yaml:2: log_dir has a ${ that does not close"),
-    ("\nlog_dir: ???\n", "a.yaml:2: values that must be given are ???: log_dir (a.yaml:2); write log_dir=VALUE"),
+    (
+        "log_dir: ${log_dri}\n",
+        "a.yaml:1: log_dir has a reference that does not resolve: there is no 'log_dri'; did you",
+    ),
+    (
+        MATH + "log_dir: ${math.prt}\n",
+        "a.yaml:5: log_dir has a reference that does not resolve: there is no 'math.prt'",
+    ),
+    (
+        "log_dir: ${foo:1}\n",
+        "a.yaml:1: log_dir has a reference that does not resolve: unknown resolver foo:; write ${key.of",
+    ),
+    ("log_dir: ${log_dir}\n", "a.yaml:1: log_dir refers to itself"),
+    ("\nlog_dir: ${a\n", "a.yaml:2: log_dir has a ${ without a matching }"),
+    ("\nlog_dir: ???\n", "a.yaml:2: required values are ???: log_dir (a.yaml:2); write log_dir=VALUE"),
 ]
 
 
@@ -205,7 +217,7 @@ def test_a_file_that_multiplies_itself_is_told(complaints: Complaints) -> None:
         ("+a.b=c", "command line: there is no setting 'a'; a server is written"),
         ("++a=b", "command line: there is no setting 'a'; leave it out"),
         ("~a", "command line: there is no a to delete"),
-        ("+", "command line: '+' is no setting; write it as key=value"),
+        ("+", "command line: '+' is not a setting; write it as key=value"),
         ("maths.math.port=1", "command line: there is no setting 'maths'; did you mean 'math'?"),
         ("head_server.prt=1", "command line: head_server has no setting 'prt'; did you mean 'port'?"),
         ("math.math.port=80a", "command line: math.resources_servers.math.port: input should be a valid integer"),
@@ -219,7 +231,7 @@ def test_an_override_that_is_wrong_is_one_sentence_too(complaints: Complaints, o
 def test_a_key_on_the_command_line_is_said_to_be_told(write: Write) -> None:
     write("a.yaml", MODEL)
     [note] = load_config(["a.yaml"], ["m.vllm_model.api_key=sk-12345678"]).notes
-    assert note.startswith("m.vllm_model.api_key is on the command line, which everybody on this machine can read")
+    assert note.startswith("m.vllm_model.api_key is on the command line, which all users of this machine can read")
     assert "sk-12345678" not in note
     assert load_config(["a.yaml"], ["m.vllm_model.api_key=${oc.env:HOME}"]).notes == ()
 
@@ -248,4 +260,6 @@ def test_a_type_that_is_mistyped_is_told_with_the_nearest(complaints: Complaints
 
 def test_a_model_that_another_file_would_have_is_told_how_to_add(complaints: Complaints) -> None:
     [line] = complaints(f"{MATH}{AGENT}      model_server: {{type: responses_api_models, name: policy_model}}\n")
-    assert line.endswith("add a file that has policy_model (--config FILE), or say who plays: --model scripted/oracle")
+    assert line.endswith(
+        "add a file that has policy_model (--config FILE), or name the policy: --model scripted/oracle"
+    )

@@ -109,5 +109,5 @@ def test_a_deleted_mapping_is_gone_or_replaced(write: Write) -> None:
 
 def test_inheriting_from_itself_or_nothing_is_told(complaints: Complaints) -> None:
     lines = complaints("a: {_inherit_from: b}\nb: {_copy: a}\nmath:\n  _inherit_from: mth\n")
-    assert any(line.startswith("a.yaml:4: math inherits from mth, which is not there; did you") for line in lines)
+    assert any(line.startswith("a.yaml:4: math inherits from mth, which does not exist; did you") for line in lines)
     assert any("inherits from a, and so from itself" in line for line in lines)

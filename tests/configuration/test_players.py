@@ -133,7 +133,7 @@ def test_a_key_goes_where_it_belongs(
 
 def test_a_key_that_others_can_read_is_noted(write: Write) -> None:
     write("env.yaml", "policy_api_key: x\n").chmod(0o644)
-    assert load_config([]).notes == ("env.yaml holds a key that others can read; run: chmod 600 env.yaml",)
+    assert load_config([]).notes == ("env.yaml has a key that other users can read; run: chmod 600 env.yaml",)
 
 
 def test_an_agent_s_steps_are_its_turns(write: Write) -> None:

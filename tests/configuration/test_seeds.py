@@ -128,4 +128,4 @@ def test_an_explicit_port_is_kept(write: Write) -> None:
 def test_ray_s_cluster_is_accepted_and_reported(write: Write) -> None:
     write("config.yaml", 'ray_head_node_address: "ray://your-cluster-address:10001"\n')
     found = load_config([], ["+config_paths=[config.yaml]"])
-    assert found.ignored_keys_note == "NeMo Gym's keys that mean nothing here: ray_head_node_address (config.yaml:1)"
+    assert found.ignored_keys_note == "gymsdk ignores these keys of NeMo Gym: ray_head_node_address (config.yaml:1)"

@@ -63,7 +63,7 @@ def test_a_key_that_is_not_implemented_is_a_warning_with_its_place(write: Write)
 def test_keys_without_an_effect_are_named_once_with_their_places(write: Write) -> None:
     write("a.yaml", f"{VLLM}      num_workers: 4\n      endpoint_check_interval_s: 10.0\n      audio_root: null\n")
     assert load_config(["a.yaml"]).ignored_keys_note == (
-        "NeMo Gym's keys that mean nothing here: endpoint_check_interval_s (a.yaml:7), num_workers (a.yaml:6)"
+        "gymsdk ignores these keys of NeMo Gym: endpoint_check_interval_s (a.yaml:7), num_workers (a.yaml:6)"
     )
 
 

@@ -58,9 +58,18 @@ def test_what_else_the_server_sends_of_its_tokens_goes_with_them() -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        (completion(MESSAGE, BESIDE | {"token_ids": [3, 5]}), "the ids of the message differ from the ids of the choice"),
-        (completion(None, BESIDE | {"logprobs": chances("token_id:3", "token_id:5")}), "token_ids differ from the ids in logprobs"),
-        (completion(None, {"logprobs": chances("token_id:3", "b")}, prompt_token_ids=[1]), "some tokens in logprobs are ids and some are texts"),
+        (
+            completion(MESSAGE, BESIDE | {"token_ids": [3, 5]}),
+            "the ids of the message differ from the ids of the choice",
+        ),
+        (
+            completion(None, BESIDE | {"logprobs": chances("token_id:3", "token_id:5")}),
+            "token_ids differ from the ids in logprobs",
+        ),
+        (
+            completion(None, {"logprobs": chances("token_id:3", "b")}, prompt_token_ids=[1]),
+            "some tokens in logprobs are ids and some are texts",
+        ),
         (completion(None, {"logprobs": chances("token_id:3", "4")}, prompt_token_ids=[1]), "1 token ids, but 2 log"),
         (completion({"prompt_token_ids": [1]}), "generation_token_ids is missing"),
         (completion(MESSAGE | {"generation_log_probs": [-0.5]}), "2 token ids, but 1 log-probabilities"),

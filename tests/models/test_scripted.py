@@ -122,7 +122,9 @@ async def test_the_oracle_needs_an_environment_that_solves(row):
 
 
 async def test_the_oracle_needs_an_episode_in_this_process():
-    with pytest.raises(Failed, match=r"needs an episode that is played in this process, .* write Policy\(model, env\), over HTTP query"):
+    with pytest.raises(
+        Failed, match=r"needs an episode that is played in this process, .* write Policy\(model, env\), over HTTP query"
+    ):
         await build("oracle").respond({"input": "?"})
 
 
