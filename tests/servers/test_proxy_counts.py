@@ -50,7 +50,7 @@ async def test_it_counts_for_a_rollout_too(rig: Rig, prefix: str) -> None:
 
 
 async def test_a_wrong_request_is_refused_in_anthropics_form(rig: Rig) -> None:
-    with pytest.raises(BadRequestError, match="messages must hold"):
+    with pytest.raises(BadRequestError, match="messages must have at least one message"):
         await rig.anthropic["vllm"].messages.count_tokens(model="any", messages=[])
 
 
