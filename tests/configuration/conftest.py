@@ -1,4 +1,4 @@
-"""What the tests of the configuration share: a folder of their own, and files written into it."""
+"""Fixtures for the tests of the configuration: a working folder, and files in it."""
 
 from __future__ import annotations
 

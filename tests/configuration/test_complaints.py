@@ -148,17 +148,17 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "line"), WRONG, ids=lambda each: each[:30])
-def test_what_is_wrong_is_one_sentence_with_its_line(complaints: Complaints, text: str, line: str) -> None:
+def test_each_error_is_one_sentence_with_its_line(complaints: Complaints, text: str, line: str) -> None:
     [told] = complaints(text)
     assert told.startswith(line)
 
 
-def test_everything_that_is_wrong_is_told_at_once(complaints: Complaints) -> None:
+def test_all_errors_are_reported_at_once(complaints: Complaints) -> None:
     lines = complaints(f"lo_level: 2\n{MATH}{AGENT}      max_steps: many\n      port: 11001\n")
     assert [line.split(": ")[0] for line in lines] == ["a.yaml:1", "a.yaml:9", "a.yaml:10"]
 
 
-def test_values_that_must_be_given_are_one_sentence(complaints: Complaints) -> None:
+def test_missing_required_values_are_one_sentence(complaints: Complaints) -> None:
     [line] = complaints("log_dir: ???\ntoken_file: ???\n")
     assert "log_dir (a.yaml:1), token_file (a.yaml:2)" in line
 
@@ -188,7 +188,7 @@ def test_a_key_is_in_no_warning(write: Write) -> None:
     assert load_config(["a.yaml"]).notes == ("a.yaml:7: *** is not known to gymsdk and is ignored",)
 
 
-def test_an_environment_that_is_not_installed_is_told_with_the_nearest(write: Write) -> None:
+def test_an_environment_that_is_not_installed_gets_a_suggestion(write: Write) -> None:
     write("a.yaml", MATH.replace("    math:", "    mth:"))
     found = load_config(["a.yaml"])
     with pytest.raises(
@@ -200,12 +200,12 @@ def test_an_environment_that_is_not_installed_is_told_with_the_nearest(write: Wr
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 5000, "a: " + "{a: " * 5000])
-def test_a_file_without_an_end_is_told_too(complaints: Complaints, text: str) -> None:
+def test_a_deeply_nested_file_is_reported(complaints: Complaints, text: str) -> None:
     [line] = complaints(text)
     assert line.startswith("a.yaml")
 
 
-def test_a_file_that_multiplies_itself_is_told(complaints: Complaints) -> None:
+def test_a_file_with_exploding_aliases_is_reported(complaints: Complaints) -> None:
     levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
     [line] = complaints(f"a0: &a0 [1]\n{levels}")
     assert "this repeats itself without end" in line
@@ -223,12 +223,12 @@ def test_a_file_that_multiplies_itself_is_told(complaints: Complaints) -> None:
         ("math.math.port=80a", "command line: math.resources_servers.math.port: input should be a valid integer"),
     ],
 )
-def test_an_override_that_is_wrong_is_one_sentence_too(complaints: Complaints, override: str, line: str) -> None:
+def test_an_invalid_override_is_one_sentence(complaints: Complaints, override: str, line: str) -> None:
     [told] = complaints(MATH, override)
     assert told.startswith(line)
 
 
-def test_a_key_on_the_command_line_is_said_to_be_told(write: Write) -> None:
+def test_a_key_on_the_command_line_causes_a_warning(write: Write) -> None:
     write("a.yaml", MODEL)
     [note] = load_config(["a.yaml"], ["m.vllm_model.api_key=sk-12345678"]).notes
     assert note.startswith("m.vllm_model.api_key is on the command line, which all users of this machine can read")
@@ -239,7 +239,7 @@ def test_a_key_on_the_command_line_is_said_to_be_told(write: Write) -> None:
 @pytest.mark.parametrize(
     "model", ["", "policy_model:\n  responses_api_models:\n    vllm_model:\n      base_url: ???\n"]
 )
-def test_who_plays_may_be_said_elsewhere(write: Write, model: str) -> None:
+def test_the_caller_may_provide_the_policy(write: Write, model: str) -> None:
     write("a.yaml", f"{MATH}{AGENT}      model_server: {{type: responses_api_models, name: policy_model}}\n{model}")
     with pytest.raises(BadConfig):
         load_config(["a.yaml"])
@@ -253,12 +253,12 @@ def test_a_policy_that_others_refer_to_is_there_though_another_plays(write: Writ
     assert (str(found.logs.folder), found.servers[0].implementation) == ("x", "gymsdk_model")
 
 
-def test_a_type_that_is_mistyped_is_told_with_the_nearest(complaints: Complaints) -> None:
+def test_a_misspelled_type_gets_a_suggestion(complaints: Complaints) -> None:
     [line] = complaints(f"{MATH}{AGENT}      resources_server: {{type: resource_server, name: math}}\n")
     assert "there is no kind of server 'resource_server'; did you mean 'resources_servers'?" in line
 
 
-def test_a_model_that_another_file_would_have_is_told_how_to_add(complaints: Complaints) -> None:
+def test_a_missing_policy_server_error_says_how_to_add_it(complaints: Complaints) -> None:
     [line] = complaints(f"{MATH}{AGENT}      model_server: {{type: responses_api_models, name: policy_model}}\n")
     assert line.endswith(
         "add a file that has policy_model (--config FILE), or name the policy: --model scripted/oracle"

@@ -1,4 +1,4 @@
-"""Every complaint about a configuration is on its page, with what to do, and is what the reader says."""
+"""Every configuration error is documented with its solution, and is raised with the documented words."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_every_row_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("sentence", "cure"), ROWS, ids=lambda each: each[:40])
-def test_a_complaint_of_the_page_is_what_is_said(
+def test_an_error_on_the_page_is_raised_with_these_words(
     sentence: str, cure: str, write: Write, installed: Callable[..., Path]
 ) -> None:
     installed()
@@ -171,7 +171,7 @@ def complaints() -> list[list[str]]:
     return [parts for parts in found if parts and parts[0] not in TAKEN]
 
 
-def test_every_complaint_of_the_reader_is_on_the_page() -> None:
+def test_every_error_of_the_reader_is_on_the_page() -> None:
     fixed = [part.strip() for sentence, _ in ROWS for part in sentence.split("…") if len(part.strip()) >= FRAGMENT]
     absent = [
         parts
@@ -182,7 +182,7 @@ def test_every_complaint_of_the_reader_is_on_the_page() -> None:
     assert absent == []
 
 
-def test_what_shows_as_it_starts_is_said_somewhere() -> None:
+def test_errors_at_start_up_are_raised_somewhere() -> None:
     code = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
     plain = re.sub(r"\{[^{}]*\}", "…", re.sub(r'"\s*(?:#[^\n]*\n\s*)?f?"', "", code))
     rows = re.findall(r"^\| `(.+?)` \| .+ \|$", STARTING, re.MULTILINE)
@@ -191,7 +191,7 @@ def test_what_shows_as_it_starts_is_said_somewhere() -> None:
     assert absent == []
 
 
-def test_every_key_that_means_something_is_on_the_page() -> None:
+def test_every_used_key_is_on_the_page() -> None:
     documented = set(re.findall(r"`(\w+)`", PAGE))
     used = fields.TOP_LEVEL_KEYS.union(*fields.IMPLEMENTATION_KEYS.values()) - fields.GYMSDK_MODEL_KEYS
     assert sorted(used - documented - {"disallowed_ports"}) == []

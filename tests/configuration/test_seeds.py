@@ -68,7 +68,7 @@ def test_the_worker_serves_the_policy_s_model_with_the_folder_s_key(write: Write
     assert "sk-your" not in repr(found)
 
 
-def test_a_worker_without_any_model_is_told_what_is_missing(write: Write) -> None:
+def test_a_worker_without_a_model_reports_what_is_missing(write: Write) -> None:
     write("worker-config.yaml", WORKER)
     with pytest.raises(BadConfig, match=r"^worker-config.yaml:7: .* needs the model's name: .* policy_model_name"):
         load_config(["worker-config.yaml"])
