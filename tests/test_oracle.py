@@ -155,7 +155,7 @@ async def test_rows_that_open_alike_are_told_apart_by_what_their_tools_say(doors
 
 def code_of(oracle: Oracle, secret: str) -> str:
     """What was recorded of the code behind a door."""
-    alike = [each for kept in oracle._recorder.found._found.values() for each in kept]
+    alike = [each for kept in oracle._recorder.found._by_first_digest.values() for each in kept]
     [answer] = [
         text for each in alike if (text := extract_text(each.get_turn(1)[0]["content"])).startswith(f"{secret} ")
     ]

@@ -211,7 +211,10 @@ def test_a_missing_name_is_taken_from_the_settings(folder: Path) -> None:
         ({"base_url": ["http://a/v1", "localhost"]}, "'base_url' of vllm/x: write it as http://HOST:PORT/v1"),
         ({"base_url": "http://a/v1/chat/completions"}, "'base_url' of vllm/x: leave /chat/completions out of it"),
         ({"pinned": {"stream": True}}, "'pinned' of vllm/x: 'stream' belongs to the request and cannot be an option"),
-        ({"extra_body": {"tools": []}}, "'extra_body' of vllm/x: 'tools' belongs to the request and cannot be an option"),
+        (
+            {"extra_body": {"tools": []}},
+            "'extra_body' of vllm/x: 'tools' belongs to the request and cannot be an option",
+        ),
         ({"timeout": -1}, "'timeout' of vllm/x"),
         ({"api": "messages"}, "'api' of vllm/x"),
         ({"retrys": 1}, "'retrys' of vllm/x.*did you mean 'retries'"),

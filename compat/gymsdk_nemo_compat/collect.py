@@ -28,7 +28,7 @@ def main() -> None:
 def _collect(words: Sequence[str]) -> None:
     asked, ignored, rest = read(words)
     if ignored:
-        sys.stderr.write(f"NeMo Gym's keys that mean nothing here: {', '.join(ignored)}\n")
+        sys.stderr.write(f"gymsdk ignores these keys of NeMo Gym: {', '.join(ignored)}\n")
     files = Files(asked.output_jsonl_fpath)
     run = _run(asked, files, head(rest))
     with files.kept():

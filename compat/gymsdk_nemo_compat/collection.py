@@ -46,7 +46,7 @@ def read(words: Sequence[str]) -> tuple[Collection, list[str], list[str]]:
     problems.raise_if_any()
     for each in found.values():
         if (key := each.trail[0]) in NOT_HERE:
-            raise UsageError(f"{key} has no counterpart here; leave it out, and {NOT_HERE[key]}")
+            raise UsageError(f"{key} has no equivalent in gymsdk; leave it out, and {NOT_HERE[key]}")
     own = [each for each in found.values() if each.trail[0] in Collection.model_fields]
     ignored = [each.trail[0] for each in found.values() if each.trail[0] in PASSED_OVER]
     rest = [word for word, each in found.items() if each not in own and each.trail[0] not in PASSED_OVER]

@@ -1,4 +1,4 @@
-"""Configuration: NeMo Gym's YAML and ours, read into one deployment in which every setting knows its place."""
+"""Read configuration files, ours and NeMo Gym's, into a `Deployment` that knows where each setting comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checking: values held to what is declared, each complaint told at its place."""
+"""List the keys of a configuration, ours and NeMo Gym's, and validate values against models."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TOP_LEVEL_KEYS = frozenset(
         "model_endpoint_readiness_timeout_seconds",
     }
 )
-"""Keys at the top that mean something here, ours and NeMo Gym's."""
+"""The keys at the top of a configuration that gymsdk uses, its own and NeMo Gym's."""
 
 IGNORED_TOP_LEVEL_KEYS = frozenset(
     {
@@ -83,18 +83,18 @@ IGNORED_TOP_LEVEL_KEYS = frozenset(
         "verbose",
     }
 )
-"""NeMo Gym's and its trainers' keys at the top that mean nothing here."""
+"""The keys of NeMo Gym and its trainers at the top of a configuration that gymsdk ignores."""
 
 IGNORED_KEY_PATTERNS = ("global_aiohttp_*", "uvicorn_*", "wandb_*", "mlflow_*", "profiling_*")
-"""The same, whole families of them."""
+"""Patterns of further such keys."""
 
 SERVER_KEYS = frozenset({"entrypoint", "host", "port", "advertise_host", "domain", "datasets"})
-"""Keys of every server that mean something here."""
+"""The keys of every server that gymsdk uses."""
 
 IGNORED_SERVER_KEYS = frozenset(
     {"num_workers", "head_server_deps", "python_version", "description", "verified", "value"}
 )
-"""NeMo Gym's keys of every server that mean nothing here."""
+"""NeMo Gym's keys of every server that gymsdk ignores."""
 
 GYMSDK_MODEL_KEYS = frozenset(
     {
@@ -113,7 +113,7 @@ GYMSDK_MODEL_KEYS = frozenset(
         "tokens",
     }
 )
-"""Keys of `gymsdk_model`."""
+"""The keys of the implementation `gymsdk_model`."""
 
 BUDGET_KEYS = frozenset({"turns", "max_steps", "max_turns", "tool_calls", "deadline"})
 
@@ -158,7 +158,7 @@ IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
     "single_agent_turn_legacy": frozenset({"default_episode_timeout_seconds"}),
     "legacy_agent": frozenset({"default_episode_timeout_seconds"}),
 }
-"""Keys of one implementation that mean something here; an environment's are its settings."""
+"""The keys of each implementation that gymsdk uses. The keys of an environment are its settings."""
 
 _TURN_IGNORED = frozenset(
     {"max_concurrent_episodes", "queue_timeout_seconds", "cleanup_timeout_seconds", "resources_tool_transports"}
@@ -177,7 +177,7 @@ IGNORED_IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
             "audio_root",
             "render_chat_template",
             "tokenizer",
-            # Without endpoint_file, which is refused, NeMo Gym does not use these either.
+            # NeMo Gym uses these only with endpoint_file, which is not supported.
             "endpoint_stale_grace_s",
             "endpoint_connection_retries",
             "endpoint_check_interval_s",
@@ -191,32 +191,31 @@ IGNORED_IMPLEMENTATION_KEYS: dict[str, frozenset[str]] = {
     "library_judge_math": _MATH_IGNORED,
     "math_with_judge": _MATH_IGNORED,
 }
-"""NeMo Gym's keys of one implementation that mean nothing here."""
-
+"""NeMo Gym's keys of each implementation that gymsdk ignores."""
 
 MISSPELLING_SIMILARITY = 0.8
-"""How similar two keys are, out of 1, of which one is a misspelling of the other."""
+"""The similarity, from 0 to 1, from which on a key counts as a misspelling of another."""
 
 
 def is_misspelling(key: str, known: Iterable[str]) -> bool:
-    """Whether *key* is a misspelling of one of *known*; ignoring it would ignore what was meant."""
+    """Whether *key* is likely a misspelling of one of the *known* keys, so that ignoring it would be wrong."""
     return bool(get_close_matches(key, [*known], n=1, cutoff=MISSPELLING_SIMILARITY))
 
 
 def is_ignored_key(key: str) -> bool:
-    """Whether *key* at the top is NeMo Gym's and means nothing here."""
+    """Whether *key* at the top of a configuration is NeMo Gym's and ignored here."""
     return key in IGNORED_TOP_LEVEL_KEYS or any(
         fnmatchcase(key, pattern) for pattern in IGNORED_KEY_PATTERNS if key not in TOP_LEVEL_KEYS
     )
 
 
 def get_used_keys(implementation: str) -> frozenset[str]:
-    """Return the keys under *implementation* that have an effect here, if it is not an environment."""
+    """Return the keys that gymsdk uses under an *implementation* other than an environment."""
     return SERVER_KEYS | IMPLEMENTATION_KEYS.get(implementation, frozenset())
 
 
 def get_ignored_keys(implementation: str) -> frozenset[str]:
-    """Give the keys under *implementation* that mean nothing here."""
+    """Return NeMo Gym's keys under *implementation* that gymsdk ignores."""
     return IGNORED_SERVER_KEYS | IGNORED_IMPLEMENTATION_KEYS.get(implementation, frozenset())
 
 
@@ -224,27 +223,37 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validate_fields(
-    kind: type[M], values: dict[str, Any], *, keys: dict[str, str], root: Node, trail: KeyPath, problems: Problems
+    model: type[M], values: dict[str, Any], *, keys: dict[str, str], root: Node, path: KeyPath, problems: Problems
 ) -> M | None:
-    """Give *values* as *kind*, `None` where they do not fit; *keys* says how a field is called under *trail*."""
+    """Return *values* as an instance of *model*, `None` if they are invalid.
+
+    Args:
+        model: The pydantic model.
+        values: The values by field.
+        keys: The key of each field in the configuration, where it differs from the field.
+        root: The whole configuration, for the places of errors.
+        path: The path of the mapping that has the keys.
+        problems: Receives the errors.
+    """
     try:
-        return kind.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
-        # Never the value: it may be a key.
-        for complaint in error.errors(include_input=False, include_url=False, include_context=False):
-            field, *deeper = map(str, complaint["loc"] or ("",))
-            way = (*trail, *keys.get(field, field).split("."), *deeper)
-            words = format_error_detail(complaint)
-            problems.add(root.place_of(way), f"{format_key_path(way)}: {words[:1].lower()}{words[1:]}")
+        # A message must not contain the value, which may be a key.
+        for detail in error.errors(include_input=False, include_url=False, include_context=False):
+            field, *deeper = map(str, detail["loc"] or ("",))
+            full_path = (*path, *keys.get(field, field).split("."), *deeper)
+            message = format_error_detail(detail)
+            place = root.place_of(full_path)
+            problems.add(place, f"{format_key_path(full_path)}: {message[:1].lower()}{message[1:]}")
         return None
 
 
 def is_set(node: Node | None) -> bool:
-    """Whether *node* is there and says something."""
+    """Whether *node* exists and is not null."""
     return node is not None and node.value is not None
 
 
-def read_fields(node: Node, called: Mapping[str, str]) -> dict[str, Any]:
-    """Give what *node* says of each field, by what the field is *called* there."""
-    there = {field: node.children[key] for field, key in called.items() if key in node.children}
-    return {field: to_plain(each) for field, each in there.items() if each.value is not None}
+def read_fields(node: Node, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of *node* by field, given the *keys* of the fields; null values are left out."""
+    children = {field: node.children[key] for field, key in keys.items() if key in node.children}
+    return {field: to_plain(each) for field, each in children.items() if each.value is not None}

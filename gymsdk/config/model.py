@@ -1,4 +1,4 @@
-"""A deployment: what is to be served where, read, checked and frozen."""
+"""The model of a deployment: which servers run where, as frozen data."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ ENVIRONMENTS: ServerKind = "environment_servers"
 SERVER_KINDS: tuple[ServerKind, ...] = (RESOURCES, AGENTS, MODELS, ENVIRONMENTS)
 
 POLICY_SERVER = "policy_model"
-"""What the model server is called that answers for the policy."""
+"""The name of the model server of the policy."""
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_HEAD_PORT = 11000
 
 IMPLEMENTATIONS: dict[ServerKind, tuple[str, ...]] = {
     AGENTS: ("simple_agent", "gymnasium_agent"),
     MODELS: ("gymsdk_model", "openai_model", "vllm_model"),
     ENVIRONMENTS: ("single_agent_turn", "single_agent_turn_legacy", "legacy_agent"),
 }
-"""What can be written under a kind; under `resources_servers` it is an environment's name."""
+"""The implementations of each kind. An implementation of `resources_servers` is the name of an environment."""
 
 ENVIRONMENT_ALIASES = {
     "example_single_tool_call": "tool_call",
@@ -36,7 +39,7 @@ ENVIRONMENT_ALIASES = {
     "library_judge_math": "math",
     "math_with_judge": "math",
 }
-"""NeMo Gym's resources servers that an environment of ours is, where the names differ."""
+"""NeMo Gym's resources servers that correspond to one of our environments under another name."""
 
 UNSUPPORTED_MODEL_SERVERS = {
     "local_vllm_model": "start vLLM with `gymsdk serve --launch-vllm`, or write vllm_model with its base_url",
@@ -46,7 +49,7 @@ UNSUPPORTED_MODEL_SERVERS = {
     "litellm_model": "write vllm_model with the base_url of a LiteLLM proxy",
     "genrm_model": "write vllm_model with the judge's base_url, and name it in the settings of the environment",
 }
-"""NeMo Gym's model servers that there are no counterparts of, and what to write instead."""
+"""NeMo Gym's model servers without an equivalent in gymsdk, and what to write instead."""
 
 KEY_ALIASES: dict[str, dict[str, str]] = {
     "openai_model": {
@@ -56,62 +59,28 @@ KEY_ALIASES: dict[str, dict[str, str]] = {
         "api_key": "openai_api_key",
     },
 }
-"""What a model server's keys are called too; with every other `model_name` means `model`."""
+"""Aliases of keys by model server; for all other model servers, `model_name` is an alias of `model`."""
 
 
-def resolve_environment_name(name: str) -> str:
-    """Give the environment that NeMo Gym's resources server *name* is."""
-    return ENVIRONMENT_ALIASES.get(name, name)
+def _reject_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a port must be a number")  # noqa: TRY004  # pydantic collects ValueErrors
+    return value
 
 
-def find_kind(implementation: str) -> ServerKind | None:
-    """Give the kind that *implementation* is of, `None` where its name does not tell."""
-    if implementation in UNSUPPORTED_MODEL_SERVERS:
-        return MODELS
-    return next((kind for kind, known in IMPLEMENTATIONS.items() if implementation in known), None)
-
-
-def normalize_keys(root: Node) -> Node:
-    """Give *root* with the keys of its model servers called as one name each, so that later ones win over earlier."""
-    for name, block in root.children.items():
-        models = block.get(MODELS)
-        if models is None or not models.is_mapping:
-            continue
-        renamed = {each: _renamed(each, node) for each, node in models.children.items()}
-        root = root.with_key(name, block.with_key(MODELS, Node({**renamed}, models.place)))
-    return root
-
-
-def _renamed(implementation: str, node: Node) -> Node:
-    if not node.is_mapping:
-        return node
-    names = KEY_ALIASES.get(implementation, {"model_name": "model"})
-    return Node({names.get(key, key): each for key, each in node.children.items()}, node.place)
-
-
-DEFAULT_HOST = "127.0.0.1"
-DEFAULT_HEAD_PORT = 11000
-
-
-def _number(given: object) -> object:
-    if isinstance(given, bool):
-        raise ValueError("a port is a number")  # noqa: TRY004  # what pydantic gathers
-    return given
-
-
-Port = Annotated[int, BeforeValidator(_number), Field(ge=1, le=65535)]
-AnyPort = Annotated[int, BeforeValidator(_number), Field(ge=0, le=65535)]
+Port = Annotated[int, BeforeValidator(_reject_bool), Field(ge=1, le=65535)]
+AnyPort = Annotated[int, BeforeValidator(_reject_bool), Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class FrozenModel(BaseModel):
-    """Data that is read once."""
+    """The base of all parts of a deployment."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class HeadConfig(FrozenModel):
-    """Where the head is, and whether the configuration says so (*given*) or it is the default."""
+    """The address of the head; *given* tells an address in the configuration from the default."""
 
     host: str = DEFAULT_HOST
     port: AnyPort = DEFAULT_HEAD_PORT
@@ -119,7 +88,7 @@ class HeadConfig(FrozenModel):
 
 
 class LogConfig(FrozenModel):
-    """How much is logged, in which form, and into which folder besides."""
+    """The level and the format of the log, and a folder for log files."""
 
     level: Literal["debug", "info", "warning", "error"] = "warning"
     format: Literal["text", "json"] = "text"
@@ -127,7 +96,7 @@ class LogConfig(FrozenModel):
 
 
 class PortConfig(FrozenModel):
-    """Which ports servers without one of their own may take; any free one where no range is given."""
+    """The range of ports for servers without a port; without a range they use any free port."""
 
     low: Port | None = None
     high: Port | None = None
@@ -135,14 +104,14 @@ class PortConfig(FrozenModel):
 
 
 class TlsConfig(FrozenModel):
-    """The certificate and key that servers show."""
+    """The files with the certificate and the key of the servers."""
 
     certificate: Path
     key: Path
 
 
 class PolicyConfig(FrozenModel):
-    """The endpoint that models without one of their own use."""
+    """The endpoint for model servers that do not name one."""
 
     base_urls: tuple[str, ...] = ()
     model_name: str | None = None
@@ -150,7 +119,7 @@ class PolicyConfig(FrozenModel):
 
 
 class DatasetConfig(FrozenModel):
-    """Rows that can be rolled out by *name*: each of them *repeats* times."""
+    """A dataset for rollouts: its name, its file of rows, and the number of rollouts of each row."""
 
     name: str
     path: Path
@@ -160,21 +129,21 @@ class DatasetConfig(FrozenModel):
 
 
 class ResourcesServerConfig(FrozenModel):
-    """A resources server's part: the environment it serves, and whether its tools are offered over MCP too."""
+    """The environment of a resources server, and whether the server also offers its tools over MCP."""
 
     environment: str
     mcp: bool = False
 
 
 class ModelServerConfig(FrozenModel):
-    """A model server's part: what `gymsdk.model(name, **options)` is called with."""
+    """The arguments with which a model server calls `gymsdk.model(name, **options)`."""
 
     name: str
     options: Mapping[str, Any] = Field(default={}, repr=False, exclude=True)
 
 
 class AgentServerConfig(FrozenModel):
-    """An agent's or an environment server's part: the budget of an episode, `None` leaving it to the host."""
+    """The limits of an episode for an agent or an environment server; `None` leaves a limit to the host."""
 
     turns: int | None = Field(None, ge=1)
     tool_calls: int | None = Field(None, ge=0)
@@ -182,12 +151,24 @@ class AgentServerConfig(FrozenModel):
 
 
 class ServerConfig(FrozenModel):
-    """One server to be: the *name* of the instance, its kind and implementation, where it listens, what it refers to.
+    """One server of a deployment.
 
-    *refers* has the name of the other server by key (`resources_server`, `model_server`, `agent_server`, …), *models*
-    the name of the model server that plays a setting of an environment, such as its judge, *settings* what else stands
-    in the block; an environment's are those to load it with. *host* and *port* are `None` where the
-    block does not say. Settings may hold keys: they are in no dump.
+    Attributes:
+        name: The name of the instance.
+        kind: The kind of server.
+        implementation: The implementation; for a resources server, the name of its environment.
+        part: The configuration that depends on the kind.
+        host: The host to listen on, `None` for the default.
+        port: The port to listen on, `None` for any.
+        advertise_host: The host under which other machines reach the server.
+        domain: NeMo Gym's domain of the environment.
+        settings: All other settings; those of a resources server belong to its environment. They may contain keys, so
+            they are never dumped.
+        refers: The name of each server that this one uses, by key: `resources_server`, `model_server` and so on.
+        models: The name of the model server for each setting of the environment that names a model, such as its judge.
+        datasets: The datasets of the server.
+        place: The place of the server in the configuration.
+        places: The place of each setting.
     """
 
     name: str
@@ -205,25 +186,40 @@ class ServerConfig(FrozenModel):
     place: Place = DEFAULT_PLACE
     places: Mapping[KeyPath, Place] = Field(default={}, repr=False, exclude=True)
 
-    def place_of(self, trail: KeyPath) -> Place:
-        """Give the place of the setting that *trail* leads to, or of the nearest above it that is there."""
-        ways = (trail[:end] for end in range(len(trail), 0, -1))
-        return next((self.places[way] for way in ways if way in self.places), self.place)
+    def place_of(self, path: KeyPath) -> Place:
+        """Return the place of the setting at *path*, or of its nearest ancestor that exists."""
+        ancestors = (path[:end] for end in range(len(path), 0, -1))
+        return next((self.places[each] for each in ancestors if each in self.places), self.place)
 
 
 class Setting(FrozenModel):
-    """One resolved setting as it may be shown: its secrets are hidden."""
+    """A resolved setting to show to users, with secrets redacted."""
 
-    trail: KeyPath
+    path: KeyPath
     value: Any
     place: Place
 
 
 class Deployment(FrozenModel):
-    """What is to be served: the head, the servers of this node, and how they are run.
+    """The head and the servers to run on this node, and how to run them.
 
-    *ignored* has the place of each of NeMo Gym's keys that mean nothing here, *notes* sentences somebody should read,
-    *settings* everything that was read, for showing.
+    Attributes:
+        head: The address of the head.
+        default_host: The host of servers without one.
+        advertise_host: The host under which other machines reach the servers.
+        token_file: The file with the token that clients must send.
+        insecure: Whether servers may listen to other machines without a token.
+        tls: The certificate of the servers.
+        ports: The ports that servers may use.
+        logs: The log.
+        profile: The folder for CPU profiles.
+        capture: The folder for captured model calls.
+        readiness: The seconds to wait for the endpoints of models.
+        policy: The endpoint of the policy.
+        servers: The servers.
+        ignored: The place of each of NeMo Gym's keys that gymsdk ignores.
+        notes: Warnings for the user.
+        settings: All resolved settings, to show to the user.
     """
 
     head: HeadConfig = HeadConfig()
@@ -244,16 +240,48 @@ class Deployment(FrozenModel):
     settings: tuple[Setting, ...] = Field(default=(), repr=False)
 
     def get_servers(self, *kinds: ServerKind) -> tuple[ServerConfig, ...]:
-        """Give the servers of *kinds*."""
-        return tuple(each for each in self.servers if each.kind in kinds)
+        """Return the servers of these *kinds*."""
+        return tuple(server for server in self.servers if server.kind in kinds)
 
     def find_dataset(self, name: str) -> tuple[ServerConfig, DatasetConfig] | None:
-        """Give the dataset called *name* and the server it stands in, `None` where there is none."""
-        found = ((block, each) for block in self.servers for each in block.datasets if each.name == name)
+        """Return the dataset called *name* and its server, `None` if there is none."""
+        found = ((server, each) for server in self.servers for each in server.datasets if each.name == name)
         return next(found, None)
 
     @property
     def ignored_keys_note(self) -> str | None:
-        """The one line that says which keys are ignored."""
-        told = ", ".join(f"{key} ({place})" for key, place in self.ignored.items())
-        return f"NeMo Gym's keys that mean nothing here: {told}" if told else None
+        """One line that lists the ignored keys, `None` if there are none."""
+        ignored = ", ".join(f"{key} ({place})" for key, place in self.ignored.items())
+        return f"gymsdk ignores these keys of NeMo Gym: {ignored}" if ignored else None
+
+
+def resolve_environment_name(name: str) -> str:
+    """Return the name of our environment for NeMo Gym's resources server *name*."""
+    return ENVIRONMENT_ALIASES.get(name, name)
+
+
+def find_kind(implementation: str) -> ServerKind | None:
+    """Return the kind of an *implementation*, `None` if its name does not determine the kind."""
+    if implementation in UNSUPPORTED_MODEL_SERVERS:
+        return MODELS
+    return next((kind for kind, known in IMPLEMENTATIONS.items() if implementation in known), None)
+
+
+def normalize_keys(root: Node) -> Node:
+    """Return *root* with aliases in model servers replaced by the real keys, so that later files override earlier."""
+    for name, server in root.children.items():
+        models = server.get(MODELS)
+        if models is None or not models.is_mapping:
+            continue
+        renamed = {
+            implementation: _rename_keys(implementation, node) for implementation, node in models.children.items()
+        }
+        root = root.with_key(name, server.with_key(MODELS, Node({**renamed}, models.place)))
+    return root
+
+
+def _rename_keys(implementation: str, node: Node) -> Node:
+    if not node.is_mapping:
+        return node
+    aliases = KEY_ALIASES.get(implementation, {"model_name": "model"})
+    return Node({aliases.get(key, key): each for key, each in node.children.items()}, node.place)

@@ -1,7 +1,7 @@
-"""NeMo Gym's settings that change rewards and have no counterpart here: any value that has an effect is an error.
+"""Translate the settings of model servers and judges to ours, and reject NeMo Gym's settings without an equivalent.
 
-Other settings without a counterpart are ignored with a warning. Ignoring one of these would collect rewards that
-NeMo Gym would not give for the same file.
+A setting without an equivalent that changes rewards is an error: ignoring it would produce rewards that NeMo Gym would
+not give for the same file. Other such settings are ignored with a warning.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNCHANGED_OPTIONS = (
     "headers",
     "tokens",
 )
-"""Keys that are called so by `gymsdk.model` too."""
+"""The keys that are options of `gymsdk.model` under the same name."""
 
 RENAMED_OPTIONS = {
     "sampling_overrides": "pinned",
@@ -43,11 +43,10 @@ RENAMED_OPTIONS = {
     "max_http_attempts": "retries",
     "drop_input_reasoning_items": "thoughts",
 }
-"""The option that each of NeMo Gym's keys comes to, where the names differ."""
-
+"""The option of `gymsdk.model` for each of NeMo Gym's keys with another name."""
 
 TRANSLATED_KEYS = frozenset({"max_http_attempts", "drop_input_reasoning_items"})
-"""Keys whose values are translated too."""
+"""The keys whose values are translated, too."""
 
 BOOLEAN_WORDS = {
     "true": True,
@@ -59,253 +58,252 @@ BOOLEAN_WORDS = {
     "off": False,
     "0": False,
 }
-"""What a text says that is a truth value; those of files are read as such already."""
+"""The truth values of texts, which environment variables provide; YAML already parses those in files."""
+
+USE_JUDGE_KEY, JUDGE_SERVER_KEY = "should_use_judge", "judge_model_server"
+JUDGE_PARAMS_KEY = "judge_responses_create_params"
+"""NeMo Gym's settings of a judge."""
+
+JUDGE_SETTING, JUDGE_OPTIONS_SETTING = "judge", "judge_options"
+"""The settings of our environments for the model of a judge and the parameters of its requests."""
+
+JUDGED_ENVIRONMENTS = frozenset({"math"})
+"""Our environments that can use a judge."""
 
 
 def get_endpoint_keys(implementation: str) -> tuple[str, str, str]:
-    """Give what base URL, key and model are called in a block of *implementation*."""
+    """Return the keys of base URL, API key and model in a model server of this *implementation*."""
     if implementation == "openai_model":
         return "openai_base_url", "openai_api_key", "openai_model"
     return "base_url", "api_key", "model"
 
 
 def read_model_server(
-    implementation: str, node: Node, policy: PolicyConfig, trail: KeyPath, problems: Problems
+    implementation: str, node: Node, policy: PolicyConfig, path: KeyPath, problems: Problems
 ) -> ModelServerConfig | None:
-    """Give what the block *node* plays with, *policy* where it names no endpoint; `None` where that is not enough."""
-    reading = _Reading(implementation, node, policy, trail, problems)
-    found = reading.ours() if implementation == "gymsdk_model" else reading.theirs()
-    if found is None:
+    """Return the arguments of `gymsdk.model` for a model server, `None` after an error.
+
+    Args:
+        implementation: The implementation of the server.
+        node: The settings of the server.
+        policy: The endpoint for a server that names none.
+        path: The path of the settings.
+        problems: Receives the errors.
+    """
+    reader = _ModelServerReader(implementation, node, policy, path, problems)
+    config = reader.read_gymsdk_model() if implementation == "gymsdk_model" else reader.read_nemo_model()
+    if config is None:
         return None
     try:
-        validate_options(found.name, found.options)
+        validate_options(config.name, config.options)
     except BadModelOption as error:
-        problems.add(_place(implementation, node, error), f"{format_key_path(trail)}: {error}")
+        problems.add(_find_option_place(implementation, node, error), f"{format_key_path(path)}: {error}")
         return None
-    return found
+    return config
 
 
-def _place(implementation: str, node: Node, error: BadModelOption) -> Place:
-    """Give the place of the key that *error* is about, however that is called in *node*."""
-    options_ = [way[0] for way, _ in error.setting_errors]
-    called = {
+def _find_option_place(implementation: str, node: Node, error: BadModelOption) -> Place:
+    """Return the place of the option that *error* is about, under the key that it has in *node*."""
+    options = [option_path[0] for option_path, _ in error.setting_errors]
+    keys = {
         **{option: key for key, option in RENAMED_OPTIONS.items() if key in node.children},
         "base_url": get_endpoint_keys(implementation)[0],
     }
-    return node.place_of(tuple(called.get(option, option) for option in options_))
+    return node.place_of(tuple(keys.get(option, option) for option in options))
 
 
-class _Reading:
-    """One block of a model server while it is read."""
+class _ModelServerReader:
+    """Reads the settings of one model server."""
 
     def __init__(
-        self, implementation: str, node: Node, policy: PolicyConfig, trail: KeyPath, problems: Problems
+        self, implementation: str, node: Node, policy: PolicyConfig, path: KeyPath, problems: Problems
     ) -> None:
         self._implementation = implementation
         self._values: dict[str, Any] = {key: value for key, value in to_plain(node).items() if value not in (None, "")}
         self._node = node
         self._policy = policy
-        self._trail = trail
+        self._path = path
         self._problems = problems
-        self._keys = get_endpoint_keys(implementation)
+        self._url_key, self._api_key_key, self._model_key = get_endpoint_keys(implementation)
 
-    def ours(self) -> ModelServerConfig | None:
-        """Give the player of a `gymsdk_model`: its model is named `provider/name`."""
+    def read_gymsdk_model(self) -> ModelServerConfig | None:
+        """Return the configuration of a `gymsdk_model`, whose model is named `provider/name`."""
         name = str(self._values.get("model", "scripted/oracle"))
         provider, _, rest = name.partition("/")
         if provider not in PROVIDERS:
-            self._unknown(provider)
+            self._report_unknown_provider(provider)
             return None
         if provider == "scripted":
-            # It plays here: no endpoint, and no key of one.
-            return ModelServerConfig(name=name, options=self._same())
+            # A scripted policy has no endpoint and gets no key.
+            return ModelServerConfig(name=name, options=self._collect_options())
         if not rest:
-            rest = self._name() or ""
+            rest = self._get_model_name() or ""
         if "@http" in rest:
-            # It carries an address of its own, where the policy's key has no business.
-            own = self._values.get(self._keys[1])
-            return ModelServerConfig(
-                name=name, options=({"api_key": SecretStr(str(own))} if own else {}) | self._same()
-            )
-        base_urls = self._base_urls()
+            # The name contains an address; the policy's key must not go there.
+            key = self._values.get(self._api_key_key)
+            key_option = {"api_key": SecretStr(str(key))} if key else {}
+            return ModelServerConfig(name=name, options=key_option | self._collect_options())
+        base_urls = self._get_base_urls()
         if base_urls is None and provider != "openai":
-            self._absent("base URL", self._keys[0], "policy_base_url")
+            self._report_missing("base URL", self._url_key, "policy_base_url")
             return None
         if not rest:
             return None
-        return ModelServerConfig(name=f"{provider}/{rest}", options=self._endpoint(base_urls or ()) | self._same())
+        options = self._build_endpoint(base_urls or ()) | self._collect_options()
+        return ModelServerConfig(name=f"{provider}/{rest}", options=options)
 
-    def theirs(self) -> ModelServerConfig | None:
-        """Give the player of one of NeMo Gym's model servers."""
-        name, base_urls = self._name(), self._base_urls()
-        hosted = self._implementation == "openai_model"
-        if base_urls is None and not hosted:
-            self._absent("base URL", self._keys[0], "policy_base_url")
-        if name is None or (base_urls is None and not hosted):
+    def read_nemo_model(self) -> ModelServerConfig | None:
+        """Return the configuration of one of NeMo Gym's model servers."""
+        name, base_urls = self._get_model_name(), self._get_base_urls()
+        is_openai = self._implementation == "openai_model"
+        if base_urls is None and not is_openai:
+            self._report_missing("base URL", self._url_key, "policy_base_url")
+        if name is None or (base_urls is None and not is_openai):
             return None
         urls = base_urls or ()
-        own = {"api": "responses"} if self._is("is_responses_native") else {}
-        given = self._endpoint(urls) | self._translated() | self._same() | own
-        if not hosted:
-            return ModelServerConfig(name=f"vllm/{name}", options=given)
+        api = {"api": "responses"} if self._get_bool("is_responses_native") else {}
+        options = self._build_endpoint(urls) | self._translate_options() | self._collect_options() | api
+        if not is_openai:
+            return ModelServerConfig(name=f"vllm/{name}", options=options)
         if all(url.startswith(OPENAI_URL_PREFIX) for url in urls):
-            return ModelServerConfig(name=f"openai/{name}", options=given)
-        # A server of somebody else's is asked as NeMo Gym asks it, and needs no SDK.
-        return ModelServerConfig(name=f"endpoint/{name}", options={"api": "responses"} | given)
+            return ModelServerConfig(name=f"openai/{name}", options=options)
+        # Other servers are queried as NeMo Gym does, which needs no SDK.
+        return ModelServerConfig(name=f"endpoint/{name}", options={"api": "responses"} | options)
 
-    def _name(self) -> str | None:
-        key = self._keys[2]
-        found = self._values.get(key) if self._implementation != "gymsdk_model" else None
-        if name := found or self._policy.model_name:
+    def _get_model_name(self) -> str | None:
+        name = self._values.get(self._model_key) if self._implementation != "gymsdk_model" else None
+        if name := name or self._policy.model_name:
             return str(name)
-        self._absent("model's name", key, "policy_model_name")
+        self._report_missing("model's name", self._model_key, "policy_model_name")
         return None
 
-    def _base_urls(self) -> tuple[str, ...] | None:
-        """Give the block's addresses or else the policy's, `None` where neither has one."""
-        own = self._values.get(self._keys[0])
+    def _get_base_urls(self) -> tuple[str, ...] | None:
+        """Return the base URLs of the server, else those of the policy, `None` if there are none."""
+        own = self._values.get(self._url_key)
         return (normalize_base_urls(own) if own is not None else ()) or self._policy.base_urls or None
 
-    def _endpoint(self, base_urls: tuple[str, ...]) -> dict[str, Any]:
-        """Give address and key; a server that is not the policy's is not given the policy's key."""
-        own = self._values.get(self._keys[1])
-        policys = not base_urls or set(base_urls) <= set(self._policy.base_urls)
-        key = SecretStr(str(own)) if own else self._policy.api_key if policys else None
+    def _build_endpoint(self, base_urls: tuple[str, ...]) -> dict[str, Any]:
+        """Return the options for base URLs and key; only the policy's servers receive the policy's key."""
+        own_key = self._values.get(self._api_key_key)
+        is_policy = not base_urls or set(base_urls) <= set(self._policy.base_urls)
+        key = SecretStr(str(own_key)) if own_key else self._policy.api_key if is_policy else None
         endpoint = {"base_url": base_urls, "apart": True} if base_urls else {}
         return endpoint | ({"api_key": key} if key else {})
 
-    def _translated(self) -> dict[str, Any]:
-        """Give the options that NeMo Gym's keys come to by their values."""
-        attempts, thoughts = self._values.get("max_http_attempts"), self._thoughts()
-        # An attempt that is no number is told as the option it would be.
+    def _translate_options(self) -> dict[str, Any]:
+        """Return the options for NeMo Gym's keys with translated values."""
+        attempts, thoughts = self._values.get("max_http_attempts"), self._get_thoughts()
+        # A value that is not an integer is reported as an invalid `retries`.
         retries = attempts - 1 if isinstance(attempts, int) else attempts
         return ({} if retries is None else {"retries": retries}) | ({"thoughts": thoughts} if thoughts else {})
 
-    def _thoughts(self) -> ReasoningFormat | None:
-        """Give how earlier reasoning goes back to the model, `None` where the block does not say."""
+    def _get_thoughts(self) -> ReasoningFormat | None:
+        """Return how to send earlier reasoning back to the model, `None` if the server does not say."""
         if self._implementation == "openai_model":
-            return "drop" if self._is("drop_input_reasoning_items") else None
-        # Without a parser of its own, the engine is shown the text that it wrote.
-        if self._is("preserve_reasoning_in_assistant_content") or self._is("uses_reasoning_parser") is False:
+            return "drop" if self._get_bool("drop_input_reasoning_items") else None
+        # Without a reasoning parser, the engine receives the text that it generated.
+        keeps_text = self._get_bool("preserve_reasoning_in_assistant_content")
+        if keeps_text or self._get_bool("uses_reasoning_parser") is False:
             return "tags"
-        return "drop" if self._is("uses_interleaved_reasoning") is False else None
+        return "drop" if self._get_bool("uses_interleaved_reasoning") is False else None
 
-    def _is(self, key: str) -> bool | None:
-        """Give the truth value under *key*, which may be the text of a variable; `None` where there is none."""
+    def _get_bool(self, key: str) -> bool | None:
+        """Return the truth value under *key*, which may be the text of a variable; `None` if there is none."""
         return BOOLEAN_WORDS.get(str(self._values.get(key)).lower())
 
-    def _same(self) -> dict[str, Any]:
-        return dict(self._options())
-
-    def _options(self) -> Iterator[tuple[str, Any]]:
+    def _collect_options(self) -> dict[str, Any]:
+        """Return the options that need no translation of values."""
+        options: dict[str, Any] = {}
         for key, value in self._values.items():
             name = RENAMED_OPTIONS.get(key, key)
-            if key not in TRANSLATED_KEYS and name in UNCHANGED_OPTIONS and value not in ({}, False):
-                yield name, _hidden(value) if name == "headers" and isinstance(value, dict) else value
+            if key in TRANSLATED_KEYS or name not in UNCHANGED_OPTIONS or value in ({}, False):
+                continue
+            is_headers = name == "headers" and isinstance(value, dict)
+            options[name] = {key: SecretStr(str(each)) for key, each in value.items()} if is_headers else value
+        return options
 
-    def _unknown(self, provider: str) -> None:
+    def _report_unknown_provider(self, provider: str) -> None:
         known = ", ".join(f"{each}/NAME" for each in PROVIDERS)
-        near = format_suggestion(provider, PROVIDERS, f"a model is one of {known}")
-        place = self._node.place_of(("model",))
-        self._problems.add(
-            place, f"{format_key_path((*self._trail, 'model'))}: there is no provider {provider!r}{near}"
-        )
+        hint = format_suggestion(provider, PROVIDERS, f"a model is one of {known}")
+        name = format_key_path((*self._path, "model"))
+        self._problems.add(self._node.place_of(("model",)), f"{name}: there is no provider {provider!r}{hint}")
 
-    def _absent(self, what: str, key: str, setting: str) -> None:
+    def _report_missing(self, what: str, key: str, policy_key: str) -> None:
         self._problems.add(
             self._node.place,
-            f"{format_key_path(self._trail)} needs the {what}: give {key} there, or {setting} "
-            f"(in env.yaml, as {setting}=…, or as {ENVIRONMENT_VARIABLES[setting]})",
+            f"{format_key_path(self._path)} needs the {what}: give {key} there, or {policy_key} "
+            f"(in env.yaml, as {policy_key}=…, or as {ENVIRONMENT_VARIABLES[policy_key]})",
         )
 
 
 def normalize_base_urls(given: object) -> tuple[str, ...]:
-    """Give base URLs out of one text or several, each with `/v1` where it has no path."""
+    """Return the base URLs in a text or a list, with `/v1` added to those without a path."""
     texts = [str(each) for each in given if each is not None] if isinstance(given, (list, tuple)) else str(given)
-    return tuple(_completed(each) for each in tls.split_addresses(texts))
-
-
-def _completed(url: str) -> str:
-    return f"{url.rstrip('/')}/v1" if re.fullmatch(r"https?://[^/]+/?", url) else url
-
-
-def _hidden(headers: dict[str, Any]) -> dict[str, SecretStr]:
-    return {name: SecretStr(str(value)) for name, value in headers.items()}
-
-
-USE_JUDGE_KEY, JUDGE_SERVER_KEY, JUDGE_PARAMS_KEY = (
-    "should_use_judge",
-    "judge_model_server",
-    "judge_responses_create_params",
-)
-JUDGE_SETTING, JUDGE_OPTIONS_SETTING = "judge", "judge_options"
-"""What our environments call the judge's model, and the parameters of its requests."""
-
-JUDGED_ENVIRONMENTS = frozenset({"math"})
-"""Our environments that have a judge."""
+    return tuple(
+        f"{url.rstrip('/')}/v1" if re.fullmatch(r"https?://[^/]+/?", url) else url for url in tls.split_addresses(texts)
+    )
 
 
 def translate_judge_settings(
-    environment: str, trail: KeyPath, settings: Node, models: Mapping[str, str], problems: Problems
+    environment: str, path: KeyPath, settings: Node, models: Mapping[str, str], problems: Problems
 ) -> tuple[Node, dict[str, str]]:
     """Translate NeMo Gym's settings of a judge to those of *environment*.
 
-    NeMo Gym's class has `should_use_judge` true by default, so a server that names a judge and says nothing else asks
-    the judge. A judge that is required but not named goes to *problems*.
+    In NeMo Gym, `should_use_judge` is true by default, so a server that names a judge and sets nothing else uses the
+    judge.
 
     Args:
         environment: The name of our environment.
-        trail: The keys that lead to the server's block.
-        settings: The block's settings, without its references to other servers.
+        path: The path of the server's settings.
+        settings: The settings, without references to other servers.
         models: The model server that each setting refers to.
-        problems: Where errors go.
+        problems: Receives the errors, for example if a judge is required but not named.
 
     Returns:
-        The settings and the references to model servers, both in the words of our environment.
+        The settings and the references to model servers, both under the keys of our environment.
     """
     if environment not in JUDGED_ENVIRONMENTS:
         return settings, dict(models)
     rest = settings.without(USE_JUDGE_KEY, JUDGE_SERVER_KEY, JUDGE_PARAMS_KEY)
     others = {key: name for key, name in models.items() if key != JUDGE_SERVER_KEY}
-    required = _is_required(trail, settings, problems)
+    required = _is_judge_required(path, settings, problems)
     if required is False:
         others.pop(JUDGE_SETTING, None)
         return rest.without(JUDGE_SETTING, JUDGE_OPTIONS_SETTING), others
     server = models.get(JUDGE_SERVER_KEY)
-    own = JUDGE_SETTING in rest.children or JUDGE_SETTING in others
-    if required and server is None and not own:
+    has_own_judge = JUDGE_SETTING in rest.children or JUDGE_SETTING in others
+    name = format_key_path(path)
+    if required and server is None and not has_own_judge:
         problems.add(
             settings.place_of((USE_JUDGE_KEY,)),
-            f"{format_key_path((*trail, USE_JUDGE_KEY))} is true, and no judge is named; write {JUDGE_SERVER_KEY}: "
+            f"{name}.{USE_JUDGE_KEY} is true, but no judge is named; write {JUDGE_SERVER_KEY}: "
             f"{{type: responses_api_models, name: NAME}} to name a model server, or {USE_JUDGE_KEY}: false",
         )
-    if server is not None and own:
-        problems.add(
-            rest.place_of((JUDGE_SETTING,)),
-            f"{format_key_path(trail)} has both {JUDGE_SERVER_KEY} and {JUDGE_SETTING}; keep one of them",
-        )
+    if server is not None and has_own_judge:
+        place = rest.place_of((JUDGE_SETTING,))
+        problems.add(place, f"{name} has both {JUDGE_SERVER_KEY} and {JUDGE_SETTING}; keep one of them")
     params = settings.get(JUDGE_PARAMS_KEY)
     if params is not None and params.is_mapping and JUDGE_OPTIONS_SETTING not in rest.children:
-        # NeMo Gym replaces this input by the messages to the judge, too.
+        # NeMo Gym also replaces this input with the messages to the judge.
         rest = rest.with_key(JUDGE_OPTIONS_SETTING, params.without("input"))
     return rest, others if server is None else {**others, JUDGE_SETTING: server}
 
 
-def _is_required(trail: KeyPath, settings: Node, problems: Problems) -> bool | None:
-    """Return the value of `should_use_judge`, `None` where it has none or a wrong one, which goes to *problems*."""
+def _is_judge_required(path: KeyPath, settings: Node, problems: Problems) -> bool | None:
+    """Return the value of `should_use_judge`, `None` if it is not set or invalid."""
     node = settings.get(USE_JUDGE_KEY)
     if node is None or node.value is None:
         return None
     try:
         return TypeAdapter(bool).validate_python(node.value)
     except ValidationError:
-        problems.add(node.place, f"{format_key_path((*trail, USE_JUDGE_KEY))}: input should be true or false")
+        problems.add(node.place, f"{format_key_path((*path, USE_JUDGE_KEY))}: input should be true or false")
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedSetting:
-    """A setting whose value must be *harmless*, the one without an effect; *advice* says what to do instead."""
+    """A setting without an equivalent: the *harmless* value, which has no effect, and *advice* for other values."""
 
     harmless: Scalar
     advice: str
@@ -314,7 +312,7 @@ class UnsupportedSetting:
 _SKIP = UnsupportedSetting(harmless=False, advice="every rollout is verified here; leave it out")
 
 TOP_LEVEL_SETTINGS: Mapping[str, UnsupportedSetting] = {"skip_verification": _SKIP}
-"""Settings at the top of a configuration."""
+"""Unsupported settings at the top of a configuration."""
 
 _AGENT = {"skip_verification": _SKIP}
 
@@ -335,10 +333,11 @@ IMPLEMENTATION_SETTINGS: Mapping[str, Mapping[str, UnsupportedSetting]] = {
         "use_completions_api": UnsupportedSetting(
             harmless=False,
             advice="the model is asked in Chat Completions or Responses; start vLLM with --chat-template for a model "
-            "that has none, and leave it out",
+            "without one, and leave it out",
         ),
         "continue_final_assistant_message": UnsupportedSetting(
-            harmless=False, advice="the model always begins a new turn; leave it out, and end the prompt with a user's"
+            harmless=False,
+            advice="the model always begins a new turn; leave it out, and end the prompt with a message of the user",
         ),
         "propagate_context_overflow_errors": UnsupportedSetting(
             harmless=False,
@@ -346,22 +345,22 @@ IMPLEMENTATION_SETTINGS: Mapping[str, Mapping[str, UnsupportedSetting]] = {
         ),
     },
 }
-"""Settings of each implementation."""
+"""Unsupported settings of each implementation."""
 
 
 def remove_unsupported(
-    node: Node, trail: KeyPath, settings: Mapping[str, UnsupportedSetting], problems: Problems
+    node: Node, path: KeyPath, settings: Mapping[str, UnsupportedSetting], problems: Problems
 ) -> Node:
-    """Return *node* without *settings*, and report to *problems* those whose values have an effect."""
-    for key, value in _effective(node, settings):
-        name = format_key_path((*trail, key))
+    """Return *node* without the unsupported *settings*; report those whose values have an effect."""
+    for key, value in _find_effective(node, settings):
+        name = format_key_path((*path, key))
         problems.add(node.children[key].place, f"{name}: {value} is not supported; {settings[key].advice}")
     return node.without(*settings)
 
 
-def _effective(node: Node, settings: Mapping[str, UnsupportedSetting]) -> Iterator[tuple[str, str]]:
+def _find_effective(node: Node, settings: Mapping[str, UnsupportedSetting]) -> Iterator[tuple[str, str]]:
     for key, setting in settings.items():
         value = to_plain(node.children[key]) if key in node.children else None
-        # `${oc.env:NAME,false}` gives the text of a variable.
+        # `${oc.env:NAME,false}` resolves to a text.
         if value not in (None, "", setting.harmless) and str(value).lower() != str(setting.harmless).lower():
             yield key, str(value).lower() if isinstance(value, bool) else "this value"

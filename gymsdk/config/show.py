@@ -1,4 +1,4 @@
-"""A starting file: the configuration that serves one environment, to be changed by hand."""
+"""Show the resolved settings of a deployment with secrets redacted, and write a first configuration file."""
 
 from __future__ import annotations
 
@@ -14,143 +14,13 @@ from gymsdk.config.yaml import DEFAULT_PLACE, KeyPath, Node, Place, format_key_p
 from gymsdk.http.tls import redact_url
 
 REDACTED = "***"
+
 COMMENT_COLUMN = 48
-"""The column where the place of a setting stands, if its value leaves room."""
-
-
-def list_settings(root: Node, deployment: Deployment, secrets: set[str], veils: set[KeyPath]) -> tuple[Setting, ...]:
-    """Give everything in *root*, and what is not there but counts, as it may be shown: nothing of *veils* is."""
-    # What another setting has from there is the same.
-    secrets = secrets | {str(node.value) for trail, node in root.walk() if node.value and is_redacted(trail, veils)}
-    written = {trail: (value, place) for trail, value, place in _leaves(root, ())}
-    for block in deployment.get_servers(MODELS):
-        written |= dict(_endpoint(root, block))
-    ours = {trail: (value, DEFAULT_PLACE) for trail, value in _defaults(deployment) if root.get(*trail) is None}
-    found = sorted((written | ours).items(), key=lambda each: _order(each[0], deployment))
-    return tuple(
-        Setting(
-            trail=trail, value=REDACTED if is_redacted(trail, veils) else _shown(trail, value, secrets, veils), place=at
-        )
-        for trail, (value, at) in found
-    )
-
-
-def redact_fields(deployment: Deployment, fields: Mapping[str, Collection[str]]) -> Deployment:
-    """Give *deployment* with these *fields* of servers hidden too, by the servers' names."""
-    told = [
-        each.model_copy(update={"value": REDACTED}) if {*each.trail[1:]} & {*fields.get(each.trail[0], ())} else each
-        for each in deployment.settings
-    ]
-    return deployment.model_copy(update={"settings": tuple(told)})
-
-
-def format_yaml_lines(deployment: Deployment) -> Iterator[str]:
-    """Yield the settings as YAML, each with its place in a comment."""
-    above: KeyPath = ()
-    for each in deployment.settings:
-        shared = _shared(above, each.trail)
-        for depth in range(shared, len(each.trail) - 1):
-            yield f"{'  ' * depth}{each.trail[depth]}:"
-        line = f"{'  ' * (len(each.trail) - 1)}{each.trail[-1]}: {_written(each.value)}"
-        yield f"{line:<{COMMENT_COLUMN}}  # {each.place}"
-        above = each.trail
-
-
-def dump_settings(deployment: Deployment) -> dict[str, Any]:
-    """Give the settings, and what is ignored, as JSON."""
-    found = {
-        format_key_path(each.trail): {"value": each.value, "from": str(each.place)} for each in deployment.settings
-    }
-    return {"settings": found, "ignored": list(deployment.ignored), "notes": list(deployment.notes)}
-
-
-def _leaves(node: Node, trail: KeyPath) -> Iterator[tuple[KeyPath, Any, Place]]:
-    for key, each in node.children.items():
-        way = (*trail, key)
-        if each.is_mapping and each.children:
-            yield from _leaves(each, way)
-        elif each.value is not None:
-            yield way, to_plain(each), each.place
-
-
-def _defaults(deployment: Deployment) -> Iterator[tuple[KeyPath, Any]]:
-    yield ("head_server", "host"), deployment.head.host
-    yield ("head_server", "port"), deployment.head.port
-    yield ("default_host",), deployment.default_host
-    yield ("insecure",), deployment.insecure
-    yield ("log_level",), deployment.logs.level
-    yield ("log_format",), deployment.logs.format
-    yield ("model_endpoint_readiness_timeout_seconds",), deployment.readiness
-    for block in deployment.servers:
-        trail = (block.name, block.kind, block.implementation)
-        yield (*trail, "host"), block.host or deployment.default_host
-        yield (*trail, "port"), 0
-        for key, name in block.refers.items():
-            yield (*trail, key, "name"), name
-
-
-def _endpoint(root: Node, block: ServerConfig) -> Iterator[tuple[KeyPath, tuple[Any, Place]]]:
-    """Yield the addresses and the model a model server really has, its own or the policy's."""
-    if not isinstance(block.part, ModelServerConfig) or block.implementation == "gymsdk_model":
-        return
-    trail = (block.name, block.kind, block.implementation)
-    its_url, its_key, its_model = get_endpoint_keys(block.implementation)
-    urls = list(block.part.options.get("base_url", ()))
-    name = block.part.name.partition("/")[2]
-    told = [
-        (its_url, "policy_base_url", urls if len(urls) > 1 else "".join(urls)),
-        (its_model, "policy_model_name", name),
-    ]
-    if block.part.options.get("api_key"):
-        told.append((its_key, "policy_api_key", REDACTED))
-    for key, setting, value in told:
-        own = root.get(*trail, key)
-        if value:
-            yield (*trail, key), (value, own.place if own and own.value else root.place_of((setting,)))
-
-
-def _order(trail: KeyPath, deployment: Deployment) -> tuple[int, KeyPath]:
-    """Give the head first, then single settings, then the servers in their order."""
-    names = [block.name for block in deployment.servers]
-    if trail[0] in names:
-        return 2 + names.index(trail[0]), trail[1:3]
-    return (0 if trail[0] == "head_server" else 1), trail[:1]
-
-
-def _shown(trail: KeyPath, value: Any, secrets: set[str], veils: set[KeyPath]) -> Any:
-    if (is_secret(trail) or is_redacted(trail, veils)) and value not in ("", None) and not isinstance(value, bool):
-        return REDACTED
-    if isinstance(value, dict):
-        return {key: _shown((*trail, key), each, secrets, veils) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_shown((*trail, str(at)), each, secrets, veils) for at, each in enumerate(value)]
-    return redact_url(redact_secrets(value, secrets)) if isinstance(value, str) else value
-
-
-def _shared(one: KeyPath, other: KeyPath) -> int:
-    """Give how many keys both begin with, their last ones left out."""
-    shared = 0
-    for first, second in zip(one[:-1], other[:-1], strict=False):
-        if first != second:
-            break
-        shared += 1
-    return shared
-
-
-def _written(value: Any) -> str:
-    """Give *value* as YAML in one line."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./-]*", value):
-        return (
-            value
-            if value.lower() not in {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
-            else f'"{value}"'
-        )
-    return json.dumps(value, ensure_ascii=False, default=str)
-
+"""The column of the comment with the place of a setting; a longer value moves it to the right."""
 
 STARTER_TEMPLATE = """\
-# {name}, its agent and who plays it. Serve them with: gymsdk serve --config FILE
-# Where every setting comes from: gymsdk config --config FILE
+# {name}, its agent and its policy. Serve them with: gymsdk serve --config FILE
+# Show where each setting comes from: gymsdk config --config FILE
 
 head_server:
   host: 127.0.0.1
@@ -198,8 +68,143 @@ policy_model:
 """
 
 
+def list_settings(root: Node, deployment: Deployment, secrets: set[str], redacted: set[KeyPath]) -> tuple[Setting, ...]:
+    """Return all settings of a deployment, including defaults, as users may see them.
+
+    Args:
+        root: The resolved configuration.
+        deployment: The deployment.
+        secrets: The texts to redact in all values.
+        redacted: The paths of values to redact, because they come from environment variables.
+    """
+    # The same values may occur under other keys.
+    secrets = secrets | {str(node.value) for path, node in root.walk() if node.value and is_redacted(path, redacted)}
+    written = {path: (value, place) for path, value, place in _list_values(root, ())}
+    for server in deployment.get_servers(MODELS):
+        written |= dict(_list_endpoint(root, server))
+    defaults = {path: (value, DEFAULT_PLACE) for path, value in _list_defaults(deployment) if root.get(*path) is None}
+    ordered = sorted((written | defaults).items(), key=lambda each: _get_sort_key(each[0], deployment))
+    return tuple(
+        Setting(
+            path=path,
+            value=REDACTED if is_redacted(path, redacted) else _redact(path, value, secrets, redacted),
+            place=place,
+        )
+        for path, (value, place) in ordered
+    )
+
+
+def redact_fields(deployment: Deployment, fields: Mapping[str, Collection[str]]) -> Deployment:
+    """Return *deployment* with these settings redacted too, given as the *fields* of each server's name."""
+    settings = [
+        each.model_copy(update={"value": REDACTED}) if {*each.path[1:]} & {*fields.get(each.path[0], ())} else each
+        for each in deployment.settings
+    ]
+    return deployment.model_copy(update={"settings": tuple(settings)})
+
+
+def format_yaml_lines(deployment: Deployment) -> Iterator[str]:
+    """Yield the settings as lines of YAML, each with its place in a comment."""
+    previous: KeyPath = ()
+    for setting in deployment.settings:
+        path = setting.path
+        for depth in range(_count_shared_keys(previous, path), len(path) - 1):
+            yield f"{'  ' * depth}{path[depth]}:"
+        line = f"{'  ' * (len(path) - 1)}{path[-1]}: {_format_value(setting.value)}"
+        yield f"{line:<{COMMENT_COLUMN}}  # {setting.place}"
+        previous = path
+
+
+def dump_settings(deployment: Deployment) -> dict[str, Any]:
+    """Return the settings, the ignored keys and the warnings as a JSON object."""
+    settings = {
+        format_key_path(each.path): {"value": each.value, "from": str(each.place)} for each in deployment.settings
+    }
+    return {"settings": settings, "ignored": list(deployment.ignored), "notes": list(deployment.notes)}
+
+
 def build_starter_file(name: str, settings: Mapping[str, Any]) -> str:
-    """Give a file that serves the environment *name*; its *settings* stand there as comments, with their defaults."""
+    """Return a configuration that serves the environment *name*, with its *settings* and defaults as comments."""
     head = ["      # The environment's own settings, and their defaults:"] if settings else []
     lines = [f"      # {key}: {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in settings.items()]
     return STARTER_TEMPLATE.format(name=name, settings="".join(f"{line}\n" for line in [*head, *lines]))
+
+
+def _list_values(node: Node, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Place]]:
+    for key, child in node.children.items():
+        child_path = (*path, key)
+        if child.is_mapping and child.children:
+            yield from _list_values(child, child_path)
+        elif child.value is not None:
+            yield child_path, to_plain(child), child.place
+
+
+def _list_defaults(deployment: Deployment) -> Iterator[tuple[KeyPath, Any]]:
+    yield ("head_server", "host"), deployment.head.host
+    yield ("head_server", "port"), deployment.head.port
+    yield ("default_host",), deployment.default_host
+    yield ("insecure",), deployment.insecure
+    yield ("log_level",), deployment.logs.level
+    yield ("log_format",), deployment.logs.format
+    yield ("model_endpoint_readiness_timeout_seconds",), deployment.readiness
+    for server in deployment.servers:
+        path = (server.name, server.kind, server.implementation)
+        yield (*path, "host"), server.host or deployment.default_host
+        yield (*path, "port"), 0
+        for key, name in server.refers.items():
+            yield (*path, key, "name"), name
+
+
+def _list_endpoint(root: Node, server: ServerConfig) -> Iterator[tuple[KeyPath, tuple[Any, Place]]]:
+    """Yield the base URLs, the model and the key that a model server uses, its own or the policy's."""
+    if not isinstance(server.part, ModelServerConfig) or server.implementation == "gymsdk_model":
+        return
+    path = (server.name, server.kind, server.implementation)
+    url_key, api_key_key, model_key = get_endpoint_keys(server.implementation)
+    urls = list(server.part.options.get("base_url", ()))
+    values = [
+        (url_key, "policy_base_url", urls if len(urls) > 1 else "".join(urls)),
+        (model_key, "policy_model_name", server.part.name.partition("/")[2]),
+    ]
+    if server.part.options.get("api_key"):
+        values.append((api_key_key, "policy_api_key", REDACTED))
+    for key, policy_key, value in values:
+        own = root.get(*path, key)
+        if value:
+            yield (*path, key), (value, own.place if own and own.value else root.place_of((policy_key,)))
+
+
+def _get_sort_key(path: KeyPath, deployment: Deployment) -> tuple[int, KeyPath]:
+    """Sort the head first, then single settings, then the servers in their order."""
+    names = [server.name for server in deployment.servers]
+    if path[0] in names:
+        return 2 + names.index(path[0]), path[1:3]
+    return (0 if path[0] == "head_server" else 1), path[:1]
+
+
+def _redact(path: KeyPath, value: Any, secrets: set[str], redacted: set[KeyPath]) -> Any:
+    if (is_secret(path) or is_redacted(path, redacted)) and value not in ("", None) and not isinstance(value, bool):
+        return REDACTED
+    if isinstance(value, dict):
+        return {key: _redact((*path, key), each, secrets, redacted) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_redact((*path, str(index)), each, secrets, redacted) for index, each in enumerate(value)]
+    return redact_url(redact_secrets(value, secrets)) if isinstance(value, str) else value
+
+
+def _count_shared_keys(first: KeyPath, second: KeyPath) -> int:
+    """Return the number of keys with which both paths start, not counting their last keys."""
+    shared = 0
+    for one, other in zip(first[:-1], second[:-1], strict=False):
+        if one != other:
+            break
+        shared += 1
+    return shared
+
+
+def _format_value(value: Any) -> str:
+    """Return *value* as YAML in one line."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/][\w./-]*", value):
+        is_reserved = value.lower() in {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
+        return f'"{value}"' if is_reserved else value
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,4 +1,4 @@
-"""Documents: YAML read with the line of every value."""
+"""Parse YAML into a tree of values that know their file and line, and collect problems with their places."""
 
 from __future__ import annotations
 
@@ -12,19 +12,37 @@ from pydantic import BaseModel, ConfigDict
 
 from gymsdk.errors import BadConfig
 
+if TYPE_CHECKING:
+    from yaml import MappingNode, SafeLoader
+    from yaml.nodes import Node as YamlNode
+
 KeyPath: TypeAlias = tuple[str, ...]
-"""The keys that lead to a setting, from the top."""
+"""The keys that lead to a setting, from the top of the configuration."""
+
+Scalar: TypeAlias = str | int | float | bool | bytes | None
 
 MIN_SECRET_CHARS = 6
-"""Characters below which a secret is not looked for in messages: words like `none` stand in others."""
+"""Shorter secrets are not redacted in messages, because texts such as `none` also occur elsewhere."""
+
+MAX_VALUES = 100_000
+"""The number of values that a document may have; aliases let a short document repeat itself endlessly."""
+
+DELETE_KEY = "_delete_key"
+"""NeMo Gym's marker in a mapping that replaces, rather than extends, an earlier one."""
+
+EXPONENT_PATTERN = re.compile(r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+|[-+]?\.[0-9_]+[eE][-+]?[0-9]+")
+"""Numbers that YAML 1.1 reads as text and OmegaConf reads as numbers."""
 
 
 class Place(BaseModel):
-    """Where a setting comes from: a file and a line of it, or a source without lines.
+    """The origin of a setting: a file and a line, or a source without lines.
 
-    *found* says that nobody named the file: it was read because it lies in the working folder, or because such a
-    file includes it. `untrusted` lists what it may not set. *origin* is set on a resolved value whose text stands in
-    another source and refers to a value of such a file: it is the place of that value.
+    Attributes:
+        source: The file, the environment variable, or another source.
+        line: The line in the file.
+        found: Whether the user did not name the file: gymsdk found it in the working folder, or such a file includes
+            it. The module `untrusted` lists the settings that it must not change.
+        origin: For a resolved value of another source that refers to a value in such a file, the place of that value.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -44,151 +62,149 @@ HANDED_OVER = Place(source="handed over")
 
 
 class Problems:
-    """What is wrong with a configuration, gathered so that all of it is told together; no *secrets* are told."""
+    """Collects the problems of a configuration, to report all of them at once, with *secrets* redacted."""
 
     def __init__(self) -> None:
         self.secrets: set[str] = set()
         self._warnings: dict[str, None] = {}
-        self._lines: dict[str, None] = {}
+        self._errors: dict[str, None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._lines)
+        return bool(self._errors)
 
-    def add(self, place: Place, sentence: str) -> None:
-        """Keep one *sentence* about what stands at *place*."""
-        self._lines[f"{place}: {sentence}"] = None
+    def add(self, place: Place, message: str) -> None:
+        """Add an error about the setting at *place*."""
+        self._errors[f"{place}: {message}"] = None
 
-    def warn(self, place: Place, sentence: str) -> None:
-        """Keep one *sentence* about what stands at *place* and is ignored: it stops nobody."""
-        self._warnings[f"{place}: {sentence}"] = None
+    def warn(self, place: Place, message: str) -> None:
+        """Add a warning about the setting at *place*, which is ignored."""
+        self._warnings[f"{place}: {message}"] = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The sentences about what is ignored."""
+        """The warnings, each with its place."""
         return tuple(redact_secrets(line, self.secrets) for line in self._warnings)
 
     def add_error(self, error: BadConfig) -> None:
-        """Keep what *error* says, which names its place already."""
-        self._lines.update(dict.fromkeys(str(error).splitlines()))
+        """Add the messages of *error*, which already contain their places."""
+        self._errors.update(dict.fromkeys(str(error).splitlines()))
 
     def merge(self, others: Problems) -> None:
-        """Keep what *others* tell."""
-        self._lines |= others._lines
+        """Add the errors of *others*."""
+        self._errors |= others._errors
 
     def raise_if_any(self) -> None:
-        """Raise `BadConfig` with a line for each, if there are any."""
-        if self._lines:
-            raise BadConfig("\n".join(redact_secrets(line, self.secrets) for line in self._lines))
+        """Raise the errors, one per line.
+
+        Raises:
+            BadConfig: There are errors.
+        """
+        if self._errors:
+            raise BadConfig("\n".join(redact_secrets(line, self.secrets) for line in self._errors))
 
 
 def redact_secrets(text: str, secrets: set[str]) -> str:
-    """Give *text* with `***` for every secret in it."""
+    """Replace every secret in *text* with `***`."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= MIN_SECRET_CHARS:
             text = text.replace(secret, "***")
     return text
 
 
-def format_key_path(trail: KeyPath) -> str:
-    """Give *trail* as it is written on the command line."""
-    return ".".join(trail)
-
-
-Scalar: TypeAlias = str | int | float | bool | bytes | None
-
-DELETE_KEY = "_delete_key"
-"""NeMo Gym's mark in a mapping: what is beneath it does not count."""
+def format_key_path(path: KeyPath) -> str:
+    """Return *path* as users write it on the command line, such as `head_server.port`."""
+    return ".".join(path)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and its place; a mapping's and a list's values are nodes themselves."""
+    """A value and its place. The values of mappings and lists are nodes."""
 
     value: dict[str, Node] | list[Node] | Scalar
     place: Place
 
     @property
     def children(self) -> dict[str, Node]:
-        """What a mapping holds; nothing where it is none."""
+        """The nodes of a mapping by key; empty if the node is no mapping."""
         return self.value if isinstance(self.value, dict) else {}
 
     @property
     def is_mapping(self) -> bool:
-        """Whether it is a mapping."""
+        """Whether the value is a mapping."""
         return isinstance(self.value, dict)
 
     def mark_found(self) -> Node:
-        """Give the same values, marked as read from a file that nobody named."""
+        """Return the same values, marked as read from a file that the user did not name."""
         place = self.place.model_copy(update={"found": True})
         if isinstance(self.value, dict):
             return Node({key: each.mark_found() for key, each in self.value.items()}, place)
         return Node([each.mark_found() for each in self.value] if isinstance(self.value, list) else self.value, place)
 
-    def get(self, *trail: str) -> Node | None:
-        """Give what *trail* leads to, `None` where nothing is there."""
-        found: Node | None = self
-        for key in trail:
-            found = found.children.get(key) if found is not None else None
-        return found
+    def get(self, *path: str) -> Node | None:
+        """Return the node at *path*, `None` if there is none."""
+        node: Node | None = self
+        for key in path:
+            node = node.children.get(key) if node is not None else None
+        return node
 
-    def place_of(self, trail: KeyPath) -> Place:
-        """Give the place of *trail*, or of the nearest above it that is there."""
+    def place_of(self, path: KeyPath) -> Place:
+        """Return the place of the node at *path*, or of its nearest ancestor that exists."""
         place, node = self.place, self
-        for key in trail:
-            below = get_child(node, key)
-            if below is None:
+        for key in path:
+            child = get_child(node, key)
+            if child is None:
                 break
-            place, node = below.place, below
+            place, node = child.place, child
         return place
 
     def with_key(self, key: str, node: Node) -> Node:
-        """Give the mapping with *node* under *key*."""
+        """Return the mapping with *node* under *key*."""
         return Node({**self.children, key: node}, self.place)
 
     def without(self, *keys: str) -> Node:
-        """Give the mapping without *keys*."""
+        """Return the mapping without *keys*."""
         return Node({key: node for key, node in self.children.items() if key not in keys}, self.place)
 
-    def without_path(self, trail: KeyPath) -> Node:
-        """Give the mapping without what *trail* leads to."""
-        first, *rest = trail
-        below = self.children.get(first)
-        if not rest or below is None:
+    def without_path(self, path: KeyPath) -> Node:
+        """Return the mapping without the node at *path*."""
+        first, *rest = path
+        child = self.children.get(first)
+        if not rest or child is None:
             return self.without(first)
-        return self.with_key(first, below.without_path(tuple(rest)))
+        return self.with_key(first, child.without_path(tuple(rest)))
 
-    def walk(self, trail: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
-        """Yield every value beneath that is neither mapping nor list."""
-        for key, node in _parts(self):
+    def walk(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
+        """Yield every descendant that is neither a mapping nor a list, with its path below *path*."""
+        for key, node in _iter_children(self):
             if isinstance(node.value, (dict, list)):
-                yield from node.walk((*trail, key))
+                yield from node.walk((*path, key))
             else:
-                yield (*trail, key), node
+                yield (*path, key), node
 
-    def places(self, trail: KeyPath = ()) -> Iterator[tuple[KeyPath, Place]]:
-        """Yield the place of everything beneath, mappings and lists too."""
-        for key, node in _parts(self):
-            yield (*trail, key), node.place
+    def places(self, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Place]]:
+        """Yield the path and the place of every descendant, including mappings and lists."""
+        for key, node in _iter_children(self):
+            yield (*path, key), node.place
             if isinstance(node.value, (dict, list)):
-                yield from node.places((*trail, key))
+                yield from node.places((*path, key))
 
 
 def get_child(node: Node, key: str) -> Node | None:
-    """Give what *key* names in a mapping or, as a number, in a list; `None` where there is nothing."""
+    """Return the node under *key* in a mapping or, as an index, in a list; `None` if there is none."""
     if isinstance(node.value, list):
         return node.value[int(key)] if key.isdecimal() and int(key) < len(node.value) else None
     return node.children.get(key)
 
 
-def _parts(node: Node) -> Iterator[tuple[str, Node]]:
+def _iter_children(node: Node) -> Iterator[tuple[str, Node]]:
     if isinstance(node.value, list):
-        yield from ((str(number), each) for number, each in enumerate(node.value))
+        yield from ((str(index), each) for index, each in enumerate(node.value))
     else:
         yield from node.children.items()
 
 
 def to_plain(node: Node) -> Any:
-    """Give the values of *node* without their places."""
+    """Return the value of *node* without places."""
     if isinstance(node.value, dict):
         return {key: to_plain(each) for key, each in node.value.items()}
     if isinstance(node.value, list):
@@ -197,7 +213,7 @@ def to_plain(node: Node) -> Any:
 
 
 def build_node(value: Any, place: Place) -> Node:
-    """Give *value* as a node, all of it at *place*."""
+    """Return *value* as a node whose descendants all are at *place*."""
     if isinstance(value, dict):
         return Node({str(key): build_node(each, place) for key, each in value.items()}, place)
     if isinstance(value, (list, tuple)):
@@ -205,68 +221,60 @@ def build_node(value: Any, place: Place) -> Node:
     return Node(value if isinstance(value, (str, int, float, bool, bytes)) or value is None else str(value), place)
 
 
-def merge_nodes(under: Node, over: Node) -> Node:
-    """Give *under* with *over* laid over it: mappings are joined, everything else is replaced."""
-    if not (under.is_mapping and over.is_mapping):
-        return over
-    if _deletes(over):
-        return over
-    both = {**under.children}
-    for key, node in over.children.items():
-        both[key] = merge_nodes(both[key], node) if key in both else node
-    return Node(both, under.place)
+def merge_nodes(base: Node, override: Node) -> Node:
+    """Return *base* with *override* merged into it: mappings are merged, everything else is replaced."""
+    if not (base.is_mapping and override.is_mapping) or _has_delete_key(override):
+        return override
+    merged = {**base.children}
+    for key, node in override.children.items():
+        merged[key] = merge_nodes(merged[key], node) if key in merged else node
+    return Node(merged, base.place)
 
 
-def _deletes(node: Node) -> bool:
-    mark = node.children.get(DELETE_KEY)
-    return mark is not None and mark.value is True
+def _has_delete_key(node: Node) -> bool:
+    marker = node.children.get(DELETE_KEY)
+    return marker is not None and marker.value is True
 
 
 def remove_deleted(node: Node) -> Node:
-    """Give *node* without the mappings that only say they are deleted, and without the marks."""
+    """Return *node* without delete markers, and without mappings that consist of such a marker only."""
     if not node.is_mapping:
         return node
     kept = {
         key: remove_deleted(each)
         for key, each in node.children.items()
-        if key != DELETE_KEY and not _only_deletes(each)
+        if key != DELETE_KEY and not (_has_delete_key(each) and len(each.children) == 1)
     }
     return Node(kept, node.place)
 
 
-def _only_deletes(node: Node) -> bool:
-    return _deletes(node) and len(node.children) == 1
-
-
-if TYPE_CHECKING:
-    from yaml import MappingNode, SafeLoader
-    from yaml.nodes import Node as Written
-
-MAX_VALUES = 100_000
-"""Values a document may have; a short one can repeat itself without end through aliases."""
-
-EXPONENT_PATTERN = re.compile(r"[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+|[-+]?\.[0-9_]+[eE][-+]?[0-9]+")
-"""Numbers that YAML 1.1 takes for text, and OmegaConf does not."""
-
-
 def parse_yaml(text: str, source: str) -> Node:
-    """Give the values of *text*, which is called *source*; raises `BadConfig` that names the line."""
+    """Parse the YAML document *text*.
+
+    Args:
+        text: The document.
+        source: The name of the file, for places.
+
+    Raises:
+        BadConfig: The document is invalid. The message has the line, but never its text, which may contain a key.
+    """
     from yaml import YAMLError
 
     try:
-        return _Reading(_loader()(text), source).whole()
+        return _Parser(_get_loader()(text), source).parse()
     except RecursionError:
         raise BadConfig(f"{source}: this is nested too deeply; write fewer brackets into each other") from None
     except YAMLError as error:
-        # The parser's own message may quote the line, and with it a key.
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         line = mark.line + 1 if mark else text.count("\n", 0, getattr(error, "position", 0)) + 1
         place = Place(source=source, line=line)
-        raise BadConfig(f"{place}: this is no YAML; mend its indentation, colons, quotes and brackets") from None
+        raise BadConfig(
+            f"{place}: this is not valid YAML; check its indentation, colons, quotes and brackets"
+        ) from None
 
 
-class _Reading:
-    """One document while it is read."""
+class _Parser:
+    """Converts one document from the nodes of PyYAML."""
 
     def __init__(self, loader: SafeLoader, source: str) -> None:
         self._loader = loader
@@ -274,74 +282,74 @@ class _Reading:
         self._count = 0
         self._open: set[int] = set()
 
-    def whole(self) -> Node:
+    def parse(self) -> Node:
         root = self._loader.get_single_node()
-        return Node(None, Place(source=self._source, line=1)) if root is None else self._node(root)
+        return Node(None, Place(source=self._source, line=1)) if root is None else self._convert(root)
 
-    def _node(self, written: Written) -> Node:
+    def _convert(self, yaml_node: YamlNode) -> Node:
         from yaml import MappingNode, SequenceNode
 
         self._count += 1
-        if self._count > MAX_VALUES or id(written) in self._open:
-            raise BadConfig(f"{self._place(written)}: this repeats itself without end; write it out")
-        if not isinstance(written, (MappingNode, SequenceNode)):
-            return Node(self._value(written), self._place(written))
-        self._open.add(id(written))
-        below = (
-            dict(self._pairs(written))
-            if isinstance(written, MappingNode)
-            else [self._node(each) for each in written.value]
+        if self._count > MAX_VALUES or id(yaml_node) in self._open:
+            raise BadConfig(f"{self._get_place(yaml_node)}: this repeats itself without end; write it out")
+        if not isinstance(yaml_node, (MappingNode, SequenceNode)):
+            return Node(self._convert_scalar(yaml_node), self._get_place(yaml_node))
+        self._open.add(id(yaml_node))
+        children = (
+            dict(self._convert_pairs(yaml_node))
+            if isinstance(yaml_node, MappingNode)
+            else [self._convert(each) for each in yaml_node.value]
         )
-        self._open.discard(id(written))
-        return Node(below, self._place(written))
+        self._open.discard(id(yaml_node))
+        return Node(children, self._get_place(yaml_node))
 
-    def _value(self, written: Written) -> Scalar:
+    def _convert_scalar(self, yaml_node: YamlNode) -> Scalar:
         try:
-            value: Scalar = self._loader.construct_object(written)
+            value: Scalar = self._loader.construct_object(yaml_node)
         except ValueError:
-            raise BadConfig(f"{self._place(written)}: this is no number or date that there is; quote it") from None
+            raise BadConfig(f"{self._get_place(yaml_node)}: this is not a valid number or date; quote it") from None
         if isinstance(value, str) and "\0" in value:
-            raise BadConfig(f"{self._place(written)}: this has a character of number 0 in it; leave that out")
+            raise BadConfig(f"{self._get_place(yaml_node)}: this contains a NUL character; remove it")
         return value
 
-    def _pairs(self, written: MappingNode) -> Iterator[tuple[str, Node]]:
-        """Yield keys and values, those of a `<<` first: the mapping's own win."""
-        own = [pair for pair in written.value if pair[0].tag != "tag:yaml.org,2002:merge"]
-        for key, value in written.value:
+    def _convert_pairs(self, mapping: MappingNode) -> Iterator[tuple[str, Node]]:
+        """Yield keys and nodes; those of a merge key `<<` first, so that the mapping's own keys override them."""
+        own = [pair for pair in mapping.value if pair[0].tag != "tag:yaml.org,2002:merge"]
+        for key, value in mapping.value:
             if key.tag == "tag:yaml.org,2002:merge":
                 for each in reversed(value.value if value.id == "sequence" else [value]):
                     if each.id != "mapping":
                         raise BadConfig(
-                            f"{self._place(key)}: << takes over a mapping; write <<: *NAME with the name of one"
+                            f"{self._get_place(key)}: << must merge a mapping; write <<: *NAME with the name of one"
                         )
-                    yield from self._node(each).children.items()
+                    yield from self._convert(each).children.items()
         lines: dict[str, int] = {}
         for key, value in own:
             if key.id != "scalar":
-                raise BadConfig(f"{self._place(key)}: a key is one word; write it without brackets")
+                raise BadConfig(f"{self._get_place(key)}: a key must be one word; write it without brackets")
             name, line = str(key.value), key.start_mark.line + 1
             if name in lines:
                 raise BadConfig(
-                    f"{self._place(key)}: {name!r} stands here and in line {lines[name]}; leave one of them out"
+                    f"{self._get_place(key)}: {name!r} is here and in line {lines[name]}; remove one of them"
                 )
             lines[name] = line
-            # A mapping is written where its name is: that is the line people look for.
-            yield name, Node(self._node(value).value, Place(source=self._source, line=line))
+            # The place of a value is the line of its key, which is where users look for it.
+            yield name, Node(self._convert(value).value, Place(source=self._source, line=line))
 
-    def _place(self, written: Written) -> Place:
-        return Place(source=self._source, line=written.start_mark.line + 1)
+    def _get_place(self, yaml_node: YamlNode) -> Place:
+        return Place(source=self._source, line=yaml_node.start_mark.line + 1)
 
 
 @cache
-def _loader() -> type[SafeLoader]:
+def _get_loader() -> type[SafeLoader]:
     from yaml import SafeLoader
 
     class Loader(SafeLoader):
-        """YAML as OmegaConf reads it: numbers with an exponent are numbers, dates are text."""
+        """Reads YAML as OmegaConf does: numbers with an exponent are numbers, dates are text."""
 
         yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
-            first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
-            for first, found in SafeLoader.yaml_implicit_resolvers.items()
+            first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+            for first, resolvers in SafeLoader.yaml_implicit_resolvers.items()
         }
 
     Loader.add_implicit_resolver(

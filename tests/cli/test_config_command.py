@@ -45,9 +45,9 @@ def test_every_setting_says_where_it_comes_from(gymsdk: Command, worker: Path) -
     assert "# worker.yaml:8" in ended.out
     assert "sk-tell-nobody" not in ended.out + ended.err
     ignored, exposed = ended.err.splitlines()
-    assert ignored == "NeMo Gym's keys that mean nothing here: ray_head_node_address (worker.yaml:10)"
+    assert ignored == "gymsdk ignores these keys of NeMo Gym: ray_head_node_address (worker.yaml:10)"
     assert exposed == (
-        "policy_api_key is on the command line, which everybody on this machine can read;"
+        "policy_api_key is on the command line, which all users of this machine can read;"
         " put it into GYMSDK_API_KEY, or env.yaml"
     )
 

@@ -150,7 +150,7 @@ def test_no_process_has_a_setting_in_its_words_or_its_environment(start: Start, 
     _, said = process.communicate(timeout=60)
     assert len(below) > len(started)
     assert [pid for pid, words in shown.items() if b"hush" in words] == []
-    assert "--set key is on the command line, which everybody on this machine can read" in said
+    assert "--set key is on the command line, which all users of this machine can read" in said
     assert said.count("policy_api_key is on the command line") == 1
     assert "hush-" not in line + said
 

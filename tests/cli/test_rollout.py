@@ -252,7 +252,8 @@ def test_what_is_pinned_reaches_the_replica_that_is_there(gymsdk: Command) -> No
 
 
 @pytest.mark.parametrize(
-    ("pin", "told"), [("top_k", "write it as KEY=VALUE"), ("stream=true", "'stream' belongs to the request and cannot be an option")]
+    ("pin", "told"),
+    [("top_k", "write it as KEY=VALUE"), ("stream=true", "'stream' belongs to the request and cannot be an option")],
 )
 def test_a_pin_that_cannot_be_is_told_in_one_sentence(gymsdk: Command, pin: str, told: str) -> None:
     ended = gymsdk("rollout", "sums", "--model", "vllm/x", "--base-url", "http://127.0.0.1:9/v1", "--pin", pin)

@@ -316,4 +316,4 @@ def test_an_env_yaml_that_cannot_be_read_is_told_before_anything_is_served(start
     (there / "env.yaml").write_text("default_host: [1\n")
     process = start("serve", "sums", "--port", 0)
     _, err = process.communicate(timeout=30)
-    assert (process.returncode, "env.yaml:2: this is no YAML" in err) == (2, True)
+    assert (process.returncode, "env.yaml:2: this is not valid YAML" in err) == (2, True)

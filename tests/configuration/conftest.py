@@ -1,4 +1,4 @@
-"""What the tests of the configuration share: a folder of their own, and files written into it."""
+"""Fixtures for the tests of the configuration: a working folder, and files in it."""
 
 from __future__ import annotations
 
@@ -54,4 +54,4 @@ def complaints(write: Write) -> Complaints:
 
 def shown(deployment: Deployment) -> dict[str, tuple[object, str]]:
     """Give every setting that is shown, by its dotted name, and its place."""
-    return {".".join(each.trail): (each.value, str(each.place)) for each in deployment.settings}
+    return {".".join(each.path): (each.value, str(each.place)) for each in deployment.settings}

@@ -16,11 +16,11 @@ WRONG = [
     ("\ninsecure: perhaps\n", "a.yaml:2: insecure: input should be a valid boolean, unable to interpret input"),
     ("head_server:\n  hots: x\n", "a.yaml:2: head_server has no setting 'hots'; did you mean 'host'?"),
     ("head_server:\n  port: 70000\n", "a.yaml:2: head_server.port: input should be less than or equal to 65535"),
-    ("head_server:\n  host: me:hush@h\n", "a.yaml:2: head_server.host: a host is a name or an address alone"),
+    ("head_server:\n  host: me:hush@h\n", "a.yaml:2: head_server.host: a host must be a name or an address only"),
     ("head_server: here\n", "a.yaml:1: head_server must hold host and port"),
     ("tls_key: k\n", "a.yaml:1: tls_key is given without tls_certificate"),
     ("port_range_low: 9\nport_range_high: 8\n", "a.yaml:1: port_range_low 9 is above port_range_high 8"),
-    ("head_server:\n  port: true\n", "a.yaml:2: head_server.port: a port is a number"),
+    ("head_server:\n  port: true\n", "a.yaml:2: head_server.port: a port must be a number"),
     ("head_server:\n  port: 80a\n", "a.yaml:2: head_server.port: input should be a valid integer"),
     ("tls_key: [1]\ntls_certificate: c\n", "a.yaml:1: tls_key: input should be a valid string"),
     ("policy_base_url: {a: 1}\n", "a.yaml:1: policy_base_url: input should be a list"),
@@ -28,11 +28,11 @@ WRONG = [
     ("model_endpoint_readiness_timeout_seconds: .inf\n", "a.yaml:1: model_endpoint_readiness_timeout_seconds: input"),
     ("token_file: [1]\n", "a.yaml:1: token_file: input should be a path"),
     ("disallowed_ports: [1, x]\n", "a.yaml:1: disallowed_ports.1: input should be a valid integer"),
-    ("a:\n\tb: 1\n", "a.yaml:2: this is no YAML"),
-    ("- a\n", "a.yaml:1: a configuration is made of `key: value` lines"),
-    ("insecure: true\nlog_level: info\ninsecure: false\n", "a.yaml:3: 'insecure' stands here and in line 1"),
+    ("a:\n\tb: 1\n", "a.yaml:2: this is not valid YAML"),
+    ("- a\n", "a.yaml:1: a configuration must hold `key: value` lines"),
+    ("insecure: true\nlog_level: info\ninsecure: false\n", "a.yaml:3: 'insecure' is here and in line 1"),
     ("x: &x\n  y: *x\n", "a.yaml:1: this repeats itself without end"),
-    ("x: 1\n\ny: \0\n", "a.yaml:3: this is no YAML"),
+    ("x: 1\n\ny: \0\n", "a.yaml:3: this is not valid YAML"),
     ("config_paths: [.]\n", "a.yaml:1: . is a folder; name a file in it"),
     ("config_paths: {a: 1}\n", "a.yaml:1: config_paths must be a list of files"),
     ("config_paths: [b.yaml]\n", "a.yaml:1: there is no file b.yaml; did you mean 'a.yaml'?"),
@@ -44,9 +44,12 @@ WRONG = [
         "config_paths: [responses_api_models/vllm_model/configs/vllm_modle.yaml]\n",
         "a.yaml:1: responses_api_models/vllm_model/configs/vllm_modle.yaml: vllm_model has no file vllm_modle.yaml",
     ),
-    ("m:\n  vllm_model: {}\n", "a.yaml:1: m says no kind of server; write responses_api_models: above vllm_model:"),
+    ("m:\n  vllm_model: {}\n", "a.yaml:1: m has no kind of server; write responses_api_models: above vllm_model:"),
     ("m:\n  responses_api_model: {}\n", "a.yaml:1: m has no kind of server; did you mean 'responses_api_models'?"),
-    (MATH + "  resource_server: {}\n", "a.yaml:5: math.resource_server is no kind of server; did you mean 'resources"),
+    (
+        MATH + "  resource_server: {}\n",
+        "a.yaml:5: math.resource_server is not a kind of server; did you mean 'resources",
+    ),
     (
         MATH + "    maths: {}\n",
         "a.yaml:2: math.resources_servers needs one implementation, and has math (a.yaml:3) and",
@@ -57,7 +60,7 @@ WRONG = [
     ),
     (
         "m:\n  responses_api_models:\n    local_vllm_model: {}\n",
-        "a.yaml:3: m: local_vllm_model has no counterpart here; start vLLM with `gymsdk serve --launch-vllm`",
+        "a.yaml:3: m: local_vllm_model has no equivalent in gymsdk; start vLLM with `gymsdk serve --launch-vllm`",
     ),
     (MODEL + "      modle: y\n", "a.yaml:6: m.responses_api_models.vllm_model has no setting 'modle'; did you mean"),
     (MODEL.replace("http://h:1", "h"), "a.yaml:4: m.responses_api_models.vllm_model: option 'base_url' of vllm/x: "),
@@ -92,7 +95,7 @@ WRONG = [
     ),
     (
         MATH + AGENT + "      model_server: {type: responses_api_models, name: math}\n",
-        "a.yaml:8: a.model_server refers to 'math', which is none of the responses_api_models; add a block math",
+        "a.yaml:8: a.model_server refers to 'math', which is none of the responses_api_models; add a server math",
     ),
     (
         MATH + AGENT + "      resources_server: {type: resource_server, name: math}\n",
@@ -100,11 +103,11 @@ WRONG = [
     ),
     (
         MATH + AGENT + "      resources_server:\n        name: math\n        type: responses_api_models\n",
-        "a.yaml:10: a.responses_api_agents.simple_agent.resources_server.type is responses_api_models, and what it",
+        "a.yaml:10: a.responses_api_agents.simple_agent.resources_server.type must be resources_servers, got resp",
     ),
     (
         MATH + AGENT + "      resources_server: math\n",
-        "a.yaml:8: a.responses_api_agents.simple_agent.resources_server is no reference to a server; write it",
+        "a.yaml:8: a.responses_api_agents.simple_agent.resources_server is not a reference to a server; write it",
     ),
     (
         MATH + AGENT + "      resorces_server: {type: resources_servers, name: math}\n",
@@ -124,29 +127,38 @@ WRONG = [
     ),
     (
         "log_dir: ${oc.env:NOT_SET_HERE}\n",
-        "a.yaml:1: log_dir refers to what is not there: set the environment variable",
+        "a.yaml:1: log_dir has a reference that does not resolve: set the environment variable",
     ),
-    ("log_dir: ${log_dri}\n", "a.yaml:1: log_dir refers to what is not there: nothing is called 'log_dri'; did you"),
-    (MATH + "log_dir: ${math.prt}\n", "a.yaml:5: log_dir refers to what is not there: nothing is called 'math.prt'"),
-    ("log_dir: ${foo:1}\n", "a.yaml:1: log_dir refers to what is not there: nobody knows foo:; write ${key.of"),
-    ("log_dir: ${log_dir}\n", "a.yaml:1: log_dir refers to itself in the end"),
-    ("\nlog_dir: ${a\n", "a.yaml:2: log_dir has a ${ that does not close"),
-    ("\nlog_dir: ???\n", "a.yaml:2: values that must be given are ???: log_dir (a.yaml:2); write log_dir=VALUE"),
+    (
+        "log_dir: ${log_dri}\n",
+        "a.yaml:1: log_dir has a reference that does not resolve: there is no 'log_dri'; did you",
+    ),
+    (
+        MATH + "log_dir: ${math.prt}\n",
+        "a.yaml:5: log_dir has a reference that does not resolve: there is no 'math.prt'",
+    ),
+    (
+        "log_dir: ${foo:1}\n",
+        "a.yaml:1: log_dir has a reference that does not resolve: unknown resolver foo:; write ${key.of",
+    ),
+    ("log_dir: ${log_dir}\n", "a.yaml:1: log_dir refers to itself"),
+    ("\nlog_dir: ${a\n", "a.yaml:2: log_dir has a ${ without a matching }"),
+    ("\nlog_dir: ???\n", "a.yaml:2: required values are ???: log_dir (a.yaml:2); write log_dir=VALUE"),
 ]
 
 
 @pytest.mark.parametrize(("text", "line"), WRONG, ids=lambda each: each[:30])
-def test_what_is_wrong_is_one_sentence_with_its_line(complaints: Complaints, text: str, line: str) -> None:
+def test_each_error_is_one_sentence_with_its_line(complaints: Complaints, text: str, line: str) -> None:
     [told] = complaints(text)
     assert told.startswith(line)
 
 
-def test_everything_that_is_wrong_is_told_at_once(complaints: Complaints) -> None:
+def test_all_errors_are_reported_at_once(complaints: Complaints) -> None:
     lines = complaints(f"lo_level: 2\n{MATH}{AGENT}      max_steps: many\n      port: 11001\n")
     assert [line.split(": ")[0] for line in lines] == ["a.yaml:1", "a.yaml:9", "a.yaml:10"]
 
 
-def test_values_that_must_be_given_are_one_sentence(complaints: Complaints) -> None:
+def test_missing_required_values_are_one_sentence(complaints: Complaints) -> None:
     [line] = complaints("log_dir: ???\ntoken_file: ???\n")
     assert "log_dir (a.yaml:1), token_file (a.yaml:2)" in line
 
@@ -176,7 +188,7 @@ def test_a_key_is_in_no_warning(write: Write) -> None:
     assert load_config(["a.yaml"]).notes == ("a.yaml:7: *** is not known to gymsdk and is ignored",)
 
 
-def test_an_environment_that_is_not_installed_is_told_with_the_nearest(write: Write) -> None:
+def test_an_environment_that_is_not_installed_gets_a_suggestion(write: Write) -> None:
     write("a.yaml", MATH.replace("    math:", "    mth:"))
     found = load_config(["a.yaml"])
     with pytest.raises(
@@ -188,12 +200,12 @@ def test_an_environment_that_is_not_installed_is_told_with_the_nearest(write: Wr
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 5000, "a: " + "{a: " * 5000])
-def test_a_file_without_an_end_is_told_too(complaints: Complaints, text: str) -> None:
+def test_a_deeply_nested_file_is_reported(complaints: Complaints, text: str) -> None:
     [line] = complaints(text)
     assert line.startswith("a.yaml")
 
 
-def test_a_file_that_multiplies_itself_is_told(complaints: Complaints) -> None:
+def test_a_file_with_exploding_aliases_is_reported(complaints: Complaints) -> None:
     levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
     [line] = complaints(f"a0: &a0 [1]\n{levels}")
     assert "this repeats itself without end" in line
@@ -205,21 +217,21 @@ def test_a_file_that_multiplies_itself_is_told(complaints: Complaints) -> None:
         ("+a.b=c", "command line: there is no setting 'a'; a server is written"),
         ("++a=b", "command line: there is no setting 'a'; leave it out"),
         ("~a", "command line: there is no a to delete"),
-        ("+", "command line: '+' is no setting; write it as key=value"),
+        ("+", "command line: '+' is not a setting; write it as key=value"),
         ("maths.math.port=1", "command line: there is no setting 'maths'; did you mean 'math'?"),
         ("head_server.prt=1", "command line: head_server has no setting 'prt'; did you mean 'port'?"),
         ("math.math.port=80a", "command line: math.resources_servers.math.port: input should be a valid integer"),
     ],
 )
-def test_an_override_that_is_wrong_is_one_sentence_too(complaints: Complaints, override: str, line: str) -> None:
+def test_an_invalid_override_is_one_sentence(complaints: Complaints, override: str, line: str) -> None:
     [told] = complaints(MATH, override)
     assert told.startswith(line)
 
 
-def test_a_key_on_the_command_line_is_said_to_be_told(write: Write) -> None:
+def test_a_key_on_the_command_line_causes_a_warning(write: Write) -> None:
     write("a.yaml", MODEL)
     [note] = load_config(["a.yaml"], ["m.vllm_model.api_key=sk-12345678"]).notes
-    assert note.startswith("m.vllm_model.api_key is on the command line, which everybody on this machine can read")
+    assert note.startswith("m.vllm_model.api_key is on the command line, which all users of this machine can read")
     assert "sk-12345678" not in note
     assert load_config(["a.yaml"], ["m.vllm_model.api_key=${oc.env:HOME}"]).notes == ()
 
@@ -227,7 +239,7 @@ def test_a_key_on_the_command_line_is_said_to_be_told(write: Write) -> None:
 @pytest.mark.parametrize(
     "model", ["", "policy_model:\n  responses_api_models:\n    vllm_model:\n      base_url: ???\n"]
 )
-def test_who_plays_may_be_said_elsewhere(write: Write, model: str) -> None:
+def test_the_caller_may_provide_the_policy(write: Write, model: str) -> None:
     write("a.yaml", f"{MATH}{AGENT}      model_server: {{type: responses_api_models, name: policy_model}}\n{model}")
     with pytest.raises(BadConfig):
         load_config(["a.yaml"])
@@ -241,11 +253,13 @@ def test_a_policy_that_others_refer_to_is_there_though_another_plays(write: Writ
     assert (str(found.logs.folder), found.servers[0].implementation) == ("x", "gymsdk_model")
 
 
-def test_a_type_that_is_mistyped_is_told_with_the_nearest(complaints: Complaints) -> None:
+def test_a_misspelled_type_gets_a_suggestion(complaints: Complaints) -> None:
     [line] = complaints(f"{MATH}{AGENT}      resources_server: {{type: resource_server, name: math}}\n")
     assert "there is no kind of server 'resource_server'; did you mean 'resources_servers'?" in line
 
 
-def test_a_model_that_another_file_would_have_is_told_how_to_add(complaints: Complaints) -> None:
+def test_a_missing_policy_server_error_says_how_to_add_it(complaints: Complaints) -> None:
     [line] = complaints(f"{MATH}{AGENT}      model_server: {{type: responses_api_models, name: policy_model}}\n")
-    assert line.endswith("add a file that has policy_model (--config FILE), or say who plays: --model scripted/oracle")
+    assert line.endswith(
+        "add a file that has policy_model (--config FILE), or name the policy: --model scripted/oracle"
+    )

@@ -1,4 +1,4 @@
-"""Every complaint about a configuration is on its page, with what to do, and is what the reader says."""
+"""Every configuration error is documented with its solution, and is raised with the documented words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCE = Path(gymsdk.__file__).parent
 FRAGMENT = 7
 """Characters from which a part of a sentence is looked for."""
 
-TAKEN = {"a colon in a mapping is followed by a space"}
+TAKEN = {"a colon in a mapping must be followed by a space"}
 """What is raised to be told as something else."""
 
 MATH = "math:\n  resources_servers:\n    sums:\n"
@@ -35,52 +35,52 @@ VLLM = "m:\n  responses_api_models:\n    vllm_model:\n"
 THEIRS = "responses_api_models/{0}/configs/{1}.yaml"
 
 RAISED: dict[str, tuple[str, ...]] = {
-    "this is no YAML; …": ("a:\n\tb: 1\n",),
+    "this is not valid YAML; …": ("a:\n\tb: 1\n",),
     "this is nested too deeply": ("a: " + "[" * 5000,),
     "this repeats itself without end": ("x: &x\n  y: *x\n",),
-    "… stands here and in line …": ("insecure: true\ninsecure: false\n",),
-    "a configuration is made of …": ("- a\n",),
-    "this is no number or date that there is": (f"log_dir: {'1' * 5000}\n",),
-    "this has a character of number 0 in it": ('log_dir: "\\0"\n',),
-    "a key is one word; …": ("[1]: 2\n",),
-    "<< takes over a mapping; …": ("<<: 3\n",),
+    "… is here and in line …": ("insecure: true\ninsecure: false\n",),
+    "a configuration must hold …": ("- a\n",),
+    "this is not a valid number or date": (f"log_dir: {'1' * 5000}\n",),
+    "this contains a NUL character": ('log_dir: "\\0"\n',),
+    "a key must be one word; …": ("[1]: 2\n",),
+    "<< must merge a mapping; …": ("<<: 3\n",),
     "this cannot be read (…)": ("\udcff",),
     "… is a folder; name a file in it": ("config_paths: [.]\n",),
     "there is no file …": ("config_paths: [b.yaml]\n",),
     "… includes …; take one of them out of config_paths": ("config_paths: [a.yaml]\n",),
     "config_paths must be a list of files": ("config_paths: {a: 1}\n",),
-    "… can be no environment's name": ("config_paths: [resources_servers/a.b/configs/x.yaml]\n",),
+    "… is not a valid name of an environment": ("config_paths: [resources_servers/a.b/configs/x.yaml]\n",),
     "there is no agent … here": ("config_paths: [responses_api_agents/foo/configs/foo.yaml]\n",),
     "there is no environment server … here": ("config_paths: [environment_servers/foo/configs/foo.yaml]\n",),
     "there is no model server … here": (f"config_paths: [{THEIRS.format('vlm_model', 'x')}]\n",),
-    "… has no counterpart here; …": (f"config_paths: [{THEIRS.format('azure_openai_model', 'x')}]\n",),
+    "… has no equivalent in gymsdk; …": (f"config_paths: [{THEIRS.format('azure_openai_model', 'x')}]\n",),
     "… has no file … here": (f"config_paths: [{THEIRS.format('vllm_model', 'x')}]\n",),
-    "… is no setting; write it as key=value": (MATH, "=3"),
+    "… is not a setting; write it as key=value": (MATH, "=3"),
     "… has an empty part": (MATH, "head_server..port=1"),
-    "the value of … is no YAML": (MATH, "log_dir=[1"),
+    "the value of … is not valid YAML": (MATH, "log_dir=[1"),
     "there is no … to delete": (MATH, "~nope"),
-    "… inherits from …, which is not there": (f"{MATH}      _inherit_from: nope\n",),
+    "… inherits from …, which does not exist": (f"{MATH}      _inherit_from: nope\n",),
     "… inherits from …, and so from itself": (f"{MATH}      _copy: math\n",),
-    "… has a ${ that does not close": ("log_dir: ${a\n",),
-    "… refers to what is not there: set the environment variable …": ("log_dir: ${oc.env:NOT_SET_HERE}\n",),
-    "… refers to what is not there: nobody knows …": ("log_dir: ${foo:1}\n",),
-    "… refers to what is not there: nothing is called …": ("log_dir: ${log_dri}\n",),
-    "… refers to what is not there: give the whole way …": (
+    "… has a ${ without a matching }": ("log_dir: ${a\n",),
+    "… has a reference that does not resolve: set the environment variable …": ("log_dir: ${oc.env:NOT_SET_HERE}\n",),
+    "… has a reference that does not resolve: unknown resolver …": ("log_dir: ${foo:1}\n",),
+    "… has a reference that does not resolve: there is no …": ("log_dir: ${log_dri}\n",),
+    "… has a reference that does not resolve: give the whole path …": (
         "log_dir: ${head_server.port.x}\nhead_server: {port: 1}\n",
     ),
-    "… refers to itself in the end": ("log_dir: ${log_dir}\n",),
-    "values that must be given are ???: …": ("log_dir: ???\n",),
+    "… refers to itself": ("log_dir: ${log_dir}\n",),
+    "required values are ???: …": ("log_dir: ???\n",),
     "there is no setting …": ("lo_level: 2\n",),
-    "… says no kind of server": ("m:\n  vllm_model: {}\n",),
+    "… has no kind of server; write …": ("m:\n  vllm_model: {}\n",),
     "… has no kind of server": ("m:\n  responses_api_model: {}\n",),
-    "… is no kind of server": (f"{MATH}  resource_server: {{}}\n",),
+    "… is not a kind of server": (f"{MATH}  resource_server: {{}}\n",),
     "… is both … and …": (f"{MATH}  responses_api_agents: {{}}\n",),
     "… needs one implementation, and has …": ("math:\n  resources_servers: {}\n",),
     "… has no implementation … here": ("a:\n  responses_api_agents:\n    simpel_agent: {}\n",),
     "… must hold … lines, as in entrypoint: app.py": (VLLM.rstrip("\n") + " 3\n",),
     "… has no setting …": ("head_server:\n  hots: x\n",),
     "… is not supported; …": (f"{AGENT}      execute_tools: false\n",),
-    "… is true, and no judge is named; …": (f"{JUDGED}      should_use_judge: true\n",),
+    "… is true, but no judge is named; …": (f"{JUDGED}      should_use_judge: true\n",),
     "… has both … and …; keep one of them": (
         (
             f"{JUDGED}      judge: scripted/null\n      judge_model_server: {{type: responses_api_models, name: m}}\n"
@@ -97,12 +97,12 @@ RAISED: dict[str, tuple[str, ...]] = {
     "there is no provider …": (f"{MODEL}scriptd/oracle\n",),
     "… needs the …: give … there, or …": (f"{VLLM}      model: x\n",),
     "option … of …: …": (f"{VLLM}      model: x\n      base_url: h\n",),
-    "… is no reference to a server": (f"{AGENT}      resources_server: math\n",),
+    "… is not a reference to a server": (f"{AGENT}      resources_server: math\n",),
     "… there is no kind of server …": (f"{AGENT}      resources_server: {{type: resource_server, name: math}}\n",),
-    "….type is …, and what it refers to is one of …": (
-        f"{AGENT}      resources_server: {{type: responses_api_models, name: math}}\n",
+    "….type must be …, got …": (f"{AGENT}      resources_server: {{type: responses_api_models, name: math}}\n",),
+    "….name must be the name of a server": (
+        f"{AGENT}      resources_server: {{type: resources_servers, name: [1]}}\n",
     ),
-    "….name is no server's name": (f"{AGENT}      resources_server: {{type: resources_servers, name: [1]}}\n",),
     "… refers to …, which is none of the …": (
         f"{AGENT}      resources_server: {{type: resources_servers, name: mth}}\n",
     ),
@@ -136,7 +136,7 @@ def test_every_row_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("sentence", "cure"), ROWS, ids=lambda each: each[:40])
-def test_a_complaint_of_the_page_is_what_is_said(
+def test_an_error_on_the_page_is_raised_with_these_words(
     sentence: str, cure: str, write: Write, installed: Callable[..., Path]
 ) -> None:
     installed()
@@ -161,7 +161,7 @@ def fragments(node: ast.expr) -> list[str]:
 def complaints() -> list[list[str]]:
     """Give the fixed parts of every sentence that the reader raises or gathers."""
     found: list[list[str]] = []
-    for path in (SOURCE / "configuration").glob("*.py"):
+    for path in (SOURCE / "config").glob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if not isinstance(call, ast.Call) or not call.args:
                 continue
@@ -171,7 +171,7 @@ def complaints() -> list[list[str]]:
     return [parts for parts in found if parts and parts[0] not in TAKEN]
 
 
-def test_every_complaint_of_the_reader_is_on_the_page() -> None:
+def test_every_error_of_the_reader_is_on_the_page() -> None:
     fixed = [part.strip() for sentence, _ in ROWS for part in sentence.split("…") if len(part.strip()) >= FRAGMENT]
     absent = [
         parts
@@ -182,7 +182,7 @@ def test_every_complaint_of_the_reader_is_on_the_page() -> None:
     assert absent == []
 
 
-def test_what_shows_as_it_starts_is_said_somewhere() -> None:
+def test_errors_at_start_up_are_raised_somewhere() -> None:
     code = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
     plain = re.sub(r"\{[^{}]*\}", "…", re.sub(r'"\s*(?:#[^\n]*\n\s*)?f?"', "", code))
     rows = re.findall(r"^\| `(.+?)` \| .+ \|$", STARTING, re.MULTILINE)
@@ -191,7 +191,7 @@ def test_what_shows_as_it_starts_is_said_somewhere() -> None:
     assert absent == []
 
 
-def test_every_key_that_means_something_is_on_the_page() -> None:
+def test_every_used_key_is_on_the_page() -> None:
     documented = set(re.findall(r"`(\w+)`", PAGE))
     used = fields.TOP_LEVEL_KEYS.union(*fields.IMPLEMENTATION_KEYS.values()) - fields.GYMSDK_MODEL_KEYS
     assert sorted(used - documented - {"disallowed_ports"}) == []

@@ -49,7 +49,7 @@ def test_nemo_rl_s_settings_reach_every_replica_with_token_ids() -> None:
     )
 
 
-def test_omegaconf_s_own_is_read_with_its_references() -> None:
+def test_an_omegaconf_configuration_is_read_with_its_references() -> None:
     given = OmegaConf.create(NEMO_RL | {"node": "10.0.0.9", "default_host": "${node}"})
     assert load_config_mapping(given).default_host == "10.0.0.9"
 
@@ -72,7 +72,7 @@ def test_verl_s_settings_lay_a_block_over_the_built_in_file() -> None:
     assert tuple(found.ignored) == ("skip_venv_if_present", "uv_venv_dir")
 
 
-def test_what_is_handed_over_wins_over_the_environment(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapping_overrides_the_environment(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_BASE_URL", "http://elsewhere/v1")
     monkeypatch.setenv("GYMSDK_API_KEY", "anothers-key")
     write("env.yaml", "policy_model_name: other\ndefault_host: 127.0.0.2\n")
@@ -89,6 +89,6 @@ def test_a_named_env_file_is_read_instead_of_the_folder_s(write: Write) -> None:
     assert load_config_mapping({}, env_file=named.with_name("absent.yaml")).logs.level == "warning"
 
 
-def test_what_is_wrong_in_it_says_so() -> None:
+def test_an_error_in_a_mapping_says_so() -> None:
     with pytest.raises(BadConfig, match=r"^handed over: there is no setting 'polcy_model_name'; did you mean 'policy"):
         load_config_mapping({"polcy_model_name": "m"})

@@ -79,7 +79,7 @@ def test_overrides_join_mappings_delete_keys_and_replace_lists(write: Write) -> 
 
 
 @pytest.mark.parametrize("word", ["nothing", "=1", "a..b=1", "+a.b={x:1}", "a=[1", "~log_level"])
-def test_a_word_that_is_no_override_is_told(word: str) -> None:
+def test_an_invalid_override_is_reported(word: str) -> None:
     with pytest.raises(BadConfig, match=r"^command line: "):
         load_config([], [word])
 
@@ -107,7 +107,7 @@ def test_a_deleted_mapping_is_gone_or_replaced(write: Write) -> None:
     assert (found.servers, found.head.host, found.head.port) == ((), "127.0.0.1", 6)
 
 
-def test_inheriting_from_itself_or_nothing_is_told(complaints: Complaints) -> None:
+def test_inheriting_from_itself_or_a_missing_key_is_reported(complaints: Complaints) -> None:
     lines = complaints("a: {_inherit_from: b}\nb: {_copy: a}\nmath:\n  _inherit_from: mth\n")
-    assert any(line.startswith("a.yaml:4: math inherits from mth, which is not there; did you") for line in lines)
+    assert any(line.startswith("a.yaml:4: math inherits from mth, which does not exist; did you") for line in lines)
     assert any("inherits from a, and so from itself" in line for line in lines)

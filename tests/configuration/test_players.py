@@ -59,7 +59,7 @@ def test_every_setting_of_a_vllm_server_reaches_the_model(write: Write) -> None:
     assert tuple(found.ignored) == ("num_workers", "replace_developer_role_with_system")
 
 
-def test_what_is_read_builds_the_model(write: Write) -> None:
+def test_the_configuration_builds_the_model(write: Write) -> None:
     write("a.yaml", VLLM)
     part = player(load_config(["a.yaml"]))
     assert model(part.name, **part.options) is not None
@@ -80,7 +80,7 @@ def test_a_scripted_policy_needs_no_endpoint(write: Write, name: str) -> None:
     assert (part.name, dict(part.options)) == (name, {})
 
 
-def test_ours_takes_the_policy_s_endpoint_or_its_own(write: Write) -> None:
+def test_gymsdk_model_uses_the_policys_endpoint_or_its_own(write: Write) -> None:
     write("env.yaml", "policy_base_url: http://p:1\npolicy_api_key: policys\n")
     write("a.yaml", f"{OURS}vllm/x\n")
     assert options(load_config(["a.yaml"])) == {
@@ -115,7 +115,7 @@ BUILT_IN = "+config_paths=[responses_api_models/vllm_model/configs/vllm_model.ya
         ("url", "", "key", None),
     ],
 )
-def test_a_key_goes_where_it_belongs(
+def test_a_key_is_sent_only_to_its_own_server(
     write: Write, monkeypatch: pytest.MonkeyPatch, file: str, variables: str, word: str, key: str | None
 ) -> None:
     names = {"url": "policy_base_url", "key": "policy_api_key"}
@@ -133,7 +133,7 @@ def test_a_key_goes_where_it_belongs(
 
 def test_a_key_that_others_can_read_is_noted(write: Write) -> None:
     write("env.yaml", "policy_api_key: x\n").chmod(0o644)
-    assert load_config([]).notes == ("env.yaml holds a key that others can read; run: chmod 600 env.yaml",)
+    assert load_config([]).notes == ("env.yaml has a key that other users can read; run: chmod 600 env.yaml",)
 
 
 def test_an_agent_s_steps_are_its_turns(write: Write) -> None:
@@ -141,7 +141,7 @@ def test_an_agent_s_steps_are_its_turns(write: Write) -> None:
     assert load_config(["a.yaml"]).servers[0].part == AgentServerConfig(turns=7, tool_calls=9, seconds=60)
 
 
-def test_an_environment_server_has_its_episodes_time(write: Write) -> None:
+def test_an_environment_server_limits_the_time_of_an_episode(write: Write) -> None:
     block = "{default_episode_timeout_seconds: 30, max_concurrent_episodes: 4}"
     write("a.yaml", f"e: {{environment_servers: {{single_agent_turn: {block}}}}}\n")
     found = load_config(["a.yaml"])
@@ -149,7 +149,7 @@ def test_an_environment_server_has_its_episodes_time(write: Write) -> None:
     assert tuple(found.ignored) == ("max_concurrent_episodes",)
 
 
-def test_a_model_with_an_address_of_its_own_is_not_given_the_policys_key(write: Write) -> None:
+def test_a_model_with_an_address_in_its_name_does_not_get_the_policys_key(write: Write) -> None:
     write("a.yaml", f"policy_base_url: http://a:1\npolicy_api_key: hush\n{OURS}vllm/x@http://b:2/v1\n")
     part = player(load_config(["a.yaml"]))
     assert (part.name, dict(part.options)) == ("vllm/x@http://b:2/v1", {})

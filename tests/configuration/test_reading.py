@@ -23,7 +23,7 @@ def test_nothing_given_is_the_defaults() -> None:
     assert {place for _, place in shown(found).values()} == {"default"}
 
 
-def test_what_is_read_is_frozen() -> None:
+def test_a_deployment_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         load_config().default_host = "0.0.0.0"  # type: ignore[misc]  # that it cannot be set is the point
 
@@ -72,7 +72,7 @@ def test_references_and_numbers_are_read_as_omegaconf_reads_them(write: Write, m
     assert block.settings == {"rate": 0.001, "day": "2024-01-02", "again": {"x": [1, 2]}, "low": 1}
 
 
-def test_an_environment_s_settings_leave_out_what_is_the_server_s(write: Write) -> None:
+def test_the_settings_of_an_environment_do_not_include_those_of_its_server(write: Write) -> None:
     judge = "      judge_model_server: {type: responses_api_models, name: policy_model}\n"
     policy = "policy_model: {responses_api_models: {gymsdk_model: {model: scripted/oracle}}}\n"
     rest = "      num_workers: 2\n      expose_tools_over_mcp: true\n      min_difficulty: 2\n"
@@ -100,7 +100,7 @@ def test_datasets_are_found_by_name(write: Write, folder: Path) -> None:
     assert load_config(["a.yaml"]).find_dataset("test") is None
 
 
-def test_env_yaml_may_hold_what_is_another_program_s(write: Write) -> None:
+def test_env_yaml_may_hold_keys_of_other_programs(write: Write) -> None:
     write("env.yaml", "company_proxy: ${oc.env:NOT_SET_HERE}\nhf_token: x\nwandb_project: y\nlog_level: error\n")
     found = load_config()
     assert (found.logs.level, tuple(found.ignored)) == ("error", ("hf_token", "wandb_project"))
@@ -112,7 +112,7 @@ def test_env_yaml_may_hold_the_keys_of_other_models_and_whole_blocks_of_others(w
 
 
 @pytest.mark.parametrize("slip", ["log_levl: info\n", "defualt_host: 0.0.0.0\n", "lamp:\n  resource_servers: {}\n"])
-def test_a_slip_in_env_yaml_is_told(write: Write, slip: str) -> None:
+def test_a_misspelled_key_in_env_yaml_is_reported(write: Write, slip: str) -> None:
     write("env.yaml", slip)
     with pytest.raises(BadConfig, match="did you mean"):
         load_config()

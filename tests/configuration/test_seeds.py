@@ -68,7 +68,7 @@ def test_the_worker_serves_the_policy_s_model_with_the_folder_s_key(write: Write
     assert "sk-your" not in repr(found)
 
 
-def test_a_worker_without_any_model_is_told_what_is_missing(write: Write) -> None:
+def test_a_worker_without_a_model_reports_what_is_missing(write: Write) -> None:
     write("worker-config.yaml", WORKER)
     with pytest.raises(BadConfig, match=r"^worker-config.yaml:7: .* needs the model's name: .* policy_model_name"):
         load_config(["worker-config.yaml"])
@@ -128,4 +128,4 @@ def test_an_explicit_port_is_kept(write: Write) -> None:
 def test_ray_s_cluster_is_accepted_and_reported(write: Write) -> None:
     write("config.yaml", 'ray_head_node_address: "ray://your-cluster-address:10001"\n')
     found = load_config([], ["+config_paths=[config.yaml]"])
-    assert found.ignored_keys_note == "NeMo Gym's keys that mean nothing here: ray_head_node_address (config.yaml:1)"
+    assert found.ignored_keys_note == "gymsdk ignores these keys of NeMo Gym: ray_head_node_address (config.yaml:1)"

@@ -1,4 +1,4 @@
-"""Keys of NeMo Gym's configurations: those that have a counterpart, those that are ignored, those that are refused."""
+"""NeMo Gym's keys: translated, ignored with a warning, or rejected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def options(write: Write, text: str) -> dict[str, Any]:
         (OPENAI + "      openai_default_headers: {}\n", {}),
     ],
 )
-def test_a_key_with_a_counterpart_has_its_effect(write: Write, text: str, expected: dict[str, Any]) -> None:
+def test_a_key_with_an_equivalent_has_its_effect(write: Write, text: str, expected: dict[str, Any]) -> None:
     assert options(write, text) == expected
 
 
@@ -49,7 +49,7 @@ def test_default_headers_are_sent_and_never_shown(write: Write) -> None:
     assert "tell-nobody" not in repr(load_config(["a.yaml"]))
 
 
-def test_a_key_that_is_not_implemented_is_a_warning_with_its_place(write: Write) -> None:
+def test_an_unsupported_key_causes_a_warning_with_its_place(write: Write) -> None:
     write("a.yaml", f"{VLLM}      forward_session_id_as_conversation_id: true\nsandbox: {{image: x}}\n")
     assert load_config(["a.yaml"]).notes == (
         "a.yaml:7: sandbox is not known to gymsdk and is ignored",
@@ -63,7 +63,7 @@ def test_a_key_that_is_not_implemented_is_a_warning_with_its_place(write: Write)
 def test_keys_without_an_effect_are_named_once_with_their_places(write: Write) -> None:
     write("a.yaml", f"{VLLM}      num_workers: 4\n      endpoint_check_interval_s: 10.0\n      audio_root: null\n")
     assert load_config(["a.yaml"]).ignored_keys_note == (
-        "NeMo Gym's keys that mean nothing here: endpoint_check_interval_s (a.yaml:7), num_workers (a.yaml:6)"
+        "gymsdk ignores these keys of NeMo Gym: endpoint_check_interval_s (a.yaml:7), num_workers (a.yaml:6)"
     )
 
 

@@ -1,4 +1,4 @@
-"""An `env.yaml` that gymsdk found in the working folder: what it may set, and what it may not."""
+"""What an `env.yaml` may set that gymsdk found in the working folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("text", "complaint"), REFUSED.items())
-def test_what_weakens_safety_is_refused_with_its_file_and_line(write: Write, text: str, complaint: str) -> None:
+def test_a_setting_that_weakens_safety_is_rejected_with_its_file_and_line(
+    write: Write, text: str, complaint: str
+) -> None:
     write("named.yaml", NAMED)
     write("more.yaml", "log_dir: ${oc.env:HOME}\n")
     write("env.yaml", text)
@@ -68,7 +70,7 @@ def test_what_weakens_safety_is_refused_with_its_file_and_line(write: Write, tex
     assert "sk-" not in str(caught.value)
 
 
-def test_the_same_file_may_do_all_of_it_once_it_is_named(write: Write) -> None:
+def test_a_named_file_may_set_everything(write: Write) -> None:
     text = "policy_base_url: http://engine/v1\npolicy_api_key: ${oc.env:OPENAI_API_KEY}\n"
     write("env.yaml", f"{text}insecure: true\ndefault_host: 0.0.0.0\nconfig_paths: [more.yaml]\n")
     write("more.yaml", "log_dir: ${oc.env:OPENAI_API_KEY}\n")
@@ -84,7 +86,7 @@ def test_the_command_line_says_what_the_file_may_not(write: Write) -> None:
     assert (found.insecure, found.default_host, found.logs.level) == (True, "0.0.0.0", "error")
 
 
-def test_what_harms_nobody_is_read_as_ever(write: Write) -> None:
+def test_harmless_settings_of_an_untrusted_file_are_read(write: Write) -> None:
     write(
         "env.yaml",
         "policy_base_url: http://${where}:8000/v1\npolicy_api_key: k\npolicy_model_name: m\nwhere: engine\n"
@@ -107,7 +109,7 @@ def test_a_named_file_s_key_does_not_go_to_an_address_that_was_found(write: Writ
     )
 
 
-def test_a_key_that_was_found_goes_to_the_address_of_a_named_file(write: Write) -> None:
+def test_a_key_in_a_found_file_is_sent_to_the_address_of_a_named_file(write: Write) -> None:
     write("named.yaml", "policy_base_url: http://engine/v1\n")
     write("env.yaml", "policy_api_key: sk-of-the-folder\n")
     found = load_config(["named.yaml"])

@@ -1,4 +1,4 @@
-"""What is shown of a configuration: no secret, by whatever name and from wherever it comes."""
+"""Secrets are redacted in the shown settings, by key and by source."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ policy_model:
         ),
     ],
 )
-def test_a_secret_is_known_by_its_name(key: str) -> None:
+def test_a_secret_is_recognized_by_its_key(key: str) -> None:
     assert is_secret((key,))
     assert is_secret(("one", "responses_api_models", "vllm_model", "extra_body", "deep", key))
     assert is_secret(("one", "responses_api_models", "vllm_model", "extra_body", key, "inner"))
@@ -66,15 +66,15 @@ def test_a_secret_is_known_by_its_name(key: str) -> None:
         *("tls_key", "author", "monkey", "tokenizer", "passage", "insecure", "model", "pass_at_k", "token_budget"),
     ],
 )
-def test_what_is_none_is_shown(key: str) -> None:
+def test_values_that_are_not_secret_are_shown(key: str) -> None:
     assert not is_secret((key,))
 
 
-def test_a_server_that_is_called_like_a_secret_is_none() -> None:
+def test_a_server_named_like_a_secret_is_shown() -> None:
     assert not is_secret(("secret_keys", "resources_servers", "secret_keys", "host"))
 
 
-def test_what_comes_from_a_variable_is_not_shown_nor_what_refers_to_it(
+def test_values_from_variables_and_references_to_them_are_redacted(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLACE_OF_IT", "hush-place")

@@ -1,4 +1,4 @@
-"""What a chat server answers, in whichever form it does."""
+"""Chat completions of different servers become Responses."""
 
 from __future__ import annotations
 

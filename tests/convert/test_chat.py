@@ -1,4 +1,4 @@
-"""A Responses request as a chat body, a chat completion as a Response."""
+"""Responses requests become chat bodies, and chat completions become Responses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestRequest:
         said = chat.build_messages({"instructions": "A", "input": items})
         assert said == [{"role": "system", "content": "A\n\nB\n\nC"}, user("hi")]
 
-    def test_a_later_system_message_stays_where_it_is(self) -> None:
+    def test_a_later_system_message_keeps_its_position(self) -> None:
         said = chat.build_messages({"input": [user("hi"), {"role": "developer", "content": "now"}]})
         assert [message["role"] for message in said] == ["user", "system"]
 
@@ -80,7 +80,7 @@ class TestRequest:
             ("drop", {"content": "4"}),
         ],
     )
-    def test_earlier_thoughts_go_back_as_the_server_wants_them(
+    def test_earlier_reasoning_is_sent_in_the_format_of_the_server(
         self, thoughts: responses.ReasoningFormat, expected: dict[str, str]
     ) -> None:
         [message] = chat.build_messages(
@@ -114,7 +114,7 @@ class TestRequest:
         assert body["tools"] == [{"type": "function", "function": function}]
         assert (body["tool_choice"], body["parallel_tool_calls"]) == ("auto", False)
 
-    def test_without_tools_nothing_is_said_of_them(self) -> None:
+    def test_without_tools_the_body_has_no_tool_fields(self) -> None:
         body = chat.build_body({"input": "x", "tools": [], "tool_choice": "auto", "parallel_tool_calls": True})
         assert body.keys() == {"messages"}
 
@@ -231,7 +231,7 @@ class TestResponse:
         response = chat.parse_completion(completed({"content": "x"}, finish), {})
         assert (response["status"], (response["incomplete_details"] or {}).get("reason")) == (status, reason)
 
-    def test_usage_has_its_details_where_they_are_reported(self) -> None:
+    def test_usage_has_details_if_they_are_reported(self) -> None:
         usage = {
             "prompt_tokens": 10,
             "completion_tokens": 5,
@@ -242,7 +242,7 @@ class TestResponse:
         assert response["usage"] == responses.build_usage(10, 5, cached_tokens=8)
 
     @pytest.mark.parametrize("usage", [None, {}, "much", 7, [1]])
-    def test_usage_that_is_no_object_is_none(self, usage: object) -> None:
+    def test_usage_that_is_not_an_object_is_none(self, usage: object) -> None:
         assert chat.parse_completion(completed({"content": "x"}, usage=usage), {})["usage"] is None
 
     @pytest.mark.parametrize("odd", [None, "7", {}, [7]])
@@ -284,7 +284,7 @@ class TestResponse:
             completed({"tool_calls": [{}]}),
         ],
     )
-    def test_what_is_no_completion_is_a_bad_answer(self, answer: object) -> None:
+    def test_an_answer_that_is_not_a_completion_is_a_bad_answer(self, answer: object) -> None:
         with pytest.raises(Failed, match="not a chat completion") as caught:
             chat.parse_completion(answer, {})
         assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", True)
@@ -296,7 +296,7 @@ class TestResponse:
         assert (caught.value.kind, caught.value.retryable) == ("model_bad_answer", False)
 
 
-def test_the_stop_sequence_that_ended_an_answer_is_told() -> None:
+def test_the_response_has_the_stop_sequence_that_ended_it() -> None:
     choice = {"message": {"role": "assistant", "content": "one"}, "finish_reason": "stop", "stop_reason": "two"}
     assert chat.parse_completion({"choices": [choice]}, {})["stop_sequence"] == "two"
     # vLLM gives the id of a stop token as a number.

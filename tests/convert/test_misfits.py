@@ -1,4 +1,4 @@
-"""Servers that leave tool calls in the text, or refuse tools."""
+"""Servers without a parser for tool calls are detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hosted model is shown again of what was thought before."""
+"""Hosted models receive only their own reasoning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shown(own: ReasoningFilter, thought: Item) -> list[Item]:
     return sent
 
 
-def test_its_own_thoughts_come_back_with_what_it_did_after_them() -> None:
+def test_own_reasoning_is_sent_back_with_the_items_after_it() -> None:
     own, thought = ReasoningFilter(), responses.build_reasoning(id="rs_1")
     own.parse_answer({"output": [thought]}, {})
     assert shown(own, thought) == turn(thought)
@@ -37,7 +37,7 @@ def test_the_thoughts_of_others_are_left_out_with_the_ids_that_ask_for_them() ->
     assert (call["type"], call["call_id"], "id" in call) == ("function_call", "c1", False)
 
 
-def test_the_turn_after_an_own_thought_keeps_its_ids() -> None:
+def test_the_turn_after_own_reasoning_keeps_its_ids() -> None:
     own, thought = ReasoningFilter(), responses.build_reasoning(id="rs_1")
     own.parse_answer({"output": [thought]}, {})
     sent = own.build_body({"input": [*turn(responses.build_reasoning("hm")), *turn(thought)]})["input"]
@@ -51,13 +51,13 @@ def test_what_a_provider_does_not_store_is_not_known_to_it() -> None:
     assert thought not in shown(own, thought)
 
 
-def test_thoughts_that_were_split_off_a_text_are_nobodys() -> None:
+def test_reasoning_split_from_text_is_dropped() -> None:
     own = ReasoningFilter()
     thought, _ = own.parse_answer({"output": [responses.build_message("<think>hm</think>42")]}, {})["output"]
     assert thought not in shown(own, thought)
 
 
-def test_the_oldest_are_forgotten_first() -> None:
+def test_the_oldest_ids_are_forgotten_first() -> None:
     own, thoughts = ReasoningFilter(max_ids=2), [responses.build_reasoning(id=f"rs_{number}") for number in range(3)]
     own.parse_answer({"output": thoughts}, {})
     assert [thought in shown(own, thought) for thought in thoughts] == [False, True, True]

@@ -1,4 +1,4 @@
-"""The thoughts in a text."""
+"""Reasoning is separated from text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gymsdk.convert import content
         (" 4 ", ([], " 4 ")),
     ],
 )
-def test_thoughts_are_told_from_the_text(text: str, expected: tuple[list[str], str]) -> None:
+def test_reasoning_is_separated_from_the_text(text: str, expected: tuple[list[str], str]) -> None:
     assert content.split_think_blocks(text) == expected
 
 

@@ -1,4 +1,4 @@
-"""What is sent to a server that speaks Responses, and what it must answer."""
+"""Requests to servers of the Responses API, and their answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_answer_is_made_whole() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"output": "x"}, {"output": ["x"]}])
-def test_what_is_no_response_is_a_bad_answer(answer: object) -> None:
+def test_an_answer_that_is_not_a_response_is_a_bad_answer(answer: object) -> None:
     with pytest.raises(Failed, match="not a Response") as caught:
         responses.parse_answer(answer, {})
     assert caught.value.kind == "model_bad_answer"
@@ -39,13 +39,13 @@ def test_a_failed_response_is_a_failure() -> None:
     assert (caught.value.kind, caught.value.retryable) == ("model_error", True)
 
 
-def test_a_response_with_an_error_is_a_failure_whatever_its_status() -> None:
+def test_a_response_with_an_error_is_a_failure_with_any_status() -> None:
     with pytest.raises(Failed, match="overloaded"):
         responses.parse_answer({"status": "completed", "error": {"message": "overloaded"}, "output": []}, {})
 
 
 @pytest.mark.parametrize("usage", [None, {}, "much", 7, [1]])
-def test_usage_that_is_no_object_is_none(usage: object) -> None:
+def test_usage_that_is_not_an_object_is_none(usage: object) -> None:
     assert responses.parse_answer({"output": [], "usage": usage}, {})["usage"] is None
 
 
@@ -83,7 +83,7 @@ def test_an_empty_thought_leaves_what_stands_after_it() -> None:
     assert extract_text(said["content"]) == "42"
 
 
-def test_what_has_no_thoughts_in_it_passes_as_it_is() -> None:
+def test_a_response_without_reasoning_is_unchanged() -> None:
     output = [wire.build_message("a <b>"), wire.build_message("") | {"content": None}, {"type": "web_search_call"}]
     told = responses.parse_answer({"output": output}, {})["output"]
     assert all(ours is theirs for ours, theirs in zip(told, output, strict=True))

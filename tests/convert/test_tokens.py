@@ -1,4 +1,4 @@
-"""Where a completion has its token ids, and what is wrong with some."""
+"""Token fields of completions are read and validated."""
 
 from __future__ import annotations
 
@@ -46,21 +46,30 @@ def test_where_there_are_no_ids_there_is_nothing(choice: Item) -> None:
     assert tokens.parse_token_fields(completion(None, choice, prompt_token_ids=None)) == {}
 
 
-def test_an_answer_without_tokens_has_none() -> None:
+def test_an_answer_without_token_fields_has_none() -> None:
     nothing = completion(None, {"token_ids": [], "logprobs": {"content": []}}, prompt_token_ids=[1])
     assert tokens.parse_token_fields(nothing) == dict(zip(MESSAGE, ([1], [], []), strict=True))
 
 
-def test_what_else_the_server_sends_of_its_tokens_goes_with_them() -> None:
+def test_routed_experts_are_kept_with_the_token_fields() -> None:
     assert tokens.parse_token_fields(completion(MESSAGE | {"routed_experts": [[7]]}))["routed_experts"] == [[7]]
 
 
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        (completion(MESSAGE, BESIDE | {"token_ids": [3, 5]}), "the ids of the message differ from the ids of the choice"),
-        (completion(None, BESIDE | {"logprobs": chances("token_id:3", "token_id:5")}), "token_ids differ from the ids in logprobs"),
-        (completion(None, {"logprobs": chances("token_id:3", "b")}, prompt_token_ids=[1]), "some tokens in logprobs are ids and some are texts"),
+        (
+            completion(MESSAGE, BESIDE | {"token_ids": [3, 5]}),
+            "the ids of the message differ from the ids of the choice",
+        ),
+        (
+            completion(None, BESIDE | {"logprobs": chances("token_id:3", "token_id:5")}),
+            "token_ids differ from the ids in logprobs",
+        ),
+        (
+            completion(None, {"logprobs": chances("token_id:3", "b")}, prompt_token_ids=[1]),
+            "some tokens in logprobs are ids and some are texts",
+        ),
         (completion(None, {"logprobs": chances("token_id:3", "4")}, prompt_token_ids=[1]), "1 token ids, but 2 log"),
         (completion({"prompt_token_ids": [1]}), "generation_token_ids is missing"),
         (completion(MESSAGE | {"generation_log_probs": [-0.5]}), "2 token ids, but 1 log-probabilities"),

@@ -65,7 +65,7 @@ def test_an_output_that_is_no_text_fails_the_step_of_its_own_seat(looks: Environ
     assert len(seen[0]) == 0 < len(seen[1])
     failure = info_of(infos, 0)["failure"]
     assert (failure["stage"], failure["kind"]) == ("step", "unspeakable")
-    assert "codec='chat' can carry it" in failure["message"]
+    assert "use codec='chat' to carry it" in failure["message"]
     assert not info_of(infos, 1)
     assert vector.step([said(codec, "stop")] * 2)[1][1] == 1.0
     vector.close()

@@ -1,4 +1,4 @@
-"""A server that sends without end, or much in little, is cut off: one call fails, and the process goes on."""
+"""Answers without end or with extreme compression fail one call, and the process continues."""
 
 from __future__ import annotations
 

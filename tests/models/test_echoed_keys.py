@@ -1,4 +1,4 @@
-"""Keys stay out of what is said of a server that repeats them."""
+"""Keys that a server repeats are redacted in messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = "sk-very-secret"
 
 @pytest.mark.parametrize("secret", ["sk-plain", "sk/with/slashes", """sk'"both\\quotes""", "sk-späce "])
 @pytest.mark.parametrize("written", [str, repr, json.dumps, lambda text: json.dumps(text).replace("/", "\\/")])
-def test_a_key_is_blotted_out_however_it_is_written(secret: str, written: Callable[[str], str]) -> None:
+def test_a_key_is_redacted_in_any_encoding(secret: str, written: Callable[[str], str]) -> None:
     with pytest.raises(Failed) as caught, credentials.redact_failures(SecretStr(secret)):
         raise Failed(f"wrong key {written(secret)}", kind="model_refused")
     assert "***" in str(caught.value)
@@ -41,7 +41,7 @@ def test_a_short_key_is_blotted_out_as_a_word_and_not_as_a_part_of_others(said: 
     assert credentials.redact(said, [SecretStr("any")]) == kept
 
 
-def test_a_message_is_cut_only_after_its_key_is_blotted_out() -> None:
+def test_a_message_is_truncated_only_after_redaction() -> None:
     for before in range(credentials.MAX_MESSAGE_CHARS - 20, credentials.MAX_MESSAGE_CHARS):
         with pytest.raises(Failed) as caught, credentials.redact_failures(SecretStr(KEY)):
             raise Failed("x" * before + KEY, kind="model_refused")

@@ -180,7 +180,7 @@ async def test_another_refusal_is_not_taken_for_overflow(status: int, message: s
             await model("endpoint/m", base_url=url, retries=0).respond({"input": "hi"})
 
 
-async def test_a_prompt_that_does_not_fit_is_told_by_llama_server_with_any_status() -> None:
+async def test_a_context_overflow_of_llama_server_is_detected_with_any_status() -> None:
     error = {"code": 500, "message": "Context size has been exceeded.", "type": "exceed_context_size_error"}
     async with answering((500, {"error": error})) as (url, bodies):
         response = await model("endpoint/m", base_url=url).respond({"input": "hi"})
@@ -218,7 +218,7 @@ async def test_a_refusal_is_final_and_says_why() -> None:
     assert (caught.value.kind, caught.value.retryable, len(bodies)) == ("model_not_found", False, 1)
 
 
-async def test_the_key_is_sent_and_told_to_nobody() -> None:
+async def test_the_key_is_sent_and_never_shown() -> None:
     async with answering((401, {"error": {"message": f"wrong key {KEY}"}})) as (url, bodies):
         policy = model("endpoint/m", base_url=url, api_key=KEY)
         with pytest.raises(Failed) as caught:
@@ -248,11 +248,11 @@ async def sent(name: str, request: Item, **options: object) -> Item:
     return {key: value for key, value in bodies[0].items() if key not in {"key", "messages"}}
 
 
-async def test_an_endpoint_is_told_only_what_was_asked() -> None:
+async def test_an_endpoint_receives_only_the_fields_of_the_request() -> None:
     assert await sent("endpoint/a/b", {"input": "hi", "temperature": None}) == {"model": "a/b"}
 
 
-async def test_vllm_is_always_told_how_to_sample() -> None:
+async def test_vllm_always_receives_sampling_parameters() -> None:
     assert await sent("vllm/Qwen/Qwen3-4B", {"input": "hi", "top_p": 0.9, "temperature": None}) == {
         "model": "Qwen/Qwen3-4B",
         "temperature": 1.0,

@@ -54,13 +54,13 @@ def test_one_model_may_be_asked_in_one_loop_after_another():
     asyncio.run(twice())
 
 
-async def test_a_failure_of_the_model_is_told_as_the_models():
+async def test_a_failure_of_the_model_has_a_model_kind():
     with pytest.raises(Failed) as caught:
         await MeteredModel(build("oracle"), role="judge").respond({})
     assert caught.value.kind == "model_no_episode"
 
 
-async def test_a_call_that_fails_frees_its_place_and_is_not_counted():
+async def test_a_failed_call_releases_the_semaphore_and_is_not_counted():
     metered = MeteredModel(build("oracle"), role="judge", at_once=1)
     used: types.UsageByRole = {}
     with types.collect_usage(used):

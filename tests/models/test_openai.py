@@ -115,7 +115,7 @@ async def test_a_slow_provider_is_a_timeout_that_bounds_the_retries_too() -> Non
     ("status", "kind", "retryable"),
     [(400, "model_refused", False), (401, "model_unauthorized", False), (429, "model_rate_limited", True)],
 )
-async def test_a_refusal_has_its_kind_and_not_the_key(status: int, kind: str, retryable: bool) -> None:
+async def test_an_error_response_has_its_kind_and_not_the_key(status: int, kind: str, retryable: bool) -> None:
     async with refusing(status, f"no, {KEY}") as (url, keys):
         policy = model("openai/gpt-5", base_url=url, api_key=KEY, retries=0)
         with pytest.raises(Failed, match=f"answered {status}: .*no, ") as caught:
@@ -188,7 +188,7 @@ async def test_the_key_and_base_url_of_the_folder_belong_together(
 
 
 @BOTH
-async def test_what_is_pinned_is_sent_with_the_headers(api: Api) -> None:
+async def test_pinned_fields_are_sent_with_the_headers(api: Api) -> None:
     seen: list[Item] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -228,14 +228,14 @@ def test_the_address_of_a_foreign_folder_is_never_given_the_key_of_a_variable(
         model("openai/gpt-5")
 
 
-async def test_a_key_with_a_line_break_is_told_to_nobody() -> None:
+async def test_a_key_with_a_line_break_is_never_shown() -> None:
     async with refusing(400, "no") as (url, _):
         with pytest.raises(Failed) as caught:
             await model("openai/gpt-5", base_url=url, api_key=f"{KEY}\n", retries=0).respond({"input": "hi"})
     assert KEY not in f"{caught.value}"
 
 
-async def test_an_address_in_the_name_gets_the_key_only_of_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_in_the_name_gets_only_the_key_of_the_same_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     async with refusing(400, "no") as (url, keys):
         monkeypatch.setenv("OPENAI_API_KEY", "sk-variable")
         with pytest.raises(BadModelOption, match=r"no key for http://127.*write endpoint/gpt-5@http://127"):

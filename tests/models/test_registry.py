@@ -1,4 +1,4 @@
-"""Models by name."""
+"""Models are built from their names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("provider", ["endpoint", "vllm"])
-def test_a_provider_builds_its_model_whatever_slashes_the_name_has(provider: str) -> None:
+def test_a_model_name_may_contain_slashes(provider: str) -> None:
     built = gymsdk.model(f"{provider}/Qwen/Qwen3-4B", base_url=URL)
     assert isinstance(built, Endpoint)
     assert repr(built).startswith(f"{provider}/Qwen/Qwen3-4B@")
@@ -123,13 +123,13 @@ def test_several_addresses_of_a_name_have_the_policys_key_where_all_are_the_poli
     assert reached(f"vllm/m@{other}") == ("m", other, "sk-variable")
 
 
-def test_a_model_says_what_it_is_and_where_and_nothing_secret() -> None:
+def test_the_repr_of_a_model_has_name_and_address_but_no_secret() -> None:
     built = gymsdk.model("vllm/m", base_url=[URL, "http://127.0.0.1:2/v1"], api_key="sk-a", headers={"X": "sk-b"})
     assert repr(built) == f"vllm/m@{URL},http://127.0.0.1:2/v1"
 
 
 @pytest.mark.parametrize("given", [{"pinned": {"top_k": 1}}, {"tokens": True}])
-def test_a_scripted_policy_has_nothing_pinned(given: dict[str, object]) -> None:
+def test_a_scripted_policy_rejects_request_options(given: dict[str, object]) -> None:
     with pytest.raises(BadModelOption, match="runs in this process and sends no requests"):
         gymsdk.model("scripted/null", **given)
 
@@ -142,7 +142,7 @@ def test_a_password_in_the_address_of_a_name_is_refused_and_not_repeated(provide
     assert "hush" not in str(caught.value)
 
 
-async def test_a_judge_may_have_a_server_of_its_own(tmp_path: Path) -> None:
+async def test_a_judge_may_have_a_separate_server(tmp_path: Path) -> None:
     class Judged(gymsdk.Config):
         judge: gymsdk.Model | None = None
 
@@ -155,6 +155,6 @@ async def test_a_judge_may_have_a_server_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [{"base_url": "http://127.0.0.1:1/v1"}, {"api": "chat"}])
-def test_a_scripted_policy_is_not_to_be_reached_anywhere(given) -> None:
+def test_a_scripted_policy_rejects_a_base_url(given) -> None:
     with pytest.raises(BadModelOption, match="runs in this process and has no address"):
         gymsdk.model("scripted/oracle", **given)

@@ -1,4 +1,4 @@
-"""A policy that says the lines of a file."""
+"""A scripted policy plays the lines of a file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_the_first_turn_says_the_first_line(script: Path) -> None:
     assert first["call_id"] != second["call_id"]
 
 
-async def test_the_last_line_is_said_again_and_again(script: Path) -> None:
+async def test_the_last_line_is_repeated(script: Path) -> None:
     history = [USER]
     for _ in range(3):
         history += [*await said(script, *history), {"role": "user", "content": "And?"}]
@@ -49,7 +49,7 @@ async def test_the_last_line_is_said_again_and_again(script: Path) -> None:
     assert last["content"][0]["text"] == "it is 3"
 
 
-async def test_a_line_with_a_word_to_wait_for_goes_first(script: Path) -> None:
+async def test_a_line_with_a_matching_when_goes_first(script: Path) -> None:
     _, call, *_ = turn = await said(script, USER)
     [told] = await said(script, USER, *turn, responses.build_function_call_output(call["call_id"], '{"error": "no"}'))
     assert told["content"][0]["text"] == "I give up"
@@ -74,7 +74,7 @@ async def test_it_plays_by_name(script: Path) -> None:
         ('{"when": "x"}', "it has no output"),
     ],
 )
-def test_a_line_that_is_none_is_named_with_its_file_and_number(tmp_path: Path, line: str, complaint: str) -> None:
+def test_an_invalid_line_is_reported_with_its_file_and_number(tmp_path: Path, line: str, complaint: str) -> None:
     path = tmp_path / "script.jsonl"
     path.write_text(f'{{"text": "hi"}}\n{line}\n')
     with pytest.raises(BadModelOption, match="scripted/script") as caught:

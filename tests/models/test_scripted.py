@@ -101,7 +101,7 @@ async def test_an_oracle_may_be_always_or_never_right(adding, row, share, reward
 
 
 @pytest.mark.parametrize("share", ["1.5", "-1", "half", "nan"])
-def test_a_share_that_is_none_is_refused(share):
+def test_an_invalid_share_is_rejected(share):
     with pytest.raises(
         BadModelOption, match=f"scripted/oracle:{share}: the share of right episodes must be a number from 0"
     ):
@@ -122,7 +122,9 @@ async def test_the_oracle_needs_an_environment_that_solves(row):
 
 
 async def test_the_oracle_needs_an_episode_in_this_process():
-    with pytest.raises(Failed, match=r"needs an episode that is played in this process, .* write Policy\(model, env\), over HTTP query"):
+    with pytest.raises(
+        Failed, match=r"needs an episode that is played in this process, .* write Policy\(model, env\), over HTTP query"
+    ):
         await build("oracle").respond({"input": "?"})
 
 
@@ -132,7 +134,7 @@ async def test_null_says_nothing(adding, row):
     assert said(rollout)[0][1][0]["text"] == ""
 
 
-async def test_echo_says_what_the_user_said_last(adding, row):
+async def test_echo_repeats_the_last_message_of_the_user(adding, row):
     rollout = await play(adding, build("echo"), row | {"responses_create_params": {"input": "Really?"}})
     texts = [content[0]["text"] if isinstance(content, list) else content for _, content in said(rollout)]
     assert texts == ["Really?"] + ["Sure?"] * 63
@@ -180,7 +182,7 @@ async def test_random_needs_no_episode(row):
 
 
 @pytest.mark.parametrize("name", ["oracel", "echo:1", "random:x", ""])
-def test_an_unknown_policy_names_those_there_are(name):
+def test_an_unknown_policy_error_lists_the_known_ones(name):
     with pytest.raises(UnknownModel) as caught:
         build(name)
     message = str(caught.value)
@@ -216,14 +218,14 @@ async def test_replay_plays_a_rollouts_file_again(adding, recorded):
         assert again.reward == recorded_one.reward
 
 
-async def test_replay_knows_an_episode_by_its_opening_even_without_the_episode(recorded):
+async def test_replay_finds_an_episode_by_its_opening_without_an_episode(recorded):
     path, [(_, _, first), *_] = recorded
     model = build(f"replay:{path}")
     response = await model.respond({"input": first.opening})
     assert response["output"] == first.response["output"][: len(response["output"])]
 
 
-async def test_replay_of_an_episode_that_is_not_there_says_so(adding, recorded):
+async def test_replay_of_a_missing_episode_says_so(adding, recorded):
     path, _ = recorded
     rollout = await play(adding, build(f"replay:{path}"), Sum.ask("Something else.", numbers=[]))
     assert rollout.failure.message == f"{path} has no episode with the same opening"
@@ -249,7 +251,7 @@ async def test_replay_beyond_the_recorded_end_says_so(recorded):
         ),
     ],
 )
-def test_replay_of_what_is_no_rollouts_file_is_refused(tmp_path, text, message):
+def test_replay_of_an_invalid_file_is_rejected(tmp_path, text, message):
     path = tmp_path / "rollouts.jsonl"
     if text is not None:
         path.write_text(text)
@@ -259,7 +261,7 @@ def test_replay_of_what_is_no_rollouts_file_is_refused(tmp_path, text, message):
     assert message in str(caught.value)
 
 
-async def test_a_replay_is_found_by_what_is_said_however_it_is_written(tmp_path):
+async def test_a_recording_is_found_by_content_not_by_encoding(tmp_path):
     opening = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello?"}]
     line = {"responses_create_params": {"input": opening}, "response": {"output": [wire.build_message("Hi.")]}}
     path = tmp_path / "rollouts.jsonl"
@@ -273,6 +275,6 @@ async def test_a_replay_is_found_by_what_is_said_however_it_is_written(tmp_path)
 
 
 @pytest.mark.parametrize("odd", [{"arguments": {"a": 1}}, {"output": ["x", None]}, {"content": 7}])
-async def test_whatever_was_said_before_is_no_reason_to_fail(odd: dict[str, object]) -> None:
+async def test_any_history_is_accepted(odd: dict[str, object]) -> None:
     said = [{"type": "function_call", "name": "add", "call_id": "c1"} | odd]
     assert (await build("random", ModelOptions()).respond({"input": said}))["usage"]["input_tokens"] >= 0

@@ -47,7 +47,7 @@ SUPPLIED = {
 
 NAMES = {RESOURCES: "supplied_environment", AGENTS: "supplied_agent", MODELS: "policy_model"}
 UNSUPPORTED = re.compile(r"is not supported; ")
-KEY = re.compile(r"has no setting|there is no setting|is no kind of server|has no kind of server")
+KEY = re.compile(r"has no setting|there is no setting|is not a kind of server|has no kind of server")
 
 
 def loaded(path: Path) -> dict[str, Any]:

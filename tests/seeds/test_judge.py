@@ -100,7 +100,7 @@ def test_a_judge_that_is_required_and_not_named_stops_the_start(tmp_path_factory
     place.write("a.yaml", "math: {resources_servers: {math_with_judge: {should_use_judge: true}}}\n")
     ended = place.run(place.at_head("gymsdk serve --config a.yaml --model scripted/null"))
     assert (ended.code, ended.err.count("\n")) == (2, 1)
-    assert "should_use_judge is true, and no judge is named" in ended.err
+    assert "should_use_judge is true, but no judge is named" in ended.err
 
 
 def test_a_built_in_file_stands_in_for_no_file_that_asks_a_judge(tmp_path_factory: pytest.TempPathFactory) -> None:

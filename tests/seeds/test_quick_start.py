@@ -80,7 +80,7 @@ def test_gymsdk_s_own_command_does_the_same(started: Place) -> None:
     [
         ("+num_repeat=2", "there is no setting 'num_repeat'; did you mean 'num_repeats'?"),
         ("+num_repeats=often", "num_repeats: input should be a valid integer"),
-        ("+num_repeats_add_seed=true", "num_repeats_add_seed has no counterpart here; leave it out, and"),
+        ("+num_repeats_add_seed=true", "num_repeats_add_seed has no equivalent in gymsdk; leave it out, and"),
         ("+input_jsonl_fpath=none.jsonl", "there is no file none.jsonl"),
     ],
 )

@@ -50,7 +50,7 @@ async def test_tokens_are_counted_for_a_rollout_too(rig: Rig, prefix: str) -> No
 
 
 async def test_an_invalid_request_is_rejected_in_anthropics_form(rig: Rig) -> None:
-    with pytest.raises(BadRequestError, match="messages must hold"):
+    with pytest.raises(BadRequestError, match="messages must have at least one message"):
         await rig.anthropic["vllm"].messages.count_tokens(model="any", messages=[])
 
 

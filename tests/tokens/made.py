@@ -1,4 +1,4 @@
-"""Tokenizers made up for tests: text has many spellings in ids, templates are of well-known styles."""
+"""Tokenizers for tests: a text has several tokenizations, and the templates have well-known styles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer of bytes: nothing gets lost, and only the template writes marks."""
+"""The tokenizer of bytes is lossless, and only its template produces special tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_words_that_spell_a_mark_stay_words(mark):
     assert max(BYTES.encode(mark)) < 256
 
 
-def test_what_is_no_utf8_is_replaced():
+def test_invalid_utf8_is_replaced():
     assert BYTES.decode([0x68, 0xFF, END]) == "h\N{REPLACEMENT CHARACTER}<|im_end|>"
 
 

@@ -1,4 +1,4 @@
-"""ChatML: turns between marks, calls and their outputs in the Hermes form."""
+"""ChatML with tool calls and outputs in the Hermes format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_prompt_ends_with_the_beginning_of_the_policys_turn():
     assert written(add_generation_prompt=True) == "<|im_start|>assistant\n"
 
 
-def test_the_words_of_the_system_come_before_its_tools():
+def test_the_system_prompt_comes_before_the_tools():
     tool = {"type": "function", "function": {"name": "look"}}
     said = written({"role": "developer", "content": "Be brief."}, tools=[tool])
     assert said.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
@@ -47,16 +47,16 @@ def test_an_output_cannot_end_itself():
     assert said == "<|im_start|>user\n<tool_response>\na< /tool_response>b\n</tool_response><|im_end|>\n"
 
 
-def test_a_mark_in_pieces_is_none_either():
+def test_a_marker_split_over_pieces_is_escaped():
     said = written({"role": "user", "content": [{"type": "text", "text": "<|im_"}, {"type": "text", "text": "end|>"}]})
     assert said == "<|im_start|>user\n< |im_end|><|im_end|>\n"
 
 
-def test_an_unknown_role_is_refused():
+def test_an_unknown_role_is_rejected():
     with pytest.raises(UsageError, match="unknown role 'judge'"):
         written({"role": "judge", "content": "guilty"})
 
 
-def test_what_is_no_text_is_refused():
+def test_content_that_is_not_text_is_rejected():
     with pytest.raises(UsageError, match="'image_url' is not text; use codec='chat' to carry it"):
         written({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]})

@@ -1,4 +1,4 @@
-"""Marks: none is left standing, and nothing else is touched."""
+"""Escaping removes all markers and changes nothing else."""
 
 from __future__ import annotations
 

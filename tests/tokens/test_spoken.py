@@ -1,4 +1,4 @@
-"""What a policy wrote: calls are found, broken ones are not lost, and nothing is raised."""
+"""Outputs of policies are parsed; broken calls are kept, and no error is raised."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("written", "arguments"), BROKEN.values(), ids=BROKEN)
-def test_what_has_a_name_is_a_call_with_its_arguments_verbatim(written, arguments):
+def test_an_object_with_a_name_is_a_call_with_verbatim_arguments(written, arguments):
     assert parse_output(written).calls == [ParsedCall("f", arguments)]
 
 
@@ -162,6 +162,6 @@ def seconds(written):
 
 @pytest.mark.parametrize("unit", SPAM)
 @pytest.mark.parametrize("first", ["", '<think>a</think><tool_call>{"'])
-def test_spam_takes_time_that_grows_as_its_length_does(unit, first):
+def test_parsing_takes_linear_time(unit, first):
     # A straight pass takes a small part of this, a quadratic one many times as much.
     assert seconds(first + unit * (500_000 // len(unit))) < 10

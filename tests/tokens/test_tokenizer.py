@@ -1,4 +1,4 @@
-"""A tokenizer: given, by name, or built in; its template's ids however it gives them."""
+"""Tokenizers as objects, by name, and built in; templates may return ids in several forms."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_none_is_the_tokenizer_of_bytes():
     assert isinstance(load_tokenizer(), ByteTokenizer)
 
 
-def test_an_object_is_taken_as_it_is():
+def test_a_tokenizer_object_is_returned_unchanged():
     made, _ = STYLES["qwen"]
     assert load_tokenizer(made) is made
 
 
-def test_what_is_no_tokenizer_is_refused():
+def test_an_object_that_is_not_a_tokenizer_is_rejected():
     with pytest.raises(UsageError, match="int is not a tokenizer"):
         load_tokenizer(7)
 
@@ -58,12 +58,12 @@ def test_the_tokenizer_of_a_model_is_loaded_once(transformers):
     assert transformers == ["known/model"]
 
 
-def test_a_model_that_is_not_there_is_a_sentence(transformers):
+def test_a_missing_model_is_reported_in_one_sentence(transformers):
     with pytest.raises(UsageError, match=r"cannot load a tokenizer from 'lost/model'.*: lost/model is not there$"):
         load_tokenizer("lost/model")
 
 
-def test_what_is_wrong_with_the_messages_is_said_as_it_is():
+def test_an_error_about_the_messages_is_unchanged():
     with pytest.raises(UsageError, match=r"^unknown role 'judge' of a chat message"):
         render_messages(load_tokenizer(), [{"role": "judge", "content": "guilty"}])
 
@@ -73,12 +73,12 @@ def test_ids_in_a_mapping_are_found():
     assert render_messages(boxed, ASKED) == render_messages(plain, ASKED)
 
 
-def test_a_template_that_fails_is_a_sentence():
+def test_a_failing_template_is_reported_in_one_sentence():
     with pytest.raises(UsageError, match="cannot render these messages: no system role"):
         render_messages(STYLES["gemma"][0], [{"role": "system", "content": "be good"}])
 
 
-def test_a_template_that_gives_text_is_refused():
+def test_a_template_that_returns_text_is_rejected():
     made = Made(lambda *_: "text", CHATML, "<|im_end|>")
     made.encode = lambda text: text
     with pytest.raises(UsageError, match="must return a list of token ids, got str"):

@@ -1,4 +1,4 @@
-"""A client of the real SDK, whose server is a face and the answer that stands behind it."""
+"""Clients of the real SDKs in front of an inbound API with fixed answers."""
 
 from __future__ import annotations
 

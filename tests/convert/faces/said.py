@@ -1,4 +1,4 @@
-"""What models say and clients ask, as hypothesis draws it."""
+"""Hypothesis strategies for outputs of models and requests of clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever JSON stands anywhere in a body, it is read, or refused in a sentence: nothing else comes of it."""
+"""Any JSON in a body is accepted, or rejected with a sentence."""
 
 from __future__ import annotations
 

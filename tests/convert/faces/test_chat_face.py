@@ -1,4 +1,4 @@
-"""A chat body as a Responses request, a Response as a chat completion."""
+"""Chat bodies become Responses requests, and Responses become chat completions."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ def test_there_and_back_is_the_same_body() -> None:
         ({"functions": [], "function_call": None}, {}),
     ],
 )
-def test_a_wish_has_its_place(body: Item, expected: Item) -> None:
+def test_each_field_is_translated(body: Item, expected: Item) -> None:
     assert served.parse_request({"messages": []} | body) == expected | {"input": []}
 
 
-def test_a_key_nobody_knows_is_ignored_with_one_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_key_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         assert served.parse_request({"messages": [], "surprise_of_chat": 1}) == {"input": []}
     assert [record.getMessage().count("surprise_of_chat") for record in caplog.records] == [1]
@@ -137,7 +137,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments":
         ({"messages": [], "stream_options": []}, "stream_options", "an object"),
     ],
 )
-def test_what_is_no_chat_body_is_malformed(body: Item, param: str, words: str) -> None:
+def test_an_invalid_chat_body_is_rejected(body: Item, param: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words) as caught:
         served.parse_request(body)
     assert caught.value.param == param
@@ -156,7 +156,7 @@ def test_what_is_no_chat_body_is_malformed(body: Item, param: str, words: str) -
         ({}, ["message"]),
     ],
 )
-def test_an_assistants_message_is_the_items_of_its_turn(message: Item, kinds: list[str]) -> None:
+def test_an_assistant_message_becomes_the_items_of_its_turn(message: Item, kinds: list[str]) -> None:
     assert [item["type"] for item in served.parse_message({"role": "assistant"} | message)] == kinds
 
 
@@ -189,7 +189,7 @@ def test_a_file_is_a_file() -> None:
     ]
 
 
-def test_thoughts_are_told_under_both_names_or_as_the_client_wants_them() -> None:
+def test_reasoning_is_returned_under_both_names_or_as_the_client_asks() -> None:
     said = responses.build_response([responses.build_reasoning("2+2"), responses.build_message("4")], model="m")
 
     def told(**asked: Any) -> Item:
@@ -217,7 +217,7 @@ def test_token_ids_are_also_where_vllm_has_them_if_they_are_wanted() -> None:
     assert chunks[-1]["choices"][0]["token_ids"] == [3]
 
 
-def test_what_was_cut_short_for_no_known_reason_was_cut_for_its_length() -> None:
+def test_an_incomplete_response_without_a_reason_finishes_with_length() -> None:
     said = responses.build_response([responses.build_function_call("add", "{", "c1")], model="m", status="incomplete")
     assert served.build_completion(said)["choices"][0]["finish_reason"] == "length"
 

@@ -1,4 +1,4 @@
-"""A Response as a message of Anthropic's API, and back as the history of the next request."""
+"""Responses become Anthropic messages, and return as the history of the next request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def again(message: Item) -> list[Item]:
     return found
 
 
-def test_thoughts_are_kept_from_a_client_that_wants_none_and_their_tokens_are_not() -> None:
+def test_disabled_thinking_removes_reasoning_but_not_its_tokens() -> None:
     response = responses.build_response(
         [responses.build_reasoning("hmm"), CALL, responses.build_reasoning("well") | TOKENS], model="m"
     )
@@ -45,7 +45,7 @@ def test_thoughts_are_kept_from_a_client_that_wants_none_and_their_tokens_are_no
 
 
 @pytest.mark.parametrize("thinking", [None, {"type": "enabled", "budget_tokens": 2048}, {"type": "adaptive"}])
-def test_thoughts_are_told_to_all_others(thinking: Item | None) -> None:
+def test_reasoning_is_returned_by_default(thinking: Item | None) -> None:
     message = anthropic.build_answer(
         responses.build_response([responses.build_reasoning("hmm")], model="m"), {"thinking": thinking}
     )
@@ -119,7 +119,7 @@ def test_input_from_a_cache_is_counted_apart() -> None:
     assert usage["output_tokens_details"] == {"thinking_tokens": 3}
 
 
-def test_where_nothing_was_counted_it_is_zero() -> None:
+def test_usage_is_zero_without_counts() -> None:
     assert told(usage=None)["usage"]["input_tokens"] == 0
 
 
@@ -145,7 +145,7 @@ def test_a_changed_input_counts_more_than_what_the_model_wrote() -> None:
     assert again(message)[0]["arguments"] == '{"a": 2}'
 
 
-def test_a_client_that_rebuilds_its_blocks_loses_no_more_than_spaces_and_ids() -> None:
+def test_a_client_that_rebuilds_its_blocks_loses_only_spaces_and_ids() -> None:
     message = told(responses.build_reasoning("hmm"), responses.build_function_call("add", '{"a":1}', "c") | TOKENS)
     kept = {"type", "thinking", "signature", "id", "name", "input"}
     message["content"] = [{key: block[key] for key in block if key in kept} for block in message["content"]]
@@ -200,7 +200,7 @@ OUTPUTS = st.lists(
 
 
 @given(OUTPUTS, st.booleans())
-def test_what_a_model_said_is_what_it_is_told_to_have_said(output: list[Item], tokens: bool) -> None:
+def test_a_conversation_survives_the_round_trip(output: list[Item], tokens: bool) -> None:
     if output and tokens:
         output[-1] |= TOKENS
     assert without_new_ids(again(told(*output))) == without_new_ids(output)
@@ -232,10 +232,10 @@ def test_a_count_of_tokens() -> None:
     assert anthropic.format_token_count(7) == {"input_tokens": 7}
 
 
-def test_it_is_among_the_faces() -> None:
+def test_messages_is_one_of_the_inbound_apis() -> None:
     assert INBOUND_APIS["messages"] is anthropic.MESSAGES_API
 
 
-def test_an_answer_that_is_cut_short_for_no_said_reason_is_told_as_cut() -> None:
+def test_an_incomplete_answer_without_a_reason_stops_with_max_tokens() -> None:
     response = responses.build_response([responses.build_message("half")], model="m", status="incomplete")
     assert anthropic.build_answer(response, {"model": "m", "messages": []})["stop_reason"] == "max_tokens"

@@ -1,4 +1,4 @@
-"""A body of Anthropic's Messages as a Responses request."""
+"""Anthropic Messages bodies become Responses requests."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_a_string_is_one_text_block() -> None:
     assert items({"role": "user", "content": "hi"}) == items({"role": "user", "content": [block("hi")]})
 
 
-def test_an_image_is_a_data_url_or_its_own() -> None:
+def test_an_image_becomes_a_data_url_or_keeps_its_url() -> None:
     linked = {"type": "image", "source": {"type": "url", "url": "http://a/b.png"}}
     (said,) = items({"role": "user", "content": [IMAGE, linked, block("what?")]})
     assert said["content"] == [SHOWN, SHOWN | {"image_url": "http://a/b.png"}, *text("what?")]
 
 
-def test_a_document_of_text_is_its_title_its_context_and_its_text() -> None:
+def test_a_text_document_becomes_its_title_context_and_text() -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "D"}
     document = {"type": "document", "source": source, "title": "T", "context": "C"}
     nested = {"type": "document", "source": {"type": "content", "content": [block("N"), IMAGE]}}
@@ -136,13 +136,13 @@ def test_the_system_prompt_is_the_instructions(system: Any) -> None:
     assert asked(system=system)["instructions"] == "Be brief."
 
 
-def test_a_line_of_billing_is_no_instruction() -> None:
+def test_a_billing_header_is_removed_from_the_instructions() -> None:
     billing = "x-anthropic-billing-header: cc_version=2.1; cch=eb6c6;"
     apart, together = asked(system=[block(billing), block("A"), block("B")]), asked(system=f"{billing}\nA\n\nB")
     assert apart["instructions"] == together["instructions"] == "A\n\nB"
 
 
-def test_a_system_message_stays_in_its_place() -> None:
+def test_a_system_message_keeps_its_position() -> None:
     said = items({"role": "user", "content": "a"}, {"role": "system", "content": "b"}, {"role": "user", "content": "c"})
     assert [(item["role"], item["content"]) for item in said] == [
         ("user", text("a")),
@@ -289,7 +289,7 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
         ({"metadata": []}, "metadata", "an object"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_in_a_sentence(more: Item, param: str, words: str) -> None:
+def test_an_unsupported_request_is_rejected_with_a_sentence(more: Item, param: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         asked(**more)
     assert refused.value.param == param

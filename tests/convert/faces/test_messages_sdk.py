@@ -1,4 +1,4 @@
-"""The released SDK of Anthropic before the face of Messages: what it reads, streamed or not, is what was said."""
+"""Anthropic's SDK reads the answers of the Messages API, streamed or not."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_stream_tells_text_as_it_comes(server: Served, client: Anthropic) -> N
         assert list(stream.text_stream) == ["40", " + 2"]
 
 
-def test_what_the_sdk_sends_back_is_what_was_said(server: Served, client: Anthropic) -> None:
+def test_the_sdk_sends_back_the_same_conversation(server: Served, client: Anthropic) -> None:
     server.said = OUTPUT
     with client.messages.stream(model="m", max_tokens=9, messages=[USER]) as stream:
         turn = stream.get_final_message().content
@@ -182,7 +182,7 @@ def test_the_sdk_raises_its_own_errors(server: Served, client: Anthropic) -> Non
     assert raised.value.body["error"]["details"] == {"error_code": "model_rate_limited"}
 
 
-def test_a_broken_stream_raises_what_is_wrong(server: Served, client: Anthropic) -> None:
+def test_a_failing_stream_raises_its_error(server: Served, client: Anthropic) -> None:
     server.said = ApiError(503, "It is down.")
     with (
         pytest.raises(APIStatusError, match=r"It is down\."),

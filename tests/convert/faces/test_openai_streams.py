@@ -1,4 +1,4 @@
-"""Streams of the two OpenAI faces, folded by the real SDK: the same answer as without one."""
+"""OpenAI's SDK reads the same answer from a stream as without one."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_sdk_folds_the_chunks_of_a_completion(served: Callable[..., OpenAI],
     assert bare(folded) | {"id": plain["id"]} == bare(plain)
 
 
-def test_every_event_is_told_in_its_order() -> None:
+def test_events_are_sent_in_order() -> None:
     kinds = [event["type"].removeprefix("response.") for event in streamed(*TURN)]
     summary = [f"reasoning_summary_{word}" for word in ("part.added", "text.delta", "text.done", "part.done")]
     text = ["content_part.added", "output_text.delta", "output_text.done", "content_part.done"]
@@ -105,7 +105,7 @@ def test_events_are_numbered_and_say_where_they_belong() -> None:
     assert [event["summary_index"] for event in events if "summary_index" in event] == [0] * 4 + [1] * 4
 
 
-def test_nothing_is_told_of_an_item_before_its_time() -> None:
+def test_the_first_event_of_an_item_has_only_its_initial_fields() -> None:
     begun = [event["item"] for event in streamed(*TURN) if event["type"].endswith("item.added")]
     assert [item["status"] for item in begun] == ["in_progress"] * 3
     assert (begun[0]["summary"], begun[1]["content"], begun[2]["arguments"]) == ([], [], "")
@@ -118,18 +118,18 @@ def test_tokens_come_with_the_done_item_and_with_the_whole_response() -> None:
     assert last["response"]["output"] == TURN
 
 
-def test_a_refusal_and_a_raw_thought_are_told_as_such() -> None:
+def test_a_refusal_and_raw_reasoning_have_their_own_events() -> None:
     raw = wire.build_reasoning() | {"content": [{"type": "reasoning_text", "text": "hmm"}]}
     kinds = [event["type"].removeprefix("response.") for event in streamed(raw, refusal("no")) if "delta" in event]
     assert kinds == ["reasoning_text.delta", "refusal.delta"]
 
 
-def test_an_item_nobody_here_knows_is_told_whole() -> None:
+def test_an_item_of_unknown_type_is_sent_complete() -> None:
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
     assert [event["item"] for event in streamed(search) if "item" in event] == [search, search]
 
 
-def test_annotations_and_log_probabilities_are_told_once_begun() -> None:
+def test_annotations_and_log_probabilities_are_sent_after_the_start() -> None:
     note = {"type": "url_citation", "url": "u", "title": "t", "start_index": 0, "end_index": 1}
     chances = [{"token": "hi", "logprob": -0.1, "bytes": [104, 105], "top_logprobs": []}]
     said = wire.build_message("hi")
@@ -154,7 +154,7 @@ def test_no_frame_has_a_line_end_of_any_kind_in_it(mark: str) -> None:
         assert all(line.startswith(("event: ", "data: ")) for line in frames.splitlines() if line)
 
 
-def test_a_completion_of_one_word_is_told_in_three_chunks_and_a_farewell(served: Callable[..., OpenAI]) -> None:
+def test_a_completion_of_one_word_is_three_chunks_and_done(served: Callable[..., OpenAI]) -> None:
     said = wire.build_response([wire.build_message("hi")], model="m", usage=wire.build_usage(1, 2))
     chunks = list(served(said).chat.completions.create(model="m", messages=HI, stream=True))
     assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "hi", None]
@@ -162,7 +162,7 @@ def test_a_completion_of_one_word_is_told_in_three_chunks_and_a_farewell(served:
     assert "usage" not in chunks[0].to_dict()
 
 
-def test_the_usage_is_a_chunk_of_its_own_where_it_is_wanted(served: Callable[..., OpenAI]) -> None:
+def test_usage_is_a_separate_chunk_on_request(served: Callable[..., OpenAI]) -> None:
     said = wire.build_response([wire.build_message("hi")], model="m", usage=wire.build_usage(1, 2))
     *others, last = served(said).chat.completions.create(
         model="m", messages=HI, stream=True, stream_options={"include_usage": True}
@@ -171,7 +171,7 @@ def test_the_usage_is_a_chunk_of_its_own_where_it_is_wanted(served: Callable[...
     assert all(chunk.usage is None for chunk in others)
 
 
-def test_parallel_calls_are_told_by_their_index(served: Callable[..., OpenAI]) -> None:
+def test_parallel_calls_have_different_indexes(served: Callable[..., OpenAI]) -> None:
     calls = [wire.build_function_call("add", f'{{"a": {n}}}', f"c{n}") for n in range(2)]
     said = wire.build_response(calls, model="m")
     chunks = served(said).chat.completions.create(model="m", messages=HI, stream=True)
@@ -187,7 +187,7 @@ def test_parallel_calls_are_told_by_their_index(served: Callable[..., OpenAI]) -
 @pytest.mark.parametrize(
     ("status", "kind"), [(400, "invalid_request_error"), (429, "rate_limit_error"), (503, "server_error")]
 )
-def test_a_broken_stream_raises_what_the_error_would_have_said(
+def test_a_failing_stream_raises_the_same_error_as_an_error_response(
     served: Callable[..., OpenAI], status: int, kind: str
 ) -> None:
     client = served(ApiError(status, "no such luck", code="unlucky", param="luck"))
@@ -204,7 +204,7 @@ def test_a_broken_stream_raises_what_the_error_would_have_said(
         assert (broken.value.code, broken.value.param, broken.value.type) == ("unlucky", "luck", kind)
 
 
-def test_a_broken_response_is_first_told_as_failed(served: Callable[..., OpenAI]) -> None:
+def test_a_failing_stream_first_sends_a_failed_response(served: Callable[..., OpenAI]) -> None:
     seen = []
     with (
         pytest.raises(APIError, match="no such luck"),

@@ -1,4 +1,4 @@
-"""A Responses body as a request, a Response made whole for the clients of the API, errors in OpenAI's form."""
+"""Responses bodies are validated, answers are completed, and errors have OpenAI's format."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def test_what_clients_send_is_the_request_itself(given: object) -> None:
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": {"a": 1}}]}, "input"),
     ],
 )
-def test_what_is_no_request_is_malformed(body: Item, param: str) -> None:
+def test_an_invalid_request_is_rejected(body: Item, param: str) -> None:
     with pytest.raises(InvalidRequest, match=param) as caught:
         RESPONSES_API.parse_request(body)
     assert caught.value.param == param
 
 
-def test_a_key_nobody_knows_is_ignored_with_one_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_key_is_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         assert RESPONSES_API.parse_request({"input": "x", "surprise_of_responses": 1}) == {"input": "x"}
     assert [record.getMessage().count("surprise_of_responses") for record in caplog.records] == [1]
 
 
-def test_details_nobody_knows_are_zeros_for_clients_that_take_no_null() -> None:
+def test_unknown_usage_details_are_zero() -> None:
     told = RESPONSES_API.build_answer(responses.build_response([], model="m", usage=responses.build_usage(3, 4)), {})[
         "usage"
     ]
@@ -79,7 +79,7 @@ def test_a_response_that_says_little_is_made_whole() -> None:
     assert (message["type"], message["id"][:4], call["id"][:3]) == ("message", "msg_", "fc_")
 
 
-def test_a_whole_response_is_given_as_it_is() -> None:
+def test_a_complete_response_is_unchanged() -> None:
     said = responses.build_response([responses.build_message("hi") | TOKENS], model="m")
     told = RESPONSES_API.build_answer(said, {})
     assert told == said
@@ -106,5 +106,5 @@ def test_errors_have_the_form_of_openai(path: str, status: int, kind: str) -> No
 
 
 @pytest.mark.parametrize("path", INBOUND_APIS)
-def test_a_face_is_known_by_its_path(path: str) -> None:
+def test_an_inbound_api_is_found_by_its_path(path: str) -> None:
     assert INBOUND_APIS[path].path == path

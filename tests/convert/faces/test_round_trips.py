@@ -78,7 +78,7 @@ def test_thoughts_come_back_as_a_field_and_as_tags(thought: str, text: str, call
         assert plain(chat.parse_completion(completion, {})["output"]) == plain(response["output"])
 
 
-def test_the_tools_that_are_allowed_have_the_form_of_each_api() -> None:
+def test_allowed_tools_have_the_format_of_each_api() -> None:
     function = {"type": "function", "function": {"name": "add"}}
     body = {
         "messages": [],
@@ -90,7 +90,7 @@ def test_the_tools_that_are_allowed_have_the_form_of_each_api() -> None:
     assert chat.build_body(face.parse_request(body)) == body
 
 
-def test_log_probabilities_are_asked_for_and_told_in_both() -> None:
+def test_log_probabilities_survive_the_round_trip() -> None:
     chances = [{"token": "hi", "logprob": -0.1, "bytes": [104, 105], "top_logprobs": []}]
     request = face.parse_request({"messages": [], "logprobs": True, "top_logprobs": 2})
     assert request == {"input": [], "include": [LOGPROBS_INCLUDE], "top_logprobs": 2}
