@@ -50,7 +50,7 @@ async def balanced(counter, **options) -> AsyncIterator[tuple[str, Instance, Ins
 
 
 def client(url: str) -> httpx.AsyncClient:
-    # A connection for each request: so that each may come to another instance.
+    # A new connection for each request, so that each may reach another instance.
     return httpx.AsyncClient(base_url=url, headers=APART)
 
 

@@ -47,7 +47,7 @@ async def main():
 with kept(Logging(level="info", format=sys.argv[3], directory=Path(sys.argv[1]))):
     asyncio.run(main())
 """
-"""Servers in a process of their own, until its standard input ends."""
+"""Servers in a separate process, until its standard input ends."""
 
 Started = Callable[..., dict[str, str]]
 Listening = Callable[[FastAPI], AbstractAsyncContextManager[str]]

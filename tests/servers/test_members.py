@@ -177,9 +177,9 @@ def test_the_configuration_contains_task_routes_and_the_policy_model():
 def test_a_node_is_removed_as_soon_as_its_supervisor_reports_its_exit(members):
     members.put("child", said(another(pid=7), supervisor="s"), HERE)
     members.put("supervisor", ended(), HERE)
-    # That it ended is told of by itself: it is not lost.
+    # The exit is reported instead: the node is not lost.
     assert (members.services, members.lost) == ([], [])
-    # What it said last may come late.
+    # Its last report may arrive late.
     with pytest.raises(RequestRejected, match="has left"):
         members.put("child", said(another(pid=7), supervisor="s"), HERE)
     assert members.services == []

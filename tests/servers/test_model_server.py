@@ -26,7 +26,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 class Replies:
-    """Answers with the same items every time, or fails; remembers what it was asked."""
+    """Answers every request with the same items, or fails; records its requests."""
 
     name = "replies"
 
@@ -71,7 +71,7 @@ async def test_the_sdk_reads_both_forms_under_every_prefix(base: str) -> None:
 
 
 class Sticky(Replies):
-    """Remembers which conversation a request was said to belong to."""
+    """Records the affinity key of each request."""
 
     def __init__(self) -> None:
         super().__init__()
