@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from gymsdk import responses
 from gymsdk.http import client as http
 from gymsdk.servers import instances, resources
-from gymsdk.servers.auth import parse_instance
+from gymsdk.servers.auth import parse_instance_id
 from gymsdk.servers.forwarding import FORWARDED_HEADER, Peers, _build_url
 
 from .nodes import LOOK, Instance, balancing, heading, listening, told, until
@@ -79,7 +79,7 @@ async def opened(asking: httpx.AsyncClient) -> dict[str, dict[str, str]]:
     for _ in range(2):
         token = (await asking.post("/seed_session", json=ROW)).cookies[COOKIE]
         asking.cookies.clear()
-        held[parse_instance(token) or ""] = {"cookie": f"{COOKIE}={token}"}
+        held[parse_instance_id(token) or ""] = {"cookie": f"{COOKIE}={token}"}
     return held
 
 
