@@ -178,5 +178,5 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def members(clock: Clock) -> NodeRegistry:
+def registry(clock: Clock) -> NodeRegistry:
     return NodeRegistry(lease=10.0, clock=clock)

@@ -33,7 +33,8 @@ BUSY = """
 import asyncio, sys, time
 from types import ModuleType
 
-from gymsdk import Environment, hookimpl, launch, Task, Transcript, Verdict
+from gymsdk import Environment, hookimpl, Task, Transcript, Verdict
+from gymsdk.deploy import process
 
 module = ModuleType("busy")
 
@@ -47,8 +48,8 @@ async def verify(task: Task, transcript: Transcript):
 module.verify = verify
 
 async def main(head_url):
-    options = launch.Options(head=head_url, role="resources")
-    async with launch.serving([Environment("busy", module)], options=options) as running:
+    options = process.Options(head=head_url, role="resources")
+    async with process.serving([Environment("busy", module)], options=options) as running:
         print(running.urls["busy"], flush=True)
         await asyncio.sleep(60)
 
