@@ -114,7 +114,7 @@ async def test_the_list_of_models_has_anthropics_fields_too() -> None:
     async with listening(server.create_app(Replies(), serves="org/policy")) as url, sdks(url) as (_, anthropic):
         assert [each.display_name async for each in anthropic.models.list()] == ["org/policy", "replies"]
         assert (await anthropic.models.retrieve("org/policy")).type == "model"
-        with pytest.raises(NotFoundError, match="there is org/policy, replies"):
+        with pytest.raises(NotFoundError, match="lists org/policy, replies"):
             await anthropic.models.retrieve("another")
 
 
