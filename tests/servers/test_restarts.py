@@ -11,7 +11,9 @@ from .saying import HERE, MATH, another, said
 
 def child(registry, supervisor="s", *, pid=7, sessions=0):
     math = another(pid=pid)
-    registry.register(f"{supervisor}-{pid}", said(math, loads={"math": {"sessions": sessions}}, supervisor=supervisor), HERE)
+    registry.register(
+        f"{supervisor}-{pid}", said(math, loads={"math": {"sessions": sessions}}, supervisor=supervisor), HERE
+    )
     return math
 
 
@@ -76,7 +78,11 @@ def test_processes_of_two_machines_may_have_the_same_id(registry):
 def test_the_instances_of_a_name_restart_one_after_another(registry, clock):
     one, other = supervised(registry, "s"), supervised(registry, "t", sessions=1)
     assert len(registry.restart("math", 30)) == 2
-    assert (registry.due_restarts("s"), registry.due_restarts("t"), registry.draining_instances) == (["math"], [], {one.id})
+    assert (registry.due_restarts("s"), registry.due_restarts("t"), registry.draining_instances) == (
+        ["math"],
+        [],
+        {one.id},
+    )
     clock.now = 9.0
     registry.leave("s-7")
     supervising(registry, pid=8)
