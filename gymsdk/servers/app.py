@@ -34,10 +34,10 @@ from gymsdk.types import Item, Task
 MAX_BODY_BYTES = 256 * 2**20
 """Largest request body in bytes, unless the server's limits say otherwise."""
 
-BODY_LIMIT_KEY = "gymsdk.largest"
+BODY_LIMIT_KEY = "gymsdk.max_body_bytes"
 """Key of the request scope under which the listener stores the largest allowed body in bytes."""
 
-BODY_BUDGET_KEY = "gymsdk.together"
+BODY_BUDGET_KEY = "gymsdk.max_bodies_bytes"
 """Key of the request scope under which the listener stores how many bytes all large bodies may take together."""
 
 BODY_WAIT_SECONDS = 30.0

@@ -201,7 +201,7 @@ def tokens_in_request(scope: Scope, cookie: str) -> Iterator[str]:
                     yield token.strip('"')
 
 
-def parse_instance(token: str) -> str | None:
+def parse_instance_id(token: str) -> str | None:
     """Return the id of the instance that has the token's session, or `None` if the token does not name one."""
     match = TOKEN_PATTERN.fullmatch(token)
     return match["instance"] if match else None

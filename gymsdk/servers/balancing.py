@@ -15,7 +15,7 @@ from gymsdk.environment import Environment
 from gymsdk.errors import Failed
 from gymsdk.http import client
 from gymsdk.servers.aggregates import aggregate_rows
-from gymsdk.servers.auth import cookie_name, parse_instance
+from gymsdk.servers.auth import cookie_name, parse_instance_id
 from gymsdk.servers.instances import (
     LOOK_INTERVAL_SECONDS,
     RECHECK_SECONDS,
@@ -134,7 +134,7 @@ class LoadBalancer:
 
         If no cookie names the instance, any instance will find the session.
         """
-        instance_id = parse_instance((cookies or {}).get(cookie_name("ResourcesServer", self.name), ""))
+        instance_id = parse_instance_id((cookies or {}).get(cookie_name("ResourcesServer", self.name), ""))
         known = [each for each in await self._known_instances() if each.url]
         candidates = [each for each in known if each.id == instance_id] or sorted(known, key=self._sort_key)
         if not candidates:

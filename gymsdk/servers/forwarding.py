@@ -14,7 +14,7 @@ from gymsdk import credentials
 from gymsdk.errors import EpisodeError
 from gymsdk.http import client
 from gymsdk.servers.app import RequestRejected, build_rejection, json_response, read_body
-from gymsdk.servers.auth import parse_instance, tokens_in_request
+from gymsdk.servers.auth import parse_instance_id, tokens_in_request
 from gymsdk.servers.instances import WATCH_SECONDS, wait_while_alive
 from gymsdk.servers.limits import body_budget
 from gymsdk.servers.mcp import TOKEN_HEADER
@@ -128,7 +128,7 @@ class ForwardingMiddleware:
             tokens: Iterable[str] = [headers.get(TOKEN_HEADER.lower(), "")]
         else:
             tokens = tokens_in_request(scope, self._cookie)
-        instances = [instance for token in tokens if (instance := parse_instance(token)) is not None]
+        instances = [instance for token in tokens if (instance := parse_instance_id(token)) is not None]
         return [] if self._peers.instance in instances else instances[:MAX_INSTANCES]
 
     async def _send_to(self, other: str, url: str, request: Request, body: bytes) -> Response | None:

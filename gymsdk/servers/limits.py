@@ -22,7 +22,7 @@ HEAVY_BODY_BYTES = 16 * 2**20
 MEMORY_SHARE = 4
 """By default, large bodies may take this fraction (one in `MEMORY_SHARE`) of the machine's memory."""
 
-_RESERVATION_KEY = "gymsdk.reserved"
+_RESERVATION_KEY = "gymsdk.reserved_bytes"
 _CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 

@@ -23,10 +23,13 @@ LOG_INTERVAL_SECONDS = 1.0
 MAX_METHOD_CHARS = 16
 """How many characters of a client's method are logged."""
 
-REJECTION_LOG_KEY = "gymsdk.doorstep"
+REJECTION_LOG_KEY = "gymsdk.rejections"
 """Key of the app's state, and so of each request's, that holds the rejection log."""
 
 log = logging.getLogger("gymsdk.requests")
+# Silent until `observability.logging` configures it, which may happen before this module is imported.
+if log.level == logging.NOTSET:
+    log.setLevel(logging.CRITICAL)
 
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -107,11 +110,6 @@ def _log_rejection(level: int, scope: Mapping[str, Any], status: int, route: str
     method, client = scope["method"][:MAX_METHOD_CHARS], (scope.get("client") or ("nobody",))[0]
     fields = {"method": method, "route": route, "status": status, "client": client}
     log.log(level, "%s %s %d client=%s", method, route, status, client, extra={"fields": fields})
-
-
-# Silent until `observability.logging` configures it, which may happen before this module is imported.
-if log.level == logging.NOTSET:
-    log.setLevel(logging.CRITICAL)
 
 
 def rollout_id_of(scope: Scope) -> str | None:

@@ -101,7 +101,7 @@ async def close(state: Count, task: Start):
     if task.initial_count == 13:
         raise RuntimeError("it sticks")
 """
-"""An environment whose state is a counter: a row opens it, tools move it, the reply pays, the verdict reads it."""
+"""An environment with a counter as its state: tools change it, the reply is rewarded, the verdict reads it."""
 
 Serving = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
@@ -121,12 +121,12 @@ async def asked(made: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 async def _listening(made: FastAPI) -> AsyncIterator[str]:
     """The address of *made*, served on a loopback port."""
     bound = socket.create_server(("127.0.0.1", 0))
-    # What it accepts inherits it; without, each answer waits 40 ms for the acknowledgement of its first half.
+    # Accepted sockets inherit the option; without it, each response waits 40 ms for an acknowledgement.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     server = uvicorn.Server(uvicorn.Config(made, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve([bound]))
-        while not server.started:  # noqa: ASYNC110  # uvicorn tells of its start in no other way
+        while not server.started:  # noqa: ASYNC110  # uvicorn has no event for its start
             await asyncio.sleep(0.01)
         try:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -178,5 +178,5 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def members(clock: Clock) -> NodeRegistry:
+def registry(clock: Clock) -> NodeRegistry:
     return NodeRegistry(lease=10.0, clock=clock)

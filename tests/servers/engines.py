@@ -23,7 +23,7 @@ HELLO = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 class Replies:
-    """Answers with the same items every time, or fails; remembers what it was asked."""
+    """Answers every request with the same items, or fails; records its requests."""
 
     def __init__(self, *output: Item, failure: Failed | None = None) -> None:
         self.output = list(output) or [responses.build_message("hello")]

@@ -114,7 +114,7 @@ class Instance:
             yield self
 
     async def cut(self) -> None:
-        """Have nobody answer any more, though the head has not been told."""
+        """Stop answering without leaving the head."""
         await self.server.aclose()
 
     @property
@@ -152,7 +152,7 @@ async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 @asynccontextmanager
 async def process(name: str, head_url: str, *, lease: float) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A process of its own that serves the environment *name*, and where it does."""
+    """A separate process that serves the environment *name*, and its URL."""
     started = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SCRIPT, name, head_url, str(lease), stdout=asyncio.subprocess.PIPE
     )
@@ -166,7 +166,7 @@ async def process(name: str, head_url: str, *, lease: float) -> AsyncIterator[tu
 
 
 async def told(head_url: str) -> dict[str, Any]:
-    """What the head says of its nodes."""
+    """Return the head's snapshot of its nodes."""
     answer: dict[str, Any] = (await client.get(f"{head_url}/nodes")).json()
     return answer
 
@@ -179,7 +179,7 @@ async def until(true: Callable[[], Any], seconds: float = 15.0) -> None:
 
 
 def free(host: str = "127.0.0.1") -> int:
-    """A port nobody listens at."""
+    """A port without a listener."""
     with socket.create_server((host, 0)) as one:
         port: int = one.getsockname()[1]
         return port

@@ -22,7 +22,7 @@ from gymsdk.types import Episode, Item, Model
 from .reached import listening
 
 NAME = "org/policy-1"
-"""What the policy is called; some names have a slash."""
+"""The policy's name; some names contain a slash."""
 
 UPSTREAMS = ("endpoint-chat", "endpoint-responses", "vllm", "openai-chat", "openai-responses")
 CLIENTS = ("chat", "responses", "messages")
@@ -52,7 +52,7 @@ Answer: TypeAlias = ChatCompletion | Response | Message
 
 @dataclass
 class Told:
-    """A policy that says what it is told to; it keeps what it was asked."""
+    """A policy with prepared responses that records its requests."""
 
     output: list[Item] = field(default_factory=list)
     reason: str | None = None
@@ -81,7 +81,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Said:
-    """What an answer says, in whichever API."""
+    """Return the content of a response of any API."""
 
     thoughts: str = ""
     text: str = ""
@@ -126,7 +126,7 @@ async def sdks(url: str = "http://gym.test") -> AsyncIterator[Sdks]:
 
 
 def at(url: str, both: Sdks, *, retries: int = 0) -> Sdks:
-    """Give *both* SDKs, their calls sent to the proxy at *url* on the connections that they have."""
+    """Return *both* SDKs, their calls sent to the proxy at *url* on the connections that they have."""
     openai, anthropic = both
     return (
         openai.with_options(base_url=f"{url}/v1", max_retries=retries),
@@ -135,7 +135,7 @@ def at(url: str, both: Sdks, *, retries: int = 0) -> Sdks:
 
 
 def asking(upstream: str, base: str, **options: Any) -> Model:
-    """Give the model behind *base*, asked as *upstream* says."""
+    """Return the model behind *base*, asked as *upstream* says."""
     provider, _, api = upstream.partition("-")
     words: dict[str, Any] = {"base_url": base, "api": api or None, "api_key": "key-of-the-proxy"}
     made: Model = model(f"{provider}/{NAME}", **words, **options)
@@ -143,12 +143,12 @@ def asking(upstream: str, base: str, **options: Any) -> Model:
 
 
 async def asked(rig: Rig, client: str, upstream: str, *, streamed: bool) -> Answer:
-    """Ask by the SDK of *client* what the sum of two numbers is, with a tool on offer."""
+    """Ask for the sum of two numbers with the SDK of *client*, offering a tool."""
     return await added(client, rig.openai[upstream], rig.anthropic[upstream], streamed=streamed)
 
 
 async def added(client: str, openai: AsyncOpenAI, anthropic: AsyncAnthropic, *, streamed: bool) -> Answer:
-    """Ask what the sum of two numbers is, in the API of *client*."""
+    """Ask for the sum of two numbers in the API of *client*."""
     if client == "messages":
         return await _messages(anthropic, streamed=streamed)
     return await (_chat if client == "chat" else _responses)(openai, streamed=streamed)
@@ -165,7 +165,7 @@ async def _chat(openai: AsyncOpenAI, *, streamed: bool) -> Answer:
     if not streamed:
         whole: ChatCompletion = await completions.create(**words)
         return whole
-    # Told of tools, or asked for what is final, the SDK takes an answer that was cut short for an error.
+    # With tools or a response format, the SDK raises an error for a truncated response.
     tools = words.pop("tools")
     counted = {"include_usage": True}
     async with completions.stream(**words, stream_options=counted, extra_body={"tools": tools}) as stream:
@@ -181,7 +181,7 @@ async def _responses(openai: AsyncOpenAI, *, streamed: bool) -> Answer:
     if not streamed:
         whole: Response = await responses.create(**words)
         return whole
-    # Told of tools, the SDK reads their arguments, and breaks on what is no JSON.
+    # With tools, the SDK parses their arguments and fails on invalid JSON.
     tools = words.pop("tools")
     async with responses.stream(**words, extra_body={"tools": tools}) as stream:
         *_, last = [event async for event in stream]
@@ -208,7 +208,7 @@ async def _messages(anthropic: AsyncAnthropic, *, streamed: bool) -> Answer:
 
 
 def said(answer: Answer) -> Said:
-    """Give what *answer* says."""
+    """Return what *answer* says."""
     if isinstance(answer, Message):
         return _of_message(answer)
     return _of_completion(answer) if isinstance(answer, ChatCompletion) else _of_response(answer)
@@ -251,6 +251,6 @@ def _of_message(answer: Message) -> Said:
         text="".join(block.text for block in answer.content if block.type == "text"),
         calls=tuple(calls),
         end=ENDS[str(answer.stop_reason)],
-        # Anthropic counts what a cache held apart.
+        # Anthropic counts cached tokens separately.
         tokens=(used.input_tokens + (used.cache_read_input_tokens or 0), used.output_tokens),
     )

@@ -32,7 +32,7 @@ async def listening(made: FastAPI) -> AsyncIterator[str]:
     server = uvicorn.Server(uvicorn.Config(made, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve([bound]))
-        while not server.started:  # noqa: ASYNC110  # uvicorn tells of its start in no other way
+        while not server.started:  # noqa: ASYNC110  # uvicorn has no event for its start
             await asyncio.sleep(0.01)
         try:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -78,7 +78,7 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def routes(app: object) -> Iterator[tuple[str, str]]:
     """Each verb and path that *app* answers, those of apps in it too, parameters filled in."""
     while not isinstance(app, FastAPI):
-        app = app._app  # type: ignore[attr-defined]  # the layers of ours keep what they are before under this name
+        app = app._app  # type: ignore[attr-defined]  # our middleware keeps the inner app under this name
     yield from _routes(app.routes, "")
 
 

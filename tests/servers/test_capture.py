@@ -104,6 +104,6 @@ async def test_an_episode_does_not_wait_for_a_disk_that_hangs(
     assert (answer.status_code, answer.json()["gymsdk"]["outcome"], captured) == (200, "scored", "")
     assert "a model call of rollout 3-1 was not captured" in caplog.text
     async with asyncio.timeout(30):
-        # What was late is still written: one line for each turn.
-        while path.read_bytes().count(b"\n") < answer.json()["gymsdk"]["turns"]:  # noqa: ASYNC110  # a file tells nobody
+        # Late lines are still written: one for each turn.
+        while path.read_bytes().count(b"\n") < answer.json()["gymsdk"]["turns"]:  # noqa: ASYNC110  # a file has no event
             await asyncio.sleep(0.05)

@@ -26,7 +26,7 @@ BUDGET = Budget(seconds=0.6)
 
 
 async def _hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read whatever comes, and answer nothing, until the client gives up."""
+    """Read the request and never answer, until the client gives up."""
     while await reader.read(2**16):
         pass
     writer.close()
@@ -42,7 +42,7 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 @asynccontextmanager
 async def _reached(fault: str) -> AsyncIterator[str]:
-    """Give the base URL of a model's server with this *fault*."""
+    """Return the base URL of a model's server with this *fault*."""
     server = await asyncio.start_server(_hang if fault == "hangs" else _refuse, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     if fault == "is gone":
@@ -114,7 +114,7 @@ class Talks(Config):
 
 
 class Talk:
-    """An environment whose steps ask a user, who is a model of the environment's own."""
+    """An environment whose steps call a simulated user, which is a model."""
 
     @hookimpl
     async def step(self, config: Talks) -> None:

@@ -27,7 +27,7 @@ REQUEST: Item = {"input": [{"role": "user", "content": "say"}]}
 
 
 class Told:
-    """A model that says what it is told, and notes that it was asked."""
+    """A model with a fixed reply that records its requests."""
 
     name = "told"
 
@@ -154,7 +154,7 @@ async def test_a_remote_response_is_played_as_in_process():
 
 @asynccontextmanager
 async def silent() -> AsyncIterator[str]:
-    """The address of one that takes what it is sent, and never answers."""
+    """The address of a server that accepts requests and never answers."""
 
     async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -191,7 +191,7 @@ async def test_an_episode_at_a_full_server_is_a_retryable_failure(
 
 
 class Asleep:
-    """A model that takes longer than anybody waits."""
+    """A model that takes longer than any timeout."""
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         await asyncio.sleep(60)

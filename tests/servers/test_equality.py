@@ -103,7 +103,7 @@ async def by_two_instances(found: Environment, policy: Model, recorded: Path) ->
 
 
 def _elsewhere(policy: Model, recorded: Path) -> Model:
-    """The oracle knows episodes of this process alone: elsewhere, what it did here is played again."""
+    """The oracle only knows episodes of this process, so its actions are recorded and replayed over HTTP."""
     return model(f"scripted/replay:{recorded}") if "oracle" in repr(policy) else policy
 
 

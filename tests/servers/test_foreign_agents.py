@@ -37,7 +37,7 @@ class Told(Verdict):
 async def verify(state: Hidden, transcript: Transcript):
     return Told(reward=float(transcript.text() == str(state.secret) and state.tries < 2), tries=state.tries)
 """
-"""An environment whose state is a secret of the seed, which may be read once."""
+"""An environment whose state is a secret derived from the seed, which can be read once."""
 
 ROW = {"responses_create_params": {"input": "guess"}, "_ng_task_index": 3}
 OTHER = {"responses_create_params": {"input": "guess"}, "gymsdk": {"seed": 1}}
@@ -118,7 +118,7 @@ async def test_a_policy_cannot_restart_its_episode_turn_by_turn(serving: Serving
 
 
 async def test_a_policy_cannot_restart_its_episode_through_another_path(serving: Serving, hidden: Environment) -> None:
-    """The newer session gets as many calls of the tool as the response shows, one of them by a path with a prefix."""
+    """The newer session receives as many tool calls as the response contains, one of them at a prefixed path."""
     async with serving(hidden) as client:
         agent = Agent(client)
         await agent.post("/seed_session", ROW)

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from gymsdk import responses
 from gymsdk.http import client as http
 from gymsdk.servers import instances, resources
-from gymsdk.servers.auth import parse_instance
+from gymsdk.servers.auth import parse_instance_id
 from gymsdk.servers.forwarding import FORWARDED_HEADER, Peers, _build_url
 
 from .nodes import LOOK, Instance, balancing, heading, listening, told, until
@@ -50,7 +50,7 @@ async def balanced(counter, **options) -> AsyncIterator[tuple[str, Instance, Ins
 
 
 def client(url: str) -> httpx.AsyncClient:
-    # A connection for each request: so that each may come to another instance.
+    # A new connection for each request, so that each may reach another instance.
     return httpx.AsyncClient(base_url=url, headers=APART)
 
 
@@ -79,7 +79,7 @@ async def opened(asking: httpx.AsyncClient) -> dict[str, dict[str, str]]:
     for _ in range(2):
         token = (await asking.post("/seed_session", json=ROW)).cookies[COOKIE]
         asking.cookies.clear()
-        held[parse_instance(token) or ""] = {"cookie": f"{COOKIE}={token}"}
+        held[parse_instance_id(token) or ""] = {"cookie": f"{COOKIE}={token}"}
     return held
 
 

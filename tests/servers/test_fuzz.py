@@ -33,7 +33,7 @@ NOT_IMPLEMENTED = 501
 
 
 def not_broken(context: Any, response: Any, case: Any) -> bool | None:
-    """No server error but the one that is a fact: this policy has no tokens that could be counted."""
+    """No server error except a legitimate one: this policy has no tokens to count."""
     return None if response.status_code == NOT_IMPLEMENTED else not_a_server_error(context, response, case)
 
 
@@ -46,15 +46,15 @@ CHECKS = [
 ]
 FEW, MANY = 4, 60
 HANGS = 60.0
-"""Seconds after which a request that has no answer is one that hangs."""
+"""Seconds after which a request without a response counts as hanging."""
 
 Urls = dict[str, str]
 
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[Urls]:
-    """The servers of three environments, in a process of their own."""
-    # One that answers whatever it is asked: the oracle would look for the row of each question.
+    """The servers of three environments in a separate process."""
+    # A policy that answers every prompt: the oracle would need the row of each prompt.
     policy = ("--model", "scripted/random")
     words = [sys.executable, "-m", "gymsdk", "serve", *NAMES, *policy, "--mcp", "--port", "0", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -106,7 +106,7 @@ def _session(url: str, server: str) -> dict[str, str]:
 
 
 def _fuzzed(operation: Any, mode: GenerationMode, examples: int, *, cookies: dict[str, str]) -> int:
-    """Ask one endpoint what its document allows, or what it forbids; gives how often it was asked."""
+    """Call one endpoint with bodies that its document allows or forbids; return the number of calls."""
     asked = 0
 
     @settings(

@@ -113,7 +113,7 @@ async def test_a_node_that_leaves_during_the_health_check_is_not_listed(path: st
         looking = asyncio.ensure_future(asking.get(path))
         await asked.acquire()
         await asking.delete("/nodes/n1")
-        # Another who asks has what is not there any more forgotten.
+        # A concurrent request makes the head forget nodes that have left.
         assert (await asking.get("/nodes")).json()["instances"] == []
         leave.set()
         found = await looking

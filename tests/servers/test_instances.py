@@ -23,7 +23,7 @@ def instance(id: str, url: str | None = None) -> Instance:
 
 
 class Head:
-    """A head that tells of instances, or does not answer."""
+    """A head that lists instances, or does not answer."""
 
     def __init__(self, *ids: str) -> None:
         self.ids = list(ids)
@@ -61,7 +61,7 @@ def living(status: int = 200, *, seconds: float = 0.0) -> tuple[FastAPI, list[fl
 
 
 async def out_of_sight(head: Head, *, fresh: float = 0) -> InstanceDirectory:
-    """What is known of a head that lost sight of all that it had."""
+    """A directory whose head has lost all its instances."""
     instances = InstanceDirectory(head.look, fresh=fresh)
     await instances.renew()
     head.ids.clear()

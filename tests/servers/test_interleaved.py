@@ -30,7 +30,7 @@ NOISE = 12 * 2**20
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[dict[str, Any]]:
-    """The servers of three environments, in a process of their own."""
+    """The servers of three environments in a separate process."""
     words = [sys.executable, "-m", "gymsdk", "serve", *NAMES, "--port", "0", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         yield orjson.loads(process.stdout.readline())
@@ -97,7 +97,7 @@ async def test_rounds_of_sessions_do_not_grow_the_process(served: dict[str, Any]
         for number in range(4):
             await interleaved(http, urls(served), walks, seed=number)
             sizes.append(memory(served["pid"]))
-    # The first rounds fill what is kept once: code, arenas, the record of closed names.
+    # The first rounds fill caches once: code, arenas, the record of closed names.
     assert sizes[3] - sizes[1] < NOISE, sizes
 
 
@@ -112,15 +112,15 @@ async def test_closed_and_expired_sessions_are_released_once(
     async with listening(resources.create_app(found, ttl=ttl)) as url, asking() as http:
         names = [await _seeded(http, url, f"session-{number}", row) for number, row in enumerate(rows)]
         assert ttl == 1 or await still_open(http, url) == count
-        # With a short time to live nobody closes any; with a long one each is closed, twice at once.
+        # With a short time to live, sessions expire; with a long one, each is closed twice at the same time.
         await asyncio.gather(*(_closed(http, url, name) for name in names for _ in range(2) if ttl > 1))
         async with asyncio.timeout(20):
-            while await still_open(http, url):  # noqa: ASYNC110  # a gauge tells of no event
+            while await still_open(http, url):  # noqa: ASYNC110  # a gauge has no event
                 await asyncio.sleep(0.05)
         closed = sys.modules["counter_env"].CLOSED
         assert sorted(closed) == [row["initial_count"] for row in rows]
         async with asyncio.timeout(20):
-            while _remaining():  # noqa: ASYNC110  # nor does what nobody holds any more
+            while _remaining():  # noqa: ASYNC110  # nor does garbage collection
                 await asyncio.sleep(0.05)
 
 

@@ -71,7 +71,7 @@ async def test_a_connection_beyond_the_limit_is_rejected_and_others_continue(up:
     assert [(await reader.readline()).split(b" ")[1] for reader, _ in kept] == [b"200"] * 3
     answer = await told(up, request(verb="GET", path="/"))
     assert answer.startswith(b"HTTP/1.1 503")
-    assert b"all the connections" in answer
+    assert b"limit of connections" in answer
     kept[0][1].close()
     await kept[0][1].wait_closed()
     async with asyncio.timeout(10):

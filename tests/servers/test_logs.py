@@ -44,10 +44,10 @@ async def main():
         print(json.dumps({"head": running.head_url, **running.urls}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
-with kept(Logging(level="info", format=sys.argv[3], directory=Path(sys.argv[1]))):
+with log_to(LogConfig(level="info", format=sys.argv[3], directory=Path(sys.argv[1]))):
     asyncio.run(main())
 """
-"""Servers in a process of their own, until its standard input ends."""
+"""Servers in a separate process, until its standard input ends."""
 
 Started = Callable[..., dict[str, str]]
 Listening = Callable[[FastAPI], AbstractAsyncContextManager[str]]
@@ -236,14 +236,14 @@ def test_a_log_file_is_created_with_its_first_line(tmp_path: Path):
 
 def test_a_log_file_of_another_user_is_reported_at_once(tmp_path: Path):
     (tmp_path / "gymsdk.log").mkdir()
-    with pytest.raises(UsageError, match=r"--log-dir .* cannot be written"), log_to(LogConfig(directory=tmp_path)):
+    with pytest.raises(UsageError, match=r"--log-dir .* is not writable"), log_to(LogConfig(directory=tmp_path)):
         pass
 
 
 def test_several_processes_write_whole_lines_into_one_file(tmp_path: Path):
     source = (
         "import logging, sys\nfrom pathlib import Path\nfrom gymsdk.observability.logging import LogConfig, log_to\n"
-        "with kept(Logging(level='info', format='json', directory=Path(sys.argv[1]), server='both')):\n"
+        "with log_to(LogConfig(level='info', format='json', directory=Path(sys.argv[1]), server='both')):\n"
         "    for number in range(300): logging.getLogger('gymsdk').info('x' * 5000)\n"
     )
     both = [subprocess.Popen([sys.executable, "-c", source, str(tmp_path)]) for _ in range(2)]
@@ -254,7 +254,7 @@ def test_several_processes_write_whole_lines_into_one_file(tmp_path: Path):
 def test_an_unwritable_log_directory_is_reported_at_once(tmp_path: Path):
     (tmp_path / "file").touch()
     with (
-        pytest.raises(UsageError, match=r"--log-dir .* cannot be written .*; name a folder"),
+        pytest.raises(UsageError, match=r"--log-dir .* is not writable .*; choose a directory"),
         log_to(LogConfig(directory=tmp_path / "file")),
     ):
         pass
@@ -299,7 +299,7 @@ def test_an_exception_is_logged_by_place_and_type_without_its_message(tmp_path: 
 def test_without_a_directory_lines_go_to_standard_error():
     source = (
         "import logging\nfrom gymsdk.observability.logging import LogConfig, log_to\n"
-        "with kept(Logging(format='json')): logging.getLogger('gymsdk').warning('careful')\n"
+        "with log_to(LogConfig(format='json')): logging.getLogger('gymsdk').warning('careful')\n"
     )
     said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, env=os.environ)
     assert [json.loads(line)["message"] for line in io.StringIO(said.stderr)] == ["careful"]

@@ -13,66 +13,66 @@ from gymsdk.servers.reports import Exit, Registration
 from .saying import HERE, MATH, another, ended, said
 
 
-def test_a_node_is_registered_for_its_lease(members, clock):
-    assert members.put("a", said(MATH), HERE) == 10.0
+def test_a_node_is_registered_for_its_lease(registry, clock):
+    assert registry.register("a", said(MATH), HERE) == 10.0
     clock.now = 10.0
-    assert [each.name for each in members.services] == ["math"]
+    assert [each.name for each in registry.services] == ["math"]
     clock.now = 10.1
-    assert (members.services, len(members)) == ([], 0)
+    assert (registry.services, len(registry)) == ([], 0)
 
 
-def test_a_node_that_left_before_it_registered_cannot_register_late(members):
-    members.leave("a")
+def test_a_node_that_left_before_it_registered_cannot_register_late(registry):
+    registry.leave("a")
     with pytest.raises(RequestRejected, match="has left"):
-        members.put("a", said(MATH), HERE)
+        registry.register("a", said(MATH), HERE)
 
 
 def test_only_a_bounded_number_of_left_nodes_is_remembered(clock):
-    members = NodeRegistry(max_nodes=2, clock=clock)
+    registry = NodeRegistry(max_nodes=2, clock=clock)
     for name in "abc":
-        members.leave(name)
-    assert members.register("a", said(MATH), HERE) == 10.0
+        registry.leave(name)
+    assert registry.register("a", said(MATH), HERE) == 10.0
     with pytest.raises(RequestRejected, match="has left"):
-        members.register("c", said(another()), HERE)
+        registry.register("c", said(another()), HERE)
 
 
-def test_a_node_that_reports_again_stays(members, clock):
-    members.put("a", said(MATH), HERE)
+def test_a_node_that_reports_again_stays(registry, clock):
+    registry.register("a", said(MATH), HERE)
     clock.now = 9.0
-    members.put("a", said(MATH), HERE)
+    registry.register("a", said(MATH), HERE)
     clock.now = 18.0
-    assert len(members) == 1
+    assert len(registry) == 1
 
 
-def test_a_node_may_ask_for_a_shorter_lease_but_not_for_a_longer_one(members):
-    assert members.put("a", said(seconds=2.0), HERE) == 2.0
-    assert members.put("b", said(seconds=2000.0), HERE) == 10.0
+def test_a_node_may_ask_for_a_shorter_lease_but_not_for_a_longer_one(registry):
+    assert registry.register("a", said(seconds=2.0), HERE) == 2.0
+    assert registry.register("b", said(seconds=2000.0), HERE) == 10.0
 
 
-def test_a_node_that_leaves_is_gone_at_once_and_cannot_register_late(members):
-    members.put("a", said(MATH), HERE)
-    members.leave("a")
-    members.leave("a")
-    assert members.services == []
+def test_a_node_that_leaves_is_gone_at_once_and_cannot_register_late(registry):
+    registry.register("a", said(MATH), HERE)
+    registry.leave("a")
+    registry.leave("a")
+    assert registry.services == []
     with pytest.raises(RequestRejected, match="node 'a' has left"):
-        members.put("a", said(MATH), HERE)
+        registry.register("a", said(MATH), HERE)
 
 
-def test_a_second_node_with_a_servers_name_is_another_instance(members):
-    members.put("a", said(MATH), HERE)
-    members.put("b", said(another()), HERE)
-    assert [each.name for each in members.services] == ["math", "math"]
-    assert len({each.id for each in members.services}) == 2
+def test_a_second_node_with_a_servers_name_is_another_instance(registry):
+    registry.register("a", said(MATH), HERE)
+    registry.register("b", said(another()), HERE)
+    assert [each.name for each in registry.services] == ["math", "math"]
+    assert len({each.id for each in registry.services}) == 2
 
 
 @pytest.mark.parametrize("other", [{"implementation": "sums"}, {"kind": "responses_api_models"}])
-def test_a_contradicting_name_is_rejected_with_a_message(members, other):
-    members.put("a", said(MATH), HERE)
+def test_a_contradicting_name_is_rejected_with_a_message(registry, other):
+    registry.register("a", said(MATH), HERE)
     with pytest.raises(
         RequestRejected, match=r"'math' is resources_servers/math at this head and cannot be .*; choose another name"
     ):
-        members.put("b", said(another(**other)), HERE)
-    assert len(members) == 1
+        registry.register("b", said(another(**other)), HERE)
+    assert len(registry) == 1
 
 
 def test_a_name_that_contradicts_the_heads_own_is_rejected(clock):
@@ -86,10 +86,10 @@ def test_a_server_cannot_be_named_like_a_key_of_the_configuration(name):
         NodeRegistry(taken=["policy_model_name"]).register("a", said(another(name=name)), HERE)
 
 
-def test_a_node_may_change_its_servers(members):
-    members.put("a", said(MATH), HERE)
-    members.put("a", said(another(implementation="sums")), HERE)
-    assert [each.implementation for each in members.services] == ["sums"]
+def test_a_node_may_change_its_servers(registry):
+    registry.register("a", said(MATH), HERE)
+    registry.register("a", said(another(implementation="sums")), HERE)
+    assert [each.implementation for each in registry.services] == ["sums"]
 
 
 @pytest.mark.parametrize(
@@ -102,30 +102,30 @@ def test_a_node_may_change_its_servers(members):
         ("0.0.0.0", "nonsense", "0.0.0.0"),
     ],
 )
-def test_a_node_without_a_host_is_reached_at_its_callers_address(members, host, address, reached):
-    members.put("a", said(another(host=host)), address)
-    assert [each.host for each in members.services] == [reached]
+def test_a_node_without_a_host_is_reached_at_its_callers_address(registry, host, address, reached):
+    registry.register("a", said(another(host=host)), address)
+    assert [each.host for each in registry.services] == [reached]
 
 
 def test_the_number_of_nodes_is_bounded(clock):
-    members = NodeRegistry(max_nodes=1, clock=clock)
-    members.register("a", said(), HERE)
-    members.register("a", said(), HERE)
+    registry = NodeRegistry(max_nodes=1, clock=clock)
+    registry.register("a", said(), HERE)
+    registry.register("a", said(), HERE)
     with pytest.raises(RequestRejected, match="this head already has 1 nodes"):
-        members.register("b", said(), HERE)
+        registry.register("b", said(), HERE)
 
 
-def test_the_registry_is_settled_once_former_nodes_had_time_to_report(members, clock):
-    assert not members.settled
+def test_the_registry_is_settled_once_former_nodes_had_time_to_report(registry, clock):
+    assert not registry.is_settled
     clock.now = 10.0
-    assert members.settled
+    assert registry.is_settled
 
 
-def test_expected_servers_and_exits_are_reported(members):
+def test_expected_servers_and_exits_are_reported(registry):
     ended = {"math": Exit(code=-9, at=1.0, restarts=2)}
-    members.put("a", said(expected=["math", "tool_call"], exits=ended), HERE)
-    members.put("b", said(MATH, expected=["math"]), HERE)
-    assert (members.expected, members.exits) == (["math", "tool_call"], ended)
+    registry.register("a", said(expected=["math", "tool_call"], exits=ended), HERE)
+    registry.register("b", said(MATH, expected=["math"]), HERE)
+    assert (registry.expected_servers, registry.exits) == (["math", "tool_call"], ended)
 
 
 def nested(depth):
@@ -174,52 +174,52 @@ def test_the_configuration_contains_task_routes_and_the_policy_model():
     }
 
 
-def test_a_node_is_removed_as_soon_as_its_supervisor_reports_its_exit(members):
-    members.put("child", said(another(pid=7), supervisor="s"), HERE)
-    members.put("supervisor", ended(), HERE)
-    # That it ended is told of by itself: it is not lost.
-    assert (members.services, members.lost) == ([], [])
-    # What it said last may come late.
+def test_a_node_is_removed_as_soon_as_its_supervisor_reports_its_exit(registry):
+    registry.register("child", said(another(pid=7), supervisor="s"), HERE)
+    registry.register("supervisor", ended(), HERE)
+    # The exit is reported instead: the node is not lost.
+    assert (registry.services, registry.lost_nodes) == ([], [])
+    # Its last report may arrive late.
     with pytest.raises(RequestRejected, match="has left"):
-        members.put("child", said(another(pid=7), supervisor="s"), HERE)
-    assert members.services == []
+        registry.register("child", said(another(pid=7), supervisor="s"), HERE)
+    assert registry.services == []
 
 
 @pytest.mark.parametrize(
     ("service", "supervisor"),
     [({"pid": 8}, "s"), ({"pid": 7, "started": 6.5}, "s"), ({"pid": 7, "name": "sums"}, "s"), ({"pid": 7}, "other")],
 )
-def test_the_exit_of_one_process_is_not_that_of_another(members, service, supervisor):
-    members.put("child", said(another(**service), supervisor=supervisor), HERE)
-    members.put("supervisor", ended(), HERE)
-    assert len(members.services) == 1
+def test_the_exit_of_one_process_is_not_that_of_another(registry, service, supervisor):
+    registry.register("child", said(another(**service), supervisor=supervisor), HERE)
+    registry.register("supervisor", ended(), HERE)
+    assert len(registry.services) == 1
 
 
-def test_late_reports_of_an_ended_process_are_rejected_in_any_order(members):
-    members.put("supervisor", ended(), HERE)
+def test_late_reports_of_an_ended_process_are_rejected_in_any_order(registry):
+    registry.register("supervisor", ended(), HERE)
     with pytest.raises(RequestRejected, match="the process of node 'child' has ended") as caught:
-        members.put("child", said(another(pid=7), supervisor="s"), HERE)
-    assert (caught.value.status, members.services, members.restarting("child")) == (410, [], [])
+        registry.register("child", said(another(pid=7), supervisor="s"), HERE)
+    assert (caught.value.status, registry.services, registry.due_restarts("child")) == (410, [], [])
 
 
-def test_an_abnormal_exit_is_not_hidden_by_another_server_of_its_name(members):
+def test_an_abnormal_exit_is_not_hidden_by_another_server_of_its_name(registry):
     wrong, older = Exit(code=-9, at=9.0, pid=1), Exit(code=1, at=8.0, pid=1)
     for name, one in (("r", older), ("s", wrong), ("t", Exit(code=0, at=10.0, pid=1))):
-        members.put(name, said(exits={"math": one}, supervisor=name), HERE)
-    assert members.exits == {"math": wrong}
+        registry.register(name, said(exits={"math": one}, supervisor=name), HERE)
+    assert registry.exits == {"math": wrong}
 
 
-def test_two_nodes_cannot_have_the_same_instance_id(members):
-    members.put("a", said(MATH), HERE)
-    members.put("a", said(MATH), HERE)
+def test_two_nodes_cannot_have_the_same_instance_id(registry):
+    registry.register("a", said(MATH), HERE)
+    registry.register("a", said(MATH), HERE)
     with pytest.raises(RequestRejected, match=r"the id .* of 'math' belongs to another instance") as caught:
-        members.put("b", said(MATH), HERE)
+        registry.register("b", said(MATH), HERE)
     assert caught.value.status == 409
-    members.put("b", said(another()), HERE)
-    members.leave("a")
-    members.put("c", said(MATH), HERE)
-    with pytest.raises(RequestRejected, match="another instance's"):
-        members.put("d", said(one := another(), one.model_copy()), HERE)
+    registry.register("b", said(another()), HERE)
+    registry.leave("a")
+    registry.register("c", said(MATH), HERE)
+    with pytest.raises(RequestRejected, match="belongs to another instance"):
+        registry.register("d", said(one := another(), one.model_copy()), HERE)
 
 
 def test_servers_on_loopback_are_accepted_from_their_own_machine_only():
@@ -237,5 +237,5 @@ def test_servers_on_loopback_are_accepted_from_their_own_machine_only():
 
 def test_a_head_with_tls_rejects_servers_without_it():
     check_services([MATH.model_copy(update={"scheme": "https"})], "127.0.0.1", head_address="127.0.0.1", scheme="https")
-    with pytest.raises(RequestRejected, match="in the clear; serve it with --tls-cert and --tls-key"):
+    with pytest.raises(RequestRejected, match="unencrypted; serve it with --tls-cert and --tls-key"):
         check_services([MATH], "127.0.0.1", head_address="127.0.0.1", scheme="https")

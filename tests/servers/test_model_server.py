@@ -26,7 +26,7 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 class Replies:
-    """Answers with the same items every time, or fails; remembers what it was asked."""
+    """Answers every request with the same items, or fails; records its requests."""
 
     name = "replies"
 
@@ -71,7 +71,7 @@ async def test_the_sdk_reads_both_forms_under_every_prefix(base: str) -> None:
 
 
 class Sticky(Replies):
-    """Remembers which conversation a request was said to belong to."""
+    """Records the affinity key of each request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ async def test_the_list_of_models_has_anthropics_fields_too() -> None:
     async with listening(server.create_app(Replies(), serves="org/policy")) as url, sdks(url) as (_, anthropic):
         assert [each.display_name async for each in anthropic.models.list()] == ["org/policy", "replies"]
         assert (await anthropic.models.retrieve("org/policy")).type == "model"
-        with pytest.raises(NotFoundError, match="there is org/policy, replies"):
+        with pytest.raises(NotFoundError, match="lists org/policy, replies"):
             await anthropic.models.retrieve("another")
 
 

@@ -208,7 +208,7 @@ async def test_of_two_nodes_that_start_together_one_starts_the_head_and_the_othe
 
 
 async def test_the_wait_for_a_remote_head_is_bounded():
-    # An address for documentation: nobody has it.
+    # An address reserved for documentation, which no machine has.
     assert not is_local_host("192.0.2.1")
     with pytest.raises(GymsdkError, match=r"no head answers at http://192\.0\.2\.1:9 within 0 seconds"):
         await bind_head("192.0.2.1", 9, timeout_seconds=0)

@@ -61,7 +61,7 @@ def rows_of(environment: Environment, *, count: int = COUNT) -> list[Row]:
 
 
 class Silent:
-    """Nobody follows the run."""
+    """Progress is not displayed."""
 
     def told(self, sentence: str) -> None: ...
 
@@ -137,7 +137,7 @@ class Foreign:
 
 
 def output(answer: Item) -> list[Item]:
-    """What an answer of any of the APIs says, as output items."""
+    """Return the content of a response of any API as output items."""
     if "output" in answer:
         return list(answer["output"])
     if "choices" in answer:

@@ -33,7 +33,8 @@ BUSY = """
 import asyncio, sys, time
 from types import ModuleType
 
-from gymsdk import Environment, hookimpl, launch, Task, Transcript, Verdict
+from gymsdk import Environment, hookimpl, Task, Transcript, Verdict
+from gymsdk.deploy import process
 
 module = ModuleType("busy")
 
@@ -47,8 +48,8 @@ async def verify(task: Task, transcript: Transcript):
 module.verify = verify
 
 async def main(head_url):
-    options = launch.Options(head=head_url, role="resources")
-    async with launch.serving([Environment("busy", module)], options=options) as running:
+    options = process.Options(head=head_url, role="resources")
+    async with process.serving([Environment("busy", module)], options=options) as running:
         print(running.urls["busy"], flush=True)
         await asyncio.sleep(60)
 
@@ -64,7 +65,7 @@ async def closed():
 
 
 def working(done: list[int], *, seconds: float = 0.003) -> FastAPI:
-    """An app each of whose POST requests keeps the event loop busy for some *seconds*."""
+    """An app whose POST requests each block the event loop for some *seconds*."""
     made = bare("working", "An app that works.", figures=ServerMetrics("working"))
 
     @made.post("/work")
@@ -182,7 +183,7 @@ async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
             return json_response({"counter_simple_agent": {"responses_api_agents": {"simple_agent": place}}})
 
         async with listening(head) as head_port:
-            # One try each: a refusal that counted as one would lose the rollout.
+            # One attempt each: a rejection that counted as an attempt would lose the rollout.
             delivery = Delivery(ServerClient(f"http://127.0.0.1:{head_port}"), attempts=1, once=True)
             row = ROW | {"agent_ref": {"name": "counter_simple_agent"}}
             played = await asyncio.gather(

@@ -39,7 +39,7 @@ async def test_a_chat_has_reasoning_text_and_parallel_calls() -> None:
 
 
 async def test_a_streamed_chat_adds_up_to_the_same() -> None:
-    # Told of tools, the SDK takes none whose arguments it may not parse.
+    # With tools, the SDK rejects calls whose arguments it may not parse.
     tools = {"tools": [TOOL]}
     async with (
         openai(Replies(*TURN)) as client,

@@ -190,7 +190,7 @@ async def test_tools_are_rejected_with_vllms_message_if_no_parser_is_set() -> No
 
 
 class Waits:
-    """Never answers; tells when it has been asked, and when nobody waits for it any more."""
+    """Never answers; signals when it receives a request and when the request is cancelled."""
 
     def __init__(self) -> None:
         self.asked, self.left = asyncio.Event(), asyncio.Event()

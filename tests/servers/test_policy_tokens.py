@@ -26,7 +26,7 @@ TURNS = [
 
 
 class Talks:
-    """Says its turns one after the other, by what it said before."""
+    """Returns its turns in order, according to the conversation so far."""
 
     async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
         said = sum("said by the user" in str(item.get("content")) for item in request["input"]) - 1
@@ -38,7 +38,7 @@ def answers(calls: list[Item], key: str) -> list[Item]:
 
 
 async def turns(client: httpx.AsyncClient, extra: Item) -> list[Item]:
-    """The completions of a conversation that a client goes on with as it was told."""
+    """The completions of a conversation that a client continues with the returned messages."""
     found, messages = [], [{"role": "system", "content": "Be kind."}]
     for number in range(len(TURNS)):
         messages = [*messages, {"role": "user", "content": f"{number} said by the user"}]

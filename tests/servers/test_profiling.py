@@ -79,7 +79,7 @@ async def test_the_cpu_time_of_hooks_and_routes_is_reported(environment: Made, t
     assert hooks["reset"]["cpu_ms"] == pytest.approx(60, rel=0.3)
     assert hooks["verify"]["cpu_ms"] == pytest.approx(120, rel=0.3)
     assert run["requests"] == 3
-    # The route has what its hooks take on the loop, not what they take in threads; the process has all of it.
+    # A route's time contains its hooks' time on the event loop but not in threads; the process's time has both.
     assert 60 <= run["cpu_ms"] <= whole - hooks["verify"]["cpu_ms"]
     assert run["cpu_ms"] + hooks["verify"]["cpu_ms"] <= told["process_cpu_ms"] + 1 <= whole + 100
     assert dumped(tmp_path)["routes"]["/run"]["requests"] == 3

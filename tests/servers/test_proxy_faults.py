@@ -71,7 +71,7 @@ class Stage:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage() -> AsyncIterator[Stage]:
-    """What the tests here share."""
+    """The state shared by the tests of this module."""
     made = Engine()
     async with served(made) as base, sdks() as both:
         patient, hasty = (
@@ -92,7 +92,7 @@ async def served(engine: Engine) -> AsyncIterator[str]:
 
 
 def completion(text: str = "42", *, finish: str = "stop", calls: list[Item] | None = None) -> Item:
-    """Give a sound answer."""
+    """Return a sound answer."""
     message: Item = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
     used = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     choice = {"index": 0, "message": message, "finish_reason": finish}
@@ -157,11 +157,11 @@ FAULTS: dict[str, tuple[tuple[Way, ...], int, bool, str]] = {
     "tools refused": ((refuses(400, PARSER),), 502, False, "start vLLM with --enable-auto-tool-choice"),
     "call left in the text": ((tells(completion(CALLED)),), 502, False, "--tool-call-parser hermes"),
 }
-"""What an engine does wrong; the status its client is told, whether it may ask again, and words that explain it."""
+"""A fault of an engine; the client's status, whether it may retry, and a fragment of the message."""
 
 
 HASTY = ("rate limit", "hang")
-"""What is waited out, but not for ever."""
+"""Rate limits are waited for, within a bound."""
 
 ERRORS = (openai.APIStatusError, anthropic.APIStatusError)
 
@@ -234,7 +234,7 @@ async def test_malformed_arguments_of_a_call_are_left_to_the_agent(stage: Stage,
     elif client == "responses":
         assert answer.output[-1].arguments == TORN
     else:
-        # Here arguments are an object, whatever the model wrote.
+        # In this API, arguments are always an object.
         assert TORN in answer.content[-1].input.values()
 
 

@@ -26,11 +26,11 @@ TURN = [
     wire.build_function_call("add", '{"a":40,"b":2}', "call_1"),
     wire.build_function_call("add", '{"a":1,"b":1}', "call_2"),
 ]
-"""A turn with all that a turn may hold."""
+"""A turn with every kind of item."""
 
 
 class Sum(BaseModel):
-    """What the model is to answer with."""
+    """The model's response."""
 
     total: int
 
@@ -69,7 +69,7 @@ async def test_an_image_arrives(rig: Rig, upstream: str, client: str) -> None:
 
 
 async def looped(rig: Rig, client: str, upstream: str) -> None:
-    """Have the model call a tool twice at once, and tell it both answers: what it said goes back as the SDK has it."""
+    """Have the model call a tool twice in parallel, and send back both outputs with the turn as the SDK returns it."""
     asks = {"chat": _chat_loop, "responses": _responses_loop, "messages": _messages_loop}
     await asks[client](rig, upstream)
 
@@ -142,7 +142,7 @@ async def test_a_turn_is_sent_back_whole_with_the_outputs_of_its_calls(rig: Rig,
 
 
 def told(item: Item) -> tuple[str, Any]:
-    """Give what kind of *item* it is, and what it says."""
+    """Return the type and the content of *item*."""
     kind = item.get("type", "message")
     if kind == "message":
         return item["role"], extract_text(item["content"])
@@ -152,7 +152,7 @@ def told(item: Item) -> tuple[str, Any]:
 
 
 async def parsed(rig: Rig, client: str, upstream: str) -> Any:
-    """Give what the SDK makes of an answer that has to have a form."""
+    """Return a structured response as the SDK parses it."""
     openai, anthropic = rig.openai[upstream], rig.anthropic[upstream]
     asks: list[Any] = [{"role": "user", "content": "40 + 2?"}]
     if client == "chat":

@@ -29,17 +29,17 @@ BODIES: dict[str, Item] = {
     "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
 }
-"""The least that each API is asked."""
+"""A minimal request of each API."""
 
 ENDS = {"responses": "response.completed", "chat/completions": "[DONE]", "messages": "message_stop"}
-"""What the last frame of an answer is."""
+"""The last frame of a response."""
 
 ERRORS = {"responses": ["error"], "chat/completions": ["error", "[DONE]"], "messages": ["error"]}
-"""What the last frames of a failure are."""
+"""The last frames of a failure."""
 
 
 class Slow:
-    """A model that answers once it is let; it notes that it was asked, and that nobody waits any longer."""
+    """A model that answers when released, and records requests and cancellations."""
 
     name = "slow"
 
@@ -73,7 +73,7 @@ async def proxied(slow: Slow, every: float = SOON) -> AsyncIterator[httpx.AsyncC
 
 
 async def late(path: str, slow: Slow) -> bytes:
-    """What is streamed by a model that is let once it has been waited for."""
+    """Return the stream of a model that is released after a while."""
     read = b""
     async with (
         proxied(slow) as client,
@@ -86,7 +86,7 @@ async def late(path: str, slow: Slow) -> bytes:
 
 
 def frames(read: bytes) -> list[str]:
-    """What each frame of a whole stream is, by its event, by what it says of itself, or by its text."""
+    """Classify each frame of a complete stream by its event, its type or its text."""
     *told, rest = read.decode().split("\n\n")
     assert not rest, "the last frame is whole"
     return [_frame(frame) for frame in told if not frame.startswith(":")]

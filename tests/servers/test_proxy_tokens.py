@@ -34,7 +34,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 def bundle() -> Item:
-    """Give the tokens of a prompt of a thousand, and of the longest answer there is."""
+    """Return the tokens of a prompt of a thousand, and of the longest answer there is."""
     rng = random.Random(7)
     ids = [rng.randrange(151_936) for _ in range(LONG)]
     return dict(zip(responses.TOKEN_FIELDS, (ids[:1000], ids, [-rng.expovariate(3) for _ in ids]), strict=True))
@@ -67,7 +67,7 @@ async def test_returned_tokens_are_sent_back_to_the_model(rig: Rig, path: str) -
 
 
 def followed(path: str, answer: Item) -> Item:
-    """Give a conversation that goes on after *answer*."""
+    """Return a conversation that goes on after *answer*."""
     asks = {"role": "user", "content": "go on"}
     if path == "responses":
         return {"input": [{"role": "user", "content": "hi"}, *answer["output"], asks]}

@@ -453,7 +453,7 @@ async def test_a_call_and_a_verdict_of_one_session_do_not_overlap(serving):
         calls = [client.post("/increment_counter", json={"count": 1}) for _ in range(20)]
         verdicts = [client.post("/verify", json=verified()) for _ in range(5)]
         answers = await asyncio.gather(*calls, *verdicts)
-    # A call that came before the verdict counts in it, and one that came after has not happened.
+    # The verdict includes a call that arrived before it and excludes a later one.
     counted = sum(answer.status_code == 200 for answer in answers[:20])
     assert {answer.status_code for answer in answers} <= {200, 409}
     assert {(answer.json()["replies"], answer.json()["final"]) for answer in answers[20:]} == {(1, 3 + counted)}

@@ -31,7 +31,7 @@ QUICK = Retry(times=1, first=0.001)
 
 @asynccontextmanager
 async def head(text: str | list[str], nodes: int = 404) -> AsyncIterator[str]:
-    """A head whose configuration is answered as *text*, or as the last of several, and its nodes with a status."""
+    """A head that answers its configuration with *text*, or each of several in turn, and `/nodes` with a status."""
     app = web.Application()
 
     async def known(_: web.Request) -> web.Response:
@@ -67,7 +67,7 @@ my_agent:
 
 @dataclass
 class Server:
-    """Somebody else's server, which asks another by its name."""
+    """A server of another program, which calls another server by its name."""
 
     server_client: ServerClient
 

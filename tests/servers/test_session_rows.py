@@ -1,6 +1,6 @@
-"""A session is found by its row, whatever a table or a client does to the row's nulls; where it is not, nobody guesses.
+"""A session is found by its row, whatever a table or a client does to the row's nulls, and never guessed.
 
-The environment here has a live tool: what it answers cannot be had again by replaying the calls, so that a verdict
+The environment of these tests has a live tool: replaying the calls cannot reproduce its outputs, so a verdict
 without the session gives 0.0 where the session's gives 1.0.
 """
 
@@ -71,7 +71,7 @@ def tools():
 async def verify(task, state: Basket):
     return Verdict(reward=float(state.counts == {"pear": 1}))
 """
-"""An environment whose verdict takes the state alone."""
+"""An environment whose verdict uses only the state."""
 
 PROMPT = {"input": [{"role": "user", "content": "draw a ticket and read it out"}]}
 
@@ -91,7 +91,7 @@ def filled(value: Any) -> Any:
 
 
 def stripped(value: Any) -> Any:
-    """Return *value* as a client sends it that leaves out what is null."""
+    """Return *value* as a client sends it that omits nulls."""
     if isinstance(value, dict):
         return {key: stripped(each) for key, each in value.items() if each is not None}
     return [stripped(each) for each in value] if isinstance(value, list) else value
@@ -121,7 +121,7 @@ async def drawn(client: httpx.AsyncClient, seeded: Item, verified: Item, *, call
 
 @pytest.fixture
 def live(made: Callable[..., object]) -> Callable[[], Environment]:
-    """An environment whose tool gives another answer each time it is called."""
+    """An environment whose tool returns another output on each call."""
     plugin = made(LIVE, "live_env")
     return lambda: Environment("live", plugin, {})
 
@@ -259,7 +259,7 @@ async def test_one_cookie_jar_holds_the_sessions_of_many_rows_until_they_are_ver
 
 @pytest.fixture
 def basket(made: Callable[..., object]) -> Environment:
-    """An environment whose verdict takes the state alone."""
+    """An environment whose verdict uses only the state."""
     return Environment("basket", made(BASKET, "basket_env"), {})
 
 

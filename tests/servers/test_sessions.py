@@ -37,7 +37,7 @@ def clock():
 
 @pytest.fixture
 def opened(counter):
-    """A sitting that is open, and the environment's list of what was closed."""
+    """An open episode, and the environment's list of closed episodes."""
     environment = counter()
 
     async def make(number=3):
@@ -236,7 +236,7 @@ async def test_unused_sessions_are_closed(serving, counter):
     async with serving(environment, ttl=0.05) as client:
         await client.post("/seed_session", json=ROW)
         async with asyncio.timeout(10):
-            while not environment.plugin.CLOSED:  # noqa: ASYNC110  # the sweep tells nobody
+            while not environment.plugin.CLOSED:  # noqa: ASYNC110  # a sweep has no event
                 await asyncio.sleep(0.02)
         assert (await client.post("/spell", json={})).status_code == 409
 

@@ -50,7 +50,7 @@ def spread(head_url: str, name: str = "counter", **options: Any) -> LoadBalancer
 async def two(
     first: Environment, second: Environment, *, lease: float = 10.0, **options: Any
 ) -> AsyncIterator[tuple[str, Instance, Instance]]:
-    """A head and two instances, on addresses of their own."""
+    """A head and two instances on different addresses."""
     async with (
         heading() as head_url,
         Instance(first, head_url, "127.0.0.2", lease, options).there() as one,
@@ -154,7 +154,7 @@ async def test_a_full_instance_is_waited_for_even_if_another_is_gone(counter, mo
             loads = [each["load"]["sessions"] for each in (await told(head_url))["instances"]]
             return sorted(loads) == sorted([1, load_at_the_gone_one])
 
-        # The least loaded instance is asked first: the order in which the two refuse is known.
+        # The least loaded instance is asked first, so the order of the two rejections is known.
         await until(heard)
         # The head still knows the instance: only its server is gone.
         await gone.cut()

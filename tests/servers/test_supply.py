@@ -87,7 +87,7 @@ class Part:
 
 
 def supply(*parts: Part, there: list[str], starting: float = 0.2) -> Supply[Part]:
-    """A supply of *parts*, each of which is wanted until it is there: in *there*."""
+    """A supply of *parts*, each wanted until it is in *there*."""
 
     def wanted(_: Sequence[Service], coming: Collection[str]) -> list[Part]:
         return [each for each in parts if each.service.name not in {*coming, *there}]

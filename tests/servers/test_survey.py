@@ -36,7 +36,7 @@ async def closed():
 
 
 async def told(*words: object) -> tuple[int, str, str]:
-    """How `gymsdk status` ends, and what it says."""
+    """Run `gymsdk status`; return its exit code and its output."""
     command = [sys.executable, "-m", "gymsdk", "status", *map(str, words)]
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
     running = await asyncio.create_subprocess_exec(*command, **pipes, env=os.environ)
@@ -111,7 +111,7 @@ async def test_an_exit_belongs_to_the_instance_whose_supervisor_reports_it():
         noded(Node(head, [other])),
     ):
         assert [each.exit_code for each in (await fetch_status(head)).servers[1:]] == [-9, None]
-        # Until the one that ended is there again, another stands for it.
+        # Another instance represents the name until the ended one is back.
         await again.leave()
         assert [each.exit_code for each in (await fetch_status(head)).servers[1:]] == [-9]
 

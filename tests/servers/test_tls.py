@@ -82,7 +82,7 @@ async def test_plain_http_to_a_tls_server_is_rejected(counter: Callable[..., Env
 
 
 async def run(*words: object, **variables: object) -> tuple[int, str]:
-    """How the command ends as a process of its own, and what it says."""
+    """Run the command in a separate process; return its exit code and its output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GYMSDK_")}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gymsdk", *map(str, words)),

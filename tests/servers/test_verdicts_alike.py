@@ -36,7 +36,7 @@ class Open(Verdict, extra="allow"):
 
 
 class Judges:
-    """An environment that pays *paid* for a reply, and judges as it is told."""
+    """An environment that rewards a reply with *paid* and returns a prepared verdict."""
 
     def __init__(self, verdict: Callable[[], Verdict], paid: float) -> None:
         self._verdict = verdict

@@ -18,12 +18,12 @@ from gymsdk.types import Item, Row
 
 POLICIES = ("scripted/oracle:0.7", "scripted/random")
 Answers = tuple[list[str], Row]
-"""What the calls of an episode were answered, and its verdict."""
+"""The outputs of an episode's calls, and its verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """An episode of *environment*: its *row*, the items the policy and its tools said, and what they were worth."""
+    """An episode of *environment*: its *row*, the items of the policy and its tools, and its reward."""
 
     environment: str
     row: Row
@@ -54,7 +54,7 @@ async def recorded(name: str, count: int) -> list[Walk]:
 
 
 async def gone(http: aiohttp.ClientSession, url: str, walk: Walk) -> AsyncIterator[Answers | None]:
-    """Go through *walk* at the resources server *url*, a request at a time; the last but one gives what came of it.
+    """Replay *walk* at the resources server *url*, one request at a time; the last but one returns the result.
 
     Its client keeps the cookies of the last answer, and no others.
     """
