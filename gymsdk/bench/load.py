@@ -1,4 +1,4 @@
-"""A load: rollouts asked of running servers in a closed loop, and what each process and server did meanwhile."""
+"""Benchmark served environments: send rollouts in a closed loop and measure the servers meanwhile."""
 
 from __future__ import annotations
 

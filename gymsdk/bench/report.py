@@ -1,4 +1,4 @@
-"""Meters: what servers say at `/metrics` of the requests they have answered and of what is open in them."""
+"""The results of a benchmark, and the request counters of servers."""
 
 from __future__ import annotations
 

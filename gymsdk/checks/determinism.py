@@ -64,12 +64,12 @@ INTERPRETER_SECONDS = 45.0
 
 PROGRAM = """
 import asyncio, sys
-from gymsdk.checks.determinism import drawn
+from gymsdk.checks.determinism import draw_and_open
 from gymsdk.jsonl import parse_json
 
-asked = parsed(sys.stdin.buffer.read())
-told = asyncio.run(drawn(**asked)).model_dump_json()
-sys.stdout.buffer.write(b"\\n" + told.encode())
+request = parse_json(sys.stdin.buffer.read())
+result = asyncio.run(draw_and_open(**request)).model_dump_json()
+sys.stdout.buffer.write(b"\\n" + result.encode())
 """
 
 
@@ -82,7 +82,7 @@ class Drawn(BaseModel):
     openings: list[list[Item]] = []
 
 
-async def drawn(*, name: str, settings: dict[str, object], split: str, seed: int, count: int, opened: int) -> Drawn:
+async def draw_and_open(*, name: str, settings: dict[str, object], split: str, seed: int, count: int, opened: int) -> Drawn:
     """Draw *count* rows of *split* in this interpreter and open the first *opened* of them."""
     from gymsdk.plugins.registry import load
 

@@ -1,4 +1,4 @@
-"""A report as people read it: a line for each check, beneath it what was found."""
+"""The definition of a check, the results of checks, and their report as text."""
 
 from __future__ import annotations
 

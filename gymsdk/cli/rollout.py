@@ -59,7 +59,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
 
     Examples:
         gymsdk rollout math --limit 20
-        gymsdk rollout math --model vllm/Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1
+        gymsdk rollout math --model vllm/NAME --base-url http://HOST:8000/v1
     """
     from gymsdk.cli.datasets import select_dataset
     from gymsdk.episode import Budget

@@ -29,7 +29,7 @@ RIGHT = {
     "x" * 64: "gym_env_" + "x" * 64,
 }
 WRONG = {
-    "math-v2": "leave out the `-v<digits>`",
+    "math-v2": "leave out `-v<digits>`",
     "gym-env-maze": "`gymsdk new maze`",
     "Gym-Env-": "`gymsdk new NAME`",
     "": "1 to 64 letters",

@@ -136,13 +136,13 @@ def test_a_check_names_each_bad_line_with_its_reason(gymsdk: Command, there: Pat
         strict=False,
     ):
         assert words in reason
-    assert ended.out.splitlines()[-1] == "2 rows fit, 2 of sums; 5 do not"
+    assert ended.out.splitlines()[-1] == "2 rows are valid, 2 of sums; 5 are not"
     assert ended.code == 1
 
 
 def test_a_row_that_names_no_agent_is_for_the_one_environment_named(gymsdk: Command, there: Path) -> None:
     (there / "rows.jsonl").write_text('{"responses_create_params": {"input": "?"}, "answer": 4}\n')
-    assert gymsdk("tasks", "sums", "--validate", "rows.jsonl").out == "1 rows fit, 1 of sums; 0 do not\n"
+    assert gymsdk("tasks", "sums", "--validate", "rows.jsonl").out == "1 rows are valid, 1 of sums; 0 are not\n"
 
 
 def test_a_finished_runs_lines_are_rows_that_fit(gymsdk: Command) -> None:

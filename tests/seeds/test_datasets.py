@@ -87,7 +87,7 @@ def test_a_file_that_is_missing_is_named_with_the_line_that_names_it(sums: Place
 
 def test_the_rows_of_a_dataset_are_checked_without_being_played(sums: Place) -> None:
     good = sums.run("gymsdk tasks --config sums.yaml --dataset small")
-    assert (good.code, good.out) == (0, "2 rows fit, 2 of tool_call; 0 do not\n")
+    assert (good.code, good.out) == (0, "2 rows are valid, 2 of tool_call; 0 are not\n")
     with (sums.folder / "rows.jsonl").open("a") as file:
         file.write('{"responses_create_params": {}}\n')
     bad = sums.run("gymsdk tasks --config sums.yaml --dataset small")
