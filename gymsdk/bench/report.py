@@ -12,6 +12,14 @@ from pydantic import BaseModel, ConfigDict
 
 from gymsdk.http import client
 
+SAMPLE_PATTERN = re.compile(r'^gymsdk_(\w+)\{server="([^"]*)"(?:,route="([^"]*)")?[^}]*\} ([^ ]+)$', re.MULTILINE)
+
+OPEN_GAUGES = frozenset({"sessions_open", "agent_sessions_open", "episodes_playing"})
+"""Gauges that are 0 on an idle server."""
+
+OPERATIONAL_ROUTES = frozenset({"/metrics", "/readyz", "/livez", "/healthz", "/health", "/"})
+"""Routes that do not count as load, because the benchmark requests them itself."""
+
 
 class Latency(BaseModel):
     """Percentiles of the time from a rollout's request to its response, in milliseconds."""
@@ -110,15 +118,6 @@ def compute_latency(seconds: Sequence[float]) -> Latency | None:
 def compute_mean(values: Sequence[float]) -> float | None:
     """Return the mean of *values*, or `None` if there are none."""
     return sum(values) / len(values) if values else None
-
-
-SAMPLE_PATTERN = re.compile(r'^gymsdk_(\w+)\{server="([^"]*)"(?:,route="([^"]*)")?[^}]*\} ([^ ]+)$', re.MULTILINE)
-
-OPEN_GAUGES = frozenset({"sessions_open", "agent_sessions_open", "episodes_playing"})
-"""Gauges that are 0 on an idle server."""
-
-OPERATIONAL_ROUTES = frozenset({"/metrics", "/readyz", "/livez", "/healthz", "/health", "/"})
-"""Routes that do not count as load, because the benchmark requests them itself."""
 
 
 @dataclass(frozen=True, slots=True)

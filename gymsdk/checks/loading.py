@@ -27,6 +27,26 @@ MAX_DRAWN_ROWS = 100
 
 FIX_LINE = "fix or remove the line; a run that reaches it stops"
 
+LOAD_SECONDS = 30.0
+"""Seconds that loading the environment and drawing its tasks may take."""
+
+FIRST_TASK_SECONDS = 5.0
+"""Seconds the first task of a split may take."""
+
+MAX_COMPARED = 100
+"""How many rows of each split are compared with those of the others."""
+
+VARIED_SHARE = 0.9
+"""The share of a split's prompts that must differ for prompts to identify tasks."""
+
+OVERLAP_SHARE = 0.2
+"""The share of prompts that two splits must have in common. A few may be equal by chance and ask something else."""
+
+FIX_MISSING_SETTING = "pass the missing settings with --set (in pytest with --gymsdk-set NAME.KEY=VALUE)"
+
+EXAMPLE_SPLIT = "example"
+"""The split that shows rows to people. Its rows may also be in another split."""
+
 
 def find_unreadable_rows(subject: Subject) -> list[Finding]:
     """Return the unreadable rows of each split: of a file all, of a generated split the first."""
@@ -69,27 +89,6 @@ def _read_drawn(subject: Subject, split: str) -> Iterator[Finding]:
             number += 1
     except BadRow as error:
         yield Finding(seen=f"row {number + 1} of the split {split!r} cannot be read: {error}")
-
-
-LOAD_SECONDS = 30.0
-"""Seconds that loading the environment and drawing its tasks may take."""
-
-FIRST_TASK_SECONDS = 5.0
-"""Seconds the first task of a split may take."""
-
-MAX_COMPARED = 100
-"""How many rows of each split are compared with those of the others."""
-
-VARIED_SHARE = 0.9
-"""The share of a split's prompts that must differ for prompts to identify tasks."""
-
-OVERLAP_SHARE = 0.2
-"""The share of prompts that two splits must have in common. A few may be equal by chance and ask something else."""
-
-FIX_MISSING_SETTING = "pass the missing settings with --set (in pytest with --gymsdk-set NAME.KEY=VALUE)"
-
-EXAMPLE_SPLIT = "example"
-"""The split that shows rows to people. Its rows may also be in another split."""
 
 
 async def check_loading(subject: Subject, *, seconds: float = LOAD_SECONDS) -> list[Finding]:

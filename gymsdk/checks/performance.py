@@ -17,6 +17,16 @@ from gymsdk.types import Episode, Item, Playable, Rollout, Task, Verdict, extrac
 
 T = TypeVar("T")
 
+GARBAGE_TURNS = (
+    [responses.build_function_call("no_such_tool", "{}", "call_g0", id="fc_g0")],
+    [responses.build_function_call("no_such_tool", "{not json", "call_g1", id="fc_g1")],
+    [responses.build_message("I would rather not say. 0 1 2 3", id="msg_g2")],
+)
+"""Turns that a sensible policy would not play."""
+
+Observations: TypeAlias = dict[str, Plain]
+"""What each phase of a performance gave, as plain JSON."""
+
 
 def sample_tasks(tasks: Sequence[T], max_tasks: int) -> list[T]:
     """Return *max_tasks* of *tasks*, evenly spaced."""
@@ -56,17 +66,6 @@ def shorten_text(text: str, longest: int = 80) -> str:
     """Return the beginning of *text* in printable form."""
     cut = text if len(text) <= longest else f"{text[:longest]}…"
     return ascii(cut) if any(not sign.isprintable() and sign != "\n" for sign in cut) else repr(cut)
-
-
-GARBAGE_TURNS = (
-    [responses.build_function_call("no_such_tool", "{}", "call_g0", id="fc_g0")],
-    [responses.build_function_call("no_such_tool", "{not json", "call_g1", id="fc_g1")],
-    [responses.build_message("I would rather not say. 0 1 2 3", id="msg_g2")],
-)
-"""Turns that a sensible policy would not play."""
-
-Observations: TypeAlias = dict[str, Plain]
-"""What each phase of a performance gave, as plain JSON."""
 
 
 @dataclass(frozen=True, slots=True)

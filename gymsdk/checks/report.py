@@ -15,6 +15,13 @@ from gymsdk.checks.subject import Subject
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
 """How a check ended. The result of a skipped check says why."""
 
+STATUS_MARKS = {"passed": "ok", "failed": "FAIL", "skipped": "skip"}
+
+MAX_FINDINGS = 5
+"""How many findings of one check are shown."""
+
+LINE_WIDTH = 110
+
 
 class NotApplicable(Exception):
     """The check does not apply to the environment; the message says why."""
@@ -101,14 +108,6 @@ class Report(BaseModel):
     def passed(self) -> bool:
         """Whether no check failed."""
         return all(result.status != "failed" for result in self.results)
-
-
-STATUS_MARKS = {"passed": "ok", "failed": "FAIL", "skipped": "skip"}
-
-MAX_FINDINGS = 5
-"""How many findings of one check are shown."""
-
-LINE_WIDTH = 110
 
 
 def format_summary(result: Result) -> str:

@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from gymsdk.config.model import Deployment
     from gymsdk.environment import Environment
 
-ConfigFiles = Annotated[
-    list[Path],
-    typer.Option("--config", metavar="FILE", help="A configuration; later ones win.", show_default=False),
-]
-
 
 def config(
     words: Annotated[
@@ -30,7 +25,7 @@ def config(
         ),
     ] = None,
     *,
-    files: ConfigFiles = [],  # noqa: B006  # typer copies it
+    files: options.Configs = [],  # noqa: B006  # typer copies it
     output: Annotated[
         Path | None,
         typer.Option(

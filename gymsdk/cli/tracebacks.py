@@ -44,5 +44,6 @@ Traceback = Annotated[
         "--traceback",
         callback=lambda asked: enable(asked=asked),
         help="Show whole tracebacks of the environment's code.",
+        rich_help_panel="Output",
     ),
 ]
