@@ -64,7 +64,7 @@ ProgressCallback: TypeAlias = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What a benchmark measures.
+    """The plan of a benchmark.
 
     Attributes:
         environments: The settings of each environment, by name.
@@ -103,7 +103,9 @@ async def measure(
         UsageError: The model is not a scripted policy.
     """
     if plan.model is not None and not plan.model.startswith(SCRIPTED_PREFIX):
-        raise UsageError(f"--model {plan.model}: only rewards of scripted policies can be checked; name one of them")
+        raise UsageError(
+            f"--model {plan.model}: only rewards of scripted policies can be checked; name a scripted policy"
+        )
     try:
         for name, settings in plan.environments.items():
             yield await _measure_environment(plan, registry.load(name, **settings), report_progress)

@@ -80,7 +80,7 @@ class LoadResult(BaseModel):
 
     @property
     def is_correct(self) -> bool:
-        """Whether every rollout had a reward and none of them was wrong."""
+        """Whether every rollout had a reward and no reward was wrong."""
         return not (self.failures or self.wrong) and self.rollouts > 0
 
 

@@ -171,7 +171,7 @@ async def _read_ready_line(process: asyncio.subprocess.Process) -> tuple[Mapping
 
 
 async def _forward_stderr(stderr: asyncio.StreamReader) -> None:
-    """Forward the standard error of a child. A pipe that nobody reads would block the child."""
+    """Forward the standard error of a child. An unread pipe would block the child."""
     while chunk := await stderr.read(65536):
         sys.stderr.write(chunk.decode(errors="replace"))
 

@@ -72,7 +72,7 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """What a policy sees of a task when its episode starts.
+    """The view of a task that a policy gets when its episode starts.
 
     Attributes:
         task: The task.
@@ -200,7 +200,7 @@ async def gather_bounded(jobs: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def open_tasks(subject: Subject, environment: Environment, tasks: Sequence[Task]) -> list[TaskView]:
-    """Return what a policy sees of each task. Tasks whose episode does not open are left out."""
+    """Return the views of the tasks that a policy gets. Tasks that fail to open are left out."""
     openings = await gather_bounded(subject.play_script(environment, play_null, task) for task in tasks)
     solutions = [
         extract_turns(play) for play in await gather_bounded(subject.play_oracle(environment, task) for task in tasks)
@@ -233,7 +233,7 @@ def _pick_other_turns(others: Sequence[TaskView], view: TaskView) -> Turns:
 
 
 def format_turns(turns: Turns) -> list[str]:
-    """Return the turns as one text per item."""
+    """Return one text per item of the turns."""
     return [_format_item(item) for turn in turns for item in turn]
 
 

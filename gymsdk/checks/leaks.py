@@ -277,7 +277,7 @@ def _is_common(secret: str, texts: list[str], number: int) -> bool:
 CHECKS = (
     Check(
         id="semantic.no_solution_leakage",
-        asks="a simple search of what a policy can see does not find the answer",
+        asks="a simple search of the text that a policy sees does not find the answer",
         why="a policy learns to copy an answer that it sees, and its scores look like skill",
         mend=FIX_LEAK,
         run=_check_leaks,

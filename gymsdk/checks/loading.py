@@ -131,7 +131,7 @@ async def check_splits(subject: Subject, *, seconds: float = FIRST_TASK_SECONDS)
 
 
 async def _draw_first_task(subject: Subject, split: str, seconds: float) -> Finding | None:
-    """Draw the first task of *split* from a new environment and return what is wrong with it."""
+    """Draw the first task of *split* from a new environment and return a finding if it fails."""
     if not split.strip():
         return Finding(seen=f"a split is named {split!r}", mend="give each split a name that is a word")
     started = time.perf_counter()
@@ -267,7 +267,7 @@ async def _check_verdicts(subject: Subject) -> list[Finding]:
 
 
 def _find_verdict_error(rollout: Rollout) -> str | None:
-    """Return what is wrong with the verdict of *rollout*, or `None`."""
+    """Return the error of the verdict of *rollout*, or `None`."""
     failure = rollout.failure
     if failure is not None:
         # The environment rejects a verdict that is invalid or that JSON cannot represent.
@@ -283,8 +283,8 @@ def _find_verdict_error(rollout: Rollout) -> str | None:
 LOAD_CHECK = Check(
     id="runtime.load",
     asks="it loads with the given settings, and its tasks arrive soon",
-    why="nobody can play an environment that does not load, and no other check can run",
-    mend="do what the message says; `gymsdk info NAME` describes the environment",
+    why="an environment that does not load cannot be played, and no other check can run",
+    mend="follow the message; `gymsdk info NAME` describes the environment",
     run=check_loading,
     seconds=70.0,
 )

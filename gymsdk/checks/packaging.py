@@ -356,7 +356,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         id="packaging.page",
         asks="the package has a README and names its licence",
-        why="nobody may use a package without a licence, or will use one without an explanation",
+        why="a package without a licence may not be used, and one without an explanation is not used",
         mend="add both to `[project]` in pyproject.toml and install it again",
         run=_read_description,
         loads=False,

@@ -1,4 +1,4 @@
-"""Play a script through an episode phase by phase and record what each phase gives, to compare two plays."""
+"""Play a script through an episode phase by phase and record the results of each phase, to compare two plays."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ async def record_turns(subject: Subject, environment: Environment, task: Task, p
 
 
 async def build_scripts(subject: Subject, environment: Environment, *, tasks: int) -> list[Script]:
-    """Return the turns of the oracle and the random policy on a sample of *tasks*, and garbage on one of them."""
+    """Return the turns of the oracle and the random policy on a sample of *tasks*, and garbage on the first task."""
     chosen = sample_tasks(subject.tasks, tasks)
     recorded = [
         await record_turns(subject, environment, task, policy) for task in chosen for policy in ("oracle", "random")

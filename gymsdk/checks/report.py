@@ -36,7 +36,7 @@ EscapedText: TypeAlias = Annotated[str, BeforeValidator(_escape_surrogates)]
 
 
 class Finding(BaseModel):
-    """One problem: what was observed, in which task, and how to fix it if the check's own advice is too general."""
+    """One problem: the observation, its task, and a fix if the check's own advice is too general."""
 
     model_config = ConfigDict(frozen=True)
 

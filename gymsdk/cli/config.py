@@ -80,7 +80,7 @@ def _show_settings(files: list[Path], overrides: list[str], output: Path | None,
         raise UsageError(f"--output {output} needs the environment to write a file for, as in gymsdk config math")
     deployment = configuration.load_config(files, overrides)
     _print_deployment(deployment, json=json)
-    # Validate after printing, so that people can see what was read even if it is invalid.
+    # Validate after printing, so that people see the settings even if they are invalid.
     validate.check(deployment)
 
 

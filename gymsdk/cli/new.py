@@ -104,7 +104,7 @@ def new(
 ) -> None:
     """Create an environment package that you can install, test and play.
 
-    Change its rows and its verifier; `gymsdk check NAME` reports what is wrong with them.
+    Change its rows and its verifier; `gymsdk check NAME` reports their defects.
 
     Examples:
         gymsdk new my-env
