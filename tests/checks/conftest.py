@@ -1,4 +1,4 @@
-"""What the tests of the checks share: an environment made of source, installed as a healthy package, as a subject."""
+"""Fixtures of the checks' tests: an environment from source, installed as a healthy package, as a subject."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ async def test_a_performance_is_seen_phase_by_phase(subject):
     assert performance.seen["verify"]["verdict"]["reward"] == 1.0
 
 
-async def test_what_breaks_a_performance_is_part_of_it(subject):
+async def test_a_failure_is_part_of_the_performance(subject):
     source = HEALTHY.replace("return Reset(state=Shelf())", "raise OSError('no shelf')")
     shelf = subject(source)
     async with shelf.fresh() as environment:

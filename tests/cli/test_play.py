@@ -121,7 +121,7 @@ def test_a_file_of_tasks_is_played(gymsdk: Command, there: Path) -> None:
     assert ended.code == 2
 
 
-def test_a_failure_is_told_with_its_stage(gymsdk: Command, installed: Callable[..., Path]) -> None:
+def test_a_failure_is_printed_with_its_stage(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("finding", TOOLS)
     ended = gymsdk("play", "finding", "--model", "scripted/oracle")
     assert ended.out.splitlines()[-1].startswith(

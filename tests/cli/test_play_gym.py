@@ -55,7 +55,7 @@ def test_programs_get_the_same_rollout(gymsdk: Command) -> None:
     assert plain == through
 
 
-def test_a_failure_is_told_the_same(gymsdk: Command, installed: Callable[..., Path]) -> None:
+def test_a_failure_is_printed_the_same(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("finding", TOOLS)
     plain, through = _both(gymsdk, "finding", "--model", "scripted/oracle")
     assert plain == through
