@@ -68,7 +68,7 @@ def test_a_person_calls_tools(start: Start, installed: Callable[..., Path]) -> N
 @pytest.mark.parametrize("text", ["/quit\n", ""])
 def test_a_person_may_leave(start: Start, text: str) -> None:
     code, out = _typed(start, "sums", text=text)
-    assert out.endswith("failed in model (person_left): the person left\n")
+    assert out.endswith("failed in model (person_left): the person at the terminal quit the episode\n")
     assert code == 1
 
 

@@ -166,13 +166,13 @@ WRONG = {
     "no setting 'digit'; did you mean 'digits'?": ["sums", "--set", "digit=3"],
     "setting 'digits' is wrong": ["sums", "--set", "digits=three"],
     "--set digits: write it as KEY=VALUE": ["sums", "--set", "digits"],
-    "--set breaks=[1: the value is no JSON": ["sums", "--set", "breaks=[1"],
+    "--set breaks=[1: the value is not valid JSON": ["sums", "--set", "breaks=[1"],
     "no scripted policy named 'orcale'; did you mean 'oracle'?": ["sums", "--model", "scripted/orcale"],
     "no model named 'opnai/x'; did you mean 'openai'?": ["sums", "--model", "opnai/x"],
     "vllm/x needs a base URL": ["sums", "--model", "vllm/x"],
     "--param top_k: write it as KEY=JSON": ["sums", "--param", "top_k"],
-    "--param stop=end: the value is no JSON; a text needs quotes": ["sums", "--param", "stop=end"],
-    "--param input=1: 'input' is the host's to fill": ["sums", "--param", "input=1"],
+    "--param stop=end: the value is not valid JSON; put text in quotes": ["sums", "--param", "stop=end"],
+    "--param input=1: the host sets 'input' itself": ["sums", "--param", "input=1"],
     "--tasks none.jsonl: there is no such file": ["sums", "--tasks", "none.jsonl"],
     "--tasks .: it is a folder": ["sums", "--tasks", "."],
     "bad.jsonl:2: not valid JSON": ["sums", "--tasks", "bad.jsonl"],
@@ -252,7 +252,7 @@ def test_pinned_keys_reach_the_running_replica(gymsdk: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pin", "told"), [("top_k", "write it as KEY=VALUE"), ("stream=true", "'stream' is the caller's to say")]
+    ("pin", "told"), [("top_k", "write it as KEY=VALUE"), ("stream=true", "every request sets 'stream' itself")]
 )
 def test_an_invalid_pin_is_reported_in_one_sentence(gymsdk: Command, pin: str, told: str) -> None:
     ended = gymsdk("rollout", "sums", "--model", "vllm/x", "--base-url", "http://127.0.0.1:9/v1", "--pin", pin)

@@ -217,7 +217,7 @@ def test_a_port_in_use_is_reported(start: Start) -> None:
         (["sums", "--server-port", "sums=65536"], "write it as SERVER=N"),
         (["sums", "--only", "sums", "--fd", "77", "--head", "http://127.0.0.1:9"], "--fd 77: no socket that listens"),
         (["sums", "--server-port", "sum=1"], "no server 'sum' to give a port; did you mean 'sums'?"),
-        (["sums", "--ttl", "inf"], "inf is no finite number"),
+        (["sums", "--ttl", "inf"], "inf is not a finite number"),
         (
             ["sums", "--role", "resource"],
             "--role': 'resource' is not one of 'head', 'resources', 'agent', 'model'; did",

@@ -40,9 +40,9 @@ def test_the_port_of_the_command_goes_before_that_of_a_file(start: Start, there:
     ("words", "sentence"),
     [
         (["--head", "127.0.0.1:11000"], "--head 127.0.0.1:11000: write it as http://HOST:PORT"),
-        (["--role", "head", "--head", "http://127.0.0.1:9"], "--role head is the head, and --head names another"),
-        (["--advertise-host", "http://here"], "--advertise-host http://here: write a name or address alone"),
-        (["--advertise-host", "10.0.0.5:11000"], "--advertise-host 10.0.0.5:11000: write a name or address alone"),
+        (["--role", "head", "--head", "http://127.0.0.1:9"], "--role head starts a head, and --head names another one"),
+        (["--advertise-host", "http://here"], "--advertise-host http://here: write a host name or IP address"),
+        (["--advertise-host", "10.0.0.5:11000"], "--advertise-host 10.0.0.5:11000: write a host name or IP address"),
         (["--root-path", "gym"], "--root-path gym: write the path that a proxy shows the servers at"),
     ],
 )
