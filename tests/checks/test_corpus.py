@@ -69,7 +69,7 @@ async def test_each_broken_environment_fails_its_check(case, subject):
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith(HEALTHY)])
 async def test_healthy_environments_pass_every_check(case, subject):
     made = subject(source_of(case), files=files_of(case), **SETTINGS.get(case, {}))
-    made.patience = PATIENCE
+    made.check_seconds = PATIENCE
     # Another interpreter is started for each of the package's checks, and the packages are all made alike.
     report = await CheckRun(made).report(select_checks(SIZED.get(case, ()), [] if case == HEALTHY else ["packaging"]))
     assert [(result.id, result.findings) for result in report.results if result.status == "failed"] == []

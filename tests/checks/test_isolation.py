@@ -28,7 +28,7 @@ async def test_module_state_is_found_with_the_steps(subject, outcome):
 
 async def test_no_episode_starts_after_the_deadline(subject):
     shelf = subject(HEALTHY)
-    async with shelf.fresh() as environment:
+    async with shelf.enter_environment() as environment:
         played = await build_scripts(shelf, environment, tasks=1)
         nothing_like_it = [{} for _ in played]
         assert await _check_interleaved(_Stage(environment, played, nothing_like_it, ends=0.0), MAX_EXAMPLES) == []

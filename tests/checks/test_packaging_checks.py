@@ -60,8 +60,8 @@ def edited(subject, site, tmp_path):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("Summary: Made for a test.\n", "it has no `description`, a sentence for `gymsdk list`"),
-        ("Requires-Python: >=3.11\n", "it has no `requires-python`"),
+        ("Summary: Made for a test.\n", "it lacks `description`, a sentence for `gymsdk list`"),
+        ("Requires-Python: >=3.11\n", "it lacks `requires-python`"),
         ("Requires-Dist: gymsdk\n", "it does not depend on `gymsdk`"),
     ],
 )

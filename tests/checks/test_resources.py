@@ -75,7 +75,7 @@ async def test_changed_process_state_is_named(subject, outcome, monkeypatch, lin
 
 async def test_process_state_is_restored(subject):
     folder = Path.cwd()
-    async with subject(HEALTHY).fresh():
+    async with subject(HEALTHY).enter_environment():
         os.chdir("/")
         os.environ["BOOKS"] = "none"
         sys.path.append("shelf")

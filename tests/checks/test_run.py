@@ -86,11 +86,11 @@ async def test_a_check_that_takes_too_long_has_failed(subject):
 
 async def test_a_check_with_slow_episodes_is_skipped_with_the_needed_time(subject):
     made = subject(SUMS)
-    made.pace = 30.0
+    made.episode_seconds = 30.0
 
     async def look(subject):
-        async with subject.fresh() as environment:
-            await subject.afforded(environment, 9, each=8)
+        async with subject.enter_environment() as environment:
+            await subject.count_affordable(environment, 9, each=8)
         return [Finding(seen="it went on")]
 
     result = await CheckRun(made).run_check(asking(look))
@@ -102,7 +102,7 @@ async def test_a_check_with_slow_episodes_is_skipped_with_the_needed_time(subjec
 
 async def test_a_check_that_slow_episodes_make_late_is_skipped(subject):
     made = subject(SUMS)
-    made.pace = 2.0
+    made.episode_seconds = 2.0
 
     async def look(subject):
         await asyncio.sleep(60)
@@ -116,9 +116,9 @@ async def test_a_check_that_slow_episodes_make_late_is_skipped(subject):
 
 async def test_slow_episodes_are_played_less_often(subject):
     made = subject(SUMS)
-    made.pace = 3.0
-    async with made.fresh() as environment:
-        assert await made.afforded(environment, 100, each=2) == made.patience // 6
+    made.episode_seconds = 3.0
+    async with made.enter_environment() as environment:
+        assert await made.count_affordable(environment, 100, each=2) == made.check_seconds // 6
 
 
 async def test_code_that_holds_the_loop_fails_its_check_and_the_rest_is_skipped(subject, stuck):
