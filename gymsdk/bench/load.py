@@ -1,4 +1,4 @@
-"""A load: rollouts asked of running servers in a closed loop, and what each process and server did meanwhile."""
+"""Benchmark served environments: send rollouts in a closed loop and measure the servers meanwhile."""
 
 from __future__ import annotations
 
@@ -37,6 +37,157 @@ from gymsdk.types import Model, Rollout, Row
 
 RECORDING_CONCURRENCY = 8
 """How many episodes are recorded concurrently."""
+
+SAMPLE_SECONDS = 0.5
+"""Seconds between two measurements of memory."""
+
+REWARD_TOLERANCE = 1e-9
+"""The difference up to which two rewards count as equal."""
+
+Memories: TypeAlias = dict[str, list[float]]
+
+SCRIPTED_PREFIX = "scripted/"
+"""Prefix of the models that this process can play."""
+
+DEFAULT_MODEL = "scripted/oracle"
+"""The model that is recorded if none is named."""
+
+MAX_DISTINCT_TASKS = 128
+"""How many tasks are recorded at most. A load with more rollouts repeats them."""
+
+WARMUP_ROLLOUTS = 32
+"""Uncounted rollouts before the first load. They trigger imports and start workers."""
+
+ProgressCallback: TypeAlias = Callable[[str], None]
+"""Receives messages about the progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """The plan of a benchmark.
+
+    Attributes:
+        environments: The settings of each environment, by name.
+        at_once: The concurrency of each load.
+        rollouts: The number of rollouts of each load.
+        minutes: The duration of each load, instead of *rollouts*.
+        head: The head of running servers to measure, instead of servers that the benchmark starts.
+        model: A scripted policy that plays inside the servers. Without it, the servers call an endpoint that
+            replays the oracle. With *head*, the policy that the rewards are compared with.
+        split: The split of the tasks.
+        attempts: How often a failed rollout is tried.
+        keep: Selects the tasks by their recorded rollouts.
+    """
+
+    environments: Mapping[str, Mapping[str, Any]]
+    at_once: tuple[int, ...] = (16,)
+    rollouts: int = 200
+    minutes: float | None = None
+    head: str | None = None
+    model: str | None = None
+    split: str | None = None
+    attempts: int = 1
+    keep: Callable[[Rollout], bool] = field(default=lambda _: True)
+
+
+async def measure(
+    plan: BenchPlan, report_progress: ProgressCallback = lambda _: None
+) -> AsyncGenerator[BenchResult, None]:
+    """Measure the environments of *plan* one after the other and yield their results.
+
+    Args:
+        plan: What to measure.
+        report_progress: Receives messages about the progress.
+
+    Raises:
+        UsageError: The model is not a scripted policy.
+    """
+    if plan.model is not None and not plan.model.startswith(SCRIPTED_PREFIX):
+        raise UsageError(
+            f"--model {plan.model}: only rewards of scripted policies can be checked; name a scripted policy"
+        )
+    try:
+        for name, settings in plan.environments.items():
+            yield await _measure_environment(plan, registry.load(name, **settings), report_progress)
+    finally:
+        await client.aclose()
+
+
+async def _measure_environment(
+    plan: BenchPlan, environment: Environment, report_progress: ProgressCallback
+) -> BenchResult:
+    async with AsyncExitStack() as stack:
+        setup = await _set_up(plan, environment, report_progress, stack)
+        loads = [each async for each in _run_loads(plan, setup, report_progress)]
+    start = setup.stage.start
+    return BenchResult(
+        environment=environment.name,
+        model=setup.model,
+        ready=start and round(start.seconds, 3),
+        ready_cpu=start and round(start.cpu, 3),
+        ready_memory=start and round(start.memory, 1),
+        loads=tuple(loads),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """The servers to measure, the jobs to send, and the model that plays."""
+
+    stage: Stage
+    recording: Recording
+    model: str
+
+
+async def _set_up(
+    plan: BenchPlan, environment: Environment, report_progress: ProgressCallback, stack: AsyncExitStack
+) -> _Setup:
+    """Prepare the servers and the jobs for *environment*. The exit stack *stack* stops what this starts."""
+    if plan.head is not None:
+        stage = await join_servers(plan.head)
+        return _Setup(stage, await _record_rewards(plan, environment, plan.model or stage.model), stage.model)
+    report_progress(f"{environment.name}: recording, then starting its servers")
+    model = plan.model or DEFAULT_MODEL
+    recording = await _record_rewards(plan, environment, model)
+    words = [environment.name, *_format_settings(plan.environments[environment.name])]
+    if plan.model is not None:
+        return _Setup(await stack.enter_async_context(start_servers(words, model=model)), recording, model)
+    folder = stack.enter_context(TemporaryDirectory(prefix="gymsdk-"))
+    recording.write(Path(folder) / "recording.jsonl")
+    endpoint = await stack.enter_async_context(start_policy(Path(folder) / "recording.jsonl"))
+    stage = await stack.enter_async_context(start_servers(words, model=f"endpoint/{NAME}", endpoint=endpoint))
+    return _Setup(stage, recording, f"endpoint/{NAME}, which replays {model}")
+
+
+def _format_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Return *settings* as options of a command."""
+    texts = {key: each if isinstance(each, str) else jsonl.dump_json(each).decode() for key, each in settings.items()}
+    return [word for key, each in texts.items() for word in ("--set", f"{key}={each}")]
+
+
+async def _record_rewards(plan: BenchPlan, environment: Environment, model: str) -> Recording:
+    """Return the jobs, with expected rewards if *model* can be played in this process."""
+    limit = min(plan.rollouts, MAX_DISTINCT_TASKS)
+    if not model.startswith(SCRIPTED_PREFIX):
+        return list_jobs(environment, split=plan.split, limit=limit)
+    policy = models.model(model)
+    return await record_rollouts(environment, policy, split=plan.split, limit=limit, keep=plan.keep)
+
+
+async def _run_loads(
+    plan: BenchPlan, setup: _Setup, report_progress: ProgressCallback
+) -> AsyncGenerator[LoadResult, None]:
+    await run_load(
+        setup.stage,
+        setup.recording,
+        LoadPlan(at_once=min(WARMUP_ROLLOUTS, max(plan.at_once)), rollouts=WARMUP_ROLLOUTS),
+    )
+    for at_once in plan.at_once:
+        load_plan = LoadPlan(at_once, rollouts=plan.rollouts, attempts=plan.attempts)
+        if plan.minutes is not None:
+            load_plan = LoadPlan(at_once, seconds=60 * plan.minutes, attempts=plan.attempts)
+        report_progress(f"{setup.recording.environment}: {at_once} at once")
+        yield await run_load(setup.stage, setup.recording, load_plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +271,6 @@ def _has_distinct_rows(results: Sequence[Played]) -> list[Played]:
         request = each.rollout.row["responses_create_params"]
         distinct.setdefault(compute_digests(each.rollout.opening, request.get("instructions"))[-1], each)
     return list(distinct.values())
-
-
-SAMPLE_SECONDS = 0.5
-"""Seconds between two measurements of memory."""
-
-REWARD_TOLERANCE = 1e-9
-"""The difference up to which two rewards count as equal."""
-
-Memories: TypeAlias = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,145 +439,3 @@ def _build_result(
 def _summarize_memory(samples: list[float]) -> Memory:
     before, half, after = (round(samples[index], 1) for index in (0, len(samples) // 2, -1))
     return Memory(before=before, half=half, after=after, most=round(max(samples), 1))
-
-
-SCRIPTED_PREFIX = "scripted/"
-"""Prefix of the models that this process can play."""
-
-DEFAULT_MODEL = "scripted/oracle"
-"""The model that is recorded if none is named."""
-
-MAX_DISTINCT_TASKS = 128
-"""How many tasks are recorded at most. A load with more rollouts repeats them."""
-
-WARMUP_ROLLOUTS = 32
-"""Uncounted rollouts before the first load. They trigger imports and start workers."""
-
-ProgressCallback: TypeAlias = Callable[[str], None]
-"""Receives messages about the progress."""
-
-
-@dataclass(frozen=True, slots=True)
-class BenchPlan:
-    """What a benchmark measures.
-
-    Attributes:
-        environments: The settings of each environment, by name.
-        at_once: The concurrency of each load.
-        rollouts: The number of rollouts of each load.
-        minutes: The duration of each load, instead of *rollouts*.
-        head: The head of running servers to measure, instead of servers that the benchmark starts.
-        model: A scripted policy that plays inside the servers. Without it, the servers call an endpoint that
-            replays the oracle. With *head*, the policy that the rewards are compared with.
-        split: The split of the tasks.
-        attempts: How often a failed rollout is tried.
-        keep: Selects the tasks by their recorded rollouts.
-    """
-
-    environments: Mapping[str, Mapping[str, Any]]
-    at_once: tuple[int, ...] = (16,)
-    rollouts: int = 200
-    minutes: float | None = None
-    head: str | None = None
-    model: str | None = None
-    split: str | None = None
-    attempts: int = 1
-    keep: Callable[[Rollout], bool] = field(default=lambda _: True)
-
-
-async def measure(
-    plan: BenchPlan, report_progress: ProgressCallback = lambda _: None
-) -> AsyncGenerator[BenchResult, None]:
-    """Measure the environments of *plan* one after the other and yield their results.
-
-    Args:
-        plan: What to measure.
-        report_progress: Receives messages about the progress.
-
-    Raises:
-        UsageError: The model is not a scripted policy.
-    """
-    if plan.model is not None and not plan.model.startswith(SCRIPTED_PREFIX):
-        raise UsageError(f"--model {plan.model}: only rewards of scripted policies can be checked; name one of them")
-    try:
-        for name, settings in plan.environments.items():
-            yield await _measure_environment(plan, registry.load(name, **settings), report_progress)
-    finally:
-        await client.aclose()
-
-
-async def _measure_environment(
-    plan: BenchPlan, environment: Environment, report_progress: ProgressCallback
-) -> BenchResult:
-    async with AsyncExitStack() as stack:
-        setup = await _set_up(plan, environment, report_progress, stack)
-        loads = [each async for each in _run_loads(plan, setup, report_progress)]
-    start = setup.stage.start
-    return BenchResult(
-        environment=environment.name,
-        model=setup.model,
-        ready=start and round(start.seconds, 3),
-        ready_cpu=start and round(start.cpu, 3),
-        ready_memory=start and round(start.memory, 1),
-        loads=tuple(loads),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Setup:
-    """The servers to measure, the jobs to send, and the model that plays."""
-
-    stage: Stage
-    recording: Recording
-    model: str
-
-
-async def _set_up(
-    plan: BenchPlan, environment: Environment, report_progress: ProgressCallback, stack: AsyncExitStack
-) -> _Setup:
-    """Prepare the servers and the jobs for *environment*. The exit stack *stack* stops what this starts."""
-    if plan.head is not None:
-        stage = await join_servers(plan.head)
-        return _Setup(stage, await _record_rewards(plan, environment, plan.model or stage.model), stage.model)
-    report_progress(f"{environment.name}: recording, then starting its servers")
-    model = plan.model or DEFAULT_MODEL
-    recording = await _record_rewards(plan, environment, model)
-    words = [environment.name, *_format_settings(plan.environments[environment.name])]
-    if plan.model is not None:
-        return _Setup(await stack.enter_async_context(start_servers(words, model=model)), recording, model)
-    folder = stack.enter_context(TemporaryDirectory(prefix="gymsdk-"))
-    recording.write(Path(folder) / "recording.jsonl")
-    endpoint = await stack.enter_async_context(start_policy(Path(folder) / "recording.jsonl"))
-    stage = await stack.enter_async_context(start_servers(words, model=f"endpoint/{NAME}", endpoint=endpoint))
-    return _Setup(stage, recording, f"endpoint/{NAME}, which replays {model}")
-
-
-def _format_settings(settings: Mapping[str, Any]) -> list[str]:
-    """Return *settings* as options of a command."""
-    texts = {key: each if isinstance(each, str) else jsonl.dump_json(each).decode() for key, each in settings.items()}
-    return [word for key, each in texts.items() for word in ("--set", f"{key}={each}")]
-
-
-async def _record_rewards(plan: BenchPlan, environment: Environment, model: str) -> Recording:
-    """Return the jobs, with expected rewards if *model* can be played in this process."""
-    limit = min(plan.rollouts, MAX_DISTINCT_TASKS)
-    if not model.startswith(SCRIPTED_PREFIX):
-        return list_jobs(environment, split=plan.split, limit=limit)
-    policy = models.model(model)
-    return await record_rollouts(environment, policy, split=plan.split, limit=limit, keep=plan.keep)
-
-
-async def _run_loads(
-    plan: BenchPlan, setup: _Setup, report_progress: ProgressCallback
-) -> AsyncGenerator[LoadResult, None]:
-    await run_load(
-        setup.stage,
-        setup.recording,
-        LoadPlan(at_once=min(WARMUP_ROLLOUTS, max(plan.at_once)), rollouts=WARMUP_ROLLOUTS),
-    )
-    for at_once in plan.at_once:
-        load_plan = LoadPlan(at_once, rollouts=plan.rollouts, attempts=plan.attempts)
-        if plan.minutes is not None:
-            load_plan = LoadPlan(at_once, seconds=60 * plan.minutes, attempts=plan.attempts)
-        report_progress(f"{setup.recording.environment}: {at_once} at once")
-        yield await run_load(setup.stage, setup.recording, load_plan)

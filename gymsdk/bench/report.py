@@ -1,4 +1,4 @@
-"""Meters: what servers say at `/metrics` of the requests they have answered and of what is open in them."""
+"""The results of a benchmark, and the request counters of servers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from gymsdk.http import client
+
+SAMPLE_PATTERN = re.compile(r'^gymsdk_(\w+)\{server="([^"]*)"(?:,route="([^"]*)")?[^}]*\} ([^ ]+)$', re.MULTILINE)
+
+OPEN_GAUGES = frozenset({"sessions_open", "agent_sessions_open", "episodes_playing"})
+"""Gauges that are 0 on an idle server."""
+
+OPERATIONAL_ROUTES = frozenset({"/metrics", "/readyz", "/livez", "/healthz", "/health", "/"})
+"""Routes that do not count as load, because the benchmark requests them itself."""
 
 
 class Latency(BaseModel):
@@ -72,7 +80,7 @@ class LoadResult(BaseModel):
 
     @property
     def is_correct(self) -> bool:
-        """Whether every rollout had a reward and none of them was wrong."""
+        """Whether every rollout had a reward and no reward was wrong."""
         return not (self.failures or self.wrong) and self.rollouts > 0
 
 
@@ -110,15 +118,6 @@ def compute_latency(seconds: Sequence[float]) -> Latency | None:
 def compute_mean(values: Sequence[float]) -> float | None:
     """Return the mean of *values*, or `None` if there are none."""
     return sum(values) / len(values) if values else None
-
-
-SAMPLE_PATTERN = re.compile(r'^gymsdk_(\w+)\{server="([^"]*)"(?:,route="([^"]*)")?[^}]*\} ([^ ]+)$', re.MULTILINE)
-
-OPEN_GAUGES = frozenset({"sessions_open", "agent_sessions_open", "episodes_playing"})
-"""Gauges that are 0 on an idle server."""
-
-OPERATIONAL_ROUTES = frozenset({"/metrics", "/readyz", "/livez", "/healthz", "/health", "/"})
-"""Routes that do not count as load, because the benchmark requests them itself."""
 
 
 @dataclass(frozen=True, slots=True)

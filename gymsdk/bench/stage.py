@@ -24,101 +24,12 @@ PROC = Path("/proc")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-
-@dataclass(frozen=True, slots=True)
-class ProcessUsage:
-    """Seconds of CPU and megabytes (10^6 bytes) of memory of a process and of its workers.
-
-    The workers are all descendants of the process. The CPU of descendants that have ended counts too.
-    """
-
-    cpu: float
-    memory: float
-    workers_cpu: float
-    workers_memory: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """A process in `/proc`: its own CPU time, and that of its children that have ended."""
-
-    id: int
-    parent: int
-    over: bool
-    own: float
-    ended: float
-    memory: float
-
-
-def measure_process(pid: int) -> ProcessUsage:
-    """Return the resources used by *pid* and its descendants. Raises `ProcessLookupError` if it does not exist."""
-    every = {each.id: each for each in _list_processes()}
-    if pid not in every:
-        raise ProcessLookupError(f"process {pid} does not exist on this machine")
-    process, workers = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
-    return ProcessUsage(
-        cpu=process.own,
-        memory=process.memory,
-        workers_cpu=process.ended + sum(each.own + each.ended for each in workers),
-        workers_memory=sum(each.memory for each in workers),
-    )
-
-
-def find_leaf_processes(pid: int) -> list[int]:
-    """Return the descendants of *pid* that have no children."""
-    every = list(_list_processes())
-    parents = {each.parent for each in every}
-    return [each for each in _find_descendants(pid, every) if each not in parents]
-
-
-def is_running(pid: int) -> bool:
-    """Return whether *pid* is a process of this machine that has not ended."""
-    process = _read_stat(pid)
-    return process is not None and not process.over
-
-
-def _find_descendants(pid: int, every: Iterable[_Process]) -> Iterator[int]:
-    children = defaultdict(list)
-    for each in every:
-        children[each.parent].append(each.id)
-    pending = list(children[pid])
-    while pending:
-        child = pending.pop()
-        yield child
-        pending += children[child]
-
-
-def _list_processes() -> Iterator[_Process]:
-    for entry in PROC.iterdir():
-        if entry.name.isdigit() and (process := _read_stat(int(entry.name))):
-            yield process
-
-
-def _read_stat(pid: int) -> _Process | None:
-    try:
-        stat = (PROC / str(pid) / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        # The process has ended meanwhile.
-        return None
-    # The process name in front may contain anything. After it come the fields of proc(5), from the third one.
-    fields = stat.rpartition(")")[2].split()
-    user, system, user_ended, system_ended = (int(each) / CLOCK_TICKS for each in fields[11:15])
-    return _Process(
-        id=pid,
-        parent=int(fields[1]),
-        # A zombie, or dead: the parent has not waited for it yet.
-        over=fields[0] in {"Z", "X"},
-        own=user + system,
-        ended=user_ended + system_ended,
-        memory=int(fields[21]) * PAGE_BYTES / 1e6,
-    )
-
-
 READY_SECONDS = 120.0
 """Seconds a child process may take until it is ready."""
 
 STOP_SECONDS = 20.0
 """Seconds a child process may take to stop."""
+
 
 SERVERS, POLICY, LOAD = "servers", "policy endpoint", "load generator"
 """Labels of the processes: the servers, the model endpoint, and the benchmark itself."""
@@ -260,7 +171,7 @@ async def _read_ready_line(process: asyncio.subprocess.Process) -> tuple[Mapping
 
 
 async def _forward_stderr(stderr: asyncio.StreamReader) -> None:
-    """Forward the standard error of a child. A pipe that nobody reads would block the child."""
+    """Forward the standard error of a child. An unread pipe would block the child."""
     while chunk := await stderr.read(65536):
         sys.stderr.write(chunk.decode(errors="replace"))
 
@@ -276,3 +187,92 @@ async def _stop_process(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """Seconds of CPU and megabytes (10^6 bytes) of memory of a process and of its workers.
+
+    The workers are all descendants of the process. The CPU of descendants that have ended counts too.
+    """
+
+    cpu: float
+    memory: float
+    workers_cpu: float
+    workers_memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A process in `/proc`: its own CPU time, and that of its children that have ended."""
+
+    id: int
+    parent: int
+    over: bool
+    own: float
+    ended: float
+    memory: float
+
+
+def measure_process(pid: int) -> ProcessUsage:
+    """Return the resources used by *pid* and its descendants. Raises `ProcessLookupError` if it does not exist."""
+    every = {each.id: each for each in _list_processes()}
+    if pid not in every:
+        raise ProcessLookupError(f"process {pid} does not exist on this machine")
+    process, workers = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
+    return ProcessUsage(
+        cpu=process.own,
+        memory=process.memory,
+        workers_cpu=process.ended + sum(each.own + each.ended for each in workers),
+        workers_memory=sum(each.memory for each in workers),
+    )
+
+
+def find_leaf_processes(pid: int) -> list[int]:
+    """Return the descendants of *pid* that have no children."""
+    every = list(_list_processes())
+    parents = {each.parent for each in every}
+    return [each for each in _find_descendants(pid, every) if each not in parents]
+
+
+def is_running(pid: int) -> bool:
+    """Return whether *pid* is a process of this machine that has not ended."""
+    process = _read_stat(pid)
+    return process is not None and not process.over
+
+
+def _find_descendants(pid: int, every: Iterable[_Process]) -> Iterator[int]:
+    children = defaultdict(list)
+    for each in every:
+        children[each.parent].append(each.id)
+    pending = list(children[pid])
+    while pending:
+        child = pending.pop()
+        yield child
+        pending += children[child]
+
+
+def _list_processes() -> Iterator[_Process]:
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (process := _read_stat(int(entry.name))):
+            yield process
+
+
+def _read_stat(pid: int) -> _Process | None:
+    try:
+        stat = (PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        # The process has ended meanwhile.
+        return None
+    # The process name in front may contain anything. After it come the fields of proc(5), from the third one.
+    fields = stat.rpartition(")")[2].split()
+    user, system, user_ended, system_ended = (int(each) / CLOCK_TICKS for each in fields[11:15])
+    return _Process(
+        id=pid,
+        parent=int(fields[1]),
+        # A zombie, or dead: the parent has not waited for it yet.
+        over=fields[0] in {"Z", "X"},
+        own=user + system,
+        ended=user_ended + system_ended,
+        memory=int(fields[21]) * PAGE_BYTES / 1e6,
+    )

@@ -1,1 +1,1 @@
-"""The conformance kit: find what is wrong with an environment before a training run does."""
+"""The conformance kit: find defects of an environment before a training run does."""

@@ -36,10 +36,43 @@ T = TypeVar("T")
 Turns: TypeAlias = list[list[Item]]
 """The turns of a scripted policy. The last turn repeats until the episode ends."""
 
+FIX_WHOLE_ANSWER = (
+    "compare the single answer at the end of the reply as a whole with the expected one; do not search the reply for"
+    " the expected answer"
+)
+FIX_SINGLE_ANSWER = "take one answer from a reply, and give nothing to a reply with several"
+FIX_EMPTY_ANSWER = "give nothing to a reply without an answer, before you compare anything"
+FIX_CHANCE = "put the chance that one of the options earns into `claims(task).chance`"
+FIX_PREFIX_MATCH = "compare the whole answer: a prefix of it, or a character in it, is not an answer"
+FIX_REASONING = "grade replies and calls only; a policy's reasoning is not an answer"
+FIX_EVALUATION = "treat a reply as data: never compute it with `eval` or a solver"
+FIX_TOOL_NAME = "pay for the right arguments and their effect, not for the name of a tool"
+FIX_BUDGET_REWARD = "pay nothing for reaching the end of a budget"
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+MAX_LISTED = 40
+
+SHORT_CHARS = 80
+"""The maximum length of a reply that is only an answer."""
+
+MAX_TOOLS = 32
+"""How many tools of a task are called."""
+
+SIGNIFICANCE = 1e-3
+"""The probability below which chance does not explain a mean."""
+
+MIN_STEADY_ATTEMPTS = 6
+"""How many similar rewards are needed to rule out chance."""
+
+STANDARD_ERRORS = 4.0
+"""How many standard errors above the chance these rewards must lie."""
+
+TOLERANCE = 1e-6
+"""Differences of rewards up to this value do not count."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """What a policy sees of a task when its episode starts.
+    """The view of a task that a policy gets when its episode starts.
 
     Attributes:
         task: The task.
@@ -167,7 +200,7 @@ async def gather_bounded(jobs: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def open_tasks(subject: Subject, environment: Environment, tasks: Sequence[Task]) -> list[TaskView]:
-    """Return what a policy sees of each task. Tasks whose episode does not open are left out."""
+    """Return the views of the tasks that a policy gets. Tasks that fail to open are left out."""
     openings = await gather_bounded(subject.play_script(environment, play_null, task) for task in tasks)
     solutions = [
         extract_turns(play) for play in await gather_bounded(subject.play_oracle(environment, task) for task in tasks)
@@ -200,7 +233,7 @@ def _pick_other_turns(others: Sequence[TaskView], view: TaskView) -> Turns:
 
 
 def format_turns(turns: Turns) -> list[str]:
-    """Return the turns as one text per item."""
+    """Return one text per item of the turns."""
     return [_format_item(item) for turn in turns for item in turn]
 
 
@@ -235,29 +268,6 @@ def _format_item(item: Item) -> str:
     if item.get("type") == "function_call":
         return f"{item['name']}({item['arguments']})"
     return extract_text(item.get("content"))
-
-
-FIX_WHOLE_ANSWER = (
-    "compare the single answer at the end of the reply as a whole with the expected one; do not search the reply for"
-    " the expected answer"
-)
-FIX_SINGLE_ANSWER = "take one answer from a reply, and give nothing to a reply with several"
-FIX_EMPTY_ANSWER = "give nothing to a reply without an answer, before you compare anything"
-FIX_CHANCE = "put the chance that one of the options earns into `claims(task).chance`"
-
-
-FIX_PREFIX_MATCH = "compare the whole answer: a prefix of it, or a character in it, is not an answer"
-FIX_REASONING = "grade replies and calls only; a policy's reasoning is not an answer"
-FIX_EVALUATION = "treat a reply as data: never compute it with `eval` or a solver"
-FIX_TOOL_NAME = "pay for the right arguments and their effect, not for the name of a tool"
-FIX_BUDGET_REWARD = "pay nothing for reaching the end of a budget"
-ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-MAX_LISTED = 40
-SHORT_CHARS = 80
-"""The maximum length of a reply that is only an answer."""
-
-MAX_TOOLS = 32
-"""How many tools of a task are called."""
 
 
 def format_every_form(answers: list[str]) -> str:
@@ -426,19 +436,6 @@ PANEL: tuple[Attack, ...] = (
     *(_build_tool_attack(place, times) for place in range(MAX_TOOLS) for times in (1, MAX_LISTED)),
 )
 """Every policy of the panel."""
-
-
-SIGNIFICANCE = 1e-3
-"""The probability below which chance does not explain a mean."""
-
-MIN_STEADY_ATTEMPTS = 6
-"""How many similar rewards are needed to rule out chance."""
-
-STANDARD_ERRORS = 4.0
-"""How many standard errors above the chance these rewards must lie."""
-
-TOLERANCE = 1e-6
-"""Differences of rewards up to this value do not count."""
 
 
 def find_gain_beyond_chance(attempts: Sequence[Attempt]) -> list[Finding]:

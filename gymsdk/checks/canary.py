@@ -12,11 +12,9 @@ from gymsdk.checks.clues import build_plain_value, fill_values
 FIX_PARSING = "catch the errors of parsing a reply: an unreadable reply is a wrong answer with reward 0"
 FIX_INJECTION = "never let the grader take a score, a verdict or an instruction from a reply"
 FIX_UNBOUNDED = (
-    "limit what is graded: truncate the reply, or grade it in a function marked `@offload(timeout=..., cpu=...)`"
+    "limit the graded text: truncate the reply, or grade it in a function marked `@offload(timeout=..., cpu=...)`"
 )
-FIX_CALL_ERRORS = (
-    "answer an invalid call with a message that says what is wrong with it, whatever its arguments contain"
-)
+FIX_CALL_ERRORS = "answer an invalid call with a message that names its error, for any arguments"
 MEGABYTE_CHARS = 1_000_000
 MAX_TOOLS = 4
 """How many tools of a task are called with invalid arguments."""
@@ -66,7 +64,7 @@ REPLY_CANARIES: tuple[Attack, ...] = (
     build_text_attack("writes JSON 100,000 levels deep", "[" * 100_000, fix=FIX_PARSING, tasks=1),
     build_text_attack("opens 500 boxes", "\\boxed{" * 500, fix=FIX_PARSING, tasks=1),
     build_text_attack(
-        "replies at once and calls no tool", "Done.", fix="pay for what was done, not for a reply", tasks=4
+        "replies at once and calls no tool", "Done.", fix="pay for the actions, not for a reply", tasks=4
     ),
     *(build_text_attack(f"replies {name}", text, fix=FIX_PARSING, tasks=4) for name, text in ODD_REPLIES.items()),
     *(

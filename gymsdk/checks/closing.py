@@ -135,7 +135,7 @@ CHECKS = (
         id="runtime.close_once",
         asks="every episode is closed exactly once and without an error, however it ends",
         why="what `close` does not release is lost to every later episode, and an error in it goes unnoticed",
-        mend="let `close` release what `reset` acquired, whatever happened since, and let it raise nothing",
+        mend="let `close` always release what `reset` acquired, and let it raise nothing",
         run=_check_closing,
     ),
 )

@@ -19,9 +19,34 @@ MAX_OPTIONS = 60
 _LINES = re.compile(r"^\s*(?:\(?([^\W\d_]|\d{1,2})[).:]|[-*])\s+(\S.*)$", re.MULTILINE)
 _INLINE = re.compile(r"\(([^\W\d_]|\d{1,2})\)\s*([^()\n,;]*)")
 _LETTERS = re.compile(r"(?<![A-Za-z])([A-H])[).:]\s*([^\n]*?)(?=\s+[A-H][).:]|\n|$)")
+
 _QUOTED = re.compile(r"""['"`\N{LEFT DOUBLE QUOTATION MARK}]([^'"`\n]{1,40})['"`\N{RIGHT DOUBLE QUOTATION MARK}]""")
+
 _EITHER = re.compile(r"\b(\w+)(?:, (\w+))* or (\w+)\b")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+ANSWER_WORDS = r"answer|solution|expected|gold|correct|truth|target|result|label|wanted|missing|secret|reference"
+
+_AFTER_WORD = re.compile(
+    rf"\b(?:\w*_)?(?:{ANSWER_WORDS})\w*\b[\"'*]*\s*(?:is|was|are|[:=])+\s*[\"'(]?([^\n\"']+)", re.IGNORECASE
+)
+_FIELD = re.compile(rf"[\"'](?:\w*_)?(?:{ANSWER_WORDS})\w*[\"']\s*:\s*(?:\"([^\"]*)\"|([^,}}\]\s]+))", re.IGNORECASE)
+_COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
+_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
+_TAG = re.compile(rf"<(?:{ANSWER_WORDS})>(.*?)</", re.IGNORECASE | re.DOTALL)
+_BRACKETS = re.compile(r"[\[(]([^\[\]()\n]{1,60})[\])]")
+
+_STATEMENT = re.compile(
+    r"\b(?:is|are|was|were|called|named)\s+(?:the\s+|an?\s+)?([^.;,!?\n]{1,80})(?:[.;,!]|\n|$)", re.IGNORECASE
+)
+
+_BASE64 = re.compile(
+    r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{4}){1,200}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?(?![A-Za-z0-9+/=])"
+)
+_HEX = re.compile(r"(?<![0-9A-Za-z])(?:0x)?((?:[0-9a-fA-F]{2}){2,200})(?![0-9A-Za-z])")
+_PERCENT = re.compile(r"(?:%[0-9A-Fa-f]{2}|[\w.-])*%[0-9A-Fa-f]{2}(?:%[0-9A-Fa-f]{2}|[\w.-])*")
+_EXPRESSION = re.compile(r"\(*\d[\d\s().+*/^-]*[\d)]")
+_ENCODED = r"\b(?:de|en)(?:cod|cipher|crypt)\w*|cipher"
+_TRAILING = " \t.;,)]}\"'"
 
 
 def list_options(prompt: str) -> list[str]:
@@ -110,29 +135,6 @@ def _list_types(schema: Item) -> list[str]:
         if isinstance(alternative, dict)
         for each in _list_types(alternative)
     ] or ["string"]
-
-
-ANSWER_WORDS = r"answer|solution|expected|gold|correct|truth|target|result|label|wanted|missing|secret|reference"
-
-_AFTER_WORD = re.compile(
-    rf"\b(?:\w*_)?(?:{ANSWER_WORDS})\w*\b[\"'*]*\s*(?:is|was|are|[:=])+\s*[\"'(]?([^\n\"']+)", re.IGNORECASE
-)
-_FIELD = re.compile(rf"[\"'](?:\w*_)?(?:{ANSWER_WORDS})\w*[\"']\s*:\s*(?:\"([^\"]*)\"|([^,}}\]\s]+))", re.IGNORECASE)
-_COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
-_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
-_TAG = re.compile(rf"<(?:{ANSWER_WORDS})>(.*?)</", re.IGNORECASE | re.DOTALL)
-_BRACKETS = re.compile(r"[\[(]([^\[\]()\n]{1,60})[\])]")
-_STATEMENT = re.compile(
-    r"\b(?:is|are|was|were|called|named)\s+(?:the\s+|an?\s+)?([^.;,!?\n]{1,80})(?:[.;,!]|\n|$)", re.IGNORECASE
-)
-_BASE64 = re.compile(
-    r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{4}){1,200}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?(?![A-Za-z0-9+/=])"
-)
-_HEX = re.compile(r"(?<![0-9A-Za-z])(?:0x)?((?:[0-9a-fA-F]{2}){2,200})(?![0-9A-Za-z])")
-_PERCENT = re.compile(r"(?:%[0-9A-Fa-f]{2}|[\w.-])*%[0-9A-Fa-f]{2}(?:%[0-9A-Fa-f]{2}|[\w.-])*")
-_EXPRESSION = re.compile(r"\(*\d[\d\s().+*/^-]*[\d)]")
-_ENCODED = r"\b(?:de|en)(?:cod|cipher|crypt)\w*|cipher"
-_TRAILING = " \t.;,)]}\"'"
 
 
 def find_after_words(text: str) -> list[str]:

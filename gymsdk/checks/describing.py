@@ -146,7 +146,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         id="runtime.descriptions",
         asks="every tool, argument and setting has a description",
-        why="descriptions are all that a policy knows about a tool and a user about a setting",
+        why="a policy knows a tool, and a user knows a setting, only by its description",
         mend="give the tool a docstring, an argument `Annotated[..., Field(description=...)]` or a word in that"
         " docstring, a setting `Field(description=...)` or a word in its class's",
         run=_check_descriptions,

@@ -21,6 +21,31 @@ from gymsdk.episode import EpisodeRunner
 from gymsdk.errors import BrokenEnvironment, EpisodeError
 from gymsdk.types import Item, Row, Task
 
+INTERPRETER_SECONDS = 45.0
+"""Time limit of the other interpreter."""
+
+PROGRAM = """
+import asyncio, sys
+from gymsdk.checks.determinism import draw_and_open
+from gymsdk.jsonl import parse_json
+
+request = parse_json(sys.stdin.buffer.read())
+result = asyncio.run(draw_and_open(**request)).model_dump_json()
+sys.stdout.buffer.write(b"\\n" + result.encode())
+"""
+
+MAX_ROWS = 6
+"""How many tasks of a split are compared."""
+
+MAX_TASKS = 3
+"""How many tasks are played."""
+
+MAX_OPENED = 2
+"""How many tasks of a split another interpreter opens."""
+
+MAX_SEEDS = 24
+"""How many seeds have their first task compared. One seed's first tasks, equally many, are the reference."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
@@ -59,20 +84,6 @@ async def run_program(
     return ProcessResult(process.returncode, output, errors.decode(errors="replace").strip().rpartition("\n")[2])
 
 
-INTERPRETER_SECONDS = 45.0
-"""Time limit of the other interpreter."""
-
-PROGRAM = """
-import asyncio, sys
-from gymsdk.checks.determinism import drawn
-from gymsdk.jsonl import parse_json
-
-asked = parsed(sys.stdin.buffer.read())
-told = asyncio.run(drawn(**asked)).model_dump_json()
-sys.stdout.buffer.write(b"\\n" + told.encode())
-"""
-
-
 class Drawn(BaseModel):
     """The first rows of a split, and the openings of the first of them."""
 
@@ -82,7 +93,9 @@ class Drawn(BaseModel):
     openings: list[list[Item]] = []
 
 
-async def drawn(*, name: str, settings: dict[str, object], split: str, seed: int, count: int, opened: int) -> Drawn:
+async def draw_and_open(
+    *, name: str, settings: dict[str, object], split: str, seed: int, count: int, opened: int
+) -> Drawn:
     """Draw *count* rows of *split* in this interpreter and open the first *opened* of them."""
     from gymsdk.plugins.registry import load
 
@@ -128,19 +141,6 @@ def _build_request(subject: Subject, **parameters: str | int) -> bytes:
         return jsonl.dump_json({"name": subject.name, "settings": dict(subject.settings), **parameters})
     except (TypeError, ValueError):
         raise NotApplicable("its settings cannot be written as JSON, so another process cannot receive them") from None
-
-
-MAX_ROWS = 6
-"""How many tasks of a split are compared."""
-
-MAX_TASKS = 3
-"""How many tasks are played."""
-
-MAX_OPENED = 2
-"""How many tasks of a split another interpreter opens."""
-
-MAX_SEEDS = 24
-"""How many seeds have their first task compared. One seed's first tasks, equally many, are the reference."""
 
 
 async def _check_determinism(subject: Subject) -> list[Finding]:

@@ -61,7 +61,7 @@ REWARD_DIGITS = 9
 """How many digits of a reward are compared. Interfaces add up step rewards in different orders."""
 
 Face: TypeAlias = "Callable[[Environment, Sequence[Script], Budget], list[Plain]]"
-"""Plays every script on one interface and returns what was observed."""
+"""Plays every script on one interface and returns the observations."""
 
 
 async def _check_faces(subject: Subject) -> list[Finding]:
@@ -83,7 +83,7 @@ async def _compare_faces(
         for budget in dict.fromkeys(script.budget for script in played_scripts):
             chosen = [number for number, script in enumerate(played_scripts) if script.budget == budget]
             scripts_of = [played_scripts[number] for number in chosen]
-            # These interfaces run an event loop of their own and block the caller.
+            # These interfaces run their own event loop and block the caller.
             observed = await asyncio.to_thread(face, subject.make(), scripts_of, budget)
             findings += _find_mismatch(name, scripts_of, [expected[number] for number in chosen], observed)
     expressible = [performance for performance in in_process if _is_expressible_over_http(performance)]

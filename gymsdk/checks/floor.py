@@ -32,9 +32,14 @@ MAX_PREFIXES = 4
 """How many prefixes of one oracle's play are judged."""
 
 FIX_EARLY_VERIFY = "let `verify` accept a transcript without a reply or calls: its reward is 0, and it is not an error"
-
 JUDGED_AT_RESET = Attack("is judged right after reset", lambda _: [], FIX_EARLY_VERIFY)
 STOPPED_EARLY = Attack("stops in the middle of what the oracle does", lambda _: [], FIX_EARLY_VERIFY)
+
+MAX_TASKS = 12
+"""How many tasks the panel plays."""
+
+MAX_FINDINGS = 6
+"""How many findings of one kind are reported one by one."""
 
 
 async def judge_unplayed(subject: Subject, environment: Environment, views: Sequence[TaskView]) -> list[Attempt]:
@@ -70,13 +75,6 @@ async def judge_prefixes(subject: Subject, environment: Environment, views: Sequ
 async def _judge_prefix(subject: Subject, environment: Environment, view: TaskView, turns: Turns) -> Rollout:
     budget = subject.budget.model_copy(update={"turns": len(turns)})
     return await subject.play(environment, ScriptedModel("cut", build_policy(turns)), view.task, budget=budget)
-
-
-MAX_TASKS = 12
-"""How many tasks the panel plays."""
-
-MAX_FINDINGS = 6
-"""How many findings of one kind are reported one by one."""
 
 
 async def _check_floor(subject: Subject) -> list[Finding]:

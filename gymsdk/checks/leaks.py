@@ -55,7 +55,28 @@ MIN_ALTERNATIVES = 2
 """How many other entries make a list."""
 
 _PEER = re.compile(r"""['"\[({]*[\w.-]+(?: [\w.-]+){0,2}['"\])}.]*""")
+
 _ANSWER_FIELD = re.compile(ANSWER_WORDS, re.IGNORECASE)
+
+MAX_TASKS = 10
+"""How many tasks are searched."""
+
+MIN_SHARE = 0.25
+"""The share of tasks whose own answer must appear in a place to count as a leak. At least two tasks are required."""
+
+MAX_TOOLS = 6
+"""How many tools of a task are called wrongly."""
+
+MAX_FINDINGS = 4
+"""How many findings about policies are reported."""
+
+CONTROL_ATTACKS = (
+    build_text_attack("says something", "xyzzy"),
+    build_text_attack("says something in form", format_answer("xyzzy")),
+)
+"""Replies without content. What they earn is not a leak."""
+
+FIX_LEAK = "keep the answer in fields of the row or in the state; write prompts, schemas and errors without it"
 
 
 def list_secrets(task: Task, turns: Turns, prompt: str) -> set[str]:
@@ -114,27 +135,6 @@ def is_one_of_many(secret: str, text: str, known: set[str]) -> bool:
 def contains_words(secret: str, text: str) -> bool:
     """Return whether *text* contains *secret* as whole words."""
     return re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", text, re.IGNORECASE) is not None
-
-
-MAX_TASKS = 10
-"""How many tasks are searched."""
-
-MIN_SHARE = 0.25
-"""The share of tasks whose own answer must appear in a place to count as a leak. At least two tasks are required."""
-
-MAX_TOOLS = 6
-"""How many tools of a task are called wrongly."""
-
-MAX_FINDINGS = 4
-"""How many findings about policies are reported."""
-
-CONTROL_ATTACKS = (
-    build_text_attack("says something", "xyzzy"),
-    build_text_attack("says something in form", format_answer("xyzzy")),
-)
-"""Replies without content. What they earn is not a leak."""
-
-FIX_LEAK = "keep the answer in fields of the row or in the state; write prompts, schemas and errors without it"
 
 
 async def _check_leaks(subject: Subject) -> list[Finding]:
@@ -277,7 +277,7 @@ def _is_common(secret: str, texts: list[str], number: int) -> bool:
 CHECKS = (
     Check(
         id="semantic.no_solution_leakage",
-        asks="a simple search of what a policy can see does not find the answer",
+        asks="a simple search of the text that a policy sees does not find the answer",
         why="a policy learns to copy an answer that it sees, and its scores look like skill",
         mend=FIX_LEAK,
         run=_check_leaks,

@@ -27,6 +27,26 @@ MAX_DRAWN_ROWS = 100
 
 FIX_LINE = "fix or remove the line; a run that reaches it stops"
 
+LOAD_SECONDS = 30.0
+"""Seconds that loading the environment and drawing its tasks may take."""
+
+FIRST_TASK_SECONDS = 5.0
+"""Seconds the first task of a split may take."""
+
+MAX_COMPARED = 100
+"""How many rows of each split are compared with those of the others."""
+
+VARIED_SHARE = 0.9
+"""The share of a split's prompts that must differ for prompts to identify tasks."""
+
+OVERLAP_SHARE = 0.2
+"""The share of prompts that two splits must have in common. A few may be equal by chance and ask something else."""
+
+FIX_MISSING_SETTING = "pass the missing settings with --set (in pytest with --gymsdk-set NAME.KEY=VALUE)"
+
+EXAMPLE_SPLIT = "example"
+"""The split that shows rows to people. Its rows may also be in another split."""
+
 
 def find_unreadable_rows(subject: Subject) -> list[Finding]:
     """Return the unreadable rows of each split: of a file all, of a generated split the first."""
@@ -71,27 +91,6 @@ def _read_drawn(subject: Subject, split: str) -> Iterator[Finding]:
         yield Finding(seen=f"row {number + 1} of the split {split!r} cannot be read: {error}")
 
 
-LOAD_SECONDS = 30.0
-"""Seconds that loading the environment and drawing its tasks may take."""
-
-FIRST_TASK_SECONDS = 5.0
-"""Seconds the first task of a split may take."""
-
-MAX_COMPARED = 100
-"""How many rows of each split are compared with those of the others."""
-
-VARIED_SHARE = 0.9
-"""The share of a split's prompts that must differ for prompts to identify tasks."""
-
-OVERLAP_SHARE = 0.2
-"""The share of prompts that two splits must have in common. A few may be equal by chance and ask something else."""
-
-FIX_MISSING_SETTING = "pass the missing settings with --set (in pytest with --gymsdk-set NAME.KEY=VALUE)"
-
-EXAMPLE_SPLIT = "example"
-"""The split that shows rows to people. Its rows may also be in another split."""
-
-
 async def check_loading(subject: Subject, *, seconds: float = LOAD_SECONDS) -> list[Finding]:
     """Return why the environment or its tasks do not load within *seconds* each."""
     threads = ThreadPool()
@@ -132,7 +131,7 @@ async def check_splits(subject: Subject, *, seconds: float = FIRST_TASK_SECONDS)
 
 
 async def _draw_first_task(subject: Subject, split: str, seconds: float) -> Finding | None:
-    """Draw the first task of *split* from a new environment and return what is wrong with it."""
+    """Draw the first task of *split* from a new environment and return a finding if it fails."""
     if not split.strip():
         return Finding(seen=f"a split is named {split!r}", mend="give each split a name that is a word")
     started = time.perf_counter()
@@ -268,7 +267,7 @@ async def _check_verdicts(subject: Subject) -> list[Finding]:
 
 
 def _find_verdict_error(rollout: Rollout) -> str | None:
-    """Return what is wrong with the verdict of *rollout*, or `None`."""
+    """Return the error of the verdict of *rollout*, or `None`."""
     failure = rollout.failure
     if failure is not None:
         # The environment rejects a verdict that is invalid or that JSON cannot represent.
@@ -284,8 +283,8 @@ def _find_verdict_error(rollout: Rollout) -> str | None:
 LOAD_CHECK = Check(
     id="runtime.load",
     asks="it loads with the given settings, and its tasks arrive soon",
-    why="nobody can play an environment that does not load, and no other check can run",
-    mend="do what the message says; `gymsdk info NAME` describes the environment",
+    why="an environment that does not load cannot be played, and no other check can run",
+    mend="follow the message; `gymsdk info NAME` describes the environment",
     run=check_loading,
     seconds=70.0,
 )

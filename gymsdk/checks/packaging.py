@@ -52,6 +52,53 @@ backend.build_wheel(asked["target"])
 MISSING_REQUIREMENT_ERRORS = ("ModuleNotFoundError", "ImportError", "importlib.metadata.PackageNotFoundError")
 """How the last line of a build begins if a requirement is missing."""
 
+IMPORT_SECONDS = 45.0
+"""Time limit of the import."""
+
+IMPORT_PROGRAM = """
+import json, os, sys, threading, time
+os.dup2(1, 2)
+import gymsdk
+for name in gymsdk.__all__:
+    getattr(gymsdk, name)
+import importlib
+known, began, entered = set(sys.modules), time.process_time(), time.monotonic()
+try:
+    importlib.import_module(sys.argv[1])
+except SyntaxError as error:
+    sys.exit(f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})")
+told = {
+    "cpu": time.process_time() - began,
+    "wall": time.monotonic() - entered,
+    "modules": sorted({name.split(".")[0] for name in set(sys.modules) - known}),
+    "threads": [each.name for each in threading.enumerate() if each is not threading.main_thread()],
+}
+sys.stdout.flush()
+print("\\n" + json.dumps(told), flush=True)
+"""
+
+IMPORT_CPU_SECONDS = 2.0
+"""Seconds of CPU an import may cost."""
+
+IMPORT_WALL_SECONDS = 3.0
+"""Seconds an import may take if it mostly waits."""
+
+BUSY_SHARE = 0.25
+"""The least share of its time that an import computes if it waits for nothing, even on a busy machine."""
+
+FIX_WAITING = "do not wait at import: open connections and read files in `lifespan` or where they are needed"
+
+HEAVY_MODULES = frozenset({"torch", "tensorflow", "jax", "transformers", "vllm", "ray"})
+"""Packages that cost every command seconds if a module imports them at its top level."""
+
+STRAY_MODULES = frozenset(
+    {"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "build", "dist", "data"}
+)
+"""Names of folders that must not be installed beside a package, because other packages use them too."""
+
+MIN_README_CHARS = 80
+"""The minimum length of a README."""
+
 
 class BuildFailed(Exception):
     """The project's wheel cannot be built; the message is the last line of the backend."""
@@ -146,32 +193,6 @@ async def _build_wheel(source: Path, request: dict[str, object], version: str, i
         raise BuildFailed(ended.last)
 
 
-IMPORT_SECONDS = 45.0
-"""Time limit of the import."""
-
-IMPORT_PROGRAM = """
-import json, os, sys, threading, time
-os.dup2(1, 2)
-import gymsdk
-for name in gymsdk.__all__:
-    getattr(gymsdk, name)
-import importlib
-known, began, entered = set(sys.modules), time.process_time(), time.monotonic()
-try:
-    importlib.import_module(sys.argv[1])
-except SyntaxError as error:
-    sys.exit(f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})")
-told = {
-    "cpu": time.process_time() - began,
-    "wall": time.monotonic() - entered,
-    "modules": sorted({name.split(".")[0] for name in set(sys.modules) - known}),
-    "threads": [each.name for each in threading.enumerate() if each is not threading.main_thread()],
-}
-sys.stdout.flush()
-print("\\n" + json.dumps(told), flush=True)
-"""
-
-
 class ImportEffects(BaseModel):
     """The effects of an import: seconds of CPU and wall-clock time, new modules and threads, and printed text."""
 
@@ -189,29 +210,6 @@ async def measure_import(module: str) -> ImportEffects:
     if ended.code:
         raise ImportError(report)
     return ImportEffects.model_validate_json(report).model_copy(update={"printed": printed.strip()})
-
-
-IMPORT_CPU_SECONDS = 2.0
-"""Seconds of CPU an import may cost."""
-
-IMPORT_WALL_SECONDS = 3.0
-"""Seconds an import may take if it mostly waits."""
-
-BUSY_SHARE = 0.25
-"""The least share of its time that an import computes if it waits for nothing, even on a busy machine."""
-
-FIX_WAITING = "do not wait at import: open connections and read files in `lifespan` or where they are needed"
-
-HEAVY_MODULES = frozenset({"torch", "tensorflow", "jax", "transformers", "vllm", "ray"})
-"""Packages that cost every command seconds if a module imports them at its top level."""
-
-STRAY_MODULES = frozenset(
-    {"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "build", "dist", "data"}
-)
-"""Names of folders that must not be installed beside a package, because other packages use them too."""
-
-MIN_README_CHARS = 80
-"""The minimum length of a README."""
 
 
 def _get_entry(subject: Subject) -> Entry:
@@ -358,7 +356,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         id="packaging.page",
         asks="the package has a README and names its licence",
-        why="nobody may use a package without a licence, or will use one without an explanation",
+        why="a package without a licence may not be used, and one without an explanation is not used",
         mend="add both to `[project]` in pyproject.toml and install it again",
         run=_read_description,
         loads=False,

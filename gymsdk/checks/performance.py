@@ -1,4 +1,4 @@
-"""Play a script through an episode phase by phase and record what each phase gives, to compare two plays."""
+"""Play a script through an episode phase by phase and record the results of each phase, to compare two plays."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ from gymsdk.models.scripted import build
 from gymsdk.types import Episode, Item, Playable, Rollout, Task, Verdict, extract_text
 
 T = TypeVar("T")
+
+GARBAGE_TURNS = (
+    [responses.build_function_call("no_such_tool", "{}", "call_g0", id="fc_g0")],
+    [responses.build_function_call("no_such_tool", "{not json", "call_g1", id="fc_g1")],
+    [responses.build_message("I would rather not say. 0 1 2 3", id="msg_g2")],
+)
+"""Turns that a sensible policy would not play."""
+
+Observations: TypeAlias = dict[str, Plain]
+"""What each phase of a performance gave, as plain JSON."""
 
 
 def sample_tasks(tasks: Sequence[T], max_tasks: int) -> list[T]:
@@ -56,17 +66,6 @@ def shorten_text(text: str, longest: int = 80) -> str:
     """Return the beginning of *text* in printable form."""
     cut = text if len(text) <= longest else f"{text[:longest]}…"
     return ascii(cut) if any(not sign.isprintable() and sign != "\n" for sign in cut) else repr(cut)
-
-
-GARBAGE_TURNS = (
-    [responses.build_function_call("no_such_tool", "{}", "call_g0", id="fc_g0")],
-    [responses.build_function_call("no_such_tool", "{not json", "call_g1", id="fc_g1")],
-    [responses.build_message("I would rather not say. 0 1 2 3", id="msg_g2")],
-)
-"""Turns that a sensible policy would not play."""
-
-Observations: TypeAlias = dict[str, Plain]
-"""What each phase of a performance gave, as plain JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ async def record_turns(subject: Subject, environment: Environment, task: Task, p
 
 
 async def build_scripts(subject: Subject, environment: Environment, *, tasks: int) -> list[Script]:
-    """Return the turns of the oracle and the random policy on a sample of *tasks*, and garbage on one of them."""
+    """Return the turns of the oracle and the random policy on a sample of *tasks*, and garbage on the first task."""
     chosen = sample_tasks(subject.tasks, tasks)
     recorded = [
         await record_turns(subject, environment, task, policy) for task in chosen for policy in ("oracle", "random")

@@ -1,4 +1,4 @@
-"""A report as people read it: a line for each check, beneath it what was found."""
+"""The definition of a check, the results of checks, and their report as text."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ from gymsdk.checks.subject import Subject
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
 """How a check ended. The result of a skipped check says why."""
 
+STATUS_MARKS = {"passed": "ok", "failed": "FAIL", "skipped": "skip"}
+
+MAX_FINDINGS = 5
+"""How many findings of one check are shown."""
+
+LINE_WIDTH = 110
+
 
 class NotApplicable(Exception):
     """The check does not apply to the environment; the message says why."""
@@ -29,7 +36,7 @@ EscapedText: TypeAlias = Annotated[str, BeforeValidator(_escape_surrogates)]
 
 
 class Finding(BaseModel):
-    """One problem: what was observed, in which task, and how to fix it if the check's own advice is too general."""
+    """One problem: the observation, its task, and a fix if the check's own advice is too general."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -101,14 +108,6 @@ class Report(BaseModel):
     def passed(self) -> bool:
         """Whether no check failed."""
         return all(result.status != "failed" for result in self.results)
-
-
-STATUS_MARKS = {"passed": "ok", "failed": "FAIL", "skipped": "skip"}
-
-MAX_FINDINGS = 5
-"""How many findings of one check are shown."""
-
-LINE_WIDTH = 110
 
 
 def format_summary(result: Result) -> str:

@@ -51,13 +51,73 @@ MAX_WARNINGS = 5
 """How many warnings of one check are kept."""
 
 FIX_SLOW = "check fewer tasks with --limit; if that does not help, find the hook or tool that takes so long"
-
 FIX_INTERNAL = "report it as a bug of gymsdk, with this message; until then leave the check out with --skip {id}"
 
 SLOW_EPISODE_SECONDS = 0.25
 """If an episode takes longer than this, a check that exceeds its time limit is skipped instead of failed."""
 
 T = TypeVar("T")
+
+FAMILIES = (
+    packaging,
+    loading,
+    describing,
+    determinism,
+    oracle,
+    floor,
+    verifier,
+    leaks,
+    isolation,
+    replay,
+    closing,
+    blocking,
+    resources,
+    faces,
+)
+
+CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.CHECKS)
+"""Every check, in the order in which they run."""
+
+
+def select_checks(only: str | Iterable[str] = (), skip: str | Iterable[str] = ()) -> tuple[Check, ...]:
+    """Return the checks that *only* names, or all checks, except the checks that *skip* names.
+
+    Args:
+        only: Ids of checks, or families such as `packaging`. Empty means all checks.
+        skip: Ids of checks, or families.
+
+    Raises:
+        UsageError: A name is unknown, or no check is left.
+    """
+    included, excluded = _match_checks(only), _match_checks(skip)
+    selected = tuple(check for check in CHECKS if (check.id in included or not included) and check.id not in excluded)
+    if not selected:
+        raise UsageError("no check is left: every check is skipped; skip fewer, or select more")
+    return selected
+
+
+def check_requirements(checks: Iterable[Check]) -> None:
+    """Raise `UsageError` if one of *checks* needs a package that is not installed."""
+    for check in checks:
+        for package in check.needs:
+            if find_spec(package) is None:
+                raise UsageError(
+                    f'the check {check.id} needs {package}: `pip install "gymsdk[author]"`, or leave the check out'
+                    f" with --skip {check.id}"
+                )
+
+
+def _match_checks(names: str | Iterable[str]) -> set[str]:
+    ids = [check.id for check in CHECKS]
+    matched: set[str] = set()
+    for name in [names] if isinstance(names, str) else names:
+        meant = {each for each in ids if each == name or each.startswith(f"{name}.")}
+        if not meant:
+            raise UsageError(
+                f"no check has the id {name!r}{format_suggestion(name, ids, '`gymsdk check --list` shows them')}"
+            )
+        matched |= meant
+    return matched
 
 
 class CheckRun:
@@ -252,65 +312,3 @@ class _WarningHandler(logging.Handler):
         sentence = self.format(record).replace("episode without an id: ", "an episode: ")
         if sentence not in self._told and len(self._told) < MAX_WARNINGS:
             self._told.append(sentence)
-
-
-FAMILIES = (
-    packaging,
-    loading,
-    describing,
-    determinism,
-    oracle,
-    floor,
-    verifier,
-    leaks,
-    isolation,
-    replay,
-    closing,
-    blocking,
-    resources,
-    faces,
-)
-
-CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.CHECKS)
-"""Every check, in the order in which they run."""
-
-
-def select_checks(only: str | Iterable[str] = (), skip: str | Iterable[str] = ()) -> tuple[Check, ...]:
-    """Return the checks that *only* names, or all checks, except the checks that *skip* names.
-
-    Args:
-        only: Ids of checks, or families such as `packaging`. Empty means all checks.
-        skip: Ids of checks, or families.
-
-    Raises:
-        UsageError: A name is unknown, or no check is left.
-    """
-    included, excluded = _match_checks(only), _match_checks(skip)
-    selected = tuple(check for check in CHECKS if (check.id in included or not included) and check.id not in excluded)
-    if not selected:
-        raise UsageError("no check is left: every check is skipped; skip fewer, or select more")
-    return selected
-
-
-def check_requirements(checks: Iterable[Check]) -> None:
-    """Raise `UsageError` if one of *checks* needs a package that is not installed."""
-    for check in checks:
-        for package in check.needs:
-            if find_spec(package) is None:
-                raise UsageError(
-                    f'the check {check.id} needs {package}: `pip install "gymsdk[author]"`, or leave the check out'
-                    f" with --skip {check.id}"
-                )
-
-
-def _match_checks(names: str | Iterable[str]) -> set[str]:
-    ids = [check.id for check in CHECKS]
-    matched: set[str] = set()
-    for name in [names] if isinstance(names, str) else names:
-        meant = {each for each in ids if each == name or each.startswith(f"{name}.")}
-        if not meant:
-            raise UsageError(
-                f"no check has the id {name!r}{format_suggestion(name, ids, '`gymsdk check --list` shows them')}"
-            )
-        matched |= meant
-    return matched

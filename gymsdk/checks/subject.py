@@ -41,162 +41,6 @@ MAX_DIGITS = 4_000
 
 ABSENT = "<not there>"
 
-
-def to_plain(value: object, above: tuple[int, ...] = ()) -> Plain:
-    """Return *value* as plain JSON. A value that JSON cannot represent becomes the name of its type. Never raises."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, Enum):
-        return to_plain(value.value, above)
-    if isinstance(value, (str, int, float)):
-        return _convert_scalar(value)
-    if id(value) in above or len(above) > MAX_DEPTH:
-        return _name_type(value)
-    return _convert_container(value, (*above, id(value)))
-
-
-def _convert_scalar(value: str | float) -> Plain:
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, float):
-        # `nan` does not equal itself; its text does.
-        return float(value) if math.isfinite(value) else float.__repr__(value)
-    return int(value) if value.bit_length() < MAX_DIGITS else hex(value)
-
-
-def _convert_container(value: object, above: tuple[int, ...]) -> Plain:
-    if isinstance(value, BaseModel):
-        return to_plain(_list_fields(value), above)
-    if isinstance(value, Mapping):
-        return {_convert_key(key): to_plain(each, above) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_plain(each, above) for each in value]
-    if isinstance(value, AbstractSet):
-        # A set has no order.
-        return sorted((to_plain(each, above) for each in value), key=repr)
-    if isinstance(value, (bytes, bytearray)):
-        return bytes(value).hex()
-    return _convert_leaf(value)
-
-
-def _list_fields(model: BaseModel) -> dict[str, object]:
-    try:
-        return model.model_dump(mode="python", warnings=False)
-    except Exception:  # noqa: BLE001  # an author's serializer may raise anything; the fields are readable anyway
-        return dict(model)
-
-
-def _convert_leaf(value: object) -> Plain:
-    """Return dates, paths, decimals and similar values as pydantic writes them."""
-    try:
-        written = to_jsonable_python(value)
-    except Exception:  # noqa: BLE001  # JSON cannot represent an object whose serialisation raises
-        return _name_type(value)
-    return to_plain(written, (id(value),))
-
-
-def _convert_key(key: object) -> str:
-    converted = to_plain(key)
-    if isinstance(converted, list):
-        return ",".join(map(str, converted))
-    return str(converted).lower() if isinstance(converted, bool) else str(converted)
-
-
-def _name_type(value: object) -> str:
-    return f"<{type(value).__name__}>"
-
-
-def find_difference(first: Plain, other: Plain, path: str = "") -> str | None:
-    """Return where and how *other* first differs from *first*, or `None`. The values 1, 1.0 and true differ."""
-    if isinstance(first, dict) and isinstance(other, dict):
-        keys = [*first, *(other.keys() - first.keys())]
-        return _find_first_difference(((key, first.get(key, ABSENT), other.get(key, ABSENT)) for key in keys), path)
-    if isinstance(first, list) and isinstance(other, list) and len(first) == len(other):
-        return _find_first_difference(((str(n), a, b) for n, (a, b) in enumerate(zip(first, other, strict=True))), path)
-    if type(first) is type(other) and first == other:
-        return None
-    return f"{path or 'it'} was {_shorten(first)}, then {_shorten(other)}"
-
-
-def _find_first_difference(pairs: Iterable[tuple[str, Plain, Plain]], path: str) -> str | None:
-    differences = (find_difference(first, other, f"{path}.{key}" if path else key) for key, first, other in pairs)
-    return next((each for each in differences if each), None)
-
-
-def _shorten(value: Plain) -> str:
-    text = "not there" if value is ABSENT else repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
-
-
-def _get_cwd() -> str:
-    try:
-        return os.getcwd()  # noqa: PTH109  # the name is compared
-    except FileNotFoundError:
-        return "(removed)"
-
-
-def _get_numpy_state() -> Plain:
-    numpy = sys.modules.get("numpy")
-    return to_plain(numpy.random.get_state(legacy=False)) if numpy else None
-
-
-PROCESS_STATE: dict[str, Callable[[], object]] = {
-    "os.environ": lambda: dict(os.environ),
-    "the current folder": _get_cwd,
-    "sys.path": lambda: list(sys.path),
-    "the state of the global `random`": random.getstate,
-    "the state of the global `numpy.random`": _get_numpy_state,
-    "the handler of SIGINT": partial(signal.getsignal, signal.SIGINT),
-    "the handler of SIGTERM": partial(signal.getsignal, signal.SIGTERM),
-    "the handler of SIGALRM": partial(signal.getsignal, signal.SIGALRM),
-    "warnings.filters": lambda: list(warnings.filters),
-}
-"""The global state of the process, which no episode may change."""
-
-
-def read_process_state() -> dict[str, object]:
-    """Return the global state of the process."""
-    return {name: read() for name, read in PROCESS_STATE.items()}
-
-
-@contextmanager
-def restore_process_state() -> Iterator[None]:
-    """Restore the environment variables, the working folder and `sys.path` after the block.
-
-    Without this, a permanent change by the first episode would hide the same change by later ones.
-    """
-    variables, folder, path = dict(os.environ), _get_cwd(), list(sys.path)
-    try:
-        yield
-    finally:
-        _restore_paths(variables, folder, path)
-
-
-def _restore_paths(variables: dict[str, str], folder: str, path: list[str]) -> None:
-    for name in os.environ.keys() - variables.keys():
-        del os.environ[name]
-    os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
-    if os.path.isdir(folder) and _get_cwd() != folder:  # noqa: PTH112  # as above
-        os.chdir(folder)
-    if sys.path != path:
-        sys.path[:] = path
-
-
-@contextmanager
-def perturb_generators() -> Iterator[None]:
-    """Seed the global generators at random, so that an episode that seeds them causes a visible change."""
-    generators = (random, numpy.random) if (numpy := sys.modules.get("numpy")) else (random,)
-    states = [random.getstate(), *(each.get_state() for each in generators[1:])]
-    for each in generators:
-        each.seed(int.from_bytes(os.urandom(4), "big"))
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        for each, state in zip(generators[1:], states[1:], strict=True):
-            each.set_state(state)
-
-
 EPISODE_SECONDS = 20.0
 """Time limit of an episode of a policy without understanding."""
 
@@ -208,7 +52,6 @@ CHECK_SECONDS = 30.0
 
 QUICK_SECONDS = 0.2
 """If the first episode is slower than this, a second one is measured, because first episodes load things."""
-
 
 TIME_SHARE = 0.8
 """The share of a check's time limit that its planned episodes may take."""
@@ -382,3 +225,158 @@ def build_subject(
         load(name)
     make = partial(load, name, **settings)
     return Subject(name, make, entry, seed, count, split, settings=settings, budget=budget or Budget())
+
+
+def to_plain(value: object, above: tuple[int, ...] = ()) -> Plain:
+    """Return *value* as plain JSON. A value that JSON cannot represent becomes the name of its type. Never raises."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Enum):
+        return to_plain(value.value, above)
+    if isinstance(value, (str, int, float)):
+        return _convert_scalar(value)
+    if id(value) in above or len(above) > MAX_DEPTH:
+        return _name_type(value)
+    return _convert_container(value, (*above, id(value)))
+
+
+def _convert_scalar(value: str | float) -> Plain:
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        # `nan` does not equal itself; its text does.
+        return float(value) if math.isfinite(value) else float.__repr__(value)
+    return int(value) if value.bit_length() < MAX_DIGITS else hex(value)
+
+
+def _convert_container(value: object, above: tuple[int, ...]) -> Plain:
+    if isinstance(value, BaseModel):
+        return to_plain(_list_fields(value), above)
+    if isinstance(value, Mapping):
+        return {_convert_key(key): to_plain(each, above) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(each, above) for each in value]
+    if isinstance(value, AbstractSet):
+        # A set has no order.
+        return sorted((to_plain(each, above) for each in value), key=repr)
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value).hex()
+    return _convert_leaf(value)
+
+
+def _list_fields(model: BaseModel) -> dict[str, object]:
+    try:
+        return model.model_dump(mode="python", warnings=False)
+    except Exception:  # noqa: BLE001  # an author's serializer may raise anything; the fields are readable anyway
+        return dict(model)
+
+
+def _convert_leaf(value: object) -> Plain:
+    """Return dates, paths, decimals and similar values as pydantic writes them."""
+    try:
+        written = to_jsonable_python(value)
+    except Exception:  # noqa: BLE001  # JSON cannot represent an object whose serialisation raises
+        return _name_type(value)
+    return to_plain(written, (id(value),))
+
+
+def _convert_key(key: object) -> str:
+    converted = to_plain(key)
+    if isinstance(converted, list):
+        return ",".join(map(str, converted))
+    return str(converted).lower() if isinstance(converted, bool) else str(converted)
+
+
+def _name_type(value: object) -> str:
+    return f"<{type(value).__name__}>"
+
+
+def find_difference(first: Plain, other: Plain, path: str = "") -> str | None:
+    """Return where and how *other* first differs from *first*, or `None`. The values 1, 1.0 and true differ."""
+    if isinstance(first, dict) and isinstance(other, dict):
+        keys = [*first, *(other.keys() - first.keys())]
+        return _find_first_difference(((key, first.get(key, ABSENT), other.get(key, ABSENT)) for key in keys), path)
+    if isinstance(first, list) and isinstance(other, list) and len(first) == len(other):
+        return _find_first_difference(((str(n), a, b) for n, (a, b) in enumerate(zip(first, other, strict=True))), path)
+    if type(first) is type(other) and first == other:
+        return None
+    return f"{path or 'it'} was {_shorten(first)}, then {_shorten(other)}"
+
+
+def _find_first_difference(pairs: Iterable[tuple[str, Plain, Plain]], path: str) -> str | None:
+    differences = (find_difference(first, other, f"{path}.{key}" if path else key) for key, first, other in pairs)
+    return next((each for each in differences if each), None)
+
+
+def _shorten(value: Plain) -> str:
+    text = "not there" if value is ABSENT else repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
+
+
+def _get_cwd() -> str:
+    try:
+        return os.getcwd()  # noqa: PTH109  # the name is compared
+    except FileNotFoundError:
+        return "(removed)"
+
+
+def _get_numpy_state() -> Plain:
+    numpy = sys.modules.get("numpy")
+    return to_plain(numpy.random.get_state(legacy=False)) if numpy else None
+
+
+PROCESS_STATE: dict[str, Callable[[], object]] = {
+    "os.environ": lambda: dict(os.environ),
+    "the current folder": _get_cwd,
+    "sys.path": lambda: list(sys.path),
+    "the state of the global `random`": random.getstate,
+    "the state of the global `numpy.random`": _get_numpy_state,
+    "the handler of SIGINT": partial(signal.getsignal, signal.SIGINT),
+    "the handler of SIGTERM": partial(signal.getsignal, signal.SIGTERM),
+    "the handler of SIGALRM": partial(signal.getsignal, signal.SIGALRM),
+    "warnings.filters": lambda: list(warnings.filters),
+}
+"""The global state of the process, which no episode may change."""
+
+
+def read_process_state() -> dict[str, object]:
+    """Return the global state of the process."""
+    return {name: read() for name, read in PROCESS_STATE.items()}
+
+
+@contextmanager
+def restore_process_state() -> Iterator[None]:
+    """Restore the environment variables, the working folder and `sys.path` after the block.
+
+    Without this, a permanent change by the first episode would hide the same change by later ones.
+    """
+    variables, folder, path = dict(os.environ), _get_cwd(), list(sys.path)
+    try:
+        yield
+    finally:
+        _restore_paths(variables, folder, path)
+
+
+def _restore_paths(variables: dict[str, str], folder: str, path: list[str]) -> None:
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
+    if os.path.isdir(folder) and _get_cwd() != folder:  # noqa: PTH112  # as above
+        os.chdir(folder)
+    if sys.path != path:
+        sys.path[:] = path
+
+
+@contextmanager
+def perturb_generators() -> Iterator[None]:
+    """Seed the global generators at random, so that an episode that seeds them causes a visible change."""
+    generators = (random, numpy.random) if (numpy := sys.modules.get("numpy")) else (random,)
+    states = [random.getstate(), *(each.get_state() for each in generators[1:])]
+    for each in generators:
+        each.seed(int.from_bytes(os.urandom(4), "big"))
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        for each, state in zip(generators[1:], states[1:], strict=True):
+            each.set_state(state)

@@ -46,7 +46,7 @@ async def _check_verifier(subject: Subject) -> list[Finding]:
 async def _play_right_and_wrong(
     subject: Subject, environment: Environment, task: Task
 ) -> list[tuple[Task, Play, Budget]]:
-    """Return a right and a wrong play of *task*, as far as they are scored."""
+    """Return the scored ones of a right and a wrong play of *task*."""
     right = await subject.play_oracle(environment, task.model_copy(deep=True))
     model = RecordingModel(ScriptedModel("wrong", build_policy(WRONG_TURNS)))
     rollout = await subject.play(environment, model, task.model_copy(deep=True), budget=subject.brief_budget)

@@ -1,4 +1,4 @@
-"""`gymsdk check`: report what is wrong with an environment."""
+"""`gymsdk check`: report the defects of an environment."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check(  # noqa: PLR0913  # each is an option of the command
 ) -> None:
     """Check an environment for problems with its tasks, verifier, tools and package.
 
-    Each finding says what was observed, why it matters and how to fix it. The exit code is 1 if a check fails.
+    Each finding describes the problem, why it matters and how to fix it. The exit code is 1 if a check fails.
 
     Examples:
         gymsdk check math

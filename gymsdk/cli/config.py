@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from gymsdk.config.model import Deployment
     from gymsdk.environment import Environment
 
-ConfigFiles = Annotated[
-    list[Path],
-    typer.Option("--config", metavar="FILE", help="A configuration; later ones win.", show_default=False),
-]
-
 
 def config(
     words: Annotated[
@@ -30,7 +25,7 @@ def config(
         ),
     ] = None,
     *,
-    files: ConfigFiles = [],  # noqa: B006  # typer copies it
+    files: options.Configs = [],  # noqa: B006  # typer copies it
     output: Annotated[
         Path | None,
         typer.Option(
@@ -85,7 +80,7 @@ def _show_settings(files: list[Path], overrides: list[str], output: Path | None,
         raise UsageError(f"--output {output} needs the environment to write a file for, as in gymsdk config math")
     deployment = configuration.load_config(files, overrides)
     _print_deployment(deployment, json=json)
-    # Validate after printing, so that people can see what was read even if it is invalid.
+    # Validate after printing, so that people see the settings even if they are invalid.
     validate.check(deployment)
 
 

@@ -138,7 +138,7 @@ def _find_blocks(
     hint = (
         format_suggestion(name, names, f"its datasets are {', '.join(names)}")
         if names
-        else "; a server lists its in `datasets`"
+        else "; a server lists its datasets under `datasets`"
     )
     raise UsageError(f"--dataset {name}: {file_names} does not define this dataset{hint}")
 

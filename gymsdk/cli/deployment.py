@@ -232,7 +232,7 @@ class ServeOptions:
         return {listen.only: supervisor.socket_at(listen.socket_fd)}
 
     def build_logging(self, deployment: Deployment | None) -> LogConfig:
-        """Return what is logged, and listen."""
+        """Return the configuration of the logs."""
         from gymsdk.observability.logging import parse_log_config
 
         logs = deployment.logs if deployment else None

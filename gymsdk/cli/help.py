@@ -20,6 +20,9 @@ START = (
 )
 """The commands that the help of `gymsdk` shows first."""
 
+MAX_UNGROUPED = 5
+"""A command with at most this many options lists them without panels."""
+
 
 class Command(TyperCommand):
     """A command whose help groups the options by panel and ends with the examples of its docstring.
@@ -84,19 +87,26 @@ def rewrite_usage_error(message: str) -> str:
 
 
 def _write_panels(parameters: Iterable[Any], ctx: Any, formatter: Any) -> None:
-    panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-    others = []
+    """Write the arguments, then the options by panel, or all in one list if there are few of them."""
+    arguments: list[tuple[str, str]] = []
+    panels: dict[str, list[tuple[str, str]]] = {}
+    others: list[tuple[str, str]] = []
     for parameter in parameters:
         record = parameter.get_help_record(ctx)
         if record is None:
             continue
         if parameter.param_type_name == "argument":
-            panels["Arguments"].append(record)
+            arguments.append(record)
         elif panel := getattr(parameter, "rich_help_panel", None):
             panels.setdefault(panel, []).append(record)
         else:
             others.append(record)
-    for panel, records in [*panels.items(), ("Options" if len(panels) == 1 else "Other options", others)]:
+    options = [record for records in panels.values() for record in records] + others
+    if len(options) <= MAX_UNGROUPED:
+        sections = [("Arguments", arguments), ("Options", options)]
+    else:
+        sections = [("Arguments", arguments), *panels.items(), ("Other options", others)]
+    for panel, records in sections:
         if records:
             with formatter.section(panel):
                 formatter.write_dl(records)

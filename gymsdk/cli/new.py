@@ -62,15 +62,33 @@ def _describe_name_error(name: str) -> str:
     )
 
 
+PACKAGE = "Package"
+"""The panel of the options that describe the package."""
+
 Kind = Annotated[
     Literal["single-turn", "tools"],
-    typer.Option(help="Create a task with a single reply, or with tools that share a state."),
+    typer.Option(help="Create a task with a single reply, or with tools that share a state.", rich_help_panel=PACKAGE),
 ]
-Judge = Annotated[bool, typer.Option("--judge/--no-judge", help="Let another model judge if a setting names one.")]
-Author = Annotated[str | None, typer.Option(metavar="NAME", help="Name the author in the licence.", show_default=False)]
-License = Annotated[Literal["Apache-2.0", "MIT", "proprietary"], typer.Option(help="Choose the licence.")]
+Judge = Annotated[
+    bool,
+    typer.Option("--judge/--no-judge", help="Let another model judge if a setting names one.", rich_help_panel=PACKAGE),
+]
+Author = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Name the author in the licence.", show_default=False, rich_help_panel=PACKAGE),
+]
+License = Annotated[
+    Literal["Apache-2.0", "MIT", "proprietary"], typer.Option(help="Choose the licence.", rich_help_panel=PACKAGE)
+]
 Output = Annotated[
-    Path, typer.Option("--output", "-o", metavar="DIR", help="Create the package's folder inside this folder.")
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="DIR",
+        help="Create the package's folder inside this folder.",
+        rich_help_panel=options.OUTPUT,
+    ),
 ]
 
 
@@ -86,7 +104,7 @@ def new(
 ) -> None:
     """Create an environment package that you can install, test and play.
 
-    Change its rows and its verifier; `gymsdk check NAME` reports what is wrong with them.
+    Change its rows and its verifier; `gymsdk check NAME` reports their defects.
 
     Examples:
         gymsdk new my-env

@@ -12,7 +12,7 @@ import typer
 from gymsdk import credentials, jsonl, responses
 from gymsdk.errors import UsageError
 
-TASKS, MODEL, SAMPLING, LIMITS = "Tasks", "Model", "Sampling", "Limits"
+TASKS, SETTINGS, MODEL, SAMPLING, LIMITS = "Tasks", "Settings", "Model", "Sampling", "Limits"
 RUN, OUTPUT, NETWORK, SECURITY, LOGGING = "Run", "Output", "Network", "Security", "Logging"
 """The panels of options in the help of a command."""
 
@@ -45,7 +45,7 @@ Settings = Annotated[
         metavar="KEY=VALUE",
         help="Set a setting of the environment; NAME.KEY=VALUE with several environments.",
         show_default=False,
-        rich_help_panel=TASKS,
+        rich_help_panel=SETTINGS,
     ),
 ]
 ModelName = Annotated[
@@ -147,7 +147,7 @@ Configs = Annotated[
         metavar="FILE",
         help="Read this configuration file; later files take precedence.",
         show_default=False,
-        rich_help_panel=TASKS,
+        rich_help_panel=SETTINGS,
     ),
 ]
 DatasetName = Annotated[

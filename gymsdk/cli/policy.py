@@ -14,28 +14,26 @@ import orjson
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.help import Command, CommandGroup
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
     from gymsdk.testing.faults import Faults
-
+    from gymsdk.types import Model
 
 FAULTS, FORMAT = "Faults", "Format"
 """The panels of the endpoint's own options."""
-
-
-def _share_option(text: str) -> Any:
-    return typer.Option(min=0, max=1, metavar="SHARE", callback=options.check_finite, help=text, rich_help_panel=FAULTS)
-
 
 Reasoning = Annotated[
     Literal["field", "tags", "none"],
     typer.Option(help="Return reasoning in a field, in tags of the text, or not at all.", rich_help_panel=FORMAT),
 ]
+
 Bundles = Annotated[
     bool,
     typer.Option("--bundles", help="Add token ids to chat messages, as NeMo RL's server does.", rich_help_panel=FORMAT),
 ]
+
 Latency = Annotated[
     str,
     typer.Option(
@@ -44,15 +42,12 @@ Latency = Annotated[
         rich_help_panel=FAULTS,
     ),
 ]
-Errors = Annotated[float, _share_option("Answer this share of requests with 500, 502 or 503.")]
-RateLimited = Annotated[float, _share_option("Answer this share of requests with 429.")]
-Disconnects = Annotated[float, _share_option("Cut this share of connections before or during the response.")]
-Malformed = Annotated[float, _share_option("Cut the arguments of the first tool call in this share of responses.")]
-Truncated = Annotated[float, _share_option("End this share of streams too early.")]
+
 ContextLength = Annotated[
     int | None,
     typer.Option(min=2, metavar="N", help="Limit prompt and response to N tokens together.", rich_help_panel=FAULTS),
 ]
+
 Unparsed = Annotated[
     bool,
     typer.Option(
@@ -61,6 +56,7 @@ Unparsed = Annotated[
         rich_help_panel=FAULTS,
     ),
 ]
+
 RefuseTools = Annotated[
     bool,
     typer.Option(
@@ -69,6 +65,25 @@ RefuseTools = Annotated[
         rich_help_panel=FAULTS,
     ),
 ]
+app = typer.Typer(
+    help="Serve a scripted policy as an OpenAI-compatible endpoint.", no_args_is_help=True, cls=CommandGroup
+)
+POLICY_SYNTAX = "oracle[:SHARE]|null|echo|random|script:FILE|replay:FILE"
+
+
+def _share_option(text: str) -> Any:
+    return typer.Option(min=0, max=1, metavar="SHARE", callback=options.check_finite, help=text, rich_help_panel=FAULTS)
+
+
+Errors = Annotated[float, _share_option("Answer this share of requests with 500, 502 or 503.")]
+
+RateLimited = Annotated[float, _share_option("Answer this share of requests with 429.")]
+
+Disconnects = Annotated[float, _share_option("Cut this share of connections before or during the response.")]
+
+Malformed = Annotated[float, _share_option("Cut the arguments of the first tool call in this share of responses.")]
+
+Truncated = Annotated[float, _share_option("End this share of streams too early.")]
 
 
 def build_faults(**fields: Any) -> Faults:
@@ -88,13 +103,6 @@ def build_faults(**fields: Any) -> Faults:
             if option
             else f"{format_error_detail(first)}; lower one of them"
         ) from None
-
-
-if TYPE_CHECKING:
-    from gymsdk.types import Model
-
-app = typer.Typer(help="Serve a scripted policy as an engine would be.", no_args_is_help=True)
-POLICY_SYNTAX = "oracle[:SHARE]|null|echo|random|script:FILE|replay:FILE"
 
 
 @app.callback()
@@ -131,7 +139,7 @@ class _PolicyOptions:
             raise UsageError(f"--{extra} applies to the oracle only, and {self.kind} does not read tasks; leave it out")
 
 
-@app.command()
+@app.command(cls=Command)
 def serve(  # noqa: PLR0913  # each is an option of the command
     kind: Annotated[str, typer.Argument(metavar=POLICY_SYNTAX, help="Choose the policy.", show_default=False)],
     *,

@@ -28,7 +28,9 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     token_ids: options.TokenIds = False,
     tasks: options.Tasks = None,
     split: options.Split = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Take this many tasks.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Play at most N tasks.", rich_help_panel=options.TASKS)
+    ] = 100,
     repeats: options.Repeats = 8,
     concurrency: options.Concurrency = 64,
     seed: options.Seed = 0,
@@ -46,7 +48,10 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     output: options.Output = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
-    plot: Annotated[bool, typer.Option(help="Draw profile.png, where gymsdk[plot] is installed.")] = True,
+    plot: Annotated[
+        bool,
+        typer.Option(help="Draw profile.png if gymsdk[plot] is installed.", rich_help_panel=options.OUTPUT),
+    ] = True,
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
@@ -80,7 +85,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         sampling=sampled,
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
-    plot = plot and _check_matplotlib()
+    plot = plot and _has_matplotlib()
     folder = choose_folder(output, ["profile", name], resume=resume)
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
     run = Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace)
@@ -95,7 +100,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         raise typer.Exit(1)
 
 
-def _check_matplotlib() -> bool:
+def _has_matplotlib() -> bool:
     """Return whether matplotlib is installed, and print a note if it is not."""
     from importlib.util import find_spec
 
@@ -121,18 +126,18 @@ def _profile_run(plan: Plan, folder: Path, *, plot: bool) -> Profile:
 
 def _list_claimed_maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
     """Return the maximum reward that the environment claims for each task of the run, by task index."""
-    from gymsdk.cli.stopping import run_in_new_loop as run_loop
+    from gymsdk.cli.stopping import run_in_new_loop
     from gymsdk.metrics import TASK_INDEX
     from gymsdk.plugins import registry
 
     name, settings = next(iter(plan.environments.items()))
     environment = registry.load(name, **settings)
 
-    async def best() -> dict[int, float]:
+    async def list_maxima() -> dict[int, float]:
         rows = run.read_inputs()
         return {row[TASK_INDEX]: (await environment.claims(environment.read(row))).maximum for row in rows}
 
-    return run_loop(best())
+    return run_in_new_loop(list_maxima())
 
 
 def _list_output_paths(folder: Path, *, plot: bool) -> Iterator[str]:

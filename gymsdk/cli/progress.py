@@ -36,6 +36,21 @@ MAX_SIMILAR_WARNINGS = 5
 MAX_WARNING_KINDS = 50
 """How many warnings with the same message are shown."""
 
+ROW_ORDER = (
+    *("scored", "mean", "pass", "majority", "out of", "prompt", "too much", "no reward"),
+    *("tokens in", "tokens out", "seconds"),
+)
+"""How the names of the rows begin, in the order of the table."""
+
+LIMIT_LABELS = {"prompts_too_long": "prompt too long", "grader_timeouts": "too much for the grader"}
+"""Labels of the counts of exceeded limits."""
+
+BUDGET_LABELS = {"turns": "turns", "tools": "tool calls", "tokens": "tokens", "deadline": "time"}
+"""Labels of the exhausted budgets, by the reason an episode ended."""
+
+SMALLEST_SHOWN = 0.0001
+"""The smallest number of seconds that the table shows exactly."""
+
 
 def run_rollouts(run: Run) -> list[Row]:
     """Play *run* and return its metrics. A signal stops the run, leaves its folder resumable and prints the command."""
@@ -243,22 +258,6 @@ def _list_metrics(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"tokens out, {role}", f"{used.get('output_tokens', 0):,}"
     for stage, seconds in summary["seconds"].items():
         yield f"seconds in {stage}", f"{seconds:.4f}" if seconds >= SMALLEST_SHOWN else f"<{SMALLEST_SHOWN}"
-
-
-ROW_ORDER = (
-    *("scored", "mean", "pass", "majority", "out of", "prompt", "too much", "no reward"),
-    *("tokens in", "tokens out", "seconds"),
-)
-"""How the names of the rows begin, in the order of the table."""
-
-LIMIT_LABELS = {"prompts_too_long": "prompt too long", "grader_timeouts": "too much for the grader"}
-"""Labels of the counts of exceeded limits."""
-
-BUDGET_LABELS = {"turns": "turns", "tools": "tool calls", "tokens": "tokens", "deadline": "time"}
-"""Labels of the exhausted budgets, by the reason an episode ended."""
-
-SMALLEST_SHOWN = 0.0001
-"""The smallest number of seconds that the table shows exactly."""
 
 
 def _list_failures(summary: dict[str, Any]) -> Iterator[str]:

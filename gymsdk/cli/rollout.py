@@ -59,7 +59,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
 
     Examples:
         gymsdk rollout math --limit 20
-        gymsdk rollout math --model vllm/Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1
+        gymsdk rollout math --model vllm/NAME --base-url http://HOST:8000/v1
     """
     from gymsdk.cli.datasets import select_dataset
     from gymsdk.episode import Budget
@@ -85,7 +85,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
             "--trajectories: servers do not report the model calls of a rollout; leave out --trajectories, or play here"
             " without --head"
         )
-    _select_player(head, environments, model_options, tasks=tasks, settings=settings, agent=agent)
+    _check_head_options(head, environments, model_options, tasks=tasks, settings=settings, agent=agent)
     sampled = options.parse_sampling(
         temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param
     )
@@ -149,7 +149,7 @@ def _run_plan(
         raise typer.Exit(1)
 
 
-def _select_player(
+def _check_head_options(
     head: str | None,
     names: list[str],
     model_options: dict[str, str | None],
@@ -164,18 +164,9 @@ def _select_player(
             f"--agent {agent} applies to rows of a file that servers play; pass --head and --tasks too, or leave it out"
         )
     if head is None:
-        _require_names(names)
+        if not names:
+            raise UsageError("Missing argument 'NAME': name the environments to play; `gymsdk list` shows them")
         return
-    _check_remote_options(head, model_options)
-    _select_rows(names, tasks, settings)
-
-
-def _require_names(names: list[str]) -> None:
-    if not names:
-        raise UsageError("Missing argument 'NAME': name the environments to play; `gymsdk list` shows them")
-
-
-def _check_remote_options(head: str, model_options: dict[str, str | None]) -> None:
     for option, value in model_options.items():
         if value is not None:
             servers = f"the servers at {head.rpartition('@')[2]}"
@@ -183,9 +174,6 @@ def _check_remote_options(head: str, model_options: dict[str, str | None]) -> No
                 f"{f'{option} {value}'.rstrip()}: {servers} use the model they were started with;"
                 f" leave out {option}, or play in this process without --head"
             )
-
-
-def _select_rows(names: list[str], tasks: Path | None, settings: list[str]) -> None:
     if tasks is None and not names:
         raise UsageError("--head: name the environments to play, or pass a file of rows with --tasks")
     if tasks is not None and settings:
@@ -204,7 +192,7 @@ def _print(folder: Path, metrics: list[Row], *, json: bool) -> None:
         typer.echo(jsonl.dump_document({"output": str(folder), "environments": metrics}), nl=False)
         return
     typer.echo(format_metrics_table(metrics))
-    for path in filter(_has_files, (folder / name for name in FILES)):
+    for path in filter(_is_nonempty_file, (folder / name for name in FILES)):
         typer.echo(path)
     failed = sum(sum(each["failures"].values()) for each in metrics)
     retry_hint = f"the same command with --output {folder} --resume plays them again"
@@ -231,5 +219,5 @@ def _warn_missing_tasks(metrics: list[Row], limit: int) -> None:
             typer.echo(f"{each['environment']}: {each['tasks']} tasks, fewer than --limit {limit}", err=True)
 
 
-def _has_files(path: Path) -> bool:
+def _is_nonempty_file(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0

@@ -239,7 +239,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
 
     Examples:
         gymsdk serve math
-        gymsdk serve math --model vllm/Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1
+        gymsdk serve math --model vllm/NAME --base-url http://HOST:8000/v1
         gymsdk serve --config math.yaml --separate
     """
     from gymsdk.cli.announce import Announcer

@@ -14,7 +14,7 @@ LOGGER_NAME = "gymsdk.tracebacks"
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes tracebacks to standard error. A class of its own, so that handlers of a test runner stay untouched."""
+    """Writes tracebacks to standard error. The subclass tells these handlers from those of a test runner."""
 
 
 def enable(*, asked: bool) -> None:
@@ -44,5 +44,6 @@ Traceback = Annotated[
         "--traceback",
         callback=lambda asked: enable(asked=asked),
         help="Show whole tracebacks of the environment's code.",
+        rich_help_panel="Output",
     ),
 ]

@@ -1,4 +1,4 @@
-"""A verifier that is asked again."""
+"""Repeated judgements of one transcript."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CHECK = "semantic.verifier_determinism"
         ("COUNT['asked'] += 1; 1 / (COUNT['asked'] % 3)", "the verdict changes"),
     ],
 )
-async def test_what_changes_is_found(subject, outcome, body, seen):
+async def test_changes_are_found(subject, outcome, body, seen):
     [first, *_] = (await outcome(CHECK, subject(ASKED.replace("BODY", body)))).findings
     assert seen in first.seen
 

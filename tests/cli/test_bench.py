@@ -1,4 +1,4 @@
-"""`gymsdk bench` as people and programs run it."""
+"""`gymsdk bench`, with text for people and JSON for programs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _head(start: Callable[..., subprocess.Popen[str]], model: str) -> str:
     return str(json.loads(process.stdout.readline())["head"])
 
 
-def test_running_servers_are_asked_by_their_head(
+def test_bench_measures_the_servers_of_a_head(
     gymsdk: Callable[..., Any], start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     ended = gymsdk("bench", "sums", *SMALL, "--head", _head(start, "scripted/oracle:0.5"), "--json")
@@ -53,7 +53,7 @@ def test_running_servers_are_asked_by_their_head(
     assert all(load["wrong"] == 0 and "servers" in load["memory"] for load in found["loads"])
 
 
-def test_wrong_rewards_are_told_and_end_with_1(
+def test_wrong_rewards_are_reported_with_exit_code_1(
     gymsdk: Callable[..., Any], start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     ended = gymsdk("bench", "sums", *SMALL, "--head", _head(start, "scripted/null"), "--model", "scripted/oracle")
@@ -87,7 +87,7 @@ def test_wrong_input_is_refused(gymsdk: Callable[..., Any], words: list[str], co
     assert complaint in ended.err
 
 
-def test_a_signal_ends_it_with_all_it_started(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_signal_stops_all_started_processes(start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start("bench", "sums", "--minutes", 5, "--at-once", 2)
     while "at once" not in process.stderr.readline():
         assert process.poll() is None

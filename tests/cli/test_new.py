@@ -29,7 +29,7 @@ RIGHT = {
     "x" * 64: "gym_env_" + "x" * 64,
 }
 WRONG = {
-    "math-v2": "leave out the `-v<digits>`",
+    "math-v2": "leave out `-v<digits>`",
     "gym-env-maze": "`gymsdk new maze`",
     "Gym-Env-": "`gymsdk new NAME`",
     "": "1 to 64 letters",
@@ -86,7 +86,7 @@ def test_an_existing_folder_is_left_alone(gymsdk: Command, there: Path) -> None:
     assert list((there / "gym-env-maze").iterdir()) == []
 
 
-def test_a_link_to_nowhere_is_left_alone(gymsdk: Command, there: Path) -> None:
+def test_a_broken_link_is_left_alone(gymsdk: Command, there: Path) -> None:
     (there / "gym-env-maze").symlink_to(there / "nowhere")
     assert gymsdk("new", "maze").code == 2
     assert not (there / "nowhere").exists()
@@ -137,7 +137,7 @@ def test_each_licence_comes_with_its_text(gymsdk: Command, there: Path, license:
     assert ("Private :: Do Not Upload" in project["classifiers"]) is (license == "proprietary")
 
 
-def test_it_says_what_comes_next(gymsdk: Command, there: Path) -> None:
+def test_new_prints_the_next_commands(gymsdk: Command, there: Path) -> None:
     told = gymsdk("new", "maze", "--output", "new folder").out
     assert "pip install -e './new folder/gym-env-maze[dev]'" in told
     assert "gymsdk check maze" in told
@@ -167,7 +167,7 @@ def test_nothing_is_read_from_or_left_in_the_home_folder(start: Start, there: Pa
     assert [path.name for path in home.iterdir()] == [".cookiecutterrc"]
 
 
-def test_without_cookiecutter_it_says_what_to_install(there: Path) -> None:
+def test_without_cookiecutter_new_says_what_to_install(there: Path) -> None:
     code = "import sys; sys.modules['cookiecutter'] = None; from gymsdk.cli import main; main(['new', 'maze'])"
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=there, capture_output=True, text=True, check=False, timeout=60

@@ -68,7 +68,7 @@ def test_a_person_calls_tools(start: Start, installed: Callable[..., Path]) -> N
 @pytest.mark.parametrize("text", ["/quit\n", ""])
 def test_a_person_may_leave(start: Start, text: str) -> None:
     code, out = _typed(start, "sums", text=text)
-    assert out.endswith("failed in model (person_left): the person left\n")
+    assert out.endswith("failed in model (person_left): the person at the terminal quit the episode\n")
     assert code == 1
 
 
@@ -121,7 +121,7 @@ def test_a_file_of_tasks_is_played(gymsdk: Command, there: Path) -> None:
     assert ended.code == 2
 
 
-def test_a_failure_is_told_with_its_stage(gymsdk: Command, installed: Callable[..., Path]) -> None:
+def test_a_failure_is_printed_with_its_stage(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("finding", TOOLS)
     ended = gymsdk("play", "finding", "--model", "scripted/oracle")
     assert ended.out.splitlines()[-1].startswith(

@@ -30,15 +30,13 @@ def solve():
 """
 
 
-def test_where_there_is_no_terminal_a_line_is_told_now_and_then(
-    gymsdk: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_progress_is_printed_at_intervals(gymsdk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
     err = gymsdk("rollout", "sums", "--limit", 2, "-o", "out", "--concurrency", 1).err
     assert err == "1 of 2 rollouts, reward 1.000, failed 0\n2 of 2 rollouts, reward 1.000, failed 0\n"
 
 
-def test_the_mean_counts_what_an_earlier_run_has_scored(
+def test_the_mean_includes_rewards_of_the_resumed_run(
     gymsdk: Command, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
@@ -51,7 +49,7 @@ def test_the_mean_counts_what_an_earlier_run_has_scored(
     assert err == "resumed: 1 of 2 rollouts were finished before\n2 of 2 rollouts, reward 0.750, failed 0\n"
 
 
-def test_a_warning_of_one_form_is_shown_five_times(gymsdk: Command, installed: Callable[..., Path]) -> None:
+def test_similar_warnings_are_shown_five_times(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("holding", HOLDING)
     err = gymsdk("rollout", "holding", "--limit", 8, "-o", "out").err
     assert err.count("held the event loop for") == 5
@@ -69,7 +67,7 @@ def test_each_thing_that_is_warned_of_is_named(capfd: pytest.CaptureFixture[str]
     assert (err.count("'verify'"), err.count("'step'")) == (rollout.MAX_SIMILAR_WARNINGS, 1)
 
 
-def test_warnings_of_one_form_end_whatever_they_are_about(capfd: pytest.CaptureFixture[str]) -> None:
+def test_warnings_with_one_message_are_limited(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("gymsdk")
     with progress.show_warnings():
         for number in range(2 * rollout.MAX_WARNING_KINDS):

@@ -37,7 +37,7 @@ def _edited(folder: Path) -> None:
     path.write_text("".join(f"{json.dumps(line)}\n" for line in (first, *others)))
 
 
-def test_a_stored_run_is_judged_again_and_stays_as_it_is(gymsdk: Command, played: Path) -> None:
+def test_reverify_leaves_the_stored_run_unchanged(gymsdk: Command, played: Path) -> None:
     before = {path.name: path.read_bytes() for path in played.iterdir()}
     ended = gymsdk("reverify", "out", "-o", "new.jsonl")
     assert (ended.code, ended.err) == (0, "")
@@ -47,7 +47,7 @@ def test_a_stored_run_is_judged_again_and_stays_as_it_is(gymsdk: Command, played
     assert list(map(json.loads, new)) == list(map(json.loads, old))
 
 
-def test_changed_rewards_are_listed_and_fail_only_when_asked(gymsdk: Command, played: Path) -> None:
+def test_changed_rewards_are_listed_and_fail_only_with_the_option(gymsdk: Command, played: Path) -> None:
     _edited(played)
     ended = gymsdk("reverify", "out")
     assert ended.code == 0
@@ -60,7 +60,7 @@ def test_changed_rewards_are_listed_and_fail_only_when_asked(gymsdk: Command, pl
     assert gymsdk("reverify", "out", "--limit", 1, "--json").out.count('"task"') == 1
 
 
-def test_what_has_no_reward_now_is_kept_apart_with_its_reason(gymsdk: Command, played: Path) -> None:
+def test_rollouts_without_a_new_reward_are_listed_with_their_reason(gymsdk: Command, played: Path) -> None:
     answers = sorted({json.loads(line)["answer"] for line in (played / "rollouts.jsonl").read_text().splitlines()})
     ended = gymsdk("reverify", "out", "--set", f"breaks=[{answers[0]}]", "-o", "new.jsonl")
     assert ended.code == 1
@@ -81,9 +81,7 @@ def test_the_stored_run_is_never_overwritten(gymsdk: Command, played: Path, name
 
 
 @pytest.mark.parametrize("agent", ["sums", "sums_simple_agent"])
-def test_rollouts_that_name_no_agent_are_judged_as_those_of_the_one_given(
-    gymsdk: Command, played: Path, agent: str
-) -> None:
+def test_agent_option_applies_to_rollouts_without_an_agent(gymsdk: Command, played: Path, agent: str) -> None:
     lines = [json.loads(line) for line in (played / "rollouts.jsonl").read_text().splitlines()]
     bare = [{key: each for key, each in line.items() if key not in {"agent_ref", "gymsdk"}} for line in lines]
     (played.parent / "bare.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in bare))
@@ -95,7 +93,7 @@ def test_rollouts_that_name_no_agent_are_judged_as_those_of_the_one_given(
     assert [(line["reward"], line["agent_ref"]["name"]) for line in new] == [(line["reward"], agent) for line in lines]
 
 
-def test_running_servers_judge_alike(gymsdk: Command, played: Path, head: Callable[..., str]) -> None:
+def test_running_servers_give_the_same_rewards(gymsdk: Command, played: Path, head: Callable[..., str]) -> None:
     _edited(played)
     here = json.loads(gymsdk("reverify", "out", "--json").out)
     there = json.loads(gymsdk("reverify", "out", "--json", "--head", head()).out)
@@ -138,13 +136,13 @@ def test_a_run_by_servers_ends_with_the_table_of_one_in_process(gymsdk: Command,
         (["reverify", "out", "-o", "."], "is a folder"),
     ],
 )
-def test_wrong_input_is_told_in_one_sentence(gymsdk: Command, played: Path, words: list[str], told: str) -> None:
+def test_wrong_input_is_reported_in_one_sentence(gymsdk: Command, played: Path, words: list[str], told: str) -> None:
     ended = gymsdk(*(word.replace("URL", "http://127.0.0.1:9") for word in words))
     assert (ended.code, ended.out) == (2, "")
     assert told in ended.err.splitlines()[-1]
 
 
-def test_servers_that_are_not_there_are_told(gymsdk: Command, played: Path) -> None:
+def test_missing_servers_are_reported(gymsdk: Command, played: Path) -> None:
     for words in (["reverify", "out"], ["rollout", "sums", "-o", "new"]):
         ended = gymsdk(*words, "--head", "http://127.0.0.1:9")
         assert ended.code == 1

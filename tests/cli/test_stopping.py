@@ -10,7 +10,7 @@ import pytest
 from gymsdk.cli.stopping import Stopped, run_until_signal
 
 
-def test_whoever_goes_on_after_a_stop_is_left_alive() -> None:
+def test_a_process_that_continues_after_a_stop_stays_alive() -> None:
     async def work() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(60)

@@ -58,7 +58,10 @@ def test_servers_play_a_dataset_with_the_agent_it_stands_at(sums: Place) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--dataset smal", "--dataset smal: sums.yaml has no such dataset; did you mean 'small'? There are small"),
+        (
+            "--dataset smal",
+            "--dataset smal: sums.yaml does not define this dataset; did you mean 'small'? Its datasets are small",
+        ),
         ("", "--config requires the name of one of its datasets; pass it with --dataset"),
         ("--dataset small tool_call", "leave out NAME"),
         ("--dataset small --tasks rows.jsonl", "leave out --tasks"),
@@ -79,7 +82,10 @@ def test_what_does_not_fit_is_said_in_a_sentence(sums: Place, words: str, said: 
 def test_a_file_that_is_missing_is_named_with_the_line_that_names_it(sums: Place) -> None:
     (sums.folder / "rows.jsonl").unlink()
     ended = sums.run("gymsdk rollout --config sums.yaml --dataset small --output out")
-    assert (ended.code, ended.err.startswith("Error: sums.yaml:10: dataset 'small' is to be in rows.jsonl")) == (
+    assert (
+        ended.code,
+        ended.err.startswith("Error: sums.yaml:10: the file rows.jsonl of dataset 'small' does not exist"),
+    ) == (
         2,
         True,
     )
@@ -87,7 +93,7 @@ def test_a_file_that_is_missing_is_named_with_the_line_that_names_it(sums: Place
 
 def test_the_rows_of_a_dataset_are_checked_without_being_played(sums: Place) -> None:
     good = sums.run("gymsdk tasks --config sums.yaml --dataset small")
-    assert (good.code, good.out) == (0, "2 rows fit, 2 of tool_call; 0 do not\n")
+    assert (good.code, good.out) == (0, "2 rows are valid, 2 of tool_call; 0 are not\n")
     with (sums.folder / "rows.jsonl").open("a") as file:
         file.write('{"responses_create_params": {}}\n')
     bad = sums.run("gymsdk tasks --config sums.yaml --dataset small")
