@@ -41,7 +41,7 @@ SERVED = re.compile(r"(?<=127\.0\.0\.\d:)11\d{3}\b|(?<==)11\d{3}\b|(?<=--port )1
 SERVES = re.compile("gymsdk (policy )?serve |ng_run ")
 """How a line begins whose command goes on until it is stopped; what follows in its block is tried meanwhile."""
 
-FENCE = re.compile(r"^```(\w*)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r'^```(\w*)(?: title="?([^\s"]+)"?)?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -197,7 +197,7 @@ def test_the_checks_take_those_commands_from_readme(heading: str) -> None:
 
 
 def test_every_block_says_what_it_is() -> None:
-    known = {"bash", "json", "python", "text", "toml", "yaml"}
+    known = {"bash", "json", "mermaid", "python", "text", "toml", "yaml"}
     assert [(page, block.heading) for page in PAGES for block in blocks(page) if block.language not in known] == []
 
 
