@@ -41,7 +41,7 @@ SERVED = re.compile(r"(?<=127\.0\.0\.\d:)11\d{3}\b|(?<==)11\d{3}\b|(?<=--port )1
 SERVES = re.compile("gymsdk (policy )?serve |ng_run ")
 """How a line begins whose command goes on until it is stopped; what follows in its block is tried meanwhile."""
 
-FENCE = re.compile(r"^```(\w*)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r'^```(\w*)(?: title="?([^\s"]+)"?)?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -197,7 +197,7 @@ def test_the_checks_take_those_commands_from_readme(heading: str) -> None:
 
 
 def test_every_block_says_what_it_is() -> None:
-    known = {"bash", "json", "python", "text", "toml", "yaml"}
+    known = {"bash", "json", "mermaid", "python", "text", "toml", "yaml"}
     assert [(page, block.heading) for page in PAGES for block in blocks(page) if block.language not in known] == []
 
 
@@ -230,10 +230,19 @@ def signatures() -> list[str]:
     ]
 
 
-def test_every_hook_is_documented_under_its_exact_signature() -> None:
-    headings = re.findall(r"^## `(.+)`$", text_of("docs/hooks.md"), re.MULTILINE)
-    assert len(headings) == 10
-    assert headings == signatures()
+def documented_signatures() -> list[str]:
+    """Return the signature in each section of the page of hooks whose heading is the name of that hook."""
+    return [
+        f"{hook.name}({ast.unparse(hook.args)}) -> {ast.unparse(hook.returns)}"
+        for block in blocks("docs/hooks.md")
+        for hook in ast.parse(block.text).body
+        if isinstance(hook, ast.FunctionDef) and hook.returns and block.heading == f"`{hook.name}`"
+    ]
+
+
+def test_every_hook_is_documented_with_its_exact_signature() -> None:
+    assert len(documented_signatures()) == 10
+    assert documented_signatures() == signatures()
 
 
 async def test_every_field_of_a_runs_files_is_documented(shell: Shell) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "coming-from-nemo-gym.md"
 LINE = re.compile(r"^\| (\d+) \| (.*?) \| (.*?) \| ?(.*?) ?\|$", re.MULTILINE)
-FILE = re.compile(r"^```\w+ title=(\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r'^```\w+ title="?([^\s"]+)"?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 T = TypeVar("T", bound=Callable[..., object])
 
