@@ -98,8 +98,8 @@ async def test_a_head_that_was_started_again_knows_it_again_and_the_log_says_so_
             await until(lambda: len(caplog.records) == 2)
             await running.__aexit__(None, None, None)
     out, back = [each.getMessage() for each in caplog.records]
-    assert "its servers go on, and it keeps trying" in out
-    assert "it answers again" in back
+    assert "the servers continue, and the node keeps trying" in out
+    assert "the head answers again" in back
 
 
 async def test_a_head_that_hangs_keeps_no_node_from_ending(caplog):

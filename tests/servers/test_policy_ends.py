@@ -132,7 +132,7 @@ async def test_a_response_has_log_probabilities_where_they_are_asked_for() -> No
 
 
 async def test_a_host_that_is_no_address_is_said_to_be_none() -> None:
-    with pytest.raises(UsageError, match=r"'no such' is no address of this machine .*; listen on 127\.0\.0\.1"):
+    with pytest.raises(UsageError, match=r"'no such' is not an address of this machine .*; listen on 127\.0\.0\.1"):
         async with serve(app(Replies()), host="no such", insecure=True):
             pass
 
