@@ -73,7 +73,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(gymsdk: Command, there
     (there / "rows.jsonl").write_text("mine")
     ended = gymsdk("tasks", "sums", "-n", 1, "-o", "rows.jsonl")
     assert (ended.code, (there / "rows.jsonl").read_text()) == (2, "mine")
-    assert ended.err == "Error: rows.jsonl is there; replace it with --overwrite, or choose another --output\n"
+    assert ended.err == "Error: rows.jsonl exists; replace it with --overwrite, or choose another --output\n"
     assert gymsdk("tasks", "sums", "-n", 1, "-o", "rows.jsonl", "--overwrite").code == 0
     assert len((there / "rows.jsonl").read_text().splitlines()) == 1
 
