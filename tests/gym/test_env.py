@@ -144,7 +144,7 @@ def test_a_reset_does_not_look_for_a_task_without_end() -> None:
     endless = Env("multineedle", seconds=0.05)
     with pytest.raises(BadRow, match="the index 99999999999 exceeds the largest"):
         endless.reset(options={"task": 99_999_999_999})
-    with pytest.raises(UsageError, match=r"not found in 0\.05 s"):
+    with pytest.raises(UsageError, match=r"not found within 0\.05 s"):
         endless.reset(options={"task": 99_999})
     assert endless.reset(options={"task": 0})[1]["task_id"] == "train:0:0"
     endless.close()

@@ -396,14 +396,14 @@ class Cuts(gymnasium.Wrapper):
 
 WRONG = [
     (lambda: Policy(Keeps(), noting(codec="text")), "create it with codec='chat'"),
-    (lambda: Policy(Keeps([]))("Note it.", {"tools": []}), "this observation is text; make the environment with"),
+    (lambda: Policy(Keeps([]))("Note it.", {"tools": []}), "this observation is text; create the environment with"),
     (lambda: Policy(Keeps([]))([1, 2], {"tools": []}), "this observation is of type list"),
     (lambda: Policy(Keeps([]))([{"content": "x"}], {"tools": []}), "cannot be read; a chat message needs a `role`"),
     (
         lambda: Policy(Keeps([]))([{"role": "user", "content": 3}], {"tools": []}),
-        "parts, unlike {'role': 'user', 'cont",
+        "parts, got {'role': 'user', 'cont",
     ),
-    (lambda: Policy(Keeps([]))([], {"tools": 3}), "as in Chat Completions, not 3; pass the info of reset"),
+    (lambda: Policy(Keeps([]))([], {"tools": 3}), "in the form of Chat Completions, got 3; pass the info of reset"),
     (lambda: Policy(3, noting()), "a model is an object with a `respond`, which int has not; write `async def respond"),
     (lambda: Policy(None), "which NoneType has not"),
     (lambda: Policy(lambda request: request), "which function has not"),
@@ -413,11 +413,11 @@ WRONG = [
     ),
     (lambda: Policy(Keeps), "the `respond` of model type cannot be asked: missing a required argument"),
     (lambda: rollout("math", 3), "which int has not"),
-    (lambda: rollout("math", Keeps(), base_url="http://127.0.0.1:1/v1"), "base_url: options are for a model's name"),
-    (lambda: Policy(Keeps([]))([{"role": "user", "content": "x"}], {}), "begins with the observation and the info"),
+    (lambda: rollout("math", Keeps(), base_url="http://127.0.0.1:1/v1"), "base_url: options apply to a model's name"),
+    (lambda: Policy(Keeps([]))([{"role": "user", "content": "x"}], {}), "must come with the info of reset"),
     (lambda: Policy(Keeps(), base_url="http://127.0.0.1:1/v1"), "this model exists already"),
     (lambda: Policy(Keeps(), gymnasium.make("CartPole-v1")), "plays environments of gymsdk"),
-    (lambda: rollout(gymnasium.make("CartPole-v1"), Keeps()), "not of CartPoleEnv"),
+    (lambda: rollout(gymnasium.make("CartPole-v1"), Keeps()), "got CartPoleEnv"),
     (lambda: rollout(Cuts(noting()), Keeps(call("a"))), "turns= instead"),
 ]
 

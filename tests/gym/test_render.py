@@ -70,8 +70,8 @@ def test_a_failure_is_rendered_in_its_words(env: Make) -> None:
 
 
 def test_nothing_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:
-    TranscriptPrinter().show(None)
-    assert (TranscriptPrinter().text(None), capsys.readouterr().out) == ("", "")
+    TranscriptPrinter().print_new(None)
+    assert (TranscriptPrinter().format(None), capsys.readouterr().out) == ("", "")
 
 
 def test_what_is_no_text_is_named(env: Make) -> None:
@@ -82,7 +82,7 @@ def test_what_is_no_text_is_named(env: Make) -> None:
     parts = [{"type": "input_text", "text": "Look: "}, {"type": "input_image", "image_url": "data:"}]
     episode.transcript.opening = [{"role": "user", "content": parts}]
     episode.transcript.items = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}]
-    assert TranscriptPrinter().text(episode) == "user: Look: [input_image]\nreasoning: Hm."
+    assert TranscriptPrinter().format(episode) == "user: Look: [input_image]\nreasoning: Hm."
 
 
 def test_an_empty_task_is_shown(env: Make) -> None:

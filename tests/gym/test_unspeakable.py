@@ -119,7 +119,7 @@ def test_a_template_that_cannot_even_write_nothing_fails_the_episode(looks: Envi
 def test_an_action_that_is_none_is_the_callers_affair(looks: Environment) -> None:
     env = Env(looks, tasks=[SAMPLE_WORDS], codec="text")
     env.reset(seed=0)
-    with pytest.raises(UsageError, match="is a string"):
+    with pytest.raises(UsageError, match="must be a string"):
         env.step(5)
     assert env.step("stop")[2]
     env.close()

@@ -214,10 +214,10 @@ def test_any_sequence_of_actions_is_taken_whole(seated: Seated, actions: Any) ->
     ("actions", "said"),
     [
         (["yes"], "3 values, one per slot; got 1"),
-        ("yes", "not str"),
-        ({"role": "assistant"}, "not dict"),
+        ("yes", "got str"),
+        ({"role": "assistant"}, "got dict"),
         (None, "got NoneType"),
-        (np.array(3), "no dimensions"),
+        (np.array(3), "a zero-dimensional array"),
         (["yes", None, "yes"], "slot 1: an action must be"),
     ],
 )
@@ -339,7 +339,7 @@ def test_a_task_is_for_all_seats_and_a_list_has_one_for_each(seated: Seated) -> 
     _, many = vector.reset(seed=0, options={"task": [1, "train:5:0", None]})
     assert set(one["task_id"]) == {"test:0:4"}
     assert many["task_id"].tolist()[:2] == ["train:0:1", "train:5:0"]
-    with pytest.raises(UsageError, match="this list has 2"):
+    with pytest.raises(UsageError, match="got a list of 2"):
         vector.reset(options={"task": [1, 2]})
 
 
