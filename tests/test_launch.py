@@ -220,7 +220,7 @@ async def test_a_model_that_knows_the_answers_has_to_be_told_of_whose() -> None:
 
 async def test_a_node_for_the_model_alone_has_to_be_told_which() -> None:
     options = Options(role="model", head="http://127.0.0.1:9", ports={"policy_model": 9})
-    with pytest.raises(UsageError, match="--role model has no model to serve; name one with --model"):
+    with pytest.raises(UsageError, match="--role model has no model to serve; add one with --model"):
         async with serving(["math"], options=options):
             pass
 
@@ -254,13 +254,13 @@ async def test_an_address_of_no_machine_here_is_told_of(environment: Callable[..
 
 @pytest.mark.parametrize("name", ["policy_model", "head_server"])
 async def test_a_name_that_the_configuration_needs_is_refused(made: Callable[..., ModuleType], name: str) -> None:
-    with pytest.raises(UsageError, match=f"two things would be called '{name}'"):
+    with pytest.raises(UsageError, match=f"two servers would be named '{name}'"):
         async with serving([Environment(name, made(ASKED))]):
             pass
 
 
 async def test_two_environments_of_one_name_are_refused(environment: Callable[..., Environment]) -> None:
-    with pytest.raises(UsageError, match="two things would be called 'made'; leave out one"):
+    with pytest.raises(UsageError, match="two servers would be named 'made'; leave out one"):
         async with serving([environment(ASKED), environment(ASKED)]):
             pass
 
@@ -288,7 +288,7 @@ async def test_the_context_may_be_left_in_another_task(environment: Callable[...
 
 async def test_an_environment_that_hangs_as_it_begins_is_named(environment: Callable[..., Environment]) -> None:
     options = Options(port=free(), times=QUICK.model_copy(update={"starting": 0.2}))
-    with pytest.raises(GymsdkError, match=r"the lifespan of environment 'made' did not begin within 0\.2 seconds"):
+    with pytest.raises(GymsdkError, match=r"the lifespan of environment 'made' did not start within 0\.2 seconds"):
         async with serving([environment(lasting("await asyncio.sleep(60)"))], options=options):
             pass
     assert is_free(options.port)
@@ -322,7 +322,7 @@ async def test_an_environment_that_hangs_as_it_ends_is_left_behind_and_named(
     options = Options(port=free(), times=QUICK)
     async with serving([environment(lasting(ends="await asyncio.sleep(60)"))], options=options):
         pass
-    assert "the lifespan of environment 'made' did not end within 0.3 seconds, and is left behind" in caplog.text
+    assert "the lifespan of environment 'made' did not end within 0.3 seconds; it is left behind" in caplog.text
     assert is_free(options.port)
 
 

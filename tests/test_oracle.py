@@ -15,7 +15,7 @@ import pytest
 import gymsdk
 from gymsdk import Environment, Failed, UsageError, jsonl, responses
 from gymsdk.errors import BadRow, UnknownSplit
-from gymsdk.testing.oracle import Oracle, of_splits, opened
+from gymsdk.testing.oracle import Oracle, opened, read_all_splits
 from gymsdk.types import Item, extract_text
 
 DOORS = """
@@ -197,7 +197,7 @@ async def test_a_conversation_of_no_row_is_told_which_are_known(doors: Environme
         with pytest.raises(Failed) as caught:
             await oracle.respond(question("Open door 99."))
     assert (caught.value.kind, caught.value.retryable) == ("not_recorded", False)
-    assert "(read: 33 of made); start the oracle with the --seed, --set and --split of whoever asks" in str(
+    assert "(read: 33 of made); start the oracle with the --seed, --set and --split of the client" in str(
         caught.value
     )
 
@@ -263,7 +263,7 @@ async def test_what_could_not_be_played_is_told(
     environment: Callable[..., Environment], asked: Opening, more: str, read: int, why: str
 ) -> None:
     async with asked(environment(UNSOLVED + more)) as oracle:
-        with pytest.raises(Failed, match=f"read: {read} of made; the last that could not be played: .*{why}"):
+        with pytest.raises(Failed, match=f"read: {read} of made; the last error: .*{why}"):
             await oracle.respond(question("How so?"))
 
 
@@ -273,7 +273,7 @@ async def test_a_request_waits_no_longer_than_it_may_and_may_come_again(
     module = made(SLOW, "slow_env")
     module.__dict__["gate"] = stuck
     model, named = gymsdk.model("scripted/oracle"), {"made": Environment("made", module)}
-    async with Oracle(model, named, of_splits(named), wait=0.05) as oracle:
+    async with Oracle(model, named, read_all_splits(named), wait=0.05) as oracle:
         with pytest.raises(Failed) as caught:
             await oracle.respond(question("Well?"))
         stuck.set()

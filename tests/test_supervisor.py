@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from gymsdk.deploy.supervisor import Charge, Supervisor, _logged, told
+from gymsdk.deploy.supervisor import ProcessSpec, Supervisor, _log_failure, told
 from gymsdk.errors import GymsdkError, UsageError
 
 SERVER = """
 import os, socket, sys
-from gymsdk import lifeline
-lifeline.held()
+from gymsdk.deploy import parent
+parent.held()
 print("up", flush=True)
 at = socket.socket(fileno=int(sys.argv[1]))
 while True:
@@ -35,13 +35,13 @@ while True:
 """A server that answers every connection with its process id."""
 
 
-def charge(name: str, source: str = SERVER) -> Charge:
+def charge(name: str, source: str = SERVER) -> ProcessSpec:
     at = socket.create_server(("127.0.0.1", 0))
-    return Charge(name, [sys.executable, "-c", source, str(at.fileno())], at)
+    return ProcessSpec(name, [sys.executable, "-c", source, str(at.fileno())], at)
 
 
 @asynccontextmanager
-async def supervised(*charges: Charge, seconds: float = 5.0) -> AsyncIterator[tuple[Supervisor, io.StringIO]]:
+async def supervised(*charges: ProcessSpec, seconds: float = 5.0) -> AsyncIterator[tuple[Supervisor, io.StringIO]]:
     out = io.StringIO()
     supervisor = Supervisor(charges, seconds=seconds, last=charges[0].name, out=out)
     running = asyncio.ensure_future(supervisor.run())
@@ -55,7 +55,7 @@ async def supervised(*charges: Charge, seconds: float = 5.0) -> AsyncIterator[tu
     assert running.cancelled() or running.exception() is not None
 
 
-async def answered(one: Charge) -> int:
+async def answered(one: ProcessSpec) -> int:
     """The process that answers at the socket of a charge, however long it takes to be there."""
     async with asyncio.timeout(20):
         # Whom a process took in that is being killed, it leaves without an answer.
@@ -64,7 +64,7 @@ async def answered(one: Charge) -> int:
     return int(said)
 
 
-async def _said(one: Charge) -> bytes:
+async def _said(one: ProcessSpec) -> bytes:
     reader, writer = await asyncio.open_connection(*one.at.getsockname())
     try:
         return await reader.read()
@@ -166,8 +166,8 @@ async def test_an_exit_code_means_nothing_once_a_process_was_ready() -> None:
 
 async def test_one_that_never_begins_is_given_up_with_its_last_words() -> None:
     broken = charge("broken", "import sys; print('no such thing', flush=True); sys.exit(1)")
-    limited = Charge(broken.name, broken.words, broken.at, tries=2)
-    with pytest.raises(GymsdkError, match=r"'broken' ended 2 times as it began \(exit code 1\): no such thing"):
+    limited = ProcessSpec(broken.name, broken.words, broken.at, tries=2)
+    with pytest.raises(GymsdkError, match=r"'broken' ended 2 times before it was ready \(exit code 1\): no such thing"):
         async with asyncio.timeout(20):
             await Supervisor([limited], out=io.StringIO()).run()
     broken.at.close()
@@ -192,11 +192,11 @@ async def killed(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[in
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, socket, sys\n"
-        "from gymsdk.deploy.supervisor import Charge, Supervisor\n"
+        "from gymsdk.deploy.supervisor import ProcessSpec, Supervisor\n"
         f"source = {source!r}\n"
         "at = socket.create_server(('127.0.0.1', 0))\n"
         "print(at.getsockname()[1], flush=True)\n"
-        "one = Charge('one', [sys.executable, '-c', source, str(at.fileno())], at)\n"
+        "one = ProcessSpec('one', [sys.executable, '-c', source, str(at.fileno())], at)\n"
         f"asyncio.run(Supervisor([one], seconds={seconds}).run())\n"
     )
     process = await asyncio.create_subprocess_exec(
@@ -251,33 +251,33 @@ def members(group: int) -> list[int]:
     return found
 
 
-async def test_a_survivor_that_is_killed_leaves_the_rest_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+async def test_supervision_continues_when_the_orphan_reaper_is_killed(caplog: pytest.LogCaptureFixture) -> None:
     one = charge("one")
     async with supervised(one):
         first = await answered(one)
-        (survivor,) = survivors()
-        os.kill(survivor, signal.SIGKILL)
-        await until(lambda: is_gone(survivor))
+        (reaper,) = reapers()
+        os.kill(reaper, signal.SIGKILL)
+        await until(lambda: is_gone(reaper))
         os.kill(first, signal.SIGKILL)
         assert await answered(one) != first
-    assert "which hang has ended" in caplog.text
+    assert "kills orphaned servers has ended" in caplog.text
 
 
 def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def survivors() -> list[int]:
-    return [each for each in children(os.getpid()) if b"survivor.py" in Path(f"/proc/{each}/cmdline").read_bytes()]
+def reapers() -> list[int]:
+    return [each for each in children(os.getpid()) if b"orphan_reaper.py" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
 async def test_it_ends_though_what_was_forked_meanwhile_holds_all_that_was_open(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, os, sys, time\n"
-        "from gymsdk.deploy.supervisor import Charge, Supervisor\n"
+        "from gymsdk.deploy.supervisor import ProcessSpec, Supervisor\n"
         "async def main():\n"
-        "    supervisor = Supervisor([Charge('one', ['sleep', '300'])])\n"
+        "    supervisor = Supervisor([ProcessSpec('one', ['sleep', '300'])])\n"
         "    running, ours = asyncio.ensure_future(supervisor.run()), os.getpid()\n"
         "    while not supervisor.pids():\n"
         "        await asyncio.sleep(0.02)\n"
@@ -299,10 +299,10 @@ async def test_it_ends_though_what_was_forked_meanwhile_holds_all_that_was_open(
         await process.wait()
 
 
-async def test_nobody_takes_a_survivor_s_exit_code_from_whoever_waits_for_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stopping_the_orphan_reaper_does_not_lose_its_exit_code(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(8):
-        running = asyncio.ensure_future(Supervisor([Charge("one", ["sleep", "300"])]).run())
-        await until(survivors)
+        running = asyncio.ensure_future(Supervisor([ProcessSpec("one", ["sleep", "300"])]).run())
+        await until(reapers)
         running.cancel()
         await asyncio.wait({running})
     assert [message for message in caplog.messages if "Unknown child" in message] == []
@@ -324,24 +324,24 @@ async def test_a_start_that_is_cancelled_leaves_nothing(steps: int) -> None:
     running.cancel()
     await asyncio.wait({running})
     await until(lambda: held() == before)
-    assert not survivors()
+    assert not reapers()
     one.at.close()
 
 
-async def test_what_has_no_descriptor_left_for_a_survivor_is_told_in_a_sentence() -> None:
+async def test_running_out_of_descriptors_at_start_is_reported_in_a_sentence() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
         with pytest.raises(GymsdkError, match=r"no process can be started here \(Too many open files\)"):
-            await Supervisor([Charge("one", ["true"])], out=io.StringIO()).run()
+            await Supervisor([ProcessSpec("one", ["true"])], out=io.StringIO()).run()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_an_end_during_somebodys_last_words_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gymsdk.deploy.supervisor.LAST_WORDS", 600.0)
+    monkeypatch.setattr("gymsdk.deploy.supervisor.LAST_OUTPUT_SECONDS", 600.0)
     leaving = (
         "import subprocess\n"
         "sleeper = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
@@ -362,19 +362,19 @@ async def test_an_end_during_somebodys_last_words_leaves_nothing(monkeypatch: py
 TELLING = (
     """
 import sys
-from gymsdk import lifeline
-line = lifeline.line()
+from gymsdk.deploy import parent
+line = parent.read_config_line()
 print(len(line), line[-10:], flush=True)
 """
     + SERVER
 )
-"""A server that is told something before it holds its lifeline."""
+"""A server that reads its configuration line before it watches its parent."""
 
 
 async def test_each_life_is_handed_the_same_however_much_that_is() -> None:
     told = charge("told", TELLING)
     handed = b"x" * 3_000_000 + b" the end\n"
-    one = Charge(told.name, told.words, told.at, handed)
+    one = ProcessSpec(told.name, told.words, told.at, handed)
     async with supervised(one) as (_, out):
         os.kill(await answered(one), signal.SIGKILL)
         await until(lambda: out.getvalue().count("up") == 2)
@@ -386,7 +386,7 @@ async def test_each_life_is_handed_the_same_however_much_that_is() -> None:
 async def test_what_the_system_does_not_start_is_told_in_a_sentence() -> None:
     for words in (["/no/such/program"], [sys.executable, "-c", "x" * 3_000_000]):
         with pytest.raises(GymsdkError, match=r"the server 'one' cannot be started \((No such file|Argument list too)"):
-            await Supervisor([Charge("one", words)], out=io.StringIO()).run()
+            await Supervisor([ProcessSpec("one", words)], out=io.StringIO()).run()
 
 
 async def test_what_was_ready_and_is_not_started_again_is_tried_until_it_is(
@@ -397,7 +397,7 @@ async def test_what_was_ready_and_is_not_started_again_is_tried_until_it_is(
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     other = charge("one")
-    one = Charge(other.name, [str(python), *other.words[1:]], other.at)
+    one = ProcessSpec(other.name, [str(python), *other.words[1:]], other.at)
     async with supervised(one) as (supervisor, _):
         first = await answered(one)
         supervisor.ready("one")
@@ -413,9 +413,9 @@ async def test_what_goes_wrong_where_nobody_waits_for_it_is_logged(caplog: pytes
         raise LookupError("no place for that")
 
     passing = asyncio.create_task(passed_on())
-    passing.add_done_callback(_logged("what the server 'one' writes"))
+    passing.add_done_callback(_log_failure("what the server 'one' writes"))
     await until(lambda: caplog.messages)
-    assert caplog.messages == ["what the server 'one' writes went wrong: no place for that"]
+    assert caplog.messages == ["what the server 'one' writes failed: no place for that"]
 
 
 async def test_servers_that_end_when_told_to_are_no_news(caplog: pytest.LogCaptureFixture) -> None:
@@ -428,7 +428,7 @@ async def test_servers_that_end_when_told_to_are_no_news(caplog: pytest.LogCaptu
 
 
 async def test_of_two_that_are_wrong_at_once_one_is_raised_and_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    wrong = [Charge(name, ["/no/such/program"]) for name in ("one", "other")]
+    wrong = [ProcessSpec(name, ["/no/such/program"]) for name in ("one", "other")]
     with pytest.raises(GymsdkError, match="'one'"):
         await Supervisor(wrong, out=io.StringIO()).run()
     assert caplog.messages == ["the server 'other' cannot be started (No such file or directory)"]

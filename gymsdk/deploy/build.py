@@ -1,4 +1,4 @@
-"""An assembly: what the servers of a topology are made of, as far as they run in this process."""
+"""Create the servers of a plan that run in this process, with their environments and models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gymsdk.config.model import (
 from gymsdk.deploy import plan
 from gymsdk.deploy.node import loads
 from gymsdk.deploy.plan import AGENT_REF, MODEL_REF, RESOURCES_REF
-from gymsdk.deploy.runner import HEAD, Part
+from gymsdk.deploy.runner import HEAD, ServerSpec
 from gymsdk.environment import Environment
 from gymsdk.episode import Budget
 from gymsdk.errors import GymsdkError, UsageError
@@ -52,24 +52,30 @@ from gymsdk.types import Model
 DOMAINS = frozenset(
     {"math", "coding", "agent", "knowledge", "instruction_following", "long_context", "safety", "games"}
 )
-"""What the configuration may say that an environment is about; any other is `other`."""
+"""The domains that NeMo Gym's configuration knows; any other environment is in the domain `other`."""
 
 Urls: TypeAlias = Mapping[str, str]
-"""URLs of servers by name, and of the head."""
+"""The URLs of the servers and of the head, by name."""
 
 Place: TypeAlias = Callable[[ServerConfig], socket.socket | None]
-"""Gives the socket of a server, where that is there by now or has to be one of some."""
+"""Returns the socket of a server if it is bound already or must be in a range."""
 
 log = logging.getLogger("gymsdk")
 
 
-class Assembly:
-    """The servers *here* out of all *blocks*, each with what it needs, in this process or behind its own server.
+class ServerBuilder:
+    """Creates the servers of this process, and the environments and models that they need.
 
-    *given* are environments, and *players* models, that are there by the name of their block; the others are built.
-    An agent that runs here without its model's server plays with that model itself where *own* says so. *ttl*,
-    *sessions* and *budget* bound what clients may open; *token* is what servers ask each other for.
-    Model calls of rollouts are captured in the folder *capture*.
+    Args:
+        blocks: All servers of the deployment.
+        here: The servers of this process.
+        given: Environments that exist already, by the name of their server.
+        players: Models that exist already, by the name of their server.
+        ttl: Seconds after its last use at which a session is closed.
+        sessions: The most open sessions per environment.
+        budget: The limits of the agents' episodes.
+        token: The token that the servers require and send.
+        capture: The folder for the captured model calls of rollouts.
     """
 
     def __init__(  # noqa: PLR0913  # each is an option of the servers
@@ -98,13 +104,15 @@ class Assembly:
         self.environments = {each.name: self._environment(each, given) for each in self._environments()}
         self._services = {each.name: self._service(each) for each in here}
         self.models = {each.name: self._model(each, players) for each in blocks if self._plays(each, players)}
-        self._spreads: dict[str, LoadBalancer] = {}
+        self._load_balancers: dict[str, LoadBalancer] = {}
         self._incomplete: set[str] = set()
 
-    def parts(self, sockets: Mapping[str, socket.socket]) -> list[Part]:
-        """Give the servers to be, at their *sockets* where those are there by now."""
+    def parts(self, sockets: Mapping[str, socket.socket]) -> list[ServerSpec]:
+        """Return the servers to start, with their *sockets* if these are bound already."""
         return [
-            Part(self._services[name], partial(self._app, each), each.host, each.advertise_host, sockets.get(name))
+            ServerSpec(
+                self._services[name], partial(self._app, each), each.host, each.advertise_host, sockets.get(name)
+            )
             for name, each in self._here.items()
         ]
 
@@ -115,16 +123,16 @@ class Assembly:
         place: Place = lambda _: None,
         *,
         host: str | None = None,
-    ) -> list[Part]:
-        """Give what *services* lack, and is not *coming*, to run here at *host*: agents, environment servers."""
+    ) -> list[ServerSpec]:
+        """Return the agents and environment servers to start at *host* because *services* and *coming* lack them."""
         blocks = [each.model_copy(update={"host": host}) for each in plan.lacking(services, coming)]
-        parts = (self._supplied(each, [*blocks, *self._blocks.values()], place) for each in blocks)
+        parts = (self._build_supplied(each, [*blocks, *self._blocks.values()], place) for each in blocks)
         return [each for each in parts if each is not None]
 
-    def _supplied(self, block: ServerConfig, beside: Iterable[ServerConfig], place: Place) -> Part | None:
-        """Give a server to run here, `None` where what nodes say of others does not come to a whole one."""
+    def _build_supplied(self, block: ServerConfig, beside: Iterable[ServerConfig], place: Place) -> ServerSpec | None:
+        """Return the server to start, or `None` if the reports of the nodes do not suffice to configure it."""
         try:
-            _its(block, RESOURCES_REF)
+            _get_reference(block, RESOURCES_REF)
             _model_of(block, beside)
             service, at = self._service(block), place(block)
         except (GymsdkError, ValidationError) as error:
@@ -134,24 +142,24 @@ class Assembly:
             return None
         self._blocks[block.name], self._services[block.name] = block, service
         self._figures[block.name] = ServerMetrics(block.name)
-        return Part(service, partial(self._app, block), block.host, at=at)
+        return ServerSpec(service, partial(self._app, block), block.host, at=at)
 
     def loads(self) -> Mapping[str, Load]:
-        """Give what the servers here have to do."""
+        """Return the load of each server."""
         return loads(self._figures)
 
     async def _look(self) -> HeadSnapshot:
         return await nodes_fetcher(self._head, headers=partial(credentials.build_auth_headers, self._token))()
 
     def _environments(self) -> Iterator[ServerConfig]:
-        """The environments whose code is needed here: those served, and those whose rows a model here has to know."""
+        """Yield the environments to load: the served ones, or all if a model here needs their rows."""
         modelled = any(each.kind == MODELS and _needs_rows(each) for each in self._here.values())
         for each in self._blocks.values():
             if each.kind == RESOURCES and (modelled or each.name in self._here):
                 yield each
 
     def _environment(self, block: ServerConfig, given: Mapping[str, Environment]) -> Environment:
-        """Return the environment of *block*; the models that it names are those of this process or of model servers."""
+        """Return the environment of *block*; the models that it names are resolved when they are used."""
         assert isinstance(block.part, ResourcesServerConfig), "the part of a resources server"
         if (there := given.get(block.name)) is not None:
             return there
@@ -164,7 +172,7 @@ class Assembly:
     def _model(self, block: ServerConfig, players: Mapping[str, Model]) -> Model:
         if not self.environments and block.name in self._here and _needs_rows(block):
             raise UsageError(
-                f"{_player_name(block)} knows the answers of the environments that are named beside it, and none is; "
+                f"{_player_name(block)} answers for the environments that are served with it, and there is none; "
                 "name them, as in gymsdk serve math --role model"
             )
         player = players.get(block.name) or built(block)
@@ -197,52 +205,54 @@ class Assembly:
         return Peers(self._services[name].id, url, token=self._token)
 
     def _agent(self, block: ServerConfig, urls: Urls) -> App:
-        its = _its(block, RESOURCES_REF)
-        # Rows are played in process where that can be; who brings a session's cookies has its tools called by HTTP.
+        its = _get_reference(block, RESOURCES_REF)
+        # Rows are played in this process if possible. For clients with session cookies, tools are called over HTTP.
         tools = RemoteEnvironment(urls[its], its, token=self._token or "") if its in urls else None
         return agent.create_app(
-            self._spread(its),
-            self._asked(block),
+            self._get_load_balancer(its),
+            self._get_model_for(block),
             resources=tools,
             name=block.name,
-            budget=self._allowed(block),
+            budget=self._get_budget(block),
             figures=self._figures[block.name],
         )
 
     def _server(self, block: ServerConfig, _: Urls) -> App:
         return environment_server.create_app(
-            self._spread(_its(block, RESOURCES_REF)),
-            self._asked(block),
+            self._get_load_balancer(_get_reference(block, RESOURCES_REF)),
+            self._get_model_for(block),
             name=block.name,
-            budget=self._allowed(block),
+            budget=self._get_budget(block),
             figures=self._figures[block.name],
         )
 
     def _proxy(self, block: ServerConfig, _: Urls) -> App:
-        return model_server.create_app(self._captured(block.name), name=block.name, figures=self._figures[block.name])
+        return model_server.create_app(
+            self._get_capturing_model(block.name), name=block.name, figures=self._figures[block.name]
+        )
 
-    def _captured(self, name: str) -> Model:
+    def _get_capturing_model(self, name: str) -> Model:
         model = self.models[name]
         return model if self._capture is None else CapturingModel(model, name, self._capture)
 
-    def _spread(self, name: str) -> LoadBalancer:
-        if name not in self._spreads:
+    def _get_load_balancer(self, name: str) -> LoadBalancer:
+        if name not in self._load_balancers:
             own = LocalInstance(self._services[name].id, self.environments[name]) if name in self._here else None
-            self._spreads[name] = LoadBalancer(name, self._instances, own=own, token=self._token)
-        return self._spreads[name]
+            self._load_balancers[name] = LoadBalancer(name, self._instances, own=own, token=self._token)
+        return self._load_balancers[name]
 
-    def _asked(self, block: ServerConfig) -> Model:
-        """The model that a block asks: the one of this process, or that of a model server elsewhere."""
+    def _get_model_for(self, block: ServerConfig) -> Model:
+        """Return the model that the server *block* asks."""
         return self._model_named(_model_of(block, self._blocks.values()))
 
     def _model_named(self, name: str) -> Model:
-        """Return the model of the model server *name*: the one of this process, or that of a server elsewhere."""
+        """Return the model of the model server *name*: the object in this process, or a client of the server."""
         if name in self.models:
-            return self._captured(name)
+            return self._get_capturing_model(name)
         return RemoteModel(name, self._instances, headers=partial(credentials.build_auth_headers, self._token))
 
-    def _allowed(self, block: ServerConfig) -> Budget:
-        """What an episode may use: what the block says, within what is allowed here."""
+    def _get_budget(self, block: ServerConfig) -> Budget:
+        """Return the budget of an agent: its own limits, and the general ones for the rest."""
         part = block.part
         assert isinstance(part, AgentServerConfig), "the part of what plays"
         said = {"turns": part.turns, "tools": part.tool_calls, "seconds": part.seconds}
@@ -250,7 +260,7 @@ class Assembly:
 
 
 def fields(block: ServerConfig, environment: Environment | None) -> dict[str, Any]:
-    """Give what the configuration tells of a server beside its place: whom it refers to, what it is about."""
+    """Return a server's entry in the head's configuration, without the address: its references and its domain."""
     kinds = {RESOURCES_REF: RESOURCES, AGENT_REF: AGENTS, MODEL_REF: MODELS}
     refers = {key: {"type": kinds[key], "name": name} for key, name in block.refers.items() if key in kinds}
     if isinstance(block.part, ModelServerConfig):
@@ -263,7 +273,7 @@ def fields(block: ServerConfig, environment: Environment | None) -> dict[str, An
 
 
 def built(block: ServerConfig) -> Model:
-    """Give the model that a model server's *block* names."""
+    """Create the model that a model server's *block* names."""
     assert isinstance(block.part, ModelServerConfig), "the part of a model server"
     return models.model(block.part.name, **block.part.options)
 
@@ -277,15 +287,13 @@ def _player_name(block: ServerConfig) -> str:
 
 
 def _model_of(block: ServerConfig, beside: Iterable[ServerConfig]) -> str:
-    """The model server that *block* asks, or else its agent, one of those *beside*; raises `UsageError`."""
+    """Return the model server that *block*, or else its agent among *beside*, refers to; raises `UsageError`."""
     agents = [each for each in beside if each.name == block.refers.get(AGENT_REF)]
-    return _its(block if MODEL_REF in block.refers or not agents else agents[0], MODEL_REF)
+    return _get_reference(block if MODEL_REF in block.refers or not agents else agents[0], MODEL_REF)
 
 
-def _its(block: ServerConfig, key: str) -> str:
-    """The server that *block* refers to by *key*; raises `UsageError` where it refers to none."""
+def _get_reference(block: ServerConfig, key: str) -> str:
+    """Return the server that *block* refers to under *key*; raises `UsageError` if there is none."""
     if name := block.refers.get(key):
         return name
-    raise UsageError(
-        f"{block.name!r} does not say which {key.replace('_', ' ')} is its own; write {key}: with type and name"
-    )
+    raise UsageError(f"{block.name!r} does not name its {key.replace('_', ' ')}; add {key}: with a type and a name")

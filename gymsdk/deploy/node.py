@@ -1,4 +1,4 @@
-"""A node: a process that holds servers, as it makes itself known to a head elsewhere."""
+"""A node: registers the servers of this process with a head in another process."""
 
 from __future__ import annotations
 
@@ -19,29 +19,38 @@ from gymsdk.servers.instances import auth_headers
 from gymsdk.servers.reports import LEASE_SECONDS, Exit, Load, Registration
 from gymsdk.servers.service import Service
 
-LEAVING = 2.0
-"""Seconds that saying goodbye may take."""
+LEAVE_SECONDS = 2.0
+"""The time limit in seconds for leaving the head."""
 
-PROMPT = 1.0
-"""Seconds in which one who starts servers anew is told to, at most."""
+MAX_RESTART_DELAY_SECONDS = 1.0
+"""The longest time in seconds until a node that restarts servers asks the head for restart requests."""
 
-LEFT = 410
-"""The status of a head that a node has left, or been taken from."""
+GONE_STATUS = 410
+"""The HTTP status of a head that a node has left, or that has removed the node."""
 
 log = logging.getLogger("gymsdk")
 
 
 class Node:
-    """*services* of this process, known to the head at *head_url* for as long as it runs.
+    """Keeps the servers of this process registered with a head.
 
-    *loads* tells what they have to do, *expected* which servers there are to be, *exits* how some have ended; whoever
-    can *restart* those that *restarts* gives, with their processes, is told when to. It is gone from the head *lease*
-    seconds after it was last heard of; *joining* bounds the wait for the first answer. The nodes of processes that are
-    supervised together name the same *supervisor*. When there are *news*, the head is told at once. While *alive* is
-    false, the node sends no heartbeat, so that the head stops sending requests to it.
+    Args:
+        head_url: The URL of the head.
+        services: The servers.
+        loads: Returns the load of each server.
+        expected: The names of the servers that must exist, here or elsewhere.
+        exits: Returns the last exit of each supervised server.
+        headers: Returns the headers that authenticate the node.
+        restart: Restarts a server by name at the head's request.
+        restarts: Returns the process IDs of the servers that can be restarted.
+        lease: Seconds after its last heartbeat at which the head removes the node.
+        joining: The longest wait in seconds for the head's first answer.
+        supervisor: The ID that the nodes of one supervisor have in common.
+        news: When this event is set, a heartbeat is sent at once.
+        alive: Whether the servers can answer; otherwise no heartbeat is sent, and the head sends no requests.
     """
 
-    def __init__(  # noqa: PLR0913 - what a node has to say, each by its name
+    def __init__(  # noqa: PLR0913 - each is a part of the registration
         self,
         head_url: str,
         services: Callable[[], Sequence[Service]] | Sequence[Service] = (),
@@ -68,111 +77,112 @@ class Node:
         self._restarts = restarts
         self._headers = headers
         self._lease = lease
-        self._granted = lease
+        self._granted_lease = lease
         self._joining = joining
         self._supervisor = supervisor
         self._news = news or asyncio.Event()
         self._alive = alive
         self._stuck = False
-        self._out = False
+        self._is_disconnected = False
         self._draining = False
         self._leaving = False
 
     @property
     def what(self) -> str:
-        """What it is called where it runs beside others."""
+        """The name of the node in log messages."""
         return f"the node at the head {client.get_host(self.head_url)}"
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
-        """Join, set *up*, be heard of until it is *over*, and leave; raises `GymsdkError` where it cannot join."""
+        """Join, set *up*, send heartbeats until *over* is set, and leave; raises `GymsdkError` if it cannot join."""
         try:
             await self.join(over)
             up.set()
-            while not await _passed(over, self._pause(), self._news):
+            while not await _wait(over, self._pause(), self._news):
                 self._news.clear()
                 await self.beat()
         finally:
             await self.leave()
 
     async def join(self, over: asyncio.Event | None = None) -> None:
-        """Be known to the head, or wait until it is *over*.
+        """Register with the head, or give up when *over* is set.
 
-        Raises `GymsdkError` where the head does not answer in time, or will not have this node.
+        Raises:
+            GymsdkError: The head does not answer in time, or refuses this node.
         """
         waiting = HeadWait(redact_url(self.head_url), self._joining, "name the right one with --head")
-        while (why := await self._told()) is not None:
-            if await _passed(over or asyncio.Event(), waiting.next_pause(why)):
+        while (why := await self._register()) is not None:
+            if await _wait(over or asyncio.Event(), waiting.next_pause(why)):
                 return
 
     async def beat(self) -> None:
-        """Be heard of once; a head that does not answer is told of in the log, once, and so is that it is back."""
+        """Send one heartbeat; log once that the head does not answer, and once that it answers again."""
         if not self._alive():
             if not self._stuck:
-                log.error("%s: its event loop is blocked; no heartbeat is sent until it runs again", self.what)
+                log.error("%s: the event loop of its servers is blocked; sending no heartbeat until it runs", self.what)
             self._stuck = True
             return
         self._stuck = False
         try:
-            why = await self._told()
+            why = await self._register()
         except GymsdkError as error:
             why = str(error)
-        if why is not None and not self._out:
-            log.warning("%s: %s; its servers go on, and it keeps trying", self.what, why)
-        if why is None and self._out:
-            log.warning("%s: it answers again, and knows this node's servers", self.what)
-        self._out = why is not None
+        if why is not None and not self._is_disconnected:
+            log.warning("%s: %s; the servers continue, and the node keeps trying", self.what, why)
+        if why is None and self._is_disconnected:
+            log.warning("%s: the head answers again, and knows the servers of this node", self.what)
+        self._is_disconnected = why is not None
 
     async def drain(self) -> None:
-        """Be given nothing new from now on: what is under way may end."""
+        """Ask the head for no new work; requests in progress may finish."""
         self._draining = True
         await self.beat()
 
     async def leave(self) -> None:
-        """Be gone from the head at once; a head that does not answer in time forgets this node by itself."""
+        """Leave the head at once; a head that does not answer removes the node when its lease expires."""
         self._leaving = True
         try:
-            await client.delete(self._at, headers=self._headers(), timeout=LEAVING, retry=client.NO_RETRY)
+            await client.delete(self._url, headers=self._headers(), timeout=LEAVE_SECONDS, retry=client.NO_RETRY)
         except Failed as error:
-            log.info("%s: it could not be told of the end: %s", self.what, error)
+            log.info("%s: leaving failed: %s", self.what, error)
 
     @property
-    def _at(self) -> str:
+    def _url(self) -> str:
         return f"{self.head_url}/nodes/{self.id}"
 
     def _pause(self) -> float:
-        # Jitter, so that the nodes of one start do not come together for ever; what failed is tried sooner.
-        pause = self._granted / (6 if self._out else 3)
-        return min(pause, pause if self._restart is None else PROMPT) * random.uniform(0.8, 1.0)
+        # With jitter, so that nodes that started together do not stay synchronised; sooner after a failure.
+        pause = self._granted_lease / (6 if self._is_disconnected else 3)
+        return min(pause, pause if self._restart is None else MAX_RESTART_DELAY_SECONDS) * random.uniform(0.8, 1.0)
 
-    async def _told(self) -> str | None:
-        """Tell the head, and give why it did not take it in; raises `GymsdkError` where it never will."""
-        bound = max(0.1, min(REQUEST_SECONDS, self._granted / 3))
+    async def _register(self) -> str | None:
+        """Send the registration; return why it failed, or `None`. Raises `GymsdkError` if a retry cannot help."""
+        bound = max(0.1, min(REQUEST_SECONDS, self._granted_lease / 3))
         running = dict(self._restarts())
         try:
             sent = self.id
             answer = await self._put(bound)
-            if answer.status == LEFT and not self._leaving:
-                # Whoever had it leave meant what was there then: these servers still are. Two that are told so at
-                # once are one node all the same.
+            if answer.status == GONE_STATUS and not self._leaving:
+                # The head removed the servers of the time before: these still run, so the node registers under a new
+                # ID. If two concurrent calls get this answer, they must agree on one ID.
                 self.id = secrets.token_hex(8) if self.id == sent else self.id
                 answer = await self._put(bound)
         except Failed as error:
             return str(error)
         if answer.status >= SERVER_ERROR:
             return f"it answered {answer.status}"
-        self._granted = _lease(answer)
+        self._granted_lease = _parse_lease(answer)
         if self._restart is not None:
             for name in answer.json().get("restart", ()):
-                # Those that ended while the answer was on its way have been started anew by now.
+                # A server that has exited meanwhile has been restarted already.
                 if self._restarts().get(name) == running.get(name):
                     self._restart(name)
         return None
 
     async def _put(self, seconds: float) -> HttpResponse:
-        said = self._said().model_dump(mode="json")
-        return await client.put(self._at, said, headers=self._headers(), timeout=seconds, retry=client.NO_RETRY)
+        said = self._build_registration().model_dump(mode="json")
+        return await client.put(self._url, said, headers=self._headers(), timeout=seconds, retry=client.NO_RETRY)
 
-    def _said(self) -> Registration:
+    def _build_registration(self) -> Registration:
         services = self._services() if callable(self._services) else self._services
         expected = self._expected() if callable(self._expected) else self._expected
         return Registration(
@@ -188,19 +198,19 @@ class Node:
 
 
 def loads(figures: Mapping[str, ServerMetrics]) -> dict[str, Load]:
-    """Give what servers have to do, by name, as their *figures* say."""
+    """Return the load of each server, from its metrics."""
     return {
-        name: Load(sessions=_gauge(each, "sessions"), in_flight=_gauge(each, "playing"))
+        name: Load(sessions=_sum_gauges(each, "sessions"), in_flight=_sum_gauges(each, "playing"))
         for name, each in figures.items()
     }
 
 
-def _gauge(figures: ServerMetrics, word: str) -> int:
+def _sum_gauges(figures: ServerMetrics, word: str) -> int:
     return round(sum(look() for name, look in figures.gauges.items() if word in name))
 
 
-def _lease(answer: HttpResponse) -> float:
-    """Give the lease that a head grants; raises `GymsdkError` where *answer* is no head's, or a refusal."""
+def _parse_lease(answer: HttpResponse) -> float:
+    """Return the lease that the head grants; raises `GymsdkError` for any other answer."""
     value = parse_value(answer) if answer.ok else None
     lease = value.get("lease") if isinstance(value, dict) else None
     if not isinstance(lease, (int, float)) or lease <= 0:
@@ -208,8 +218,8 @@ def _lease(answer: HttpResponse) -> float:
     return float(lease)
 
 
-async def _passed(over: asyncio.Event, seconds: float, *news: asyncio.Event) -> bool:
-    """Whether it is *over*, *seconds* from now at the latest, or when there are *news*."""
+async def _wait(over: asyncio.Event, seconds: float, *news: asyncio.Event) -> bool:
+    """Wait *seconds*, or until *over* or one of *news* is set; return whether *over* is set."""
     waiting = [asyncio.ensure_future(each.wait()) for each in (over, *news)]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when="FIRST_COMPLETED")

@@ -1,4 +1,4 @@
-"""Hosting: which servers run here, where they listen, what they may hold, and who may ask them."""
+"""The deployment plan: which servers run in this process, where they listen, and who may use them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from gymsdk.servers.service import Service
 from gymsdk.types import AGENT_SUFFIX
 
 Role: TypeAlias = Literal["head", "resources", "agent", "model"]
-"""What a node may be there for alone."""
+"""The kinds of servers to which a node may be restricted."""
 
 ROLES: Mapping[Role, frozenset[ServerKind]] = {
     "head": frozenset(),
@@ -47,59 +47,60 @@ ROLES: Mapping[Role, frozenset[ServerKind]] = {
 }
 
 RESOURCES_REF, MODEL_REF, AGENT_REF = "resources_server", "model_server", "agent_server"
-"""The keys by which servers refer to others."""
+"""The keys under which a server refers to another."""
 
 
 def agent_of(resources: str) -> str:
-    """Give the name of the agent of a resources server, where nobody says otherwise."""
+    """Return the default name of the agent of a resources server."""
     return resources + AGENT_SUFFIX
 
 
 def server_of(resources: str) -> str:
-    """Give the name of the environment server of a resources server, where nobody says otherwise."""
+    """Return the default name of the environment server of a resources server."""
     return resources + NAME_SUFFIX
 
 
 def topology_resources(name: str, settings: Mapping[str, Any] | None = None, *, mcp: bool = False) -> ServerConfig:
-    """Give the resources server of the environment *name*."""
+    """Return the configuration of the resources server for the environment *name*."""
     part = ResourcesServerConfig(environment=name, mcp=mcp)
     return ServerConfig(name=name, kind=RESOURCES, implementation=name, part=part, settings=settings or {})
 
 
 def with_mcp(block: ServerConfig) -> ServerConfig:
-    """Give *block* with its tools offered over MCP too, where it has any."""
+    """Return *block* with its tools also offered over MCP, if it is a resources server."""
     if not isinstance(block.part, ResourcesServerConfig):
         return block
     return block.model_copy(update={"part": block.part.model_copy(update={"mcp": True})})
 
 
 def model(player: ModelServerConfig) -> ServerConfig:
-    """Give the model server of the policy, where *player* plays."""
+    """Return the configuration of the policy's model server."""
     return ServerConfig(name=POLICY_SERVER, kind=MODELS, implementation="gymsdk_model", part=player)
 
 
 def whole(
     deployment: Deployment, *blocks: ServerConfig, player: ModelServerConfig | None = None
 ) -> tuple[ServerConfig, ...]:
-    """Give every server of *deployment* and *blocks*: with an agent and an environment server for each environment.
+    """Return all servers of *deployment* and *blocks*, with an agent and an environment server per environment.
 
-    Where there is a *player*, it is the policy's model server that plays, whatever the deployment says of that.
+    A *player* replaces the policy's model server of the deployment.
     """
     named = [*deployment.servers, *blocks]
     if player is not None:
         named = [*(each for each in named if (each.kind, each.name) != (MODELS, POLICY_SERVER)), model(player)]
-    policy = _policy(named)
-    agents = [_agent(each, policy) for each in named if each.kind == RESOURCES and not _has_agent(each, named)]
+    policy = _get_policy_server(named)
+    agents = [_build_agent(each, policy) for each in named if each.kind == RESOURCES and not _has_agent(each, named)]
     named += agents
-    named += [_server(each) for each in named if each.kind == AGENTS and not _has_server(each, named)]
-    return tuple(sorted(named, key=_order(named)))
+    named += [_build_environment_server(each) for each in named if each.kind == AGENTS and not _has_server(each, named)]
+    return tuple(sorted(named, key=_build_sort_key(named)))
 
 
 def needed(blocks: Iterable[ServerConfig]) -> list[str]:
-    """Give the names of *blocks* and of all that they refer to: with none of those missing, they make rollouts.
+    """Return the names of the servers without which *blocks* cannot produce rollouts.
 
-    Beside blocks that somebody wrote, those that merely follow from them refer to nothing that has to be there: a file
-    with resources servers alone is for those who bring a model of their own.
+    These are the blocks and the servers that they refer to. If the configuration names any servers, the references of
+    the servers that follow from it do not count: a configuration of resources servers alone is for clients that bring
+    their own model.
     """
     listed = list(blocks)
     asking = [each for each in listed if each.place != DEFAULT_PLACE] or listed
@@ -109,14 +110,14 @@ def needed(blocks: Iterable[ServerConfig]) -> list[str]:
 
 
 def lacking(services: Iterable[Service], coming: Collection[str] = ()) -> tuple[ServerConfig, ...]:
-    """Give the agents and environment servers that are wanted where *services* are, and none of which is *coming*."""
-    there = [_known(each) for each in services]
+    """Return the agents and environment servers that *services* lack, except those in *coming*."""
+    there = [_build_remote_config(each) for each in services]
     names = {*coming, *(each.name for each in there)}
     return tuple(each for each in whole(Deployment(servers=tuple(there))) if each.name not in names)
 
 
-def _known(service: Service) -> ServerConfig:
-    """Give the block of a server elsewhere, as far as others have to know it."""
+def _build_remote_config(service: Service) -> ServerConfig:
+    """Return the configuration of a server in another process, as far as it is known."""
     told = {key: service.fields.get(key) for key in (RESOURCES_REF, MODEL_REF, AGENT_REF)}
     refers = {key: str(value["name"]) for key, value in told.items() if isinstance(value, dict) and "name" in value}
     parts = {
@@ -131,13 +132,13 @@ def _known(service: Service) -> ServerConfig:
 def here(
     blocks: Iterable[ServerConfig], *, role: Role | None = None, only: str | None = None
 ) -> tuple[ServerConfig, ...]:
-    """Give those of *blocks* that run in this process: those of a *role*, the one called *only*, or all."""
+    """Return the *blocks* that run in this process: those of a *role*, the one named *only*, or all."""
     kept = [each for each in blocks if only is None or each.name == only]
     return tuple(each for each in kept if role is None or each.kind in ROLES[role])
 
 
-def _policy(blocks: Iterable[ServerConfig]) -> str:
-    """The model server that agents ask who name none: that of the policy, or else the only one that may be meant."""
+def _get_policy_server(blocks: Iterable[ServerConfig]) -> str:
+    """Return the model server for agents that name none: the policy's, or else the only candidate."""
     listed = list(blocks)
     judges = find_judge_servers(listed) - {POLICY_SERVER}
     models = [each.name for each in listed if each.kind == MODELS and each.name not in judges]
@@ -152,7 +153,7 @@ def _has_server(agent: ServerConfig, blocks: Iterable[ServerConfig]) -> bool:
     return any(each.kind == ENVIRONMENTS and each.refers.get(AGENT_REF) == agent.name for each in blocks)
 
 
-def _agent(resources: ServerConfig, policy: str) -> ServerConfig:
+def _build_agent(resources: ServerConfig, policy: str) -> ServerConfig:
     refers = {RESOURCES_REF: resources.name, MODEL_REF: policy}
     return ServerConfig(
         name=agent_of(resources.name),
@@ -163,7 +164,7 @@ def _agent(resources: ServerConfig, policy: str) -> ServerConfig:
     )
 
 
-def _server(agent: ServerConfig) -> ServerConfig:
+def _build_environment_server(agent: ServerConfig) -> ServerConfig:
     its = agent.refers.get(RESOURCES_REF)
     name = server_of(its) if its and agent.name == agent_of(its) else server_of(agent.name)
     refers = {AGENT_REF: agent.name} | ({RESOURCES_REF: its} if its else {})
@@ -172,17 +173,17 @@ def _server(agent: ServerConfig) -> ServerConfig:
         kind=ENVIRONMENTS,
         implementation="single_agent_turn",
         part=agent.part,
-        refers={**refers, **_model(agent)},
+        refers={**refers, **_get_model_reference(agent)},
     )
 
 
-def _model(agent: ServerConfig) -> dict[str, str]:
+def _get_model_reference(agent: ServerConfig) -> dict[str, str]:
     asked = agent.refers.get(MODEL_REF)
     return {MODEL_REF: asked} if asked else {}
 
 
-def _order(blocks: Iterable[ServerConfig]) -> Any:
-    """The order of the configuration: the servers of each environment together, as they were named, then the models."""
+def _build_sort_key(blocks: Iterable[ServerConfig]) -> Any:
+    """Return the sort key of the configuration: the servers of each environment together, and models last."""
     places: dict[str, int] = {}
     for number, each in enumerate(blocks):
         if each.kind == RESOURCES:
@@ -200,17 +201,31 @@ def _order(blocks: Iterable[ServerConfig]) -> Any:
 
 
 class Options(BaseModel):
-    """Where the servers listen and what they may hold: *port* is the head's, *ports* are others' by name, 0 is any.
+    """How to serve: addresses, limits, and which servers run in this process.
 
-    A session is closed *ttl* seconds after its last use, and at most *sessions* of an environment are open. *mcp*
-    offers tools over MCP too, *budget* bounds the agents' episodes. Clients show the token in *token_file*, or in the
-    file that GYMSDK_TOKEN_FILE names; without one, only this machine may reach them, unless that is *insecure*.
-
-    *role* and *only* choose which of the servers run here: those of one kind, or the one of that name. With the URL of
-    a *head* they are known there; others are told of them at the host *advertise_host*. *sockets* are there by now, by
-    the name of the server or as `head_server`. Servers without a port have one of a *range*, if that is given, and none
-    that is *disallowed*. A proxy shows the head at *root_path*, and each server beneath that by its name. Those that
-    one *supervisor* starts know each other by that. Model calls of rollouts are captured in the folder *capture*.
+    Attributes:
+        host: The host on which the servers listen.
+        port: The port of the head; 0 for any.
+        ports: The ports of other servers by name; 0 for any.
+        advertise_host: The host under which other machines reach the servers.
+        insecure: Whether other machines may use the servers without a token.
+        token_file: The file with the token that clients must send; see also GYMSDK_TOKEN_FILE.
+        tls: The certificate and key of the servers.
+        limits: Limits for requests.
+        ttl: Seconds after its last use at which a session is closed.
+        sessions: The most open sessions per environment.
+        mcp: Whether tools are also offered over MCP.
+        budget: The limits of the agents' episodes.
+        times: Time limits for start and stop.
+        role: The kind of servers that run in this process.
+        only: The name of the only server that runs in this process.
+        head: The URL of the head to register with.
+        sockets: Sockets that are bound already, by the name of the server; `head_server` is the head.
+        range: The ports for servers without a fixed port.
+        disallowed: Ports of the range that are not used.
+        root_path: The path under which a proxy shows the head, and beneath it each server by its name.
+        supervisor: The ID by which the servers of one supervisor recognise each other.
+        capture: The folder for the captured model calls of rollouts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -239,7 +254,7 @@ class Options(BaseModel):
     capture: Path | None = None
 
     def safety(self) -> Security:
-        """Give what keeps the servers safe; raises `UsageError` where they would not be, or a file is not right."""
+        """Return the security settings; raises `UsageError` if they are insecure or a file is invalid."""
         token = credentials.get_process_token(self.token_file)
         self.check(token, self.host)
         if self.tls is not None:
@@ -247,13 +262,13 @@ class Options(BaseModel):
         return Security(token=token, tls=self.tls, limits=self.limits)
 
     def check(self, token: SecretStr | None, *hosts: str) -> None:
-        """Refuse *hosts* where others reach one, and nobody is asked for a *token*; raises `UsageError`."""
+        """Raise `UsageError` if other machines reach one of *hosts* and no *token* is required."""
         for host in hosts:
             auth.check_exposure(host, token, insecure=self.insecure or auth.is_insecure_allowed())
 
 
 def socket_of(block: ServerConfig, options: Options) -> socket.socket | None:
-    """Give the socket of a server that is there by now or has to be in a range, `None` where its port says enough."""
+    """Return the bound socket of a server, or one in the port range; `None` if any port will do or one is fixed."""
     if block.name in options.sockets or block.port or options.range is None:
         return options.sockets.get(block.name)
     host = options.host if block.host is None else block.host
@@ -261,6 +276,6 @@ def socket_of(block: ServerConfig, options: Options) -> socket.socket | None:
 
 
 def beside_head(options: Options) -> str | None:
-    """Give the host of what the head begins itself: where others reach the head, they are to reach that."""
+    """Return the host for servers that the head starts: other machines must reach them if they reach the head."""
     at = options.sockets.get("head_server")
     return str(at.getsockname()[0]) if at is not None and is_loopback(options.host) else None

@@ -1,4 +1,4 @@
-"""A launch: servers of some environments in this process, on one event loop, with a head or known to one elsewhere."""
+"""Serve environments in this process, on one event loop, with a new head or registered with an existing one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gymsdk import credentials
 from gymsdk.client import VERSION_KEY
 from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerConfig, ServerConfig
 from gymsdk.deploy import plan
-from gymsdk.deploy.build import Assembly
+from gymsdk.deploy.build import ServerBuilder
 from gymsdk.deploy.plan import RESOURCES_REF, Options, agent_of, beside_head, server_of, socket_of
-from gymsdk.deploy.runner import Fleet, Known
+from gymsdk.deploy.runner import HeadConnection, ServerRunner
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError, format_suggestion
 from gymsdk.http.tls import WILDCARD_HOSTS, redact_url
@@ -32,12 +32,12 @@ from gymsdk.types import Model
 __all__ = ["DEFAULT", "HEAD", "POLICY_SERVER", "Options", "Running", "agent_of", "named", "server_of", "serving"]
 
 HEAD = 11000
-"""The port where clients look for a head."""
+"""The default port of a head."""
 
 DEFAULT = "scripted/oracle"
-"""Who plays where no model is named."""
+"""The default model of the policy."""
 
-TAKEN = frozenset(
+RESERVED_KEYS = frozenset(
     {
         "head_server",
         "default_host",
@@ -48,12 +48,12 @@ TAKEN = frozenset(
         ROUTES_KEY,
     }
 )
-"""Keys of the configuration that are no server's."""
+"""Keys of the head's configuration that are not names of servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Servers that answer, in the order of the configuration, and the environments that they serve."""
+    """Running servers, in the order of the configuration, and their environments."""
 
     head_url: str
     services: tuple[Service, ...]
@@ -67,7 +67,7 @@ class Running:
         return {each.name: each.url for each in self.services}
 
     async def ended(self) -> None:
-        """Wait for as long as they run; raises `GymsdkError` where one of them ends by itself."""
+        """Wait until the servers end; raises `GymsdkError` if a server fails."""
         await asyncio.shield(self.task)
 
 
@@ -80,11 +80,18 @@ async def serving(
     options: Options | None = None,
     deployment: Deployment | None = None,
 ) -> AsyncIterator[Running]:
-    """Serve *environments* with *model*, each by its name or as it is, for as long as the context is open.
+    """Serve *environments* with *model* while the context is open.
 
-    A *deployment* names further servers; without one, and without a *model*, the scripted oracle plays. Raises
-    `UsageError` where they cannot be served as asked, before anything listens; `GymsdkError` where one of the servers
-    does not start. Whatever is wrong, nothing is left running.
+    Args:
+        environments: Names of installed environments, or `Environment` objects.
+        model: The policy's model, or its name; by default the scripted oracle if there is no *deployment*.
+        settings: Settings by environment.
+        options: Addresses, limits, and which servers run in this process.
+        deployment: Further servers, from the configuration files.
+
+    Raises:
+        UsageError: The servers cannot be served as requested; none has been started.
+        GymsdkError: A server does not start. All others have been stopped.
     """
     options = options or Options()
     safety = options.safety()
@@ -92,7 +99,7 @@ async def serving(
     listed = list(environments)
     blocks = planned(listed, model, settings or {}, options, deployment)
     here = running_here(blocks, options, safety)
-    assembly = Assembly(
+    assembly = ServerBuilder(
         blocks,
         here,
         given={each.name: each for each in listed if isinstance(each, Environment)},
@@ -104,13 +111,13 @@ async def serving(
         capture=options.capture,
     )
     wanted = expected(here if options.head else blocks, options, with_model=model is not None)
-    fleet = _fleet(assembly, blocks, here, options, safety, wanted)
-    # A task of its own, in which everything begins and ends: whoever opens the context may leave it in another.
-    task = asyncio.ensure_future(fleet.run())
+    runner = _build_runner(assembly, blocks, here, options, safety, wanted)
+    # A separate task enters and exits all contexts: the caller may leave this context in another task.
+    task = asyncio.ensure_future(runner.run())
     try:
-        await fleet.up(task)
+        await runner.up(task)
         served = tuple(assembly.environments.values())
-        yield Running(fleet.head_url, tuple(fleet.services), served, assembly.models.get(POLICY_SERVER), task)
+        yield Running(runner.head_url, tuple(runner.services), served, assembly.models.get(POLICY_SERVER), task)
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -119,9 +126,10 @@ async def serving(
 
 
 async def placed(options: Options, deployment: Deployment | None, safety: Security) -> Options:
-    """Give *options* with the head there is to be: the one that *deployment* names where that answers, else one here.
+    """Return *options* with the head that *deployment* names: its URL if it answers, else a socket to serve it here.
 
-    Raises `GymsdkError` where it is to be on another machine, and does not answer in time.
+    Raises:
+        GymsdkError: The head is on another machine, and does not answer in time.
     """
     if deployment is None or not deployment.head.given or options.head or "head_server" in options.sockets:
         return options
@@ -131,7 +139,7 @@ async def placed(options: Options, deployment: Deployment | None, safety: Securi
     if is_local_host(host):
         options.check(safety.token, host)
     headers = partial(credentials.build_auth_headers, safety.token)
-    # A head that is to be reached at one address listens there, unless all are listened at anyway.
+    # A head with a fixed address listens only there, unless the servers listen on all interfaces.
     listen = options.host if options.host in WILDCARD_HOSTS else None
     at = await bind_head(host, port, scheme=safety.scheme, listen=listen, headers=headers)
     if at is None:
@@ -140,7 +148,7 @@ async def placed(options: Options, deployment: Deployment | None, safety: Securi
 
 
 def running_here(blocks: Iterable[ServerConfig], options: Options, safety: Security) -> tuple[ServerConfig, ...]:
-    """Give those of *blocks* that run in this process; raises `UsageError` where one would not be safe."""
+    """Return the *blocks* that run in this process; raises `UsageError` if a server would be insecure."""
     here = plan.here(blocks, role=options.role, only=options.only)
     options.check(safety.token, *(each.host for each in here if each.host is not None))
     return here
@@ -153,7 +161,7 @@ def planned(
     options: Options,
     deployment: Deployment | None,
 ) -> tuple[ServerConfig, ...]:
-    """Give all servers that there are to be, here or elsewhere, with their ports; raises `UsageError`."""
+    """Return all servers of the deployment, in this process or another, with their ports; raises `UsageError`."""
     added = [_resources(each, settings, options) for each in environments]
     if deployment is not None and options.mcp:
         deployment = deployment.model_copy(update={"servers": tuple(map(plan.with_mcp, deployment.servers))})
@@ -161,33 +169,33 @@ def planned(
     blocks = plan.whole(deployment or Deployment(), *added, player=player)
     names = [each.name for each in blocks]
     for name in names:
-        if names.count(name) > 1 or name in TAKEN:
-            raise UsageError(f"two things would be called {name!r}; leave out one of the environments named like that")
+        if names.count(name) > 1 or name in RESERVED_KEYS:
+            raise UsageError(f"two servers would be named {name!r}; leave out one of the environments of that name")
     if options.role == "model" and not any(each.kind == MODELS for each in blocks):
-        raise UsageError("--role model has no model to serve; name one with --model, as in --model scripted/oracle")
+        raise UsageError("--role model has no model to serve; add one with --model, as in --model scripted/oracle")
     for name in options.ports:
         if name not in names:
             raise UsageError(
-                f"no server {name!r} to give a port{format_suggestion(name, names, f'there are {_told(names)}')}"
+                f"no server {name!r} to give a port{format_suggestion(name, names, f'there are {_list_names(names)}')}"
             )
     if options.only is not None and options.only not in names:
-        raise UsageError(f"no server {options.only!r}; there are {_told(names)}")
-    return tuple(_at(each, options) for each in blocks)
+        raise UsageError(f"no server {options.only!r}; the servers are {_list_names(names)}")
+    return tuple(_set_port(each, options) for each in blocks)
 
 
 def expected(blocks: Iterable[ServerConfig], options: Options, *, with_model: bool) -> list[str]:
-    """Give the names of the servers that there have to be for *blocks* to make rollouts, here or elsewhere."""
-    # An agent that has the model for itself asks no server of it.
+    """Return the names of the servers without which *blocks* cannot produce rollouts."""
+    # An agent in the same process as its model needs no model server.
     spared = {POLICY_SERVER} if with_model and options.role == "agent" else set()
     return [name for name in plan.needed(blocks) if name not in spared]
 
 
 def named(model: Model) -> str:
-    """Give what *model* is called: the name it was asked for by, or its type's."""
+    """Return the name of *model*: the one by which it was created, or that of its type."""
     return redact_url(str(getattr(model, "name", type(model).__name__)))
 
 
-def _told(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
@@ -199,42 +207,42 @@ def _resources(
 
 
 def _player(model: str | Model | None, *, joined: bool, deployment: Deployment | None) -> ModelServerConfig | None:
-    """Who plays where the deployment names no model server: nobody here, if one may be elsewhere."""
+    """Return the policy's model, or `None` if another process may serve it."""
     if model is not None:
         return ModelServerConfig(name=model if isinstance(model, str) else named(model))
     return None if joined or leaves_model(deployment) else ModelServerConfig(name=DEFAULT)
 
 
 def leaves_model(deployment: Deployment | None) -> bool:
-    """Whether *deployment* says who is there, and so whether some model is: settings alone say nothing of that."""
+    """Return whether *deployment* decides which models there are: settings alone do not."""
     return deployment is not None and bool(deployment.servers or deployment.head.given)
 
 
 def _players(model: str | Model | None, here: Iterable[ServerConfig], options: Options) -> dict[str, Model]:
-    """The model that plays, where its server is here, or an agent here is to have it for itself."""
+    """Return the policy's model if its server runs in this process, or an agent here uses it directly."""
     if model is None or not (options.role == "agent" or any(each.name == POLICY_SERVER for each in here)):
         return {}
     return {POLICY_SERVER: models.model(model) if isinstance(model, str) else model}
 
 
-def _at(block: ServerConfig, options: Options) -> ServerConfig:
+def _set_port(block: ServerConfig, options: Options) -> ServerConfig:
     port = options.ports.get(block.name, block.port or 0)
     return block.model_copy(update={"port": port})
 
 
-def _fleet(
-    assembly: Assembly,
+def _build_runner(
+    assembly: ServerBuilder,
     blocks: Sequence[ServerConfig],
     here: Sequence[ServerConfig],
     options: Options,
     safety: Security,
     wanted: Sequence[str],
-) -> Fleet:
+) -> ServerRunner:
     lasting: dict[str, AbstractAsyncContextManager[Any]] = {
         f"the lifespan of environment {name!r}": each for name, each in assembly.environments.items()
     }
     lasting |= {f"the oracle of {name!r}": each for name, each in assembly.models.items() if isinstance(each, Oracle)}
-    known = Known(
+    known = HeadConnection(
         head_url=options.head,
         advertise=options.advertise_host,
         loads=assembly.loads,
@@ -244,35 +252,35 @@ def _fleet(
         path=options.root_path,
         supervisor=options.supervisor,
     )
-    return Fleet(
+    return ServerRunner(
         assembly.parts({each.name: at for each in here if (at := socket_of(each, options)) is not None}),
         host=options.host,
         port=options.port,
         lasting=lasting,
-        about=_about(assembly, blocks) | _observed(options),
+        about=_describe_head(assembly, blocks) | _describe_capture(options),
         times=options.times,
         safety=safety,
         known=known,
     )
 
 
-def _about(assembly: Assembly, blocks: Sequence[ServerConfig]) -> dict[str, Any]:
-    """What the head's configuration says beside the servers."""
+def _describe_head(assembly: ServerBuilder, blocks: Sequence[ServerConfig]) -> dict[str, Any]:
+    """Return the entries of the head's configuration that are not servers."""
     playing = assembly.models.get(POLICY_SERVER)
-    # What OmegaConf would take for a missing value or a reference has no place in a configuration.
-    name = re.sub(r"\?\?\?|\$\{", "", named(playing) if playing is not None else _name(blocks))
+    # OmegaConf would read these character sequences as a missing value or a reference.
+    name = re.sub(r"\?\?\?|\$\{", "", named(playing) if playing is not None else _get_model_name(blocks))
     servers = (each for each in blocks if each.kind == "environment_servers" and RESOURCES_REF in each.refers)
     routes = {each.refers[RESOURCES_REF]: each.name for each in servers}
     return ({"policy_model_name": name} if name else {}) | {VERSION_KEY: version("gymsdk"), ROUTES_KEY: routes}
 
 
-def _observed(options: Options) -> dict[str, Any]:
+def _describe_capture(options: Options) -> dict[str, Any]:
     """Return where NeMo Gym's collector finds the captured model calls."""
     if options.capture is None:
         return {}
     return {"observability_enabled": True, "model_call_capture_dir": str(options.capture.absolute())}
 
 
-def _name(blocks: Sequence[ServerConfig]) -> str:
+def _get_model_name(blocks: Sequence[ServerConfig]) -> str:
     parts = [each.part for each in blocks if each.kind == MODELS and each.name == POLICY_SERVER]
     return redact_url(parts[0].name) if parts and isinstance(parts[0], ModelServerConfig) else ""

@@ -1,4 +1,4 @@
-"""A fleet: a head and the servers it tells of, on one event loop, which come up and end together."""
+"""Run a head and its servers on one event loop: start them together, and stop them when one fails."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from gymsdk.servers.service import Scheme, Service, build_url
 from gymsdk.types import Item
 
 Work: TypeAlias = Callable[[asyncio.Event, asyncio.Event], Coroutine[Any, Any, None]]
-"""What runs: it sets the first event once it is up, and ends when the second is set."""
+"""A background task: it sets the first event once it is up, and ends when the second event is set."""
 
 BLOCKED_SECONDS = 60.0
-"""Seconds without a turn after which an event loop counts as blocked, and not only as busy."""
+"""Seconds without an iteration after which an event loop counts as blocked, not just as busy."""
 
 log = logging.getLogger("gymsdk")
 
 
 class Strand:
-    """*work* in a task of its own, as *what* it is called."""
+    """Runs *work* as an asyncio task; *what* is its name in messages."""
 
     def __init__(self, what: str, work: Work) -> None:
         self.what = what
@@ -53,51 +53,51 @@ class Strand:
         self.task = asyncio.ensure_future(work(self._up, self._over))
 
     async def up(self, seconds: float) -> None:
-        """Wait until it is up; raises `GymsdkError` where it is not within *seconds*, or ends before it is."""
+        """Wait until the work is up; raises `GymsdkError` if it fails or takes longer than *seconds*."""
         risen = asyncio.ensure_future(self._up.wait())
         await asyncio.wait({self.task, risen}, timeout=seconds, return_when="FIRST_COMPLETED")
         risen.cancel()
         if self.task.done():
             raise self.broken()
         if not self._up.is_set():
-            raise GymsdkError(f"{self.what} did not begin within {seconds:g} seconds; mend what it waits for")
+            raise GymsdkError(f"{self.what} did not start within {seconds:g} seconds; check what it waits for")
 
     def broken(self) -> GymsdkError:
-        """Give what to raise where it has ended by itself; whoever raises it tells of it."""
+        """Return the error to raise after the work has ended on its own; the caller must report it."""
         self._told = True
         error = None if self.task.cancelled() else self.task.exception()
         if isinstance(error, GymsdkError):
             return error
-        return GymsdkError(f"{self.what} ended by itself{f': {error}' if error else ''}")
+        return GymsdkError(f"{self.what} ended unexpectedly{f': {error}' if error else ''}")
 
     async def end(self, seconds: float) -> None:
-        """Have it end within *seconds*; where it does not it is cancelled, and left behind where that does not help."""
+        """End the work within *seconds*; cancel it after that, and abandon it if it ignores the cancellation."""
         self._over.set()
         await asyncio.wait({self.task}, timeout=seconds)
         if not self.task.done():
-            log.warning("%s did not end within %g seconds, and is left behind", self.what, seconds)
+            log.warning("%s did not end within %g seconds; it is left behind", self.what, seconds)
             self.task.cancel()
             await asyncio.wait({self.task}, timeout=CANCEL_GRACE_SECONDS)
             return
         if not self._told and not self.task.cancelled() and (error := self.task.exception()):
-            log.warning("%s did not end well: %r", self.what, error)
+            log.warning("%s ended with an error: %r", self.what, error)
 
 
 def in_thread(work: Work, name: str) -> Work:
-    """Return *work* as one that runs in its own thread, on its own event loop.
+    """Return *work* as work that runs in its own thread, on its own event loop.
 
-    Use it for what must happen in time however busy the caller's event loop is, such as heartbeats. Setting the second
+    Use it for what must happen in time although the caller's event loop is busy, such as heartbeats. Setting the second
     event ends the work, and cancelling the returned work cancels it.
 
     Args:
-        work: What runs. It must not use anything that belongs to the caller's event loop.
+        work: The work. It must not use anything that belongs to the caller's event loop.
         name: The name of the thread.
     """
 
     async def run(up: asyncio.Event, over: asyncio.Event) -> None:
         here, there = asyncio.get_running_loop(), asyncio.new_event_loop()
         there_over = asyncio.Event()
-        task = there.create_task(_reporting(work, partial(_call, here, up.set), there_over))
+        task = there.create_task(_run_and_report(work, partial(_call, here, up.set), there_over))
         ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         target = partial(contextvars.copy_context().run, _run, there, task, ended)
         threading.Thread(target=target, name=name, daemon=True).start()
@@ -116,8 +116,8 @@ def in_thread(work: Work, name: str) -> Work:
     return run
 
 
-class Pulse:
-    """Tells other threads whether this event loop still runs: a blocked one answers nobody, and may never again."""
+class LoopMonitor:
+    """Tells other threads whether this event loop still runs; the servers of a blocked loop answer no request."""
 
     def __init__(self, limit: float = BLOCKED_SECONDS) -> None:
         self._limit = limit
@@ -128,7 +128,7 @@ class Pulse:
         return time.monotonic() - self._at < self._limit
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
-        """Note each second that the event loop runs, until it is *over*."""
+        """Record the time every second until *over* is set."""
         up.set()
         while not over.is_set():
             self._at = time.monotonic()
@@ -137,8 +137,8 @@ class Pulse:
                     await over.wait()
 
 
-async def _reporting(work: Work, risen: Callable[[], None], over: asyncio.Event) -> None:
-    """Run *work*, and call *risen* once it is up."""
+async def _run_and_report(work: Work, risen: Callable[[], None], over: asyncio.Event) -> None:
+    """Run *work*, and call *risen* when it is up."""
     up = asyncio.Event()
 
     async def report() -> None:
@@ -161,41 +161,47 @@ def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], ended: concu
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
-    except BaseException as error:  # noqa: BLE001 - whoever waits in the other thread raises it
+    except BaseException as error:  # noqa: BLE001 - the thread that waits for `ended` raises it
         ended.set_exception(error)
     else:
         ended.set_result(None)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
-    # A loop that has been closed needs no news.
+    # Fails if the loop is closed, and then nothing waits for the call.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(function)
 
 
 class Wanted(Protocol):
-    """What is wanted: a server to be."""
+    """A server to start."""
 
     @property
     def service(self) -> Service:
-        """What it is to others."""
+        """The server as other servers know it."""
 
 
 P = TypeVar("P", bound=Wanted)
 
-LOOKING = 0.5
-"""Seconds between two looks for what is wanted."""
+POLL_SECONDS = 0.5
+"""Seconds between two checks for missing servers."""
 
-SETTLING = 2.0
-"""Seconds that a member has been there before it counts: what is wanted may be on its way with another."""
+SETTLE_SECONDS = 2.0
+"""Seconds that a node must have been registered before it counts: another node may bring its missing servers."""
 
 
-class Supply(Generic[P]):
-    """What *wanted* gives for the servers *own* and those of *members*, made by *begun* into a server that runs.
+class AutoStarter(Generic[P]):
+    """Starts the servers that the nodes of a head lack.
 
-    It is told, too, the names of those that members say are to be there. *begun* gives what runs, and what tells of it
-    once it is up, *starting* seconds later at most; one that does not come up is told of once, and not tried again.
-    Each ends within *patience* seconds.
+    A server that does not start is logged once and not tried again.
+
+    Args:
+        own: The head's own servers.
+        members: The nodes of the head.
+        wanted: Returns the servers to start, from the running servers and the names of the expected ones.
+        begun: Starts a server; returns its task, and a function to call once it is up.
+        starting: The seconds that a server gets to start.
+        patience: The seconds that a server gets to stop.
     """
 
     def __init__(
@@ -218,7 +224,7 @@ class Supply(Generic[P]):
         self._strands: list[Strand] = []
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
-        """Set *up*, begin what is wanted until it is *over*, and end that; raises where it ends by itself."""
+        """Start missing servers until *over* is set, then stop them; raises if a server fails."""
         up.set()
         try:
             while not over.is_set():
@@ -228,13 +234,13 @@ class Supply(Generic[P]):
             await asyncio.gather(*(each.end(self._patience) for each in self._strands))
 
     async def _look(self) -> None:
-        there = [each for member in self._members.nodes_settled_for(SETTLING) for each in member.services]
+        there = [each for member in self._members.nodes_settled_for(SETTLE_SECONDS) for each in member.services]
         coming = {*self._members.expected_servers, *self._failed}
         for part in self._wanted([*self._own, *there], coming) if there else ():
             try:
                 await self._begin(part)
             except GymsdkError as error:
-                # What nodes say is no reason for the head to end.
+                # What nodes report must not end the head.
                 self._failed.add(part.service.name)
                 log.warning("no node has the server %r, and it cannot run here: %s", part.service.name, error)
 
@@ -248,13 +254,13 @@ class Supply(Generic[P]):
             await strand.end(self._patience)
             raise
         tell()
-        log.warning("%s runs in the head's process: no node has one", strand.what)
+        log.warning("%s runs in the process of the head, because no node has one", strand.what)
 
     async def _passed(self, over: asyncio.Event) -> None:
         ending = asyncio.ensure_future(over.wait())
         try:
             await asyncio.wait(
-                {ending, *(each.task for each in self._strands)}, timeout=LOOKING, return_when="FIRST_COMPLETED"
+                {ending, *(each.task for each in self._strands)}, timeout=POLL_SECONDS, return_when="FIRST_COMPLETED"
             )
         finally:
             ending.cancel()
@@ -264,11 +270,11 @@ class Supply(Generic[P]):
 
 
 HEAD = "head_server"
-"""The name of the head among the URLs that an app is made of."""
+"""The key of the head among the URLs of the servers."""
 
 
 class Times(BaseModel):
-    """Seconds: for the *starting*, for what is under way at the end (*grace*), for all that is then released."""
+    """Time limits in seconds: *starting*, *grace* for requests in progress at a stop, *ending* for the rest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -278,11 +284,15 @@ class Times(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One server to be: the service it is once it has a port, and its app, made of the URLs of all and of the head.
+class ServerSpec:
+    """A server to start.
 
-    It listens at *host*, or at the socket *at* that is there by now, and is told of at *advertise*, where they differ
-    from the fleet's.
+    Attributes:
+        service: The server as other servers know it; the port is filled in.
+        app: Creates the application from the URLs of all servers and of the head.
+        host: The host to listen on, if it differs from the runner's.
+        advertise: The host under which other machines reach the server, if it differs from the runner's.
+        at: A bound socket to listen on.
     """
 
     service: Service
@@ -293,15 +303,19 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """How a fleet is known: by a head of its own, or to the one at *head_url*, as a node that joins it.
+class HeadConnection:
+    """How the servers of a runner are known to a head: their own, or one in another process.
 
-    Its servers are told of at the host *advertise*, if that is another than they listen at; *loads* says what they have
-    to do, *expected* names the servers there are to be, if those are more than its own. Who joins a head, this fleet or
-    others its own, is gone from it *lease* seconds after it was last heard of. The head listens at the socket *at*,
-    where that is there by now. A head of its own begins here what *supplied* gives for the servers there are, and the
-    names of those on their way. A proxy shows the head at *path*, and each server beneath that. *supervisor* is whose
-    processes it is one of.
+    Attributes:
+        head_url: The URL of the head in another process; `None` to start a head.
+        advertise: The host under which other machines reach the servers.
+        loads: Returns the load of each server.
+        lease: Seconds after its last heartbeat at which a head removes a node.
+        expected: The names of the servers that must exist; by default those of the runner.
+        at: A bound socket for the head.
+        supplied: Returns the servers to start because no node has them; see `AutoStarter`.
+        path: The path under which a proxy shows the head, and beneath it each server by its name.
+        supervisor: The ID that the nodes of one supervisor have in common.
     """
 
     head_url: str | None = None
@@ -310,21 +324,28 @@ class Known:
     lease: float = LEASE_SECONDS
     expected: Sequence[str] = ()
     at: socket.socket | None = None
-    supplied: Callable[[Sequence[Service], Collection[str]], Sequence[Part]] = lambda _, __: ()
+    supplied: Callable[[Sequence[Service], Collection[str]], Sequence[ServerSpec]] = lambda _, __: ()
     path: str = ""
     supervisor: str = ""
 
 
-class Fleet:
-    """The servers *parts* and their head, which listens at *host* and *port*; *lasting* outlasts them all.
+class ServerRunner:
+    """Runs servers and their head. `services`, `head_url` and `node` are set once all are up.
 
-    *about* goes into the head's configuration, *safety* is that of each of them; *known* says where the head is, if it
-    is elsewhere. `services`, `head_url` and, where it joins, `node` are there once it is up.
+    Args:
+        parts: The servers.
+        host: The host on which the servers listen.
+        port: The port of the head.
+        lasting: Contexts that are open while the servers run, by a name for messages.
+        about: The entries of the head's configuration that are not servers.
+        times: Time limits for start and stop.
+        safety: The security settings of all servers.
+        known: The connection to the head.
     """
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[ServerSpec],
         *,
         host: str,
         port: int,
@@ -332,7 +353,7 @@ class Fleet:
         about: Item,
         times: Times,
         safety: Security = NO_SECURITY,
-        known: Known | None = None,
+        known: HeadConnection | None = None,
     ) -> None:
         self._parts = [*parts]
         self._host = host
@@ -341,7 +362,7 @@ class Fleet:
         self._about = about
         self._times = times
         self._safety = safety
-        self._known = known or Known()
+        self._known = known or HeadConnection()
         self._up = asyncio.Event()
         self._strands: list[list[Strand]] = []
         self.services: list[Service] = []
@@ -351,7 +372,7 @@ class Fleet:
         self.node: Node | None = None
 
     async def up(self, running: asyncio.Task[None]) -> None:
-        """Wait until all of them answer; raises what *running* ended with before."""
+        """Wait until all servers answer; raises the error with which the task *running* ends before that."""
         rising = asyncio.ensure_future(self._up.wait())
         await asyncio.wait({running, rising}, return_when="FIRST_COMPLETED")
         rising.cancel()
@@ -359,59 +380,64 @@ class Fleet:
             running.result()
 
     async def run(self) -> None:
-        """Run until cancelled; raises `UsageError` where a port is not to be had, `GymsdkError` where a part ends."""
+        """Run until cancelled.
+
+        Raises:
+            UsageError: A port is not available.
+            GymsdkError: A server fails.
+        """
         raise_open_file_limit()
         with ExitStack() as sockets:
-            # All are bound before any is told of.
+            # All sockets are bound before any server is announced.
             elsewhere = self._known.head_url
             at = None if elsewhere else sockets.enter_context(self._known.at or self._bound("the head", self._port))
             ports = [sockets.enter_context(self._socket(each)) for each in self._parts]
-            self.services += [self._placed(each, one) for each, one in zip(self._parts, ports, strict=True)]
+            self.services += [self._locate(each, one) for each, one in zip(self._parts, ports, strict=True)]
             self.head_url = elsewhere or (
                 build_url(socket_host(at, self._host), socket_port(at), self._safety.scheme) if at else ""
             )
             try:
                 await self._begin(at, ports)
                 self._up.set()
-                await self._last()
+                await self._wait_for_failure()
             finally:
                 self._up.clear()
                 await self._end()
 
-    def _placed(self, part: Part, at: socket.socket) -> Service:
-        told = {"host": self._told(part), "port": socket_port(at), "scheme": self._safety.scheme}
+    def _locate(self, part: ServerSpec, at: socket.socket) -> Service:
+        told = {"host": self._get_advertised_host(part), "port": socket_port(at), "scheme": self._safety.scheme}
         return part.service.model_copy(update=told)
 
-    def _socket(self, part: Part) -> socket.socket:
+    def _socket(self, part: ServerSpec) -> socket.socket:
         return part.at or self._bound(part.service.name, part.service.port, part.host)
 
     def _bound(self, name: str, port: int, host: str | None = None) -> socket.socket:
         return bind_socket(self._host if host is None else host, port, what=name)
 
-    def _told(self, part: Part) -> str:
+    def _get_advertised_host(self, part: ServerSpec) -> str:
         return part.advertise or self._known.advertise or part.host or self._host
 
     async def _begin(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
         if at is not None:
-            members = Strand("what the head knows of nodes", self._members.run)
-            await self._started([self._listening("the head", self._head(at), at), members])
-        # First, and each in a task of its own: what the servers share outlasts them, wherever it began.
-        await self._started([Strand(what, partial(_kept, each)) for what, each in self._lasting.items()])
+            members = Strand("the registry of nodes", self._members.run)
+            await self._wait_until_up([self._start_listener("the head", self._head(at), at), members])
+        # First, and each in a separate task: these contexts must outlast the servers that share them.
+        await self._wait_until_up([Strand(what, partial(_hold_open, each)) for what, each in self._lasting.items()])
         urls = self._urls()
-        await self._started(
+        await self._wait_until_up(
             [
-                self._listening(f"the server {part.service.name!r}", part.app(urls), one, part)
+                self._start_listener(f"the server {part.service.name!r}", part.app(urls), one, part)
                 for part, one in zip(self._parts, ports, strict=True)
             ]
         )
-        await self._asked()
+        await self._check_ready()
         if at is not None:
             times = {"starting": self._times.starting, "patience": self._times.grace + CANCEL_GRACE_SECONDS}
-            supply = Supply(self.services, self._members, self._known.supplied, self._begun, **times)
-            await self._started([Strand("what the head supplies", supply.run)])
+            supply = AutoStarter(self.services, self._members, self._known.supplied, self._begun, **times)
+            await self._wait_until_up([Strand("the start of missing servers", supply.run)])
         else:
-            # Last, so that it is the first to end: nobody is sent to servers that are about to.
-            carried, pulse = partial(credentials.resolve_auth_headers, self._safety.token), Pulse()
+            # Last, so that it stops first: the head must send no requests to servers that are about to stop.
+            carried, pulse = partial(credentials.resolve_auth_headers, self._safety.token), LoopMonitor()
             self.node = Node(
                 self.head_url,
                 self.services,
@@ -422,25 +448,25 @@ class Fleet:
                 supervisor=self._known.supervisor,
                 alive=pulse.is_recent,
             )
-            await self._started([Strand("the pulse of the event loop", pulse.run)])
-            # However busy this loop is, the head hears of the node within its lease.
-            await self._started([Strand(self.node.what, in_thread(self.node.run, "heartbeat"))])
+            await self._wait_until_up([Strand("the pulse of the event loop", pulse.run)])
+            # In a thread: the head must receive the heartbeats although this event loop is busy.
+            await self._wait_until_up([Strand(self.node.what, in_thread(self.node.run, "heartbeat"))])
 
-    def _begun(self, part: Part) -> tuple[Strand, Callable[[], None]]:
-        """Begin a server while the others run, and give what tells of it."""
+    def _begun(self, part: ServerSpec) -> tuple[Strand, Callable[[], None]]:
+        """Start a server while others run; return its task, and a function that announces the server."""
         with ExitStack() as sockets:
             at = sockets.enter_context(self._socket(part))
-            strand = self._listening(f"the server {part.service.name!r}", part.app(self._urls()), at, part)
+            strand = self._start_listener(f"the server {part.service.name!r}", part.app(self._urls()), at, part)
             sockets.pop_all()
         return strand, partial(self._tell, part, at)
 
-    def _tell(self, part: Part, at: socket.socket) -> None:
-        self.supplied.append(self._placed(part, at))
+    def _tell(self, part: ServerSpec, at: socket.socket) -> None:
+        self.supplied.append(self._locate(part, at))
         self._parts.append(part)
         self.services.append(self.supplied[-1])
 
     def _urls(self) -> dict[str, str]:
-        return {HEAD: self.head_url} | {name: build_url(*near) for name, near in self._near().items()}
+        return {HEAD: self.head_url} | {name: build_url(*near) for name, near in self._get_local_addresses().items()}
 
     def _head(self, at: socket.socket) -> App:
         return head.create_app(
@@ -455,55 +481,55 @@ class Fleet:
             expected=[*(self._known.expected or (each.service.name for each in self._parts))],
         )
 
-    def _near(self) -> dict[str, tuple[str, int, Scheme]]:
-        """Give where this process reaches its servers, wherever others do."""
+    def _get_local_addresses(self) -> dict[str, tuple[str, int, Scheme]]:
+        """Return the addresses at which this process reaches its servers."""
         return {
             service.name: (self._host if part.host is None else part.host, service.port, service.scheme)
             for part, service in zip(self._parts, self.services, strict=True)
         }
 
-    def _listening(self, what: str, app: App, at: socket.socket, part: Part | None = None) -> Strand:
+    def _start_listener(self, what: str, app: App, at: socket.socket, part: ServerSpec | None = None) -> Strand:
         host = part.host if part and part.host is not None else self._host
         also = [name for name in (part.advertise if part else None, self._known.advertise) if name]
         path = server_prefix(self._known.path, part.service.name if part else None)
         listener = Listener(app, at, grace=self._times.grace, host=host, also=also, safety=self._safety, path=path)
         return Strand(what, listener.run)
 
-    async def _started(self, strands: list[Strand]) -> None:
+    async def _wait_until_up(self, strands: list[Strand]) -> None:
         self._strands.append(strands)
         await asyncio.gather(*(each.up(self._times.starting) for each in strands))
 
-    async def _asked(self) -> None:
-        """Have each server say over its socket that it can be used."""
-        # No shorter than a start may take: while an environment warms up, a loop may have no time for an answer.
+    async def _check_ready(self) -> None:
+        """Check that each server is ready, with a request over its socket."""
+        # With the time limit of a start: while an environment warms up, the loop may have no time for an answer.
         ready = partial(
             check_status,
             path="/readyz",
             seconds=self._times.starting,
             headers=credentials.build_auth_headers(self._safety.token),
         )
-        answers = await asyncio.gather(*(ready(*near) for near in self._near().values()))
+        answers = await asyncio.gather(*(ready(*near) for near in self._get_local_addresses().values()))
         for service, said in zip(self.services, answers, strict=True):
             if said != "success":
                 raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({said})")
 
-    async def _last(self) -> None:
+    async def _wait_for_failure(self) -> None:
         strands = {each.task: each for group in self._strands for each in group}
         ended, _ = await asyncio.wait(strands, return_when="FIRST_COMPLETED")
         raise strands[ended.pop()].broken()
 
     async def _end(self) -> None:
-        """End what began last first: the servers, what they share, the head."""
+        """Stop in the reverse order of the start: the servers, their shared contexts, the head."""
         for group in reversed(self._strands):
-            await asyncio.gather(*(each.end(self._patience(each)) for each in group))
+            await asyncio.gather(*(each.end(self._get_stop_seconds(each)) for each in group))
 
-    def _patience(self, strand: Strand) -> float:
+    def _get_stop_seconds(self, strand: Strand) -> float:
         if strand.what in self._lasting:
             return self._times.ending
         return self._times.grace + CANCEL_GRACE_SECONDS + self._times.ending
 
 
-async def _kept(lasting: AbstractAsyncContextManager[Any], up: asyncio.Event, over: asyncio.Event) -> None:
+async def _hold_open(lasting: AbstractAsyncContextManager[Any], up: asyncio.Event, over: asyncio.Event) -> None:
     async with lasting:
         up.set()
         await over.wait()

@@ -1,4 +1,4 @@
-"""Separate servers: each in a process of its own, supervised, at a port that is bound before any of them is told of."""
+"""Serve each server in its own supervised process; all ports are bound before the first process starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gymsdk.config.model import ServerConfig
 from gymsdk.deploy.node import Node
 from gymsdk.deploy.plan import Options, socket_of
 from gymsdk.deploy.runner import Strand, Times
-from gymsdk.deploy.supervisor import Charge, Supervisor
+from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.errors import GymsdkError
 from gymsdk.http import tls
 from gymsdk.observability.health import check_status
@@ -24,16 +24,16 @@ from gymsdk.servers.listener import bind_socket, socket_host, socket_port
 from gymsdk.servers.reports import HEAD_NODE_ID
 from gymsdk.servers.service import Service, build_url
 
-TRIES = 3
-"""How often a server may end before it has answered once."""
+MAX_START_ATTEMPTS = 3
+"""How often a server may exit before it is ready for the first time."""
 
-LOOKING = 0.05
-"""Seconds between two looks whether a server is there that listens, and does not answer yet."""
+POLL_SECONDS = 0.05
+"""Seconds between two requests to a server that does not answer yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
-    """Supervised servers that answer, and what runs them."""
+class SeparateServers:
+    """Running servers and their supervisor."""
 
     head_url: str
     services: tuple[Service, ...]
@@ -41,13 +41,13 @@ class Apart:
     task: asyncio.Future[None] = field(repr=False)
 
     async def ended(self) -> None:
-        """Wait for as long as they run; raises `GymsdkError` where one of them cannot be started again."""
+        """Wait until the servers end; raises `GymsdkError` if a server cannot be restarted."""
         await asyncio.shield(self.task)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """What all listen at: the *head*, unless that is another's at *head_url*, and the *servers* by name."""
+class Sockets:
+    """The bound sockets: that of the *head*, unless the head at *head_url* is another's, and those of the *servers*."""
 
     head_url: str
     head: socket.socket | None
@@ -55,7 +55,7 @@ class Places:
 
     @property
     def named(self) -> dict[str, socket.socket]:
-        """All of them, the head first."""
+        """All sockets by name, the head's first."""
         return ({HEAD_NODE_ID: self.head} if self.head else {}) | dict(self.servers)
 
 
@@ -68,32 +68,40 @@ async def separated(
     safety: Security,
     handed: bytes = b"",
     bare: bool = False,
-) -> AsyncIterator[Apart]:
-    """Serve *blocks* in a process each for as long as the context is open, with a head unless *options* name one.
+) -> AsyncIterator[SeparateServers]:
+    """Serve each of *blocks* in its own process while the context is open, with a head unless *options* name one.
 
-    A process is started by *words*, and told which server it is, at which socket, and where the head is; the rest is
-    *handed* down to it, where nobody else reads it. What they write has their names before it, unless that is to be
-    *bare*. Raises `UsageError` where a port is not to be had, `GymsdkError` where a server does not start.
+    Args:
+        blocks: The servers.
+        words: The arguments of the command that starts a server; its name, its socket and the head are added.
+        options: Addresses, limits and time limits.
+        safety: The security settings.
+        handed: What each server reads from standard input, so that other users cannot see it.
+        bare: Whether the lines of the output go without the name of their server in front.
+
+    Raises:
+        UsageError: A port is not available.
+        GymsdkError: A server does not start.
     """
     with ExitStack() as sockets:
-        places = _places(blocks, options, safety, sockets)
+        sockets_by_role = _bind_sockets(blocks, options, safety, sockets)
         ended = asyncio.Event()
         supervisor = Supervisor(
-            _charges(places, words, handed),
-            seconds=_patience(options.times),
+            _charges(sockets_by_role, words, handed),
+            seconds=_compute_stop_seconds(options.times),
             last=HEAD_NODE_ID,
             bare=bare,
             ended=ended.set,
         )
-        node = _node(places, supervisor, options, safety, ended)
-        services = tuple(_service(each, places.servers[each.name], options, safety) for each in blocks)
+        node = _build_node(sockets_by_role, supervisor, options, safety, ended)
+        services = tuple(_build_service(each, sockets_by_role.servers[each.name], options, safety) for each in blocks)
         running = asyncio.ensure_future(supervisor.run())
         beating = Strand(node.what, node.run)
         try:
-            await _up(running, places.named, supervisor, beating, options.times, safety)
-            # It first spoke before they ran: now it can say which of them it could start anew.
+            await _wait_until_ready(running, sockets_by_role.named, supervisor, beating, options.times, safety)
+            # Sent again now that the processes run: the head learns which of them it can have restarted.
             await node.beat()
-            yield Apart(places.head_url, services, supervisor, running)
+            yield SeparateServers(sockets_by_role.head_url, services, supervisor, running)
         finally:
             await beating.end(options.times.ending)
             running.cancel()
@@ -102,16 +110,18 @@ async def separated(
         running.result()
 
 
-def _places(blocks: Sequence[ServerConfig], options: Options, safety: Security, sockets: ExitStack) -> Places:
-    """Bind what all listen at, for as long as *sockets* are open, and trust what answers there."""
+def _bind_sockets(blocks: Sequence[ServerConfig], options: Options, safety: Security, sockets: ExitStack) -> Sockets:
+    """Bind the sockets of all servers, and trust the servers' own certificate, while *sockets* are open."""
     at = None if options.head else sockets.enter_context(_head(options))
     head_url = options.head or (build_url(socket_host(at, options.host), socket_port(at), safety.scheme) if at else "")
-    places = Places(head_url, at, {each.name: sockets.enter_context(_socket(each, options)) for each in blocks})
+    sockets_by_role = Sockets(
+        head_url, at, {each.name: sockets.enter_context(_socket(each, options)) for each in blocks}
+    )
     if safety.tls is not None:
-        # Its servers are what this process speaks to, whoever their certificate is for.
-        for one in places.named.values():
+        # The names in the certificate need not include the address by which this process reaches its servers.
+        for one in sockets_by_role.named.values():
             sockets.enter_context(tls.trust_own_certificate(one.getsockname()[0], safety.tls.certificate))
-    return places
+    return sockets_by_role
 
 
 def _head(options: Options) -> socket.socket:
@@ -122,21 +132,23 @@ def _socket(block: ServerConfig, options: Options) -> socket.socket:
     return socket_of(block, options) or bind_socket(block.host or options.host, block.port or 0, what=block.name)
 
 
-def _charges(places: Places, words: Sequence[str], handed: bytes) -> list[Charge]:
-    def charge(name: str, words: Sequence[str], at: socket.socket, only: str) -> Charge:
+def _charges(sockets_by_role: Sockets, words: Sequence[str], handed: bytes) -> list[ProcessSpec]:
+    def build_spec(name: str, words: Sequence[str], at: socket.socket, only: str) -> ProcessSpec:
         whole = [sys.executable, "-m", "gymsdk", *words, "--only", only, "--fd", str(at.fileno())]
-        return Charge(name, whole, at, handed, tries=TRIES)
+        return ProcessSpec(name, whole, at, handed, tries=MAX_START_ATTEMPTS)
 
-    head = [charge(HEAD_NODE_ID, words, places.head, "head_server")] if places.head else []
-    beside = [*words, "--head", places.head_url]
-    return [*head, *(charge(name, beside, at, name) for name, at in places.servers.items())]
+    head = [build_spec(HEAD_NODE_ID, words, sockets_by_role.head, "head_server")] if sockets_by_role.head else []
+    beside = [*words, "--head", sockets_by_role.head_url]
+    return [*head, *(build_spec(name, beside, at, name) for name, at in sockets_by_role.servers.items())]
 
 
-def _node(places: Places, supervisor: Supervisor, options: Options, safety: Security, news: asyncio.Event) -> Node:
-    """Give what tells the head how the processes of *supervisor* end, and restarts them when it says so."""
+def _build_node(
+    sockets_by_role: Sockets, supervisor: Supervisor, options: Options, safety: Security, news: asyncio.Event
+) -> Node:
+    """Return the node that reports exits to the head, and restarts servers at the head's request."""
     return Node(
-        places.head_url,
-        expected=list(places.servers),
+        sockets_by_role.head_url,
+        expected=list(sockets_by_role.servers),
         exits=lambda: dict(supervisor.exits),
         restart=supervisor.restart,
         restarts=supervisor.pids,
@@ -146,7 +158,7 @@ def _node(places: Places, supervisor: Supervisor, options: Options, safety: Secu
     )
 
 
-def _service(block: ServerConfig, at: socket.socket, options: Options, safety: Security) -> Service:
+def _build_service(block: ServerConfig, at: socket.socket, options: Options, safety: Security) -> Service:
     host = block.advertise_host or options.advertise_host or block.host or options.host
     return Service(
         name=block.name,
@@ -158,7 +170,7 @@ def _service(block: ServerConfig, at: socket.socket, options: Options, safety: S
     )
 
 
-async def _up(
+async def _wait_until_ready(
     running: asyncio.Future[None],
     sockets: Mapping[str, socket.socket],
     supervisor: Supervisor,
@@ -166,22 +178,22 @@ async def _up(
     times: Times,
     safety: Security,
 ) -> None:
-    """Wait until every server answers and the head knows of all; raises what *running* ends with before."""
-    rising = asyncio.ensure_future(_risen(sockets, supervisor, beating, times, safety))
+    """Wait until every server answers and the head knows all; raises the supervisor's error if it ends before."""
+    rising = asyncio.ensure_future(_wait_for_all(sockets, supervisor, beating, times, safety))
     await asyncio.wait({running, rising}, return_when="FIRST_COMPLETED")
     if running.done():
         rising.cancel()
         await asyncio.wait({rising})
         running.result()
-        raise GymsdkError("the servers ended as they began; what they wrote says why")
+        raise GymsdkError("the servers ended while they started; their output says why")
     rising.result()
 
 
-async def _risen(
+async def _wait_for_all(
     sockets: Mapping[str, socket.socket], supervisor: Supervisor, beating: Strand, times: Times, safety: Security
 ) -> None:
     async def rise(name: str, at: socket.socket) -> None:
-        await _answers(at, times.starting, safety)
+        await _wait_for_answer(at, times.starting, safety)
         supervisor.ready(name)
 
     rising = [asyncio.ensure_future(rise(name, at)) for name, at in sockets.items()]
@@ -193,7 +205,7 @@ async def _risen(
             each.cancel()
 
 
-async def _answers(at: socket.socket, seconds: float, safety: Security) -> None:
+async def _wait_for_answer(at: socket.socket, seconds: float, safety: Security) -> None:
     headers = credentials.build_auth_headers(safety.token)
     host, port = at.getsockname()[:2]
     clock = asyncio.get_running_loop().time
@@ -202,12 +214,10 @@ async def _answers(at: socket.socket, seconds: float, safety: Security) -> None:
         told = await check_status(host, port, safety.scheme, path="/readyz", seconds=left, headers=headers)
         if told == "success":
             return
-        await asyncio.sleep(LOOKING)
-    raise GymsdkError(
-        f"what is to answer at {build_url(host, port, safety.scheme)} does not within {seconds:g} seconds"
-    )
+        await asyncio.sleep(POLL_SECONDS)
+    raise GymsdkError(f"the server at {build_url(host, port, safety.scheme)} did not answer within {seconds:g} seconds")
 
 
-def _patience(times: Times) -> float:
-    """Seconds that a server may take to end: what its own bounds come to."""
+def _compute_stop_seconds(times: Times) -> float:
+    """Return the seconds that a server may take to stop: the sum of the time limits of its stages."""
     return times.grace + 2 * times.ending + 3.0

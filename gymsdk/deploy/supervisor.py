@@ -1,4 +1,4 @@
-"""Handing down: what a supervisor gives the servers it starts, settings by a pipe, where nobody else reads them."""
+"""Run each server in its own process, restart a server that exits, and end all servers with the supervisor."""
 
 from __future__ import annotations
 
@@ -17,34 +17,40 @@ from typing import TextIO
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gymsdk.deploy import parent
-from gymsdk.deploy.parent import Bequest
+from gymsdk.deploy.process_groups import ProcessGroups
 from gymsdk.descriptors import ListeningSocket
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.observability.logging import LogRelay, read_lines
 from gymsdk.servers.reports import Exit
 
-FIRST, LONGEST = 0.1, 10.0
-"""Seconds before a process that ended is started again: twice as many each time, up to a bound."""
+FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.1, 10.0
+"""Seconds before the supervisor restarts a process that exited. The delay doubles with each restart."""
 
-HEALTHY = 30.0
-"""Seconds a process has to live for its next pause to be the first again."""
+HEALTHY_SECONDS = 30.0
+"""Seconds that a process must run for its next restart to wait only the first delay again."""
 
-USAGE = 2
-"""The exit code of what was asked for wrongly: again would be as wrong."""
+USAGE_EXIT_CODE = 2
+"""The exit code for wrong arguments. A restart with the same arguments would fail in the same way."""
 
-LAST_WORDS = 1.0
-"""Seconds that what an ended process wrote last may take to be passed on."""
+LAST_OUTPUT_SECONDS = 1.0
+"""Seconds that the supervisor waits, after a process has ended, for the rest of its output."""
 
 log = logging.getLogger("gymsdk")
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
-    """A process to be: its *name*, the words that start it, the socket it is handed down, open under the same number.
+class ProcessSpec:
+    """A process for the supervisor to run.
 
-    Connections wait at the socket while nobody is there to answer them. A process that opens one itself is handed
-    none. What is *handed* to it comes down its standard input, which then is its lifeline. It is started *again* for as
-    long as that says so, and may end at most so many times (*tries*) before it is ready; any other end is everybody's.
+    Attributes:
+        name: The name of the server, for log messages.
+        words: The program and its arguments.
+        at: A listening socket that the process inherits under the same descriptor number. Connections wait in its
+            backlog while no process accepts them. `None` if the process opens its socket itself.
+        handed: The configuration line, which the supervisor writes to standard input. The supervisor then keeps the
+            pipe open, so that the process sees the end of its input when the supervisor ends (`deploy.parent`).
+        again: Whether the supervisor restarts the process after an exit; called at each exit.
+        tries: After how many exits before it is ready the supervisor gives up; `None` means never.
     """
 
     name: str
@@ -55,21 +61,27 @@ class Charge:
     tries: int | None = None
 
 
-class _Unstarted(Exception):
-    """The system does not start a process: it has no memory or number left, or the program is not there."""
+class _StartFailed(Exception):
+    """The system cannot start a process: no memory, no free process number, or no such program."""
 
 
 class Supervisor:
-    """Keeps *charges* running; what they write goes to *out*, each line behind its process's name unless it is *bare*.
+    """Runs processes and restarts a process that exits.
 
-    One that ends is started again. They end with this process, however that ends: each has *seconds* to do so, and is
-    killed then; the *last* of them is told to end when the others have. Whenever one has ended that is to be started
-    again, *ended* is called.
+    All processes end with this one, however it ends.
+
+    Args:
+        specs: The processes to run.
+        seconds: The time that a process gets to end after SIGTERM, before it is killed.
+        last: The name of the process to end after all others have ended.
+        out: Where the output of the processes goes, line by line; standard error by default.
+        bare: Whether the lines of the output go without the name of their process in front.
+        ended: Called after each exit of a process that is restarted.
     """
 
     def __init__(
         self,
-        charges: Sequence[Charge],
+        specs: Sequence[ProcessSpec],
         *,
         seconds: float = 12.0,
         last: str | None = None,
@@ -78,170 +90,174 @@ class Supervisor:
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.exits: dict[str, Exit] = {}
-        self._charges = charges
+        self._specs = specs
         self._seconds = seconds
         self._last = last
-        self._outlet = LogRelay(out or sys.stderr)
-        self._bequest = Bequest(seconds)
+        self._log_relay = LogRelay(out or sys.stderr)
+        self._process_groups = ProcessGroups(seconds)
         self._last_lines: dict[str, str] = {}
         self._ready: set[str] = set()
         self._bare = bare
-        self._told_of = ended
-        self._width = max((len(each.name) for each in charges), default=0)
+        self._on_exit = ended
+        self._width = max((len(each.name) for each in specs), default=0)
         self._running: dict[str, asyncio.subprocess.Process] = {}
         self._ending: set[str] = set()
-        self._asked: set[str] = set()
+        self._restart_requested: set[str] = set()
         self._restarting: set[asyncio.Future[None]] = set()
 
     def restart(self, name: str) -> None:
-        """Have the process *name* end as it does at the end, and start it again at once."""
-        if (process := self._running.get(name)) is not None and name not in self._asked:
-            self._asked.add(name)
-            waiting = asyncio.ensure_future(self._ended(name, process))
+        """Terminate the process *name* and start it again at once."""
+        if (process := self._running.get(name)) is not None and name not in self._restart_requested:
+            self._restart_requested.add(name)
+            waiting = asyncio.ensure_future(self._terminate(name, process))
             self._restarting.add(waiting)
             waiting.add_done_callback(self._restarting.discard)
-            waiting.add_done_callback(_logged(f"the restart of the server {name!r}"))
+            waiting.add_done_callback(_log_failure(f"the restart of the server {name!r}"))
 
     def pid(self, name: str) -> int | None:
-        """Give the process that is *name* just now, `None` between two of them."""
+        """Return the process ID of *name*, or `None` while it is not running."""
         process = self._running.get(name)
         return None if process is None else process.pid
 
     def pids(self) -> dict[str, int]:
-        """Give the processes that run just now, by name."""
+        """Return the process IDs of all running processes by name."""
         return {name: process.pid for name, process in self._running.items()}
 
     async def run(self) -> None:
-        """Run until cancelled; raises `GymsdkError` where one is asked for wrongly. Nothing is left running."""
-        watches: dict[asyncio.Task[None], str] = {}
+        """Run the processes until cancelled; on return, no process is running.
+
+        Raises:
+            GymsdkError: A process cannot be started or restarted.
+        """
+        watchers: dict[asyncio.Task[None], str] = {}
         try:
-            self._outlet.start()
-            await self._bequest.begin()
-            watches |= {asyncio.create_task(self._watched(each)): each.name for each in self._charges}
-            await asyncio.wait(watches, return_when="FIRST_EXCEPTION")
+            self._log_relay.start()
+            await self._process_groups.start()
+            watchers |= {asyncio.create_task(self._keep_running(each)): each.name for each in self._specs}
+            await asyncio.wait(watchers, return_when="FIRST_EXCEPTION")
         finally:
-            await asyncio.shield(asyncio.ensure_future(self._end(watches)))
-            self._outlet.close()
-        wrong = [error for each in watches if not each.cancelled() and (error := each.exception())]
+            await asyncio.shield(asyncio.ensure_future(self._stop_all(watchers)))
+            self._log_relay.close()
+        wrong = [error for each in watchers if not each.cancelled() and (error := each.exception())]
         for error in wrong[1:]:
             log.error("%s", error)
         if wrong:
             raise wrong[0]
 
     def ready(self, name: str) -> None:
-        """Know that the process *name* does what it is there for: its end from now on is no fault of its beginning."""
+        """Record that the process *name* is ready: an exit from now on does not count as a failed start."""
         self._ready.add(name)
 
-    async def _watched(self, charge: Charge) -> None:
-        name, pause = charge.name, FIRST
+    async def _keep_running(self, spec: ProcessSpec) -> None:
+        name, delay = spec.name, FIRST_DELAY_SECONDS
         while name not in self._ending:
             began = time.monotonic()
             try:
-                pid, code = await self._lived(charge)
-            except _Unstarted as error:
+                pid, code = await self._run_once(spec)
+            except _StartFailed as error:
                 if name not in self._ready:
                     raise GymsdkError(f"the server {name!r} cannot be started ({error})") from None
                 how = f"cannot be started ({error})"
             else:
                 if name in self._ending:
                     return
-                self._noted(name, pid, code)
-                if name in self._asked:
-                    self._asked.discard(name)
+                self._record_exit(name, pid, code)
+                if name in self._restart_requested:
+                    self._restart_requested.discard(name)
                     continue
-                self._check(charge, code)
+                self._raise_if_final(spec, code)
                 how = f"ended ({told(code)})"
-            pause = FIRST if time.monotonic() - began > HEALTHY else pause
-            log.warning("the server %r %s; it is started again in %.1f s", name, how, pause)
-            await asyncio.sleep(pause)
-            pause = min(LONGEST, 2 * pause)
+            delay = FIRST_DELAY_SECONDS if time.monotonic() - began > HEALTHY_SECONDS else delay
+            log.warning("the server %r %s; it is started again in %.1f s", name, how, delay)
+            await asyncio.sleep(delay)
+            delay = min(MAX_DELAY_SECONDS, 2 * delay)
 
-    def _noted(self, name: str, pid: int, code: int) -> None:
+    def _record_exit(self, name: str, pid: int, code: int) -> None:
         before = self.exits.get(name)
         self.exits[name] = Exit(code=code, at=time.time(), restarts=before.restarts + 1 if before else 1, pid=pid)
-        self._told_of()
+        self._on_exit()
 
-    def _check(self, charge: Charge, code: int) -> None:
-        """Raise where to start it again would change nothing."""
-        name, how = charge.name, told(code)
-        if not charge.again():
-            raise GymsdkError(f"the server {name!r} ended ({how}); what it wrote says why")
+    def _raise_if_final(self, spec: ProcessSpec, code: int) -> None:
+        """Raise the reason why a restart would not help, if there is one."""
+        name, how = spec.name, told(code)
+        if not spec.again():
+            raise GymsdkError(f"the server {name!r} ended ({how}); its output says why")
         if name in self._ready:
             return
-        if code == USAGE:
-            raise UsageError(f"the server {name!r} cannot be served as asked; what it wrote says why")
-        if charge.tries is not None and self.exits[name].restarts >= charge.tries:
+        if code == USAGE_EXIT_CODE:
+            raise UsageError(f"the server {name!r} cannot be served as asked; its output says why")
+        if spec.tries is not None and self.exits[name].restarts >= spec.tries:
             last = f": {self._last_lines[name]}" if name in self._last_lines else ""
-            raise GymsdkError(f"the server {name!r} ended {charge.tries} times as it began ({how}){last}")
+            raise GymsdkError(f"the server {name!r} ended {spec.tries} times before it was ready ({how}){last}")
 
-    async def _lived(self, charge: Charge) -> tuple[int, int]:
-        """Give the process and the exit code of one life of *charge*; what it started and left behind ends with it."""
-        name = charge.name
-        process, hand, mouth = await _begun(charge)
+    async def _run_once(self, spec: ProcessSpec) -> tuple[int, int]:
+        """Run the process once, kill what remains of its group, and return its process ID and its exit code."""
+        name = spec.name
+        process, stdin, output = await _start_process(spec)
         self._running[name] = process
-        self._bequest.add(process.pid)
-        passing = asyncio.create_task(self._passed_on(name, mouth))
-        passing.add_done_callback(_logged(f"what the server {name!r} writes"))
-        holding = asyncio.create_task(_held(hand, charge.handed))
-        holding.add_done_callback(_logged(f"what the server {name!r} is handed"))
+        self._process_groups.add(process.pid)
+        relaying = asyncio.create_task(self._relay_output(name, output))
+        relaying.add_done_callback(_log_failure(f"relaying the output of the server {name!r}"))
+        feeding = asyncio.create_task(_feed_stdin(stdin, spec.handed))
+        feeding.add_done_callback(_log_failure(f"writing to the standard input of the server {name!r}"))
         try:
             return process.pid, await process.wait()
         finally:
             self._running.pop(name, None)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            self._bequest.remove(process.pid)
-            # What it wrote last; those who inherited its mouth are not waited for.
+            self._process_groups.remove(process.pid)
+            # A descendant outside the group may keep the pipe open: the wait for the rest of the output is bounded.
             try:
-                await asyncio.wait({passing}, timeout=LAST_WORDS)
+                await asyncio.wait({relaying}, timeout=LAST_OUTPUT_SECONDS)
             finally:
-                passing.cancel()
-                holding.cancel()
-                await asyncio.wait({passing, holding})
+                relaying.cancel()
+                feeding.cancel()
+                await asyncio.wait({relaying, feeding})
 
-    async def _passed_on(self, name: str, mouth: int) -> None:
-        async for line in read_lines(mouth):
+    async def _relay_output(self, name: str, output: int) -> None:
+        async for line in read_lines(output):
             if line:
                 self._last_lines[name] = line
-            self._outlet.put(line if self._bare else f"{name:<{self._width}} | {line}")
+            self._log_relay.put(line if self._bare else f"{name:<{self._width}} | {line}")
 
-    async def _end(self, watches: Mapping[asyncio.Task[None], str]) -> None:
-        """End the processes, the last one when the others have; each within its seconds."""
-        self._ending |= {each.name for each in self._charges}
-        # One that is not there just now is between two lives, or about to be started: it is not waited for.
-        for watch, name in watches.items():
+    async def _stop_all(self, watchers: Mapping[asyncio.Task[None], str]) -> None:
+        """End the processes, the *last* one after all others; each gets its seconds."""
+        self._ending |= {each.name for each in self._specs}
+        # A process that is not running waits for its restart: cancelling its task is enough.
+        for watcher, name in watchers.items():
             if name not in self._running:
-                watch.cancel()
-        await self._told([name for name in self._running if name != self._last])
-        await self._told([name for name in self._running if name == self._last])
-        for watch in watches:
-            watch.cancel()
-        if watches:
-            await asyncio.wait(watches)
-        await self._bequest.end()
+                watcher.cancel()
+        await self._terminate_all([name for name in self._running if name != self._last])
+        await self._terminate_all([name for name in self._running if name == self._last])
+        for watcher in watchers:
+            watcher.cancel()
+        if watchers:
+            await asyncio.wait(watchers)
+        await self._process_groups.stop()
 
-    async def _told(self, names: Sequence[str]) -> None:
-        waiting = {asyncio.ensure_future(self._ended(name, self._running[name])): name for name in names}
+    async def _terminate_all(self, names: Sequence[str]) -> None:
+        waiting = {asyncio.ensure_future(self._terminate(name, self._running[name])): name for name in names}
         for each, name in waiting.items():
-            each.add_done_callback(_logged(f"the end of the server {name!r}"))
+            each.add_done_callback(_log_failure(f"the termination of the server {name!r}"))
         if waiting:
             await asyncio.wait(waiting)
 
-    async def _ended(self, name: str, process: asyncio.subprocess.Process) -> None:
+    async def _terminate(self, name: str, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(self._seconds):
                 await process.wait()
         except TimeoutError:
-            log.warning("the server %r did not end within %g s, and is killed", name, self._seconds)
+            log.warning("the server %r did not end within %g s; it is killed", name, self._seconds)
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
 
 
 def told(code: int) -> str:
-    """Give an exit code in words."""
+    """Describe an exit code: `exit code 1`, `killed by SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -250,39 +266,43 @@ def told(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-async def _begun(charge: Charge) -> tuple[asyncio.subprocess.Process, int, int]:
-    """Give a process, the pipe to its standard input, and that from all it writes; raises `_Unstarted`."""
-    # Pipes of our own: asyncio waits for its own to be closed, which who inherited them need not do.
+async def _start_process(spec: ProcessSpec) -> tuple[asyncio.subprocess.Process, int, int]:
+    """Start a process; return it, the writing end of its standard input, and the reading end of its output.
+
+    Raises:
+        _StartFailed: The system cannot start the process.
+    """
+    # Pipes of our own: asyncio waits until its own pipes are closed, and a descendant may keep them open.
     try:
         with ExitStack() as ours, ExitStack() as theirs:
-            (heard, hand), (mouth, said) = _pipe(theirs, ours), _pipe(ours, theirs)
+            (heard, stdin), (output, said) = _open_pipe(theirs, ours), _open_pipe(ours, theirs)
             process = await asyncio.create_subprocess_exec(
-                *charge.words,
+                *spec.words,
                 stdin=heard,
                 stdout=said,
                 stderr=said,
-                pass_fds=[charge.at.fileno()] if charge.at else [],
-                # Ctrl-C is the supervisor's alone to hear of.
+                pass_fds=[spec.at.fileno()] if spec.at else [],
+                # Its own session: Ctrl-C reaches the supervisor alone, which then ends the servers in order.
                 start_new_session=True,
             )
             ours.pop_all()
     except OSError as error:
-        raise _Unstarted(error.strerror or str(error)) from error
-    return process, hand, mouth
+        raise _StartFailed(error.strerror or str(error)) from error
+    return process, stdin, output
 
 
-def _pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
-    """Give a pipe whose ends are closed with those that are to have them."""
+def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
+    """Return the two ends of a new pipe; each stack closes its end."""
     read, write = os.pipe()
     reader.callback(os.close, read)
     writer.callback(os.close, write)
     return read, write
 
 
-async def _held(hand: int, handed: bytes) -> None:
-    """Hand down what is *handed*, and hold the lifeline until cancelled; it is let go with this process: `lifeline`."""
+async def _feed_stdin(stdin: int, handed: bytes) -> None:
+    """Write *handed* to the pipe *stdin*, and keep the pipe open until cancelled; see `deploy.parent`."""
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(hand, "wb", 0))
+    transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(stdin, "wb", 0))
     try:
         transport.write(handed)
         await loop.create_future()
@@ -291,31 +311,39 @@ async def _held(hand: int, handed: bytes) -> None:
             transport.abort()
 
 
-def _logged(what: str) -> Callable[[asyncio.Future[None]], None]:
-    """Give what tells of a future that went wrong, which nobody waits for."""
+def _log_failure(what: str) -> Callable[[asyncio.Future[None]], None]:
+    """Return a callback that logs the exception of a future that no code awaits."""
 
-    def tell(future: asyncio.Future[None]) -> None:
+    def log_exception(future: asyncio.Future[None]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
-            log.error("%s went wrong: %s", what, error, exc_info=error)
+            log.error("%s failed: %s", what, error, exc_info=error)
 
-    return tell
+    return log_exception
 
 
 HEAD = "head_server"
-"""What the head is called among the servers that are started."""
+"""The name of the head among the supervised processes."""
 
-OPTIONS = ("--set", "--pin", "--model", "--base-url")
-"""Options whose values may have a key in them, an address its query."""
+SECRET_OPTIONS = ("--set", "--pin", "--model", "--base-url")
+"""Options with values that may contain a secret, for example a key in the query of a URL."""
 
-STEPS = ("--separate", "--json", "--open", "--launch-vllm")
-"""Options that are the supervisor's alone."""
+SUPERVISOR_OPTIONS = ("--separate", "--json", "--open", "--launch-vllm")
+"""Flags that only the supervisor reads."""
 
 
 class Handed(BaseModel):
-    """What a command sets: *overrides* of its files, *settings* of environments, the *model*, its *pins* and addresses.
+    """The part of a command's options that reaches a server on standard input, because it may contain secrets.
 
-    Any of them may be a key, as *key* is, the model's: by which words and variables a process was started, others on
-    its machine can read for as long as it lives. Those that one *supervisor* starts know each other by that.
+    Every user of the machine can read the arguments and the environment of a process.
+
+    Attributes:
+        overrides: Overrides of the configuration files.
+        settings: Settings of environments.
+        model: The name or URL of the policy's model.
+        pins: Sampling parameters that apply to every request.
+        base_urls: Where the model is served.
+        key: The key of the model's API.
+        supervisor: The ID by which the servers of one supervisor recognise each other.
     """
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
@@ -329,53 +357,57 @@ class Handed(BaseModel):
     supervisor: str = ""
 
     def line(self) -> bytes:
-        """Give the line that hands them down."""
+        """Return the line for the standard input of a server."""
         return self.model_dump_json().encode() + b"\n"
 
 
 def taken(file: int) -> Handed:
-    """Give what the supervisor hands down beside the socket under the number *file*.
+    """Read the options that the supervisor passes on standard input, beside the listening socket *file*.
 
-    Raises `UsageError` where there is no such socket, `GymsdkError` where nothing is handed down.
+    Raises:
+        UsageError: No listening socket is open under the number *file*.
+        GymsdkError: Standard input does not hold the options.
     """
     socket_at(file).detach()
     try:
-        return Handed.model_validate_json(parent.line())
+        return Handed.model_validate_json(parent.read_config_line())
     except ValidationError:
         raise GymsdkError(
-            "what this server is told to be is none of ours; leave --only and --fd to --separate"
+            "the configuration on this server's standard input is invalid; only --separate may pass --only and --fd"
         ) from None
 
 
 def again(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Give the *words* of the command by which one of its servers is started: without settings, *overrides* among them.
+    """Return the arguments for one server of a command: *words* without *overrides* and without secret options.
 
-    What is the supervisor's alone is left out too.
+    The flags that only the supervisor reads are left out as well.
     """
     kept = list(words[: words.index("--")] if "--" in words else words)
-    for option in (*OPTIONS, "--head", "--port"):
-        kept = _without(kept, option)
+    for option in (*SECRET_OPTIONS, "--head", "--port"):
+        kept = _drop_option(kept, option)
     pairs = zip(["", *kept], kept, strict=False)
     return [
-        word for before, word in pairs if word not in STEPS and (word not in overrides or before == "--server-port")
+        word
+        for before, word in pairs
+        if word not in SUPERVISOR_OPTIONS and (word not in overrides or before == "--server-port")
     ]
 
 
 def socket_at(file: int) -> socket.socket:
-    """Give the socket that is open under a number; raises `UsageError` where none is that listens."""
+    """Return the listening socket under the descriptor *file*; raises `UsageError` if there is none."""
     try:
         at = socket.socket(fileno=file)
         if at.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            # What a server starts in its turn is not to keep its port.
+            # A child of this server must not inherit the socket: it would keep the port in use.
             os.set_inheritable(file, False)
             return ListeningSocket.from_socket(at)
         at.detach()
     except OSError:
         pass
-    raise UsageError(f"--fd {file}: no socket that listens is open under that number; leave --fd to --separate")
+    raise UsageError(f"--fd {file}: no listening socket is open under this number; only --separate may pass --fd")
 
 
-def _without(words: list[str], option: str) -> list[str]:
+def _drop_option(words: list[str], option: str) -> list[str]:
     kept: list[str] = []
     rest = iter(words)
     for word in rest:

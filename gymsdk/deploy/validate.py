@@ -1,4 +1,4 @@
-"""Fitting: whether the environments and models that a configuration names are there, and take what it gives them."""
+"""Check that the environments and models of a configuration exist and accept their settings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from gymsdk.config.model import Deployment, ModelServerConfig, ServerConfig
     from gymsdk.types import Model
 
-Wrong: TypeAlias = tuple[tuple[str, ...], str]
-"""The keys that lead to a setting of a server, and a sentence about it."""
+SettingError: TypeAlias = tuple[tuple[str, ...], str]
+"""The keys that lead to a setting of a server, and a message about the setting."""
 
 
 def check(deployment: Deployment, blocks: Collection[ServerConfig] | None = None) -> None:
-    """Raise `BadConfig` with a line for all that does not fit of *blocks*, by default every server there is.
+    """Check *blocks*, by default all servers of *deployment*.
 
-    Raises `BrokenEnvironment` where an installed environment cannot be loaded.
+    Raises:
+        BadConfig: Something is wrong; the message has a line for each error.
+        BrokenEnvironment: An installed environment cannot be loaded.
     """
     from gymsdk import config
     from gymsdk.config.model import ModelServerConfig as Named
@@ -35,30 +37,38 @@ def check(deployment: Deployment, blocks: Collection[ServerConfig] | None = None
     except BadConfig as error:
         problems.add_error(error)
     for block in chosen:
-        problems.secrets |= _secrets(block)
-        for way, sentence in _wrong(block, known, players):
+        problems.secrets |= _find_secrets(block)
+        for way, sentence in _find_errors(block, known, players):
             whole = format_key_path((block.name, block.kind, block.implementation, *way))
             problems.add(block.place_of(way), f"{whole}: {sentence}")
     problems.raise_if_any()
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse a file where an environment would be named; raises `UsageError`."""
+    """Raise `UsageError` if one of *names* is a file instead of an environment."""
     if file := next((name for name in names if re.fullmatch(r".*\.ya?ml", name)), None):
-        raise UsageError(f"{file!r} is a file; give it with --config {file}")
+        raise UsageError(f"{file!r} is a configuration file; use --config {file}")
 
 
-def _wrong(block: ServerConfig, known: Collection[str], players: Mapping[str, ModelServerConfig]) -> Iterable[Wrong]:
+def _find_errors(
+    block: ServerConfig, known: Collection[str], players: Mapping[str, ModelServerConfig]
+) -> Iterable[SettingError]:
     from gymsdk.config.model import ModelServerConfig as Named
     from gymsdk.config.model import ResourcesServerConfig
 
     if isinstance(block.part, ResourcesServerConfig):
         there = block.part.environment in known
-        return _of_environment(block.part.environment, {**block.settings, **_judges(block, players)}) if there else ()
-    return _of_model(block.part) if isinstance(block.part, Named) else ()
+        return (
+            _find_environment_errors(
+                block.part.environment, {**block.settings, **_build_referenced_models(block, players)}
+            )
+            if there
+            else ()
+        )
+    return _find_model_errors(block.part) if isinstance(block.part, Named) else ()
 
 
-def _of_environment(name: str, settings: Mapping[str, Any]) -> Iterator[Wrong]:
+def _find_environment_errors(name: str, settings: Mapping[str, Any]) -> Iterator[SettingError]:
     from gymsdk.plugins import registry
 
     try:
@@ -67,7 +77,7 @@ def _of_environment(name: str, settings: Mapping[str, Any]) -> Iterator[Wrong]:
         yield from error.setting_errors or [((), str(error))]
 
 
-def _judges(block: ServerConfig, players: Mapping[str, ModelServerConfig]) -> dict[str, Model]:
+def _build_referenced_models(block: ServerConfig, players: Mapping[str, ModelServerConfig]) -> dict[str, Model]:
     """Return the model for each setting of *block* that names a model server."""
     from gymsdk.models.registry import ReferencedModel, model
 
@@ -77,7 +87,7 @@ def _judges(block: ServerConfig, players: Mapping[str, ModelServerConfig]) -> di
     return {key: ReferencedModel(name, partial(built, name)) for key, name in block.models.items()}
 
 
-def _of_model(player: ModelServerConfig) -> Iterator[Wrong]:
+def _find_model_errors(player: ModelServerConfig) -> Iterator[SettingError]:
     from gymsdk.models.registry import REQUEST_OPTION_HINTS, model
 
     try:
@@ -90,8 +100,8 @@ def _of_model(player: ModelServerConfig) -> Iterator[Wrong]:
         yield (sent,) if played_here else (), str(error)
 
 
-def _secrets(block: ServerConfig) -> set[str]:
-    """Give the texts among the settings of *block* that nobody may read."""
+def _find_secrets(block: ServerConfig) -> set[str]:
+    """Return the secrets among the settings of *block*."""
     from gymsdk.config.redaction import find_secrets
     from gymsdk.config.yaml import Node, build_node
 

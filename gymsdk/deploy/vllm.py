@@ -1,4 +1,4 @@
-"""An engine: a vLLM of our own, which serves a model for as long as it is needed, and ends with us."""
+"""Launch vLLM for a model, wait until it is ready, and stop it with this process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import TextIO
 
 from pydantic import SecretStr
 
-from gymsdk.deploy import parent, vllm_command
-from gymsdk.deploy.supervisor import USAGE, Charge, Supervisor, told
+from gymsdk.deploy import command_guard, vllm_command
+from gymsdk.deploy.supervisor import USAGE_EXIT_CODE, ProcessSpec, Supervisor, told
 from gymsdk.deploy.vllm_command import Launch
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
@@ -25,60 +25,63 @@ from gymsdk.http.tls import get_reachable_host
 from gymsdk.servers.listener import bind_socket
 from gymsdk.servers.reports import Exit
 
-KEPT = 2000
-"""Lines that are kept: the cause of an end stands well before its last line."""
+MAX_KEPT_LINES = 2000
+"""How many lines of output are kept: the cause of an exit is well before the last line."""
 
-SHOWN = 6
-"""Lines that an error repeats."""
+MAX_SHOWN_LINES = 6
+"""How many lines of output an error message shows."""
 
-MENDS = (
+ADVICE_BY_PATTERN = (
     (
         "invalid tool call parser",
-        "this vLLM has no such parser of calls; it lists those it has: name one with -- --tool-call-parser NAME",
+        "this vLLM has no such tool call parser; choose one that it lists with -- --tool-call-parser NAME",
     ),
     (
         "CUDA out of memory|HIP out of memory|torch.OutOfMemoryError",
-        "the GPU has too little memory for it; use less with -- --max-model-len N or --gpu-memory-utilization SHARE",
+        "the GPU has too little memory for the model; lower -- --max-model-len N or --gpu-memory-utilization SHARE",
     ),
     (
         "No available memory for the cache blocks|larger than the available KV cache",
-        "what its weights leave is too little; raise -- --gpu-memory-utilization SHARE, or lower --max-model-len N",
+        "the weights leave too little memory; raise -- --gpu-memory-utilization SHARE, or lower --max-model-len N",
     ),
     (
         "Free memory on device .* less than desired",
-        "something else uses the GPU; end that, or lower -- --gpu-memory-utilization SHARE",
+        "another process uses the GPU; end that process, or lower -- --gpu-memory-utilization SHARE",
     ),
     (
         "Failed to infer device type|No CUDA GPUs are available|Found no NVIDIA driver",
-        "it finds no GPU; install vLLM's build for CPUs, or name a server that has one with --base-url",
+        "vLLM finds no GPU; install its build for CPUs, or use a server with a GPU with --base-url",
     ),
     (
         "not a valid model identifier|RepositoryNotFoundError|Repository Not Found",
-        "the hub knows no such model, or not for you; check its name, and HF_TOKEN in the environment",
+        "the hub has no such model, or you have no access; check the model's name, and HF_TOKEN",
     ),
-    ("GatedRepoError|gated repo", "the model is given out on conditions; accept them on the hub, and set HF_TOKEN"),
+    (
+        "GatedRepoError|gated repo",
+        "access to the model is restricted; accept its conditions on the hub, and set HF_TOKEN",
+    ),
     (
         "outgoing traffic has been disabled|LocalEntryNotFoundError|couldn't connect to .https://huggingface",
-        "the hub is not reached, and the model is not here; download it, or name the folder it is in",
+        "the hub cannot be reached, and the model is not on this machine; download the model, or name its folder",
     ),
-    ("trust[-_]remote[-_]code=True", "the model brings code of its own; to run that, add -- --trust-remote-code"),
-    ("unrecognized arguments", "what stands behind -- is vLLM's to know; vllm serve --help=all lists it"),
+    ("trust[-_]remote[-_]code=True", "the model includes code; to run it, add -- --trust-remote-code"),
+    ("unrecognized arguments", "vLLM does not know an option after --; run vllm serve --help=all for its options"),
 )
-"""What vLLM writes, and what mends it."""
+"""Patterns in vLLM's output, and advice for each."""
 
-TAKEN = re.compile("address already in use", re.IGNORECASE)
+PORT_TAKEN_PATTERN = re.compile("address already in use", re.IGNORECASE)
 
 
-class Journal(io.StringIO):
-    """Passes on to *out* what is written to it, and keeps the last lines."""
+class LogTail(io.StringIO):
+    """Writes to *out* and keeps the last lines."""
 
     def __init__(self, out: TextIO | None) -> None:
         super().__init__()
         self._out = out or sys.stderr
-        self._last: deque[str] = deque(maxlen=KEPT)
+        self._last: deque[str] = deque(maxlen=MAX_KEPT_LINES)
 
     def write(self, text: str) -> int:
-        """Pass on one line, in its last state where it was written over."""
+        """Write one line; of a progress bar, its last state."""
         name, bar, said = text.partition(" | ")
         line = name + bar + said.rpartition("\r")[2]
         self._last.append(line.rstrip())
@@ -86,48 +89,56 @@ class Journal(io.StringIO):
         return len(text)
 
     def flush(self) -> None:
-        """Have what was passed on be seen."""
+        """Flush *out*."""
         self._out.flush()
 
     @property
     def taken(self) -> bool:
-        """Whether it could not listen, somebody else being there."""
-        return any(TAKEN.search(line) for line in self._last)
+        """Whether vLLM failed because another process uses its port."""
+        return any(PORT_TAKEN_PATTERN.search(line) for line in self._last)
 
     @property
     def last(self) -> str:
-        """The last lines, behind the one that says what is wrong, each on a line of its own."""
+        """The last lines, preceded by the line that names the cause."""
         lines = [line for line in self._last if line.partition("|")[2].strip()]
-        telling = [line for line in lines[:-SHOWN] if _mend(line)][-1:]
-        return "\n".join([*telling, *lines[-SHOWN:]])
+        telling = [line for line in lines[:-MAX_SHOWN_LINES] if _find_advice(line)][-1:]
+        return "\n".join([*telling, *lines[-MAX_SHOWN_LINES:]])
 
     @property
-    def mend(self) -> str:
-        """What usually mends it, nothing where nobody knows."""
-        return next(filter(None, map(_mend, self._last)), "")
+    def advice(self) -> str:
+        """The advice for the first line that matches a known pattern, or an empty string."""
+        return next(filter(None, map(_find_advice, self._last)), "")
 
 
-def _mend(line: str) -> str:
-    return next((mend for pattern, mend in MENDS if re.search(pattern, line)), "")
+def _find_advice(line: str) -> str:
+    return next((mend for pattern, mend in ADVICE_BY_PATTERN if re.search(pattern, line)), "")
 
 
 NAME = "vllm"
-"""What its lines begin with."""
+"""The name of the process in front of its output."""
 
-TICK, ASKING = 0.25, 3.0
-"""Seconds between two looks whether it is ready, and for an answer to one, which is not asked for again."""
+POLL_SECONDS, REQUEST_SECONDS = 0.25, 3.0
+"""Seconds between two checks whether vLLM is ready, and for one request, which is not retried."""
 
 
 UNAUTHORIZED = 401
 
 
 class PortLost(GymsdkError):
-    """Somebody else took the port between the look for a free one and its use."""
+    """Another process took the port between the search for a free one and its use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A vLLM that answers at *url*, which ends in /v1, to the model's *name*; *key* is what it asks for, if any."""
+    """A running vLLM.
+
+    Attributes:
+        name: The name of the model in requests.
+        url: The base URL, which ends in /v1.
+        key: The key that requests need, if any.
+        running: The task of the supervisor.
+        supervisor: Restarts vLLM when it exits.
+    """
 
     name: str
     url: str
@@ -137,139 +148,148 @@ class Engine:
 
     @property
     def exit(self) -> Exit | None:
-        """How it ended last, `None` where it never did."""
+        """The last exit of vLLM, or `None`."""
         return self.supervisor.exits.get(NAME)
 
     async def ended(self) -> None:
-        """Wait for as long as it runs, or is started again; raises `GymsdkError` where it cannot be."""
+        """Wait while vLLM runs or is restarted; raises `GymsdkError` if it cannot be restarted."""
         await asyncio.shield(self.running)
 
 
 @asynccontextmanager
 async def launched(launch: Launch, *, out: TextIO | None = None) -> AsyncIterator[Engine]:
-    """Serve *launch* for as long as the context is open; it is ready when that opens.
+    """Run vLLM while the context is open; on entry, vLLM is ready. It is restarted when it exits.
 
-    What it writes goes to *out*, by default standard error. One that ends is started again. Raises `UsageError` where
-    it cannot be launched as asked, `GymsdkError` where it does not get ready; whatever is wrong, nothing is left.
+    Args:
+        launch: What to launch.
+        out: Where its output goes, by default standard error.
+
+    Raises:
+        UsageError: The arguments are invalid.
+        GymsdkError: vLLM does not become ready. No process is left running.
     """
     vllm_command.checked(launch)
     path = vllm_command.program()
     (out or sys.stderr).write(vllm_command.told(launch) + "\n")
     try:
-        engine = await _begun(launch, path, Journal(out))
+        engine = await _start(launch, path, LogTail(out))
     except PortLost:
-        engine = await _begun(launch, path, Journal(out))
+        engine = await _start(launch, path, LogTail(out))
     try:
         yield engine
     finally:
-        await _over(engine.running)
+        await _stop(engine.running)
     if not engine.running.cancelled():
         engine.running.result()
 
 
-async def _begun(launch: Launch, path: str, journal: Journal) -> Engine:
-    """Give it once it is ready."""
+async def _start(launch: Launch, path: str, log_tail: LogTail) -> Engine:
+    """Start vLLM and wait until it is ready."""
     flags = launch.given
     host = get_reachable_host(vllm_command.host(flags))
-    at = await _port(launch, host)
+    at = await _choose_port(launch, host)
     ready = asyncio.Event()
-    charge = Charge(NAME, [*_warden(launch.ending), *vllm_command.words(launch, path, at)], again=ready.is_set)
-    # Longer than the warden's, which would otherwise be killed while it ends what it guards.
-    supervisor = Supervisor([charge], seconds=launch.ending + 2, out=journal)
-    engine = Engine(launch.name, _url(host, at), _key(), asyncio.ensure_future(supervisor.run()), supervisor)
+    spec = ProcessSpec(
+        NAME, [*_guard_command(launch.ending), *vllm_command.words(launch, path, at)], again=ready.is_set
+    )
+    # Longer than the guard's time, so that the guard is not killed while it ends vLLM.
+    supervisor = Supervisor([spec], seconds=launch.ending + 2, out=log_tail)
+    engine = Engine(
+        launch.name, _build_url(host, at), _get_api_key(), asyncio.ensure_future(supervisor.run()), supervisor
+    )
     try:
-        await _ready(engine, launch, journal)
+        await _wait_until_ready(engine, launch, log_tail)
     except BaseException:
-        await _over(engine.running)
+        await _stop(engine.running)
         raise
     ready.set()
     supervisor.ready(NAME)
     return engine
 
 
-async def _port(launch: Launch, host: str) -> int:
-    """Give the port its user chose, or one that is free; raises `UsageError` where that is taken."""
+async def _choose_port(launch: Launch, host: str) -> int:
+    """Return the port that the user chose, or a free one; raises `UsageError` if the chosen one is in use."""
     chosen = vllm_command.port(launch.given)
-    if chosen and launch.name in _names(await _got(f"{_url(host, chosen)}/models", _key())):
+    if chosen and launch.name in _parse_model_names(await _get(f"{_build_url(host, chosen)}/models", _get_api_key())):
         raise UsageError(
-            f"{launch.name} is served at {_url(host, chosen)} already; leave --launch-vllm out and add --base-url"
-            f" {_url(host, chosen)}, or choose another port with -- --port N"
+            f"{launch.name} is already served at {_build_url(host, chosen)}; replace --launch-vllm with --base-url"
+            f" {_build_url(host, chosen)}, or choose another port with -- --port N"
         )
     with bind_socket(vllm_command.host(launch.given), chosen or 0, what="vLLM") as there:
         port: int = there.getsockname()[1]
         return port
 
 
-def _url(host: str, port: int) -> str:
+def _build_url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def _warden(seconds: float) -> list[str]:
-    """Give the words that start a warden: a Python as it comes, whatever is installed or set."""
-    return [sys.executable, "-I", "-S", str(Path(parent.__file__)), str(seconds)]
+def _guard_command(seconds: float) -> list[str]:
+    """Return the command that guards vLLM; the isolated interpreter ignores installed packages and variables."""
+    return [sys.executable, "-I", "-S", str(Path(command_guard.__file__)), str(seconds)]
 
 
-def _key() -> SecretStr | None:
+def _get_api_key() -> SecretStr | None:
     return SecretStr(os.environ[vllm_command.KEY]) if os.environ.get(vllm_command.KEY) else None
 
 
-async def _ready(engine: Engine, launch: Launch, journal: Journal) -> None:
-    """Wait until it answers to its name; raises `GymsdkError` where it ends before, or where that takes too long."""
-    waiting = asyncio.ensure_future(_answers(engine))
+async def _wait_until_ready(engine: Engine, launch: Launch, log_tail: LogTail) -> None:
+    """Wait until vLLM serves the model; raises `GymsdkError` if vLLM exits before, or takes too long."""
+    waiting = asyncio.ensure_future(_wait_for_model(engine))
     try:
         await asyncio.wait({waiting, engine.running}, timeout=launch.starting, return_when="FIRST_COMPLETED")
         if engine.running.done():
-            raise _ended(engine, launch, journal)
+            raise _build_start_error(engine, launch, log_tail)
         if not waiting.done():
             raise GymsdkError(
-                f"vLLM with {launch.name} was not ready within {launch.starting:g} s; where it only takes long, give it"
-                f" more (model_endpoint_readiness_timeout_seconds). Its last lines:\n{journal.last}"
+                f"vLLM with {launch.name} was not ready within {launch.starting:g} s; if it is only slow, allow"
+                f" more time (model_endpoint_readiness_timeout_seconds). Its last lines:\n{log_tail.last}"
             )
         waiting.result()
     finally:
         waiting.cancel()
 
 
-def _ended(engine: Engine, launch: Launch, journal: Journal) -> GymsdkError:
-    """Give why it ended before it was ready, in its own words."""
-    if journal.taken and vllm_command.port(launch.given) is None:
+def _build_start_error(engine: Engine, launch: Launch, log_tail: LogTail) -> GymsdkError:
+    """Return the error for an exit before vLLM was ready, with its last lines."""
+    if log_tail.taken and vllm_command.port(launch.given) is None:
         return PortLost("vLLM found its port taken, twice; choose one with -- --port N")
     code = engine.exit.code if engine.exit else 0
-    mend = journal.mend or "what it wrote says why"
-    kind = UsageError if code == USAGE else GymsdkError
-    return kind(f"vLLM with {launch.name} did not start ({told(code)}): {mend}. Its last lines:\n{journal.last}")
+    advice = log_tail.advice or "its output says why"
+    kind = UsageError if code == USAGE_EXIT_CODE else GymsdkError
+    return kind(f"vLLM with {launch.name} did not start ({told(code)}): {advice}. Its last lines:\n{log_tail.last}")
 
 
-async def _answers(engine: Engine) -> None:
-    """Wait until it is healthy and lists its models; raises `GymsdkError` where the name is not among them."""
-    while (answer := await _listed(engine)) is None:  # noqa: ASYNC110  # another process tells of nothing
-        await asyncio.sleep(TICK)
+async def _wait_for_model(engine: Engine) -> None:
+    """Wait until vLLM is healthy and lists its models; raises `GymsdkError` if the model is missing."""
+    while (answer := await _list_models(engine)) is None:  # noqa: ASYNC110  # another process sets no event
+        await asyncio.sleep(POLL_SECONDS)
     if answer.status == UNAUTHORIZED:
-        raise UsageError(f"vLLM at {engine.url} asks for a key that nobody here knows; put it into {vllm_command.KEY}")
-    if engine.name not in (served := _names(answer)):
+        raise UsageError(f"vLLM at {engine.url} requires a key; set {vllm_command.KEY}")
+    if engine.name not in (served := _parse_model_names(answer)):
         raise GymsdkError(
-            f"vLLM at {engine.url} serves {', '.join(served) or 'nothing'}, and not {engine.name!r}; name that behind"
+            f"vLLM at {engine.url} serves {', '.join(served) or 'nothing'}, and not {engine.name!r}; add it after"
             f" -- {vllm_command.NAMES}"
         )
 
 
-async def _listed(engine: Engine) -> client.HttpResponse | None:
-    """Give how it lists its models, `None` while it is not healthy."""
-    health = await _got(engine.url.removesuffix("v1") + "health")
-    return await _got(f"{engine.url}/models", engine.key) if health and health.ok else None
+async def _list_models(engine: Engine) -> client.HttpResponse | None:
+    """Return the response with the list of models, or `None` while vLLM is not healthy."""
+    health = await _get(engine.url.removesuffix("v1") + "health")
+    return await _get(f"{engine.url}/models", engine.key) if health and health.ok else None
 
 
-async def _got(url: str, key: SecretStr | None = None) -> client.HttpResponse | None:
-    """Give what is answered at *url*, `None` where nobody is there."""
+async def _get(url: str, key: SecretStr | None = None) -> client.HttpResponse | None:
+    """Return the response at *url*, or `None` if the server cannot be reached."""
     headers = {"Authorization": SecretStr(f"Bearer {key.get_secret_value()}")} if key else None
     try:
-        return await client.get(url, headers=headers, timeout=ASKING, retry=client.NO_RETRY)
+        return await client.get(url, headers=headers, timeout=REQUEST_SECONDS, retry=client.NO_RETRY)
     except Failed:
         return None
 
 
-def _names(answer: client.HttpResponse | None) -> list[str]:
-    """Give the names of the models that *answer* lists, none where it is no list of models."""
+def _parse_model_names(answer: client.HttpResponse | None) -> list[str]:
+    """Return the names of the models in *answer*; empty if it is not a list of models."""
     try:
         listed = answer.json() if answer else None
     except Failed:
@@ -278,8 +298,8 @@ def _names(answer: client.HttpResponse | None) -> list[str]:
     return [str(each.get("id")) for each in models or [] if isinstance(each, dict)]
 
 
-async def _over(running: asyncio.Task[None]) -> None:
-    """End it; what it ended of by itself is no news where this is called."""
+async def _stop(running: asyncio.Task[None]) -> None:
+    """Stop the supervisor, and ignore the error with which it may have ended."""
     running.cancel()
     await asyncio.wait({running})
     if not running.cancelled():

@@ -1,4 +1,4 @@
-"""A command: the words that start `vllm serve`, made of a model's name and of what its user adds."""
+"""Build the `vllm serve` command for a model: its host, port and name, and the parser of its tool calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gymsdk.http.tls import is_loopback
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models called *name*, found by a *pattern* in theirs; some want a chat *template* out of vLLM's examples."""
+    """A family of models: a *pattern* of their names, its tool call parser, and a chat *template* if one is needed."""
 
     name: str
     pattern: str
@@ -29,7 +29,7 @@ class Family:
 
 
 FAMILIES = (
-    # Fine-tunes carry the name of what they were made of behind their own: they come first.
+    # Fine-tunes first: their names also contain the name of the model that they are based on.
     Family("Hermes", "hermes-?[2-4]", "hermes"),
     Family("ToolACE", "toolace", "pythonic", "tool_chat_template_toolace.jinja"),
     Family("xLAM (Llama)", "llama-xlam", "xlam", "tool_chat_template_xlam_llama.jinja"),
@@ -76,14 +76,14 @@ FAMILIES = (
     Family("ERNIE 4.5", "ernie-?4[.-]5", "ernie45"),
     Family("LFM2", "lfm-?2", "lfm2"),
 )
-"""In the order in which they are looked for."""
+"""The families, in the order in which a name is matched."""
 
 UNLIKE = re.compile("distill|-r1-.*qwen|openhermes|nemotron(?!-?3(?![0-9]))")
-"""Models that are called after one family, and write calls as another, or not at all."""
+"""Names of models that match a family although the model does not write tool calls in the family's format."""
 
 
 def of(name: str) -> Family | None:
-    """Give the family of the model *name*, or of the folder that it is, by what its `config.json` says too."""
+    """Return the family of a model by its *name*, or by the `config.json` of the folder *name*."""
     *_, last = name.rstrip("/").split("/")
     return _named(last) or _named(name) or (None if UNLIKE.search(name.lower()) else _named(_type(Path(name))))
 
@@ -105,27 +105,32 @@ def _type(folder: Path) -> str:
 
 PROGRAM = "vllm"
 KEY = "VLLM_API_KEY"
-"""The variable by which vLLM is told the key it asks for."""
+"""The environment variable with the key that vLLM requires from clients."""
 
 AUTO, PARSER, NAMES = "--enable-auto-tool-choice", "--tool-call-parser", "--served-model-name"
 REFUSED = {
-    "--api-key": f"whoever may list processes reads it there; put it into {KEY}",
-    "--uds": "it is asked over HTTP; leave that out",
-    "--headless": "it has to be there to be asked; leave that out",
-    "--grpc": "it is asked over HTTP; leave that out",
-    "--ssl-keyfile": "it is asked without TLS, as on one machine; leave that out",
-    "--ssl-certfile": "it is asked without TLS, as on one machine; leave that out",
+    "--api-key": f"other users of the machine could read it in the list of processes; set {KEY} instead",
+    "--uds": "gymsdk sends requests over HTTP; leave it out",
+    "--headless": "gymsdk sends requests to this process; leave it out",
+    "--grpc": "gymsdk sends requests over HTTP; leave it out",
+    "--ssl-keyfile": "gymsdk sends requests without TLS on the same machine; leave it out",
+    "--ssl-certfile": "gymsdk sends requests without TLS on the same machine; leave it out",
 }
-"""Flags that cannot be meant for a vLLM that is launched, and why."""
+"""Flags that do not work with a vLLM that gymsdk launches, and why."""
 
 log = logging.getLogger("gymsdk")
 
 
 class Launch(BaseModel):
-    """A vLLM to be: of the model *name*, with the user's own *flags* of `vllm serve`, which win over ours.
+    """How to launch vLLM.
 
-    *tools* says whether it will be offered tools, *insecure* that it may be reached from elsewhere without a key. It
-    has *starting* seconds to be ready, for a large model is long in coming, and *ending* to end.
+    Attributes:
+        name: The model.
+        flags: The user's options of `vllm serve`, which override ours.
+        tools: Whether requests will offer tools.
+        insecure: Whether other machines may use vLLM without a key.
+        starting: Seconds until vLLM must be ready; a large model loads slowly.
+        ending: Seconds that vLLM gets to stop.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -139,24 +144,24 @@ class Launch(BaseModel):
 
     @property
     def given(self) -> dict[str, tuple[str, ...]]:
-        """The values of each flag, by its name."""
+        """The values of each flag by its name."""
         return given(self.flags)
 
 
 def program() -> str:
-    """Give the path of `vllm`, beside this Python or on the PATH; raises `UsageError` where there is none."""
-    places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])  # noqa: PTH120  # no resolving: a venv's Python is a link
+    """Return the path of `vllm`, beside this Python or on the PATH; raises `UsageError` if there is none."""
+    places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])  # noqa: PTH120  # unresolved: a venv's Python is a link
     found = shutil.which(PROGRAM, path=places)
     if found is None:
         raise UsageError(
-            "--launch-vllm needs vLLM, which is not installed here: pip install 'gymsdk[vllm]', or name a server that"
-            " runs elsewhere with --base-url"
+            "--launch-vllm needs vLLM, which is not installed; run pip install 'gymsdk[vllm]', or use a running server"
+            " with --base-url"
         )
     return found
 
 
 def given(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Give the values of each of *flags* by its name, which vLLM reads with dashes and with underscores."""
+    """Return the values of each flag by its name; like vLLM, accept underscores for dashes."""
     found: dict[str, tuple[str, ...]] = {}
     name = ""
     for word in flags:
@@ -170,53 +175,53 @@ def given(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def checked(launch: Launch) -> None:
-    """Refuse flags by which it could not be used; raises `UsageError`."""
+    """Raise `UsageError` for flags with which gymsdk could not use vLLM."""
     flags = launch.given
     if wrong := next((flag for flag in REFUSED if flag in flags), None):
-        raise UsageError(f"{wrong} is not for a vLLM that gymsdk launches: {REFUSED[wrong]}")
+        raise UsageError(f"{wrong} does not work with a vLLM that gymsdk launches: {REFUSED[wrong]}")
     if NAMES in flags and launch.name not in flags[NAMES]:
         raise UsageError(
-            f"{NAMES} {' '.join(flags[NAMES])} leaves out {launch.name!r}, by which it will be asked; add it, or leave"
+            f"{NAMES} {' '.join(flags[NAMES])} lacks {launch.name!r}, the name in gymsdk's requests; add it, or leave"
             f" {NAMES} out"
         )
     at = host(flags)
     if not (is_loopback(at) or launch.insecure or os.environ.get(KEY)):
         raise UsageError(
-            f"anybody who reaches {at!r} could use this vLLM, which asks for no key; leave --host out, or put a key"
-            f" into {KEY}, or let anybody in with --insecure"
+            f"anyone who reaches {at!r} could use this vLLM, which requires no key; leave --host out, set {KEY}, or"
+            f" allow it with --insecure"
         )
 
 
 def host(flags: Mapping[str, tuple[str, ...]]) -> str:
-    """Give where it listens."""
+    """Return the host on which vLLM listens."""
     return (flags.get("--host") or ("127.0.0.1",))[-1]
 
 
 def port(flags: Mapping[str, tuple[str, ...]]) -> int | None:
-    """Give the port its user chose, `None` where there is none; raises `UsageError` where that is no port."""
+    """Return the port that the user chose, or `None`; raises `UsageError` if it is not a port."""
     if "--port" not in flags:
         return None
     written = "".join(flags["--port"])
-    if not re.fullmatch("[0-9]{1,5}", written) or not 0 < int(written) <= 65535:  # noqa: PLR2004  # the last one
-        raise UsageError(f"--port {written} is no port; write a number from 1 to 65535, or leave it out")
+    if not re.fullmatch("[0-9]{1,5}", written) or not 0 < int(written) <= 65535:  # noqa: PLR2004  # the largest port
+        raise UsageError(f"--port {written} is not a port; use a number from 1 to 65535, or leave it out")
     return int(written)
 
 
 def words(launch: Launch, path: str, at: int) -> list[str]:
-    """Give the words that start the program at *path*, to listen at the port *at*."""
+    """Return the command that runs the program at *path* on the port *at*."""
     flags = launch.given
     ours = [] if "--host" in flags else ["--host", host(flags)]
     ours += [] if "--port" in flags else ["--port", str(at)]
     ours += [] if NAMES in flags else [NAMES, launch.name]
-    # The user's come last: of a flag given twice vLLM takes the last one.
+    # The user's flags last: vLLM takes the last value of a repeated flag.
     return [path, "serve", launch.name, *ours, *tool_flags(launch), *launch.flags]
 
 
 def tool_flags(launch: Launch) -> list[str]:
-    """Give the flags by which it reads calls of tools, as far as its user says nothing of that.
+    """Return the flags for parsing tool calls that the user has not set.
 
-    There is none for thoughts: its parsers take them out of the text, each in its own way, while gymsdk reads
-    `<think>` of all models alike, and gives them back as it got them.
+    There is no flag for reasoning: vLLM's parsers remove it from the text, each in its own way, while gymsdk parses
+    `<think>` of all models alike, and sends the reasoning back unchanged.
     """
     flags = launch.given
     if "--config" in flags or "--no-enable-auto-tool-choice" in flags:
@@ -229,22 +234,22 @@ def tool_flags(launch: Launch) -> list[str]:
 
 
 def told(launch: Launch) -> str:
-    """Give one line on who reads its calls of tools, and why; warns where nobody does and there are tools."""
+    """Return one line on how tool calls are parsed, and why; warn if no parser is known and tools are used."""
     flags = launch.given
     if PARSER in flags or "--config" in flags or "--no-enable-auto-tool-choice" in flags:
-        return f"starting vLLM with {launch.name}; how it reads calls of tools is as you say"
+        return f"starting vLLM with {launch.name}; your options decide how tool calls are parsed"
     if family := of(launch.name):
-        wanted = f"; vLLM advises --chat-template with its examples/{family.template}" if family.template else ""
+        wanted = f"; vLLM recommends --chat-template with its examples/{family.template}" if family.template else ""
         template = "" if "--chat-template" in flags else wanted
         return (
-            f"starting vLLM with {launch.name}; its calls of tools are read by {family.parser!r}, for it is of the"
-            f" family {family.name} (another: -- {PARSER} NAME){template}"
+            f"starting vLLM with {launch.name}; tool calls are parsed with {family.parser!r}, because the model is of"
+            f" the family {family.name} (choose another with -- {PARSER} NAME){template}"
         )
     if launch.tools:
         log.warning(
-            "no parser is known for the calls of tools of %r: vLLM refuses requests that offer tools, until you name"
-            " one of its parsers with -- %s NAME",
+            "no tool call parser is known for %r: vLLM refuses requests that offer tools unless you choose one of its"
+            " parsers with -- %s NAME",
             launch.name,
             PARSER,
         )
-    return f"starting vLLM with {launch.name}, without a parser of calls of tools"
+    return f"starting vLLM with {launch.name}, without a tool call parser"

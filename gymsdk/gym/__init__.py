@@ -1,4 +1,4 @@
-"""Gymnasium's faces of the environments: `gymnasium.make("nemo/<name>")`, `gymnasium.make_vec`, policies for them."""
+"""The Gymnasium interface: `gymnasium.make("nemo/<name>")`, `gymnasium.make_vec`, and policies that play them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Registration happens while Gymnasium is being imported: nothing here may ask for Gymnasium by itself.
+    # Gymnasium calls `register` while it is being imported: this module must not import Gymnasium itself.
     if name not in _HOMES:
         raise AttributeError(f"module 'gymsdk.gym' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"gymsdk.gym.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""A conversation: what a policy has seen and said in the episode in hand, as a model is asked to go on with it."""
+"""Parse the actions of a policy, and keep the conversation that a model continues."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from gymsdk.types import Item, is_content, is_object_list
 
 
 class Turn(list[Item]):
-    """The output items of a model's *response*, or none of them and the *failure* that says why.
+    """The output items of a model's turn.
 
-    To everybody else a list of items, it tells the environment what a list cannot: that the model ran out of tokens,
-    what it used, that it broke. A turn with a failure ends its episode as failed.
+    A list of items, which also tells the environment what a list cannot: the token usage, whether the model ran out of
+    tokens, and whether it failed. A turn with a failure ends its episode as failed.
+
+    Attributes:
+        response: The model's Response, if the turn comes from one.
+        failure: Why the model gave no turn.
     """
 
     def __init__(self, response: Item | None = None, *, failure: EpisodeError | None = None) -> None:
@@ -27,15 +31,15 @@ class Turn(list[Item]):
         self.response = response
         self.failure = failure
 
-    def copied(self) -> Self:
-        """Give the same turn, its items nobody else's."""
+    def deep_copy(self) -> Self:
+        """Return a copy of the turn with copied items."""
         copied = type(self)(self.response, failure=self.failure)
         copied[:] = deepcopy(list(self))
         return copied
 
 
-def response(items: list[Item]) -> Item:
-    """Give the Response that an action's *items* came in; raises `EpisodeError` where its model broke."""
+def build_response(items: list[Item]) -> Item:
+    """Return the Response for the parsed *items* of an action; raises the turn's failure if there is one."""
     if not isinstance(items, Turn):
         return responses.build_response(items, model="policy")
     if items.failure:
@@ -43,82 +47,90 @@ def response(items: list[Item]) -> Item:
     return (items.response or responses.build_response([], model="policy")) | {"output": list(items)}
 
 
-def spoken(action: object) -> list[Item]:
-    """Give the items of a string, of an assistant's message or of a list of items; raises `UsageError` for no action.
+def parse_action(action: object) -> list[Item]:
+    """Parse a string, a chat message of the assistant, or a list of Responses items.
 
-    They have the ids they were given, and no others.
+    Returns:
+        The items, with the IDs that the action gives and no others.
+
+    Raises:
+        UsageError: The action has none of these forms.
     """
     if isinstance(action, str):
-        return [_unnamed(responses.build_message(str(action)))]
+        return [_drop_id(responses.build_message(str(action)))]
     if isinstance(action, Mapping):
-        return _of_message(deepcopy(dict(action)))
+        return _parse_message(deepcopy(dict(action)))
     if isinstance(action, (list, tuple)) and all(isinstance(item, Mapping) for item in action):
-        return [_own(deepcopy(dict(item))) for item in action]
+        return [_check_item(deepcopy(dict(item))) for item in action]
     wrong = [item for item in action if not isinstance(item, Mapping)] if isinstance(action, (list, tuple)) else []
     found = f"a list with {wrong[0]!r} in it" if wrong else type(action).__name__
-    raise UsageError(f"an action is a string, an assistant's chat message or a list of Responses items, not {found}")
+    raise UsageError(
+        f"an action must be a string, a chat message of the assistant or a list of Responses items, got {found}"
+    )
 
 
-def _of_message(message: Item) -> list[Item]:
-    """Give the items of a chat *message*."""
+def _parse_message(message: Item) -> list[Item]:
+    """Parse a chat message into items."""
     if message.setdefault("role", "assistant") != "assistant":
-        raise UsageError(f"an action is what the assistant says; this message has role {message['role']!r}")
-    _check(message.get("content"))
+        raise UsageError(f"an action must have the role 'assistant', this message has the role {message['role']!r}")
+    _check_content(message.get("content"))
     calls = message.get("tool_calls")
     if calls is not None and not is_object_list(calls):
-        raise UsageError(f"the `tool_calls` of the action are a list of calls, not {calls!r}")
+        raise UsageError(f"the `tool_calls` of an action must be a list of tool calls, got {calls!r}")
     try:
         named = {number for number, call in enumerate(calls or []) if call.get("id")}
         items = served.parse_message(message)
     except InvalidRequest as error:
-        advice = "text is a string, and each of its `tool_calls` has a `function` with a `name` and `arguments`"
-        raise UsageError(f"the action is no chat message that can be read; {advice}: {message}") from error
+        advice = (
+            "the text must be a string, and each of the `tool_calls` must have a `function` with `name` and `arguments`"
+        )
+        raise UsageError(f"the action cannot be read as a chat message; {advice}: {message}") from error
     for number, call in enumerate(item for item in items if item["type"] == "function_call"):
         if number not in named:
             del call["call_id"]
-    return [_unnamed(_own(item)) for item in items]
+    return [_drop_id(_check_item(item)) for item in items]
 
 
-def _own(item: Item) -> Item:
-    """Give an *item* of the policy's, refuse any other: what the environment says is not for a policy to write."""
+def _check_item(item: Item) -> Item:
+    """Return *item* in full form; raises `UsageError` for an item that only the environment may write."""
     if not is_policy_item(item):
         kind = item.get("role") or item.get("type")
-        raise UsageError(f"an action holds the assistant's messages, function calls and reasoning, not {kind!r}")
+        raise UsageError(f"an action may hold the assistant's messages, function calls and reasoning, not {kind!r}")
     if item.get("type") == "function_call":
-        return _called(item)
-    _check(item.get("content"))
+        return _parse_call(item)
+    _check_content(item.get("content"))
     return {"type": "message", **item}
 
 
-def _check(content: object) -> None:
+def _check_content(content: object) -> None:
     if not is_content(content):
-        raise UsageError(f"the content of a message is text or a list of parts, not {type(content).__name__}")
+        raise UsageError(f"the content of a message must be text or a list of parts, got {type(content).__name__}")
 
 
-def _called(call: Item) -> Item:
+def _parse_call(call: Item) -> Item:
     name, arguments = call.get("name"), call.get("arguments", "{}")
     if not isinstance(name, str):
-        raise UsageError(f"a function call has the `name` of a tool; this one has {name!r}")
+        raise UsageError(f"the `name` of a function call must be the name of a tool, got {name!r}")
     try:
         return call | {"arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
     except (TypeError, ValueError) as error:
-        raise UsageError(f"the arguments of the call of {name!r} are no JSON: {error}") from None
+        raise UsageError(f"the arguments of the call of {name!r} are not JSON: {error}") from None
 
 
-def _unnamed(item: Item) -> Item:
-    """Give *item* without the id it was made with."""
+def _drop_id(item: Item) -> Item:
+    """Return *item* without its ID."""
     return {key: value for key, value in item.items() if key != "id"}
 
 
-OVER = ("outcome", "failure")
-"""What an `info` has where the policy's next action counts for nothing: the episode has ended, or never opened."""
+FINAL_INFO_KEYS = ("outcome", "failure")
+"""The keys of an `info` after which the policy's next action is ignored: the episode is over or was never opened."""
 
-UNREADABLE = (InvalidRequest, LookupError, TypeError, AttributeError)
-"""What comes of reading messages that are none."""
+PARSE_ERRORS = (InvalidRequest, LookupError, TypeError, AttributeError)
+"""What the parsers of chat messages raise for other input."""
 
 
 class Conversation:
-    """One seat's: an `info` with `tools` opens it anew, one with an outcome or a failure ends it."""
+    """The conversation of one slot: an `info` with `tools` starts a new one, an outcome or a failure ends it."""
 
     def __init__(self) -> None:
         self._history: list[Item] = []
@@ -126,55 +138,59 @@ class Conversation:
         self._tools: list[Item] | None = None
         self._over = False
 
-    def hear(self, observation: Any, info: Mapping[str, Any]) -> bool:
-        """Take what the environment shows and give whether the policy has a turn; raises `UsageError`."""
+    def observe(self, observation: Any, info: Mapping[str, Any]) -> bool:
+        """Add an observation; return whether the policy has a turn. Raises `UsageError`."""
         if "tools" in info:
-            self._history, self._tools, self._over = [], _tools(info["tools"]), False
+            self._history, self._tools, self._over = [], _parse_tools(info["tools"]), False
         if self._tools is None:
-            raise UsageError("a policy begins with the observation and the info of reset(), which has the tools")
-        self._over = self._over or any(key in info for key in OVER)
-        self._new = [] if self._over else _items(observation)
+            raise UsageError(
+                "the first observation of a policy must come with the info of reset(), which holds the tools"
+            )
+        self._over = self._over or any(key in info for key in FINAL_INFO_KEYS)
+        self._new = [] if self._over else _parse_observation(observation)
         return not self._over
 
-    def request(self) -> Item:
-        """Give the request for the policy's turn."""
+    def build_request(self) -> Item:
+        """Return the request for the policy's next turn."""
         tools = {"tools": self._tools} if self._tools else {}
         return {"input": [*self._history, *self._new], **tools}
 
-    def said(self, output: Sequence[Item]) -> None:
-        """Go on with what the policy said; a turn that failed may be asked for again."""
+    def add_output(self, output: Sequence[Item]) -> None:
+        """Add the output items of the policy's turn. After a failed turn, the same request may be sent again."""
         self._history += [*self._new, *output]
         self._new = []
 
 
-def _items(observation: Any) -> list[Item]:
+def _parse_observation(observation: Any) -> list[Item]:
     is_text = isinstance(observation, str) or not isinstance(observation, Sequence)
     if is_text or not all(isinstance(message, Mapping) for message in observation):
         raise UsageError(
-            f"a policy reads chat messages, and this observation is {_named(observation)}; "
-            "make the environment with codec='chat'"
+            f"a policy reads chat messages, this observation is {_describe_observation(observation)}; "
+            "create the environment with codec='chat'"
         )
-    # The ids are not the environment's: they were made up in the translation.
+    # The conversion generates IDs, which are not part of the observation.
     return [
-        {key: value for key, value in item.items() if key != "id"} for message in observation for item in _read(message)
+        {key: value for key, value in item.items() if key != "id"}
+        for message in observation
+        for item in _parse_chat_message(message)
     ]
 
 
-def _read(message: Mapping[str, Any]) -> list[Item]:
+def _parse_chat_message(message: Mapping[str, Any]) -> list[Item]:
     try:
         return served.parse_message(dict(message))
-    except UNREADABLE as error:
-        advice = "a chat message has a `role`, and a `content` that is text or a list of parts"
-        raise UsageError(f"the observation cannot be read; {advice}, unlike {message}") from error
+    except PARSE_ERRORS as error:
+        advice = "a chat message needs a `role` and a `content` that is text or a list of parts"
+        raise UsageError(f"the observation cannot be read; {advice}, got {message}") from error
 
 
-def _tools(offered: Any) -> list[Item]:
+def _parse_tools(offered: Any) -> list[Item]:
     try:
         return served.parse_tools(offered)
-    except UNREADABLE as error:
-        message = f"info['tools'] is a list of tools as in Chat Completions, not {offered!r}"
-        raise UsageError(f"{message}; pass the info of reset() as it is") from error
+    except PARSE_ERRORS as error:
+        message = f"info['tools'] must be a list of tools in the form of Chat Completions, got {offered!r}"
+        raise UsageError(f"{message}; pass the info of reset() unchanged") from error
 
 
-def _named(observation: Any) -> str:
+def _describe_observation(observation: Any) -> str:
     return "text" if isinstance(observation, str) else f"of type {type(observation).__name__}"

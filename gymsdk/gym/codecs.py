@@ -1,4 +1,4 @@
-"""Codecs: peers that put an episode into the words a policy sees, and its actions into output items."""
+"""Codecs convert an episode to the observations of a policy, and the policy's actions to output items."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 from gymsdk.convert import chat
 from gymsdk.errors import UsageError, format_suggestion
 from gymsdk.gym import spaces
-from gymsdk.gym.actions import Turn, spoken
+from gymsdk.gym.actions import Turn, parse_action
 from gymsdk.gym.spaces import Messages, Prose, Turns
 from gymsdk.tokens import chatml
 from gymsdk.tokens import tokenizer as tokenizers
@@ -25,51 +25,62 @@ if TYPE_CHECKING:
 
     from gymsdk.tokens.tokenizer import Tokenizer
 
-Name: TypeAlias = Literal["chat", "text", "tokens"]
-"""What a policy sees and says: chat messages, text, token ids."""
+CodecName: TypeAlias = Literal["chat", "text", "tokens"]
+"""The form of observations and actions: chat messages, text, or token IDs."""
 
-NAMES: tuple[Name, ...] = get_args(Name)
+CODEC_NAMES: tuple[CodecName, ...] = get_args(CodecName)
 
 
 class Codec(Protocol):
-    """One episode after another in a policy's own words; it remembers what the episode in hand needs.
+    """Converts one episode after another; a codec may keep state of the open episode.
 
     Items are those of the Responses API, as everywhere in gymsdk.
     """
 
     @property
     def observation_space(self) -> Space[Any]:
-        """What the policy sees."""
+        """The space of the observations."""
 
     @property
     def action_space(self) -> Space[Any]:
-        """What the policy says."""
+        """The space of the actions."""
 
-    def opened(self, opening: Sequence[Item], tools: Sequence[Item]) -> Any:
-        """Give the first observation of a new episode: its *opening* messages, the schemas of its *tools*."""
+    def encode_opening(self, opening: Sequence[Item], tools: Sequence[Item]) -> Any:
+        """Return the first observation of an episode with these *opening* messages and tool schemas."""
 
-    def said(self, action: Any, *, turn: int) -> list[Item]:
-        """Give the output items of an *action*, the episode's *turn*-th from 0; raises `UsageError` for what is none.
+    def parse_action(self, action: Any, *, turn: int) -> list[Item]:
+        """Parse an action into output items.
 
-        Whatever a policy wrote is taken: text that looks like a broken tool call becomes a call the environment can
+        Any text of a policy is valid: what looks like a broken tool call becomes a call that the environment can
         answer, or stays text.
+
+        Args:
+            action: The action.
+            turn: The index of the turn in the episode, from 0; part of the generated IDs.
+
+        Raises:
+            UsageError: The action is not of the codec's type.
         """
 
-    def answered(self, items: Sequence[Item], *, over: bool) -> Any:
-        """Give the next observation: what the environment answered, outputs of tools and messages.
+    def encode_reply(self, items: Sequence[Item], *, over: bool) -> Any:
+        """Return the next observation: the tool outputs and messages with which the environment replied.
 
-        *over* says that the episode is: nothing then asks the policy for another turn. Raises `UsageError`, as `opened`
-        does, for what cannot be put into the policy's words.
+        Args:
+            items: The tool outputs and messages.
+            over: Whether the episode is over, so that the observation does not prompt for another turn.
+
+        Raises:
+            UsageError: The codec cannot express the reply. `encode_opening` raises this error as well.
         """
 
 
-def codec(name: str, tokenizer: Tokenizer | str | None = None) -> Codec:
-    """Give a new codec by *name*; *tokenizer* is for `tokens` alone."""
-    if name not in NAMES:
-        near = format_suggestion(str(name), NAMES, f"there are {', '.join(NAMES)}")
-        raise UsageError(f"no codec named {name!r}{near}")
+def build_codec(name: str, tokenizer: Tokenizer | str | None = None) -> Codec:
+    """Return a new codec by *name*; only `tokens` takes a *tokenizer*."""
+    if name not in CODEC_NAMES:
+        near = format_suggestion(str(name), CODEC_NAMES, f"there are {', '.join(CODEC_NAMES)}")
+        raise UsageError(f"Unknown codec {name!r}{near}")
     if tokenizer is not None and name != "tokens":
-        raise UsageError(f"a tokenizer is for codec='tokens'; leave it out, or change codec={name!r}")
+        raise UsageError(f"a tokenizer applies to codec='tokens' only; leave it out, or change codec={name!r}")
     if name == "chat":
         return Chat()
     if name == "text":
@@ -79,46 +90,45 @@ def codec(name: str, tokenizer: Tokenizer | str | None = None) -> Codec:
 
 
 class Chat:
-    """The codec of chat messages."""
+    """The codec of chat messages. Actions may be a string, a message of the assistant, or a list of items."""
 
     def __init__(self) -> None:
         self.observation_space = Messages()
         self.action_space = Turns()
 
-    def opened(self, opening: Sequence[Item], tools: Sequence[Item]) -> list[Item]:  # noqa: ARG002  # `info` has the tools
-        """Give the opening messages."""
-        return self.answered(opening)
+    def encode_opening(self, opening: Sequence[Item], tools: Sequence[Item]) -> list[Item]:  # noqa: ARG002  # `info` holds the tools
+        """Return the opening messages."""
+        return self.encode_reply(opening)
 
-    def said(self, action: Any, *, turn: int) -> list[Item]:
-        """Give the items of a string, an assistant's message, or a list of items."""
+    def parse_action(self, action: Any, *, turn: int) -> list[Item]:
+        """Parse the action into items, with an ID each."""
         if isinstance(action, Turn):
-            return action.copied()
-        return [_identified(item, turn, number) for number, item in enumerate(spoken(action))]
+            return action.deep_copy()
+        return [_add_missing_ids(item, turn, number) for number, item in enumerate(parse_action(action))]
 
-    def answered(self, items: Sequence[Item], *, over: bool = False) -> list[Item]:  # noqa: ARG002  # a list just ends
-        """Give the new messages."""
+    def encode_reply(self, items: Sequence[Item], *, over: bool = False) -> list[Item]:  # noqa: ARG002  # a list has no prompt
+        """Return the new messages."""
         return deepcopy(chat.build_messages({"input": list(items)}))
 
 
-def _identified(item: Item, turn: int, number: int) -> Item:
-    """Give *item* with the ids it lacks, the same every time the turn is taken."""
+def _add_missing_ids(item: Item, turn: int, number: int) -> Item:
+    """Return *item* with the IDs that it lacks, derived from its position so that a repeated turn gets the same IDs."""
     if item["type"] != "function_call":
         return {"id": f"{'rs' if item['type'] == 'reasoning' else 'msg'}_{turn}_{number}", **item}
     return {"id": f"fc_{turn}_{number}", **item, "call_id": item.get("call_id") or f"call_{turn}_{number}"}
 
 
 class Text:
-    """The codec of text.
+    """The codec of text: ChatML, with tool calls in the Hermes format.
 
-    Observation, action, observation, action and so on, joined without anything between them, are the conversation in
-    ChatML with tools in the Hermes form. Every observation but the first begins by ending the policy's last turn,
-    unless the action did, also where the environment says nothing to it; and it ends with the words that begin the next
-    one, unless the episode is over. Of an episode that ends without an answer the last observation is empty: it ends no
-    turn that the policy did not.
+    The concatenation of all observations and actions is the conversation. Each observation but the first begins with
+    the end-of-turn marker of the policy's turn, unless the action ended with the marker. Each observation ends with the
+    prompt for the next turn, unless the episode is over. If an episode ends without a reply, its last observation is
+    empty.
 
-    A mark of ChatML in what is said to the policy has a space after its `<`, so that no task and no tool can forge a
-    turn. What a policy says ends at its first mark, as its sampling would; the rest of the action is in the
-    conversation, but not in the episode.
+    ChatML markers in messages and tool outputs are escaped with a space after the `<`, so that no task and no tool can
+    forge a turn. The policy's turn ends at its first marker; the rest of the action is part of the conversation, but
+    not of the episode.
     """
 
     def __init__(self) -> None:
@@ -126,60 +136,60 @@ class Text:
         self.action_space = Prose()
         self._end = ""
 
-    def opened(self, opening: Sequence[Item], tools: Sequence[Item]) -> str:
-        """Give the opening messages, the tools offered in the system's, and the beginning of the policy's turn."""
+    def encode_opening(self, opening: Sequence[Item], tools: Sequence[Item]) -> str:
+        """Return the opening messages, with the tools in the system message, and the prompt for the policy's turn."""
         body = chat.build_body({"input": list(opening), "tools": list(tools)})
         self._end = ""
-        return _written(body["messages"], body.get("tools", []))
+        return _render(body["messages"], body.get("tools", []))
 
-    def said(self, action: Any, *, turn: int) -> list[Item]:
-        """Give the items of a string: thoughts, text, calls."""
+    def parse_action(self, action: Any, *, turn: int) -> list[Item]:
+        """Parse reasoning, text and tool calls from the string."""
         if action not in self.action_space:
-            raise UsageError(f"an action of codec='text' is a string, not {type(action).__name__}")
-        self._end = _end(action)
+            raise UsageError(f"an action of codec='text' must be a string, got {type(action).__name__}")
+        self._end = _build_turn_end(action)
         return parse_output(chatml.truncate_at_special_token(action)).build_items(turn=turn)
 
-    def answered(self, items: Sequence[Item], *, over: bool) -> str:
-        """Give the end of the policy's turn, the new messages, and the beginning of its next one."""
+    def encode_reply(self, items: Sequence[Item], *, over: bool) -> str:
+        """Return the end of the policy's turn, the new messages, and the prompt for the next turn."""
         if over and not items:
             return ""
-        return self._end + _written(chat.build_messages({"input": list(items)}), prompt=not over)
+        return self._end + _render(chat.build_messages({"input": list(items)}), prompt=not over)
 
 
-def _written(messages: list[Item], tools: Sequence[Item] = (), *, prompt: bool = True) -> str:
+def _render(messages: list[Item], tools: Sequence[Item] = (), *, prompt: bool = True) -> str:
     return chatml.join_pieces(chatml.render_pieces(messages, tools=tools, add_generation_prompt=prompt))
 
 
-def _end(action: str) -> str:
-    """What has to follow *action* for its turn to be over."""
+def _build_turn_end(action: str) -> str:
+    """Return the text that must follow *action* to end its turn."""
     _, ended, tail = action.rpartition(SpecialToken.END)
     if not ended or tail.strip():
         return f"{SpecialToken.END}\n"
     return "" if tail.endswith("\n") else "\n"
 
 
-TAIL = 16
-"""How many ids of a prompt are read for whether it has opened the policy's thoughts."""
+THINKING_CHECK_TOKENS = 16
+"""How many tokens at the end of a prompt are decoded to see whether it opens the policy's reasoning."""
 
 
 class Tokens:
-    """The codec of token ids.
+    """The codec of token IDs.
 
-    Observations and actions joined are the sequence of ids the policy saw: what it generated is never written anew, and
-    every observation but the first is what the tokenizer's chat template writes after a turn, with the turn's
-    terminator where the action lacks it, also where the environment says nothing, and up to where the policy's next
-    turn begins, unless the episode is over. Where a template does not tell what that is, `UsageError` says so. Of an
-    episode that ends without an answer the last observation is empty: it ends no turn that the policy did not.
+    The concatenation of all observations and actions is the token sequence that the policy saw: generated tokens are
+    never tokenized again. Each observation but the first holds what the tokenizer's chat template writes between two
+    turns: the end-of-turn token if the action lacks it, the reply, and the prompt for the next turn unless the episode
+    is over. If a template does not reveal this text, `UsageError` says so. If an episode ends without a reply, its last
+    observation is empty.
 
-    What a policy says ends at its first terminator or mark of ChatML, and is read in the Hermes form, as `Text` reads
-    it. Special tokens that a task or a tool spells in its words have a space after their first character, where the
-    tokenizer would take them for the tokens; so have the tags around a tool's output.
+    The policy's turn ends at its first end-of-turn token or ChatML marker, and tool calls are in the Hermes format, as
+    in `Text`. Special tokens spelled out in messages and tool outputs are escaped with a space after their first
+    character, and so are the tags around tool outputs.
     """
 
     def __init__(self, tokenizer: Tokenizer | str | None = None) -> None:
         self.tokenizer = tokenizers.load_tokenizer(tokenizer)
         self._size = tokenizers.get_vocab_size(self.tokenizer)
-        self._marks = frozenset(tokenizers.get_special_tokens(self.tokenizer).values())
+        self._special_tokens = frozenset(tokenizers.get_special_tokens(self.tokenizer).values())
         self._offered: list[Item] = []
         self._bridge = Bridge(self.tokenizer)
         self._generated: list[int] = []
@@ -188,22 +198,22 @@ class Tokens:
         self.observation_space = spaces.Tokens(self._size)
         self.action_space = spaces.Tokens(self._size)
 
-    def opened(self, opening: Sequence[Item], tools: Sequence[Item]) -> list[int]:
-        """Give the ids of the opening messages and of the beginning of the policy's turn."""
+    def encode_opening(self, opening: Sequence[Item], tools: Sequence[Item]) -> list[int]:
+        """Return the token IDs of the opening messages and of the prompt for the policy's turn."""
         body = chat.build_body({"input": list(opening), "tools": list(tools)})
-        offered = _without(body.get("tools", []), self._marks)
+        offered = _escape_markers(body.get("tools", []), self._special_tokens)
         if offered != self._offered:
             self._offered, self._bridge = offered, Bridge(self.tokenizer, offered)
         self._generated, self._calls = [], []
         messages = self._messages(body["messages"])
-        return self._seen(
+        return self._remember_thinking(
             tokenizers.render_messages(self.tokenizer, messages, tools=offered or None, add_generation_prompt=True)
         )
 
-    def said(self, action: Any, *, turn: int) -> list[Item]:
-        """Give the items of a sequence of ids: thoughts, text, calls."""
+    def parse_action(self, action: Any, *, turn: int) -> list[Item]:
+        """Parse reasoning, text and tool calls from the token IDs."""
         self._generated = self.action_space.ids(action)
-        ends = self._ends()
+        ends = self._get_end_tokens()
         words = [*takewhile(lambda token: token not in ends, self._generated)]
         written = chatml.truncate_at_special_token(self.tokenizer.decode(words))
         items = parse_output(written, thinking=self._thinking).build_items(turn=turn)
@@ -212,48 +222,50 @@ class Tokens:
         ]
         return items
 
-    def answered(self, items: Sequence[Item], *, over: bool) -> list[int]:
-        """Give the ids that end the policy's turn, those of the new messages, and those that begin its next turn."""
+    def encode_reply(self, items: Sequence[Item], *, over: bool) -> list[int]:
+        """Return the token IDs of the end of the policy's turn, the new messages, and the prompt for the next turn."""
         if over and not items:
             return []
         messages = self._messages(chat.build_messages({"input": list(items)}))
         suffix = self._bridge.suffix(self._generated, messages, calls=self._calls, add_generation_prompt=not over)
-        return self._seen(suffix)
+        return self._remember_thinking(suffix)
 
     def _messages(self, messages: list[Item]) -> list[Item]:
-        return [_without(_told(message), self._marks) for message in messages]
+        return [_escape_markers(_build_template_message(message), self._special_tokens) for message in messages]
 
-    def _seen(self, ids: list[int]) -> list[int]:
-        self._thinking = self.tokenizer.decode(ids[-TAIL:]).rstrip().endswith("<think>")
+    def _remember_thinking(self, ids: list[int]) -> list[int]:
+        self._thinking = self.tokenizer.decode(ids[-THINKING_CHECK_TOKENS:]).rstrip().endswith("<think>")
         return ids
 
-    def _ends(self) -> set[int | None]:
+    def _get_end_tokens(self) -> set[int | None]:
         try:
             return {tokenizers.get_eos_id(self.tokenizer), self._bridge.terminator}
         except BridgeError:
-            # An episode of one turn needs no bridge.
+            # An episode with a single turn needs no bridge.
             return {tokenizers.get_eos_id(self.tokenizer)}
 
 
-def _told(message: Item) -> Item:
-    """A chat message as templates take it: its content one text, the arguments of its calls objects where they are."""
-    words = chatml.extract_content_text(message.get("content"))
-    told = message | {"content": words if message["role"] == "assistant" else chatml.escape_tool_response_tags(words)}
+def _build_template_message(message: Item) -> Item:
+    """Return a message in the form that chat templates take: the content as one string, parsed call arguments."""
+    text = chatml.extract_content_text(message.get("content"))
+    converted = message | {
+        "content": text if message["role"] == "assistant" else chatml.escape_tool_response_tags(text)
+    }
     if calls := message.get("tool_calls"):
-        told["tool_calls"] = [call | {"function": _unpacked(call["function"])} for call in calls]
-    return told
+        converted["tool_calls"] = [call | {"function": _parse_arguments(call["function"])} for call in calls]
+    return converted
 
 
-def _unpacked(function: Item) -> Item:
+def _parse_arguments(function: Item) -> Item:
     call = ToolCall(name=str(function.get("name")), arguments=function.get("arguments") or "{}")
     parsed = call.parsed()
     return function if parsed is None else function | {"arguments": parsed}
 
 
-def _without(value: Any, marks: frozenset[str]) -> Any:
-    """A JSON value in none of whose strings a mark stands."""
+def _escape_markers(value: Any, marks: frozenset[str]) -> Any:
+    """Return a JSON value with the special tokens in its strings escaped."""
     if isinstance(value, str):
         return escape_markers(value, marks)
     if isinstance(value, list):
-        return [_without(each, marks) for each in value]
-    return {key: _without(each, marks) for key, each in value.items()} if isinstance(value, dict) else value
+        return [_escape_markers(each, marks) for each in value]
+    return {key: _escape_markers(each, marks) for key, each in value.items()} if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""An environment as a `gymnasium.Env`: every `reset` opens an episode, every `step` takes one turn of a policy."""
+"""An environment as a `gymnasium.Env`: `reset` opens an episode, and each `step` applies one turn of the policy."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from typing import Any, ClassVar, TypeVarTuple
 import gymnasium
 from gymnasium.wrappers import TimeLimit
 
-import gymsdk.gym.batch  # noqa: F401  # Gymnasium's own vectors learn there how to batch what an `Env` gives
+import gymsdk.gym.batch  # noqa: F401  # registers with Gymnasium how its vector environments batch our spaces
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError
 from gymsdk.gym import loop
-from gymsdk.gym.config import Dealt, Table, Tasks, budget, merged
-from gymsdk.gym.render import Screen
-from gymsdk.gym.slot import Info, Seat, Stepped
+from gymsdk.gym.config import EnvConfig, EpisodeStart, Tasks, build_budget, merge_settings
+from gymsdk.gym.render import TranscriptPrinter
+from gymsdk.gym.slot import Info, Slot, StepResult
 from gymsdk.tokens.tokenizer import Tokenizer
 from gymsdk.types import Episode, Rollout
 
 
-class Claim:
-    """Nobody's at first."""
+class ExclusiveLock:
+    """Lets one thread at a time use an environment."""
 
     def __init__(self) -> None:
         self._begin()
@@ -38,14 +38,21 @@ class Claim:
         self._process, self._lock = os.getpid(), threading.Lock()
 
     @contextmanager
-    def held(self, anew: Callable[[], None]) -> Iterator[None]:
-        """Hold it inside the block; in a fork *anew* is called first. Raises `UsageError` where it is held."""
+    def hold(self, anew: Callable[[], None]) -> Iterator[None]:
+        """Hold the lock inside the block.
+
+        Args:
+            anew: Called first in a forked process, which must not use what its parent set up.
+
+        Raises:
+            UsageError: Another thread holds the lock.
+        """
         if self._process != os.getpid():
-            # Whoever held it in the parent does not run here.
+            # The thread that held the lock in the parent does not exist in this process.
             self._begin()
             anew()
         if not self._lock.acquire(blocking=False):
-            raise UsageError("another thread is using this environment; make one for each thread")
+            raise UsageError("another thread is using this environment; create one environment per thread")
         try:
             yield
         finally:
@@ -54,67 +61,78 @@ class Claim:
 
 Ts = TypeVarTuple("Ts")
 
-_open: set[weakref.finalize[Any, Any]] = set()
+_finalizers: set[weakref.finalize[Any, Any]] = set()
 
 
-def unclosed(owner: object, close: Callable[[*Ts], Coroutine[Any, Any, None]], *given: *Ts) -> None:
-    """Have `close(*given)` run on the background loop once *owner* is gone or this process ends.
+def close_on_finalize(owner: object, close: Callable[[*Ts], Coroutine[Any, Any, None]], *arguments: *Ts) -> None:
+    """Run `close(*arguments)` on the background loop when *owner* is garbage-collected or this process exits.
 
-    Nothing that is *given* may hold the owner.
+    The *arguments* must not refer to the owner.
     """
 
     def end() -> None:
-        _open.discard(finalizer)
+        _finalizers.discard(finalizer)
         if process == os.getpid():
-            loop.leave(close(*given))
+            loop.run_detached(close(*arguments))
 
     process = os.getpid()
     finalizer = weakref.finalize(owner, end)
-    # At exit they all close at once, within one bound: `_end` sees to that.
+    # At exit, `_close_all` closes all environments at once, within one deadline.
     finalizer.atexit = False
-    _open.add(finalizer)
+    _finalizers.add(finalizer)
 
 
 @atexit.register
-def _end() -> None:
-    for finalizer in tuple(_open):
-        # To call one does nothing by now.
+def _close_all() -> None:
+    for finalizer in tuple(_finalizers):
+        # `detach` returns `None` if the finalizer has run.
         if alive := finalizer.detach():
             alive[1]()
-    loop.shut()
+    loop.shut_down()
 
 
-def ends_now(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether a `TimeLimit` around *env* truncates the episode after the step that is being taken.
+def is_last_step(env: gymnasium.Env[Any, Any]) -> bool:
+    """Return whether a `TimeLimit` wrapper around *env* truncates the episode after the step that is in progress.
 
-    The wrapper truncates once the environment has answered and tells the environment nothing, so that the answer to the
-    last step would have no verdict. It is found among the callers of this step: there the environment can judge.
+    The wrapper truncates after the environment has returned, and does not inform the environment: the last step would
+    have no verdict. This function therefore searches the callers of the step for the wrapper.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the one way to the callers
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the only access to the callers
     while frame is not None:
         caller = frame.f_locals.get("self")
-        if isinstance(caller, TimeLimit) and caller.unwrapped is env and _is_last(caller):
+        if isinstance(caller, TimeLimit) and caller.unwrapped is env and _truncates_next_step(caller):
             return True
         frame = frame.f_back
     return False
 
 
-def _is_last(wrapper: TimeLimit[Any, Any]) -> bool:
-    # Gymnasium has no other word for it. Before a reset of the wrapper's own it has counted nothing.
+def _truncates_next_step(wrapper: TimeLimit[Any, Any]) -> bool:
+    # Gymnasium has no public name for the count. It is `None` before the wrapper's first reset.
     taken: int | None = getattr(wrapper, "_elapsed_steps", None)
     return (taken or 0) + 1 >= wrapper._max_episode_steps  # noqa: SLF001
 
 
 class Env(gymnasium.Env[Any, Any]):
-    """One episode after another of *environment*, an installed one's name or an `Environment`.
+    """Plays one episode after another of an environment.
 
-    Tasks come from *split* (`train` where there is one) or are given as *tasks*: a JSONL file, or rows. *codec* says
-    what is seen and said: `chat` messages, `text`, or `tokens` of *tokenizer*. An episode has at most so many *turns*
-    and calls of *tools*; each `reset` and `step` has *seconds*. What else is given, or stands in *settings*, are the
-    environment's own settings. Raises `UsageError`; what goes wrong in an episode is in its `info` instead.
+    Args:
+        environment: The name of an installed environment, or an `Environment`.
+        split: The split that the tasks come from; `train` by default, if the environment has it.
+        tasks: The tasks to play instead of a split: the path of a JSONL file, or rows.
+        codec: The form of observations and actions: `chat` messages, `text`, or `tokens`.
+        tokenizer: The tokenizer of the codec `tokens`, or its name.
+        turns: The most turns of an episode.
+        tools: The most tool calls of an episode.
+        seconds: The time limit of each `reset` and each `step`.
+        render_mode: `ansi`, `human` or `None`.
+        settings: Settings of the environment.
+        **config: Further settings of the environment.
+
+    Raises:
+        UsageError: An argument is invalid. A failure inside an episode does not raise: the `info` holds it.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # type: ignore[misc]  # Gymnasium does not say that it is the class's
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "human"], "render_fps": 1}  # type: ignore[misc]  # Gymnasium annotates it as an instance attribute
 
     def __init__(  # noqa: PLR0913  # each is an argument of `gymnasium.make`
         self,
@@ -132,9 +150,9 @@ class Env(gymnasium.Env[Any, Any]):
         **config: Any,
     ) -> None:
         if render_mode not in {None, *self.metadata["render_modes"]}:
-            raise UsageError(f"render_mode is 'ansi', 'human' or None, not {render_mode!r}")
+            raise UsageError(f"render_mode must be 'ansi', 'human' or None, got {render_mode!r}")
         self.render_mode = render_mode
-        self._made: dict[str, Any] = {
+        self._arguments: dict[str, Any] = {
             "environment": environment,
             "codec": codec,
             "tokenizer": tokenizer,
@@ -142,99 +160,113 @@ class Env(gymnasium.Env[Any, Any]):
             "tools": tools,
             "seconds": seconds,
             "render_mode": render_mode,
-            "settings": merged(settings, config),
+            "settings": merge_settings(settings, config),
         }
-        table = Table(
+        env_config = EnvConfig(
             environment,
-            settings=self._made["settings"],
+            settings=self._arguments["settings"],
             split=split,
             tasks=tasks,
             codec=codec,
             tokenizer=tokenizer,
-            budget=budget(turns=turns, tools=tools, seconds=seconds),
+            budget=build_budget(turns=turns, tools=tools, seconds=seconds),
         )
-        self._claim = Claim()
-        self._sit(table)
-        self.observation_space = self._seat.codec.observation_space
-        self.action_space = self._seat.codec.action_space
-        self._screen = Screen()
+        self._lock = ExclusiveLock()
+        self._set_up(env_config)
+        self.observation_space = self._slot.codec.observation_space
+        self.action_space = self._slot.codec.action_space
+        self._printer = TranscriptPrinter()
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Info]:
-        """Give a new episode's first observation; `info` has its `tools` as in Chat Completions, `seed`, `task_id`.
+        """Open an episode.
 
-        *seed* decides the task and the episode, where it is given; *options* may name the `task` (a row, its number or
-        its id) and another `split`. Raises `UsageError`.
+        Args:
+            seed: Determines the task and the episode. Without a seed, the environment's generator draws them.
+            options: `task` selects a task by its row, its index or its ID; `split` selects another split.
+
+        Returns:
+            The first observation, and an `info` with the `tools` in the form of Chat Completions, the `seed` and the
+            `task_id`.
+
+        Raises:
+            UsageError: The options are invalid.
         """
-        with self._claim.held(self._sit_anew):
+        with self._lock.hold(self._rebuild_after_fork):
             super().reset(seed=seed)
-            dealt = self._table.deal(self.np_random, seed=seed, options=options)
-            seen, info = loop.run(_opened(self._seat, self._table, dealt))
+            dealt = self._config.choose_episode(self.np_random, seed=seed, options=options)
+            seen, info = loop.run(_open_episode(self._slot, self._config, dealt))
             self._show()
             return seen, info
 
-    def step(self, action: Any) -> Stepped:
-        """Give what comes of one turn: observation, reward, terminated, truncated, `info`.
+    def step(self, action: Any) -> StepResult:
+        """Apply one turn of the policy.
 
-        The last step that a `TimeLimit` allows, as that of `make(max_episode_steps=)`, ends the episode like a spent
-        budget of turns. At the end `info` has `outcome`, `ended`, `verdict` and `reward_components`; where the episode
-        could not be scored, its reward is nan, it is truncated, and `info` has the `failure`. Raises `ResetNeeded`
-        where no episode is in hand, and `UsageError` where *action* is none: the episode goes on.
+        The last step that a `TimeLimit` wrapper allows ends the episode in the same way as an exhausted turn budget.
+
+        Returns:
+            Observation, reward, terminated, truncated and `info`. At the end of the episode, `info` holds `outcome`,
+            `ended`, `verdict` and `reward_components`. If the episode cannot be scored, it is truncated, the reward is
+            NaN, and `info` holds the `failure`.
+
+        Raises:
+            ResetNeeded: No episode is open.
+            UsageError: The *action* is invalid. The episode continues.
         """
-        with self._claim.held(self._sit_anew):
-            items = self._seat.heard(action)
-            stepped = loop.run(self._seat.answer(items, last=ends_now(self)))
+        with self._lock.hold(self._rebuild_after_fork):
+            items = self._slot.parse_action(action)
+            stepped = loop.run(self._slot.apply_action(items, last=is_last_step(self)))
             self._show()
             return stepped
 
     def render(self) -> str | None:
-        """Give the episode so far as text where `render_mode` is `ansi`; `human` has shown it already."""
-        return self._screen.text(self.episode, self.rollout) if self.render_mode == "ansi" else None
+        """Return the episode so far as text if `render_mode` is `ansi`; `human` prints it during the steps."""
+        return self._printer.format(self.episode, self.rollout) if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Close the episode in hand and leave the environment; `reset` enters it again."""
-        with self._claim.held(self._sit_anew):
-            loop.run(_cleared(self._seat, self._table))
+        """Close the open episode and leave the environment; the next `reset` enters the environment again."""
+        with self._lock.hold(self._rebuild_after_fork):
+            loop.run(_close_slot(self._slot, self._config))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Give how to make the environment again: a copy has no episode, and its own generator in the same state."""
-        if isinstance(self._made["environment"], Environment):
-            raise UsageError("made of an Environment object it cannot be copied; name an installed environment instead")
-        if self._seat.playing:
-            raise UsageError("while an episode is open it cannot be copied; close() it first")
+        """Return how to create the environment again: a copy has no episode, and a generator in the same state."""
+        if isinstance(self._arguments["environment"], Environment):
+            raise UsageError("an Env created from an Environment object cannot be copied; use an environment's name")
+        if self._slot.is_playing:
+            raise UsageError("an Env with an open episode cannot be copied; call close() first")
         drawn = ("action_space", "observation_space", "_np_random", "_np_random_seed")
         kept = {"spec": self.spec} | {key: deepcopy(getattr(self, key)) for key in drawn}
-        return partial(type(self), **self._made, **self._table.deck.origin), (), kept
+        return partial(type(self), **self._arguments, **self._config.sampler.origin), (), kept
 
     @property
     def episode(self) -> Episode | None:
-        """The episode in hand, or the last one."""
-        return self._seat.episode
+        """The open episode, or the last one."""
+        return self._slot.episode
 
     @property
     def rollout(self) -> Rollout | None:
-        """The last episode's rollout, once it is over."""
-        return self._seat.rollout
+        """The rollout of the last episode, once the episode is over."""
+        return self._slot.rollout
 
-    def _sit(self, table: Table) -> None:
-        self._table = table
-        self._seat = Seat(table.environment, table.codec(), table.budget)
-        unclosed(self, _cleared, self._seat, table)
+    def _set_up(self, config: EnvConfig) -> None:
+        self._config = config
+        self._slot = Slot(config.environment, config.codec(), config.budget)
+        close_on_finalize(self, _close_slot, self._slot, config)
 
-    def _sit_anew(self) -> None:
-        self._sit(self._table.anew())
+    def _rebuild_after_fork(self) -> None:
+        self._set_up(self._config.rebuild())
 
     def _show(self) -> None:
         if self.render_mode == "human":
-            self._screen.show(self.episode, self.rollout)
+            self._printer.print_new(self.episode, self.rollout)
 
 
-async def _opened(seat: Seat, table: Table, dealt: Dealt) -> tuple[Any, Info]:
-    await table.enter()
+async def _open_episode(seat: Slot, config: EnvConfig, dealt: EpisodeStart) -> tuple[Any, Info]:
+    await config.enter()
     return await seat.reset(dealt.task, seed=dealt.seed, id=dealt.id)
 
 
-async def _cleared(seat: Seat, table: Table) -> None:
+async def _close_slot(seat: Slot, config: EnvConfig) -> None:
     try:
         await seat.close()
     finally:
-        await table.leave()
+        await config.leave()

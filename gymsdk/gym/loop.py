@@ -1,4 +1,4 @@
-"""The background event loop that plays every episode of Gymnasium's faces: one thread per process."""
+"""The background event loop on which all Gymnasium environments of a process run their episodes, in one thread."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from gymsdk.errors import UsageError
 
 T = TypeVar("T")
 
-GIVING_UP = 15.0
-"""Seconds an interrupted call may take to end what it has begun, and all that is left at exit."""
+SHUTDOWN_SECONDS = 15.0
+"""Seconds that an interrupted call, or all remaining work at exit, may take to end."""
 
 log = logging.getLogger("gymsdk")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_left: set[_Job[Any]] = set()
+_detached: set[_Job[Any]] = set()
 _abandoned: list[object] = []
-_shut = False
+_is_shut_down = False
 
 
 class _Job(Generic[T]):
-    """A coroutine on its way through the background loop."""
+    """A coroutine that another thread submits to the background loop."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
         self._task: asyncio.Task[T] | None = None
-        self.ended = threading.Event()
+        self.done = threading.Event()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._coroutine)
         self._task.add_done_callback(self._end)
 
@@ -44,91 +44,95 @@ class _Job(Generic[T]):
             self._task.cancel()
 
     def _end(self, task: asyncio.Task[T]) -> None:
-        _left.discard(self)
-        # Who still waits while the interpreter ends is a daemon thread, and would print that it was cancelled.
-        if not (_shut and task.cancelled()):
-            self.ended.set()
+        _detached.discard(self)
+        # At exit, only daemon threads still wait: they would print a traceback of the cancellation.
+        if not (_is_shut_down and task.cancelled()):
+            self.done.set()
 
     def result(self) -> T:
-        assert self._task is not None, "it has ended, so it has begun"
+        assert self._task is not None, "a job that is done has been started"
         return self._task.result()
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Give what *coroutine* gives, run on the background loop: from any thread, beside any running loop."""
-    loop = _running()
-    if _is_here(loop):
+    """Run *coroutine* on the background loop from any thread and return its result.
+
+    Raises:
+        UsageError: The caller runs on the background loop itself.
+    """
+    loop = _get_loop()
+    if _is_running_loop(loop):
         coroutine.close()
         raise UsageError(
-            "a Gymnasium environment was used inside a hook or a model on its own event loop; use `gymsdk.play` there"
+            "a Gymnasium environment cannot be used inside a hook or a model on its own event loop; use `gymsdk.play`"
         )
     job = _Job(coroutine)
     try:
-        loop.call_soon_threadsafe(job.begin)
-        job.ended.wait()
+        loop.call_soon_threadsafe(job.start)
+        job.done.wait()
     except BaseException:
-        # Ctrl-C here must not leave an episode half played there.
+        # After Ctrl-C, no half-played episode must continue in the background.
         loop.call_soon_threadsafe(job.cancel)
-        job.ended.wait(GIVING_UP)
+        job.done.wait(SHUTDOWN_SECONDS)
         raise
     return job.result()
 
 
-def leave(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Have *coroutine* run without waiting for it: a garbage collector may call this in any thread, at any line."""
-    # No lock here: the thread that is being interrupted may hold it.
+def run_detached(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Start *coroutine* on the background loop and return at once; safe to call from a finalizer in any thread."""
+    # Without the lock, which the interrupted thread may hold.
     if _loop is None:
         coroutine.close()
         return
-    job = _Job(_told(coroutine))
-    _left.add(job)
-    _loop.call_soon_threadsafe(job.begin)
+    job = _Job(_log_errors(coroutine))
+    _detached.add(job)
+    _loop.call_soon_threadsafe(job.start)
 
 
-def settle() -> None:
-    """Wait until all that was left to the loop has ended, `GIVING_UP` seconds at most; what has not is cancelled."""
-    deadline = time.monotonic() + GIVING_UP
-    for job in tuple(_left):
-        if not job.ended.wait(max(0.0, deadline - time.monotonic())) and _loop:
+def wait_for_detached() -> None:
+    """Wait up to `SHUTDOWN_SECONDS` for the detached coroutines, and cancel the rest."""
+    deadline = time.monotonic() + SHUTDOWN_SECONDS
+    for job in tuple(_detached):
+        if not job.done.wait(max(0.0, deadline - time.monotonic())) and _loop:
             _loop.call_soon_threadsafe(job.cancel)
-            job.ended.wait(1.0)
+            job.done.wait(1.0)
 
 
-def shut() -> None:
-    """Settle, then end whatever else runs there and close what the loop shares: the interpreter ends."""
-    global _shut  # noqa: PLW0603  # there is one per process
-    settle()
+def shut_down() -> None:
+    """Wait for the detached coroutines and cancel everything else on the loop; called when the interpreter exits."""
+    global _is_shut_down  # noqa: PLW0603  # there is one per process
+    wait_for_detached()
     if _loop:
-        _shut = True
-        emptied = asyncio.run_coroutine_threadsafe(_emptied(), _loop)
+        _is_shut_down = True
+        cancelled = asyncio.run_coroutine_threadsafe(_cancel_all_tasks(), _loop)
         with suppress(TimeoutError):
-            emptied.result(GIVING_UP)
+            cancelled.result(SHUTDOWN_SECONDS)
 
 
-async def _emptied() -> None:
+async def _cancel_all_tasks() -> None:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     if tasks:
-        await asyncio.wait(tasks, timeout=GIVING_UP / 2)
+        await asyncio.wait(tasks, timeout=SHUTDOWN_SECONDS / 2)
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-async def _told(coroutine: Coroutine[Any, Any, None]) -> None:
+async def _log_errors(coroutine: Coroutine[Any, Any, None]) -> None:
     try:
         await coroutine
-    except Exception as error:  # noqa: BLE001  # nobody waits for it
-        log.warning("an environment that was left open did not close well: %r", error)
+    except Exception as error:  # noqa: BLE001  # no caller awaits the result
+        log.warning("an environment that was left open could not be closed: %r", error)
 
 
-def _is_here(loop: asyncio.AbstractEventLoop) -> bool:
+def _is_running_loop(loop: asyncio.AbstractEventLoop) -> bool:
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
 
 
-def _running() -> asyncio.AbstractEventLoop:
+def _get_loop() -> asyncio.AbstractEventLoop:
     global _loop  # noqa: PLW0603  # there is one per process
     with _lock:
         if _loop is None:
@@ -141,20 +145,20 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     while not loop.is_closed():
         try:
             loop.run_forever()
-        except BaseException as error:  # noqa: BLE001  # a task keeps what it raised for whoever waits
-            log.warning("an environment's code raised %r on the loop it shares with others", error)
+        except BaseException as error:  # noqa: BLE001  # the task has the exception, for its caller
+            log.warning("code of an environment raised %r on the event loop that it shares with others", error)
 
 
-def _forget() -> None:
+def _reset_after_fork() -> None:
     global _lock, _loop
-    # The thread that ran it stayed with the parent, and may have held the lock. Closing the loop here would take its
-    # wake-up pipe off the selector that the parent still polls.
-    _abandoned.extend((_loop, *_left))
+    # The loop's thread exists only in the parent, and may have held the lock. Closing the loop here would remove its
+    # wake-up pipe from the selector, which the parent still uses.
+    _abandoned.extend((_loop, *_detached))
     for task in asyncio.all_tasks(_loop) if _loop else ():
-        # It goes on in the parent, as the task that holds a lifespan does: it is no task that this process forgot.
+        # The task continues in the parent: asyncio must not report it as destroyed here.
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # asyncio's own way to say so
-    _left.clear()
+    _detached.clear()
     _lock, _loop = threading.Lock(), None
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,4 +1,4 @@
-"""Policies: any model as `policy(observation, info) -> action`; one call plays an episode through Gymnasium."""
+"""Policies: a model as `policy(observation, info) -> action`, and `rollout`, which plays an episode with a model."""
 
 from __future__ import annotations
 
@@ -19,86 +19,99 @@ from gymsdk.gym.vector import VectorEnv, info_of
 from gymsdk.models import registry as models
 from gymsdk.types import Episode, Item, Model, Rollout
 
-Single: TypeAlias = gymnasium.Env[Any, Any]
+SingleEnv: TypeAlias = gymnasium.Env[Any, Any]
 
-Several: TypeAlias = gymnasium.vector.VectorEnv[Any, Any, Any]
+ManyEnvs: TypeAlias = gymnasium.vector.VectorEnv[Any, Any, Any]
 
 Info: TypeAlias = dict[str, Any]
 
 
 class Policy:
-    """A model as a policy: *model* is one, or the name of one with the *options* of `gymsdk.model`.
+    """A model as a policy.
 
-    It keeps the conversation from what it is shown, and answers with the model's own output items. *env* is who is
-    played, with its wrappers or without: a model that needs the episode itself, as `scripted/oracle` does, gets it from
-    there, and so does every request the row's own parameters; *sampling* goes over them. A model has *timeout* seconds.
+    The policy keeps the conversation from the observations, and its actions are the model's output items.
+
+    Args:
+        model: A model, or the name of one.
+        env: The environment to play, with or without wrappers. A model that needs the episode itself, such
+            as `scripted/oracle`, gets it from here, and so does each request its row's own parameters.
+        sampling: Sampling parameters, which override those of the row.
+        timeout: The seconds that one answer of the model may take.
+        **options: The options of `gymsdk.model`, if the model is given by name.
+
+    Raises:
+        UsageError: An option is invalid, or a policy cannot play the environment.
     """
 
     def __init__(
         self,
         model: Model | str,
-        env: Single | Several | None = None,
+        env: SingleEnv | ManyEnvs | None = None,
         *,
         sampling: Mapping[str, Any] | None = None,
         timeout: float = 600.0,
         **options: Any,
     ) -> None:
         if options and not isinstance(model, str):
-            raise UsageError(f"{', '.join(options)}: options are for a model's name; this model is made already")
+            raise UsageError(f"{', '.join(options)}: options apply to a model's name; this model exists already")
         self._model = models.model(model, timeout=timeout, **options) if isinstance(model, str) else model
         responses.check_model(self._model)
-        self._env = None if env is None else _spoken_with(env)
+        self._env = None if env is None else _check_env(env)
         self._sampling = dict(sampling or {})
         self._timeout = timeout
         self._conversations: list[Conversation] = []
 
     def __call__(self, observation: Any, info: Info) -> Turn:
-        """Give the model's next turn; raises `Failed` where it gives none, and may be asked again then.
+        """Return the model's next turn.
 
-        A turn that the model did not finish is an action too: it ends the episode, as running out of tokens does.
+        An unfinished turn is an action too: it ends the episode, because the model ran out of tokens.
+
+        Raises:
+            Failed: The model gave no answer. The same call may be repeated.
         """
-        (turn,) = self._turns([observation], [info])
+        (turn,) = self._play_turns([observation], [info])
         if turn.failure:
             raise turn.failure
         return turn
 
     def batch(self, observations: Sequence[Any], infos: Info | Sequence[Info]) -> list[Turn]:
-        """Give the next turn of each sub-environment, all asked at once; none is asked where its action is ignored.
+        """Return the next turn of each sub-environment; the model is asked for all concurrently.
 
-        Where the model fails, the turn has a `failure`: it ends its own episode as failed, and the others go on.
+        The model is not asked where the action is ignored. If a request fails, the turn has a `failure`, which ends its
+        episode as failed; the other episodes continue.
         """
-        return self._turns(observations, _each(infos, len(observations)))
+        return self._play_turns(observations, _split_infos(infos, len(observations)))
 
-    def _turns(self, observations: Sequence[Any], infos: Sequence[Info]) -> list[Turn]:
+    def _play_turns(self, observations: Sequence[Any], infos: Sequence[Info]) -> list[Turn]:
         new = len(infos) - len(self._conversations)
         self._conversations += [Conversation() for _ in range(new)]
         shown = enumerate(zip(observations, infos, strict=True))
-        heard = [self._conversations[number].hear(*each) for number, each in shown]
+        heard = [self._conversations[number].observe(*each) for number, each in shown]
         asked = [number for number, has_turn in enumerate(heard) if has_turn]
-        said = loop.run(self._asked(asked)) if asked else {}
+        said = loop.run(self._ask_models(asked)) if asked else {}
         return [said[number] if number in said else Turn() for number in range(len(heard))]
 
-    async def _asked(self, numbers: Sequence[int]) -> dict[int, Turn]:
+    async def _ask_models(self, numbers: Sequence[int]) -> dict[int, Turn]:
         talks = self._conversations
-        episodes = [None] * len(talks) if self._env is None else _episodes(self._env)
+        episodes = [None] * len(talks) if self._env is None else _get_episodes(self._env)
         async with asyncio.TaskGroup() as group:
-            asked = {number: group.create_task(self._turn(talks[number], episodes[number])) for number in numbers}
+            asked = {number: group.create_task(self._ask_model(talks[number], episodes[number])) for number in numbers}
         return {number: task.result() for number, task in asked.items()}
 
-    async def _turn(self, conversation: Conversation, episode: Episode | None) -> Turn:
+    async def _ask_model(self, conversation: Conversation, episode: Episode | None) -> Turn:
         try:
-            response = await self._response(self._parameters(episode) | conversation.request(), episode)
+            response = await self._query(self._build_parameters(episode) | conversation.build_request(), episode)
         except EpisodeError as error:
             error.stage = "model"
             return Turn(failure=error)
-        conversation.said(response["output"])
+        conversation.add_output(response["output"])
         return Turn(response)
 
-    def _parameters(self, episode: Episode | None) -> Item:
+    def _build_parameters(self, episode: Episode | None) -> Item:
         whole = build_request(episode, self._sampling) if episode else self._sampling
         return {key: value for key, value in whole.items() if key not in {"input", "tools"}}
 
-    async def _response(self, request: Item, episode: Episode | None) -> Item:
+    async def _query(self, request: Item, episode: Episode | None) -> Item:
         try:
             async with asyncio.timeout(self._timeout):
                 return await responses.query_model(self._model, request, episode=episode)
@@ -108,7 +121,7 @@ class Policy:
 
 
 def rollout(
-    env: Single | str,
+    env: SingleEnv | str,
     model: Model | str,
     *,
     seed: int | None = None,
@@ -117,79 +130,89 @@ def rollout(
     timeout: float = 600.0,
     **model_options: Any,
 ) -> Rollout:
-    """Play one episode of *env* with *model* and give its rollout, through `reset` and `step`, wrappers included.
+    """Play one episode with `reset` and `step`, wrappers included.
 
-    *env* is a name, as in `math` or `nemo/math`, or what `gymnasium.make` gave; *seed* and *options* are those of its
-    `reset`, *model_options*, as `base_url`, of `gymsdk.model`, as with `Policy`. As with `gymsdk.play`, what goes wrong
-    in the episode is in the rollout's `failure`, and not raised.
+    Args:
+        env: An environment's name, as in `math` or `nemo/math`, or the result of `gymnasium.make`.
+        model: A model, or the name of one.
+        seed: The seed of `reset`.
+        options: The options of `reset`.
+        sampling: Sampling parameters, which override those of the row.
+        timeout: The seconds that one answer of the model may take.
+        **model_options: The options of `gymsdk.model`, as in `base_url`.
+
+    Returns:
+        The rollout. A failure in the episode does not raise: it is the rollout's `failure`.
     """
     played = made(env) if isinstance(env, str) else env
     try:
-        base = _base(played)
+        base = _get_base_env(played)
         policy = Policy(model, played, sampling=sampling, timeout=timeout, **model_options)
         _play(played, policy, *played.reset(seed=seed, options=options))
     finally:
         if played is not env:
             played.close()
     if base.rollout is None:
-        raise UsageError("a wrapper ended the episode unjudged; bound it by the environment's own turns= instead")
+        raise UsageError(
+            "a wrapper ended the episode before it was scored; limit it with the environment's turns= instead"
+        )
     return base.rollout.model_copy(update={"sampling": dict(sampling or {})})
 
 
-def _base(env: Single) -> Env:
+def _get_base_env(env: SingleEnv) -> Env:
     base = env.unwrapped
     if not isinstance(base, Env):
-        raise UsageError(f"a rollout is of one environment of gymsdk, not of {type(base).__name__}")
+        raise UsageError(f"rollout() plays a single environment of gymsdk, got {type(base).__name__}")
     return base
 
 
-def _play(env: Single, policy: Policy, observation: Any, info: Info) -> None:
+def _play(env: SingleEnv, policy: Policy, observation: Any, info: Info) -> None:
     over = False
     while not over:
-        observation, _, terminated, truncated, info = env.step(_turn(policy, observation, info))
+        observation, _, terminated, truncated, info = env.step(_ask_policy(policy, observation, info))
         over = terminated or truncated
 
 
-def _turn(policy: Policy, observation: Any, info: Info) -> Turn:
+def _ask_policy(policy: Policy, observation: Any, info: Info) -> Turn:
     try:
         return policy(observation, info)
     except EpisodeError as error:
         return Turn(failure=error)
 
 
-def made(name: str, **arguments: Any) -> Single:
-    """Give what `gymnasium.make` makes of an environment's *name*, as in `math` or `nemo/math`, with *arguments*."""
+def made(name: str, **arguments: Any) -> SingleEnv:
+    """Create the environment *name*, as in `math` or `nemo/math`, with `gymnasium.make` and *arguments*."""
     registration.register()
     plain = name.removeprefix(f"{registration.NAMESPACE}/")
     if "/" in plain or ":" in plain:
         return gymnasium.make(name, **arguments)
     known = f"{registration.NAMESPACE}/{plain}"
-    # Whoever has no entry says why when it is made.
+    # For an environment that is not registered, `Env` raises with the reason.
     return gymnasium.make(known, **arguments) if known in gymnasium.registry else Env(plain, **arguments)
 
 
-def _spoken_with(env: Single | Several) -> Single | Several:
-    """Give *env* where a policy can play it; raises `UsageError`."""
+def _check_env(env: SingleEnv | ManyEnvs) -> SingleEnv | ManyEnvs:
+    """Return *env* if a policy can play it; raises `UsageError` otherwise."""
     base = env.unwrapped
-    _episodes(env)
+    _get_episodes(env)
     space = base.single_observation_space if isinstance(base, gymnasium.vector.VectorEnv) else base.observation_space
     if not isinstance(space, Messages):
-        raise UsageError(f"a policy reads chat messages, and this environment shows {space}; make it with codec='chat'")
+        raise UsageError(f"a policy reads chat messages, this environment shows {space}; create it with codec='chat'")
     return env
 
 
-def _episodes(env: Single | Several) -> Sequence[Episode | None]:
+def _get_episodes(env: SingleEnv | ManyEnvs) -> Sequence[Episode | None]:
     base = env.unwrapped
     if isinstance(base, Env):
         return [base.episode]
     if isinstance(base, VectorEnv):
         return base.episodes
     if isinstance(base, gymnasium.vector.SyncVectorEnv):
-        return [_episodes(each)[0] for each in base.envs]
+        return [_get_episodes(each)[0] for each in base.envs]
     raise UsageError(
-        f"a policy plays environments of gymsdk in this process, not {type(base).__name__}; leave out env="
+        f"a policy plays environments of gymsdk in this process, got {type(base).__name__}; leave out env="
     )
 
 
-def _each(infos: Info | Sequence[Info], count: int) -> Sequence[Info]:
+def _split_infos(infos: Info | Sequence[Info], count: int) -> Sequence[Info]:
     return [info_of(infos, number) for number in range(count)] if isinstance(infos, dict) else infos

@@ -1,4 +1,4 @@
-"""The entries of Gymnasium's registry: every installed environment as `nemo/<name>`."""
+"""Register every installed environment with Gymnasium as `nemo/<name>`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
 NAMESPACE = "nemo"
-"""What stands before the name in an environment's id."""
+"""The namespace of the environments' IDs in Gymnasium."""
 
 
 def register() -> list[str]:
-    """Give the ids of the installed environments, all of them now in Gymnasium's registry.
+    """Add the installed environments to Gymnasium's registry.
 
-    An id that is there already, in whatever version, is left as it is.
+    An ID that is already registered, in any version, stays unchanged.
+
+    Returns:
+        The IDs of the installed environments.
     """
     from gymnasium.envs.registration import registry
 
     taken = {spec.name for spec in tuple(registry.values()) if spec.namespace == NAMESPACE}
     specs = [spec for name in installed() if (spec := _spec(name))]
-    # Not by Gymnasium's `register`: inside somebody's `with namespace("other")` that would register as `other/<name>`.
+    # Not with Gymnasium's `register`: inside `with namespace("other")` it would register `other/<name>`.
     registry.update({spec.id: spec for spec in specs if spec.name not in taken})
     return [spec.id for spec in specs]
 
 
 def _spec(name: str) -> EnvSpec | None:
-    """Give the entry of environment *name*, `None` where Gymnasium's ids cannot hold that name."""
+    """Return the registry entry of environment *name*, or `None` if Gymnasium's syntax of IDs rules out the name."""
     from gymnasium.envs.registration import EnvSpec
     from gymnasium.error import Error
 
@@ -38,9 +41,9 @@ def _spec(name: str) -> EnvSpec | None:
             entry_point="gymsdk.gym:Env",
             vector_entry_point="gymsdk.gym:VectorEnv",
             kwargs={"environment": name},
-            disable_env_checker=True,  # it warns of a reward of `nan`, by which a failed episode says so
+            disable_env_checker=True,  # the checker warns about the reward NaN of a failed episode
         )
     except Error:
         return None
-    # Of `name-v2` Gymnasium reads a version, of `one:two` a module to import.
+    # Gymnasium would read the end of `name-v2` as a version, and the beginning of `one:two` as a module to import.
     return spec if spec.name == name and ":" not in name else None

@@ -1,4 +1,4 @@
-"""The deck: which task a reset plays, drawn by a seed or named by the caller."""
+"""The task sampler: draws the task of an episode with a seed, or finds the task that the caller selects."""
 
 from __future__ import annotations
 
@@ -20,36 +20,45 @@ from gymsdk.environment import Environment
 from gymsdk.errors import BadRow, UnknownSplit, UsageError
 from gymsdk.types import Row, Task
 
-MOST = 1_000_000
-"""Where the reading of a split ends that does not depend on the seed: it is drawn from whole, unless it is endless."""
+MAX_LISTED_TASKS = 1_000_000
+"""How many tasks of a split are listed and drawn from, if the split does not depend on the seed: it may be endless."""
 
-SOUGHT = 100_000
-"""Among how many tasks of a split that depends on the seed one is sought, by number or id: it may be endless."""
+MAX_SEARCHED_TASKS = 100_000
+"""How many tasks are searched for an index or an ID, if the split depends on the seed: it may be endless."""
 
-SEEDS = 2**31 - 1
-"""Below this lie the seeds that are drawn."""
+SEED_BOUND = 2**31 - 1
+"""The exclusive upper bound of drawn seeds."""
 
-PROBES = 3
-"""How many seeds tell whether a split depends on them."""
+SEED_PROBES = 3
+"""How many seeds are compared to find out whether a split depends on the seed."""
 
-IDS = ("id", "task_id", "uuid")
-"""The fields by which a row may be named."""
+ID_FIELDS = ("id", "task_id", "uuid")
+"""The fields of a row that may hold its ID."""
 
-GIVEN = "(tasks)"
-"""What stands for the split in the id of a task that was given: no split is called so."""
+GIVEN_SPLIT = "(tasks)"
+"""The split's name in the IDs of tasks that the caller gave; no split has this name."""
 
-DRAWN = re.compile(r"(.*):([0-9]{1,19}):([0-9]{1,19})", re.DOTALL)
-"""The id of a task that was drawn: split, seed, index."""
+TASK_ID_PATTERN = re.compile(r"(.*):([0-9]{1,19}):([0-9]{1,19})", re.DOTALL)
+"""The ID of a drawn task: split, seed, index."""
 
 
 log = logging.getLogger("gymsdk")
 
 
-class Deck:
-    """The tasks of one environment's *split*, or the *given* ones: a file of rows, or rows.
+class TaskSampler:
+    """Draws and finds the tasks of a split, or of a given list of rows.
 
-    A task's id is `SPLIT:SEED:INDEX`, the index-th of the split's tasks with that seed. One that is named is sought
-    for at most *seconds*. Raises `UnknownSplit`, and `BadRow` where a given row does not fit.
+    The ID of a task is `SPLIT:SEED:INDEX`: its index among the tasks of the split with that seed.
+
+    Args:
+        environment: The environment that the tasks are for.
+        split: The name of the split; `train` by default, if there is one.
+        given: The tasks to use instead of a split: the path of a JSONL file, or rows.
+        seconds: The time limit of a search for a task.
+
+    Raises:
+        UnknownSplit: The environment does not have the split.
+        BadRow: A given row is invalid.
     """
 
     def __init__(
@@ -63,155 +72,161 @@ class Deck:
         self._environment = environment
         self._seconds = seconds
         if split is not None and given is not None:
-            raise UsageError(f"tasks come from a split or are given, not both; leave out split={split!r} or tasks=")
-        self.given = None if given is None else [environment.read(row) for row in _rows(given)]
+            raise UsageError(f"give either a split or tasks, not both; remove split={split!r} or tasks=")
+        self.given = None if given is None else [environment.read(row) for row in _read_rows(given)]
         if self.given == []:
-            raise BadRow("there is no task among those given; give at least one row")
+            raise BadRow("tasks= holds no task; give at least one row")
         self._whole: Sequence[Task] | None = self.given
-        self.split = GIVEN if self.given is not None else _known(environment, split)
-        self._others: dict[str, Deck] = {}
+        self.split = GIVEN_SPLIT if self.given is not None else _check_split(environment, split)
+        self._others: dict[str, TaskSampler] = {}
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the tasks come from, as arguments of `Env`."""
+        """The source of the tasks, as arguments of `Env`."""
         return {"split": self.split} if self.given is None else {"tasks": self.given}
 
     def draw(self, rng: np.random.Generator) -> tuple[Task, str]:
-        """Give a task and its id, any of them alike."""
-        if self._seeded:
-            return self._fresh(rng)
-        index = int(rng.integers(len(self._listed)))
-        return self._listed[index], f"{self.split}:0:{index}"
+        """Draw a task uniformly; return the task and its ID."""
+        if self._depends_on_seed:
+            return self._draw_with_new_seed(rng)
+        index = int(rng.integers(len(self._all_tasks)))
+        return self._all_tasks[index], f"{self.split}:0:{index}"
 
-    def named(self, task: object, split: str | None = None) -> tuple[Task, str]:
-        """Give the task that is a row itself, the number of one, or an id, and its id."""
+    def find(self, task: object, split: str | None = None) -> tuple[Task, str]:
+        """Return the task given as a row, an index or an ID, and its ID."""
         if isinstance(task, (Task, dict)):
             return self._environment.read(task), ""
         where = self.split if split is None else split
         if isinstance(task, str):
-            return self._found(task, where)
+            return self._find_by_id(task, where)
         if isinstance(task, bool) or not isinstance(task, (int, np.integer)) or task < 0:
-            raise BadRow(f"options['task'] is a row, a number from 0 or an id, not {task!r}")
-        return self._deck(where).numbered(int(task))
+            raise BadRow(f"options['task'] must be a row, an index from 0 or an ID, got {task!r}")
+        return self._sampler_for(where).get_by_index(int(task))
 
-    def elsewhere(self, split: str, rng: np.random.Generator) -> tuple[Task, str]:
-        """Give a task of another *split*."""
-        return self._deck(split).draw(rng)
+    def draw_from(self, split: str, rng: np.random.Generator) -> tuple[Task, str]:
+        """Draw a task of the split *split*."""
+        return self._sampler_for(split).draw(rng)
 
-    def _deck(self, split: str) -> Deck:
+    def _sampler_for(self, split: str) -> TaskSampler:
         if split == self.split:
             return self
         if split not in self._others:
-            self._others[split] = Deck(self._environment, split=split, seconds=self._seconds)
+            self._others[split] = TaskSampler(self._environment, split=split, seconds=self._seconds)
         return self._others[split]
 
-    def _fresh(self, rng: np.random.Generator) -> tuple[Task, str]:
-        seed = int(rng.integers(SEEDS))
+    def _draw_with_new_seed(self, rng: np.random.Generator) -> tuple[Task, str]:
+        seed = int(rng.integers(SEED_BOUND))
         for task in self._environment.tasks(self.split, seed=seed):
             return task, f"{self.split}:{seed}:0"
-        raise UnknownSplit(f"{self.called} has no task")
+        raise UnknownSplit(f"{self.description} has no task")
 
     @cached_property
-    def _seeded(self) -> bool:
-        """Whether the split's tasks depend on the seed: then every draw may be a task never seen before."""
+    def _depends_on_seed(self) -> bool:
+        """Whether the split's tasks depend on the seed, so that each draw may use a new seed."""
         if self.given is not None:
             return False
-        first = [next(self._environment.tasks(self.split, seed=seed), None) for seed in range(PROBES)]
+        first = [next(self._environment.tasks(self.split, seed=seed), None) for seed in range(SEED_PROBES)]
         return any(task != first[0] for task in first)
 
     @property
-    def _listed(self) -> Sequence[Task]:
-        return self._whole or self._read(self._environment.tasks(self.split))
+    def _all_tasks(self) -> Sequence[Task]:
+        return self._whole or self._read_all(self._environment.tasks(self.split))
 
-    def _read(self, tasks: Iterator[Task]) -> Sequence[Task]:
-        """Give the *tasks* of a split that is the same for every seed, and keep them."""
-        found = list(islice(tasks, MOST))
+    def _read_all(self, tasks: Iterator[Task]) -> Sequence[Task]:
+        """List the *tasks* of a split that does not depend on the seed, and keep the list."""
+        found = list(islice(tasks, MAX_LISTED_TASKS))
         if not found:
-            raise UnknownSplit(f"{self.called} has no task")
-        if len(found) == MOST and next(tasks, None) is not None:
-            advice = "if it is endless, let its tasks depend on the seed"
+            raise UnknownSplit(f"{self.description} has no task")
+        if len(found) == MAX_LISTED_TASKS and next(tasks, None) is not None:
             log.warning(
-                "%s is the same for every seed and has more than the %d tasks drawn from; %s",
-                self.called,
-                MOST,
-                advice,
+                "%s does not depend on the seed and has more than %d tasks; only the first %d are drawn from. "
+                "If the split is endless, let its tasks depend on the seed",
+                self.description,
+                MAX_LISTED_TASKS,
+                MAX_LISTED_TASKS,
             )
         self._whole = found
         return found
 
     @property
-    def called(self) -> str:
-        """What a message calls its tasks."""
+    def description(self) -> str:
+        """The source of the tasks, for messages."""
         split = f"split {self.split!r} of environment {self._environment.name!r}"
-        return split if self.given is None else f"what was given as tasks= of environment {self._environment.name!r}"
+        return split if self.given is None else f"the list given as tasks= of environment {self._environment.name!r}"
 
-    def numbered(self, index: int, *, seed: int = 0) -> tuple[Task, str]:
-        """Give the *index*-th task with that *seed*; raises `BadRow`."""
-        if index >= self._most:
-            message = f"{self.called} is searched for a task by its number among its first {self._most:,}"
-            raise BadRow(f"{message}, and {index} is beyond; take a lower one, or give the row itself")
+    def get_by_index(self, index: int, *, seed: int = 0) -> tuple[Task, str]:
+        """Return the task at *index* among the tasks with that *seed*; raises `BadRow`."""
+        if index >= self._max_searched_tasks:
+            raise BadRow(
+                f"{self.description}: the index {index} exceeds the largest that is searched,"
+                f" {self._max_searched_tasks - 1:,}; choose a smaller index, or give the row itself"
+            )
         tasks = self._environment.tasks(self.split, seed=seed) if self._whole is None else iter(self._whole)
-        for task in islice(self._in_time(tasks), index, None):
+        for task in islice(self._limit_time(tasks), index, None):
             return task, f"{self.split}:{seed}:{index}"
-        raise BadRow(f"{self.called} has no task {index}; they count from 0")
+        raise BadRow(f"{self.description} has no task {index}; indices start at 0")
 
-    def _found(self, id: str, split: str) -> tuple[Task, str]:
-        drawn = DRAWN.fullmatch(id)
+    def _find_by_id(self, id: str, split: str) -> tuple[Task, str]:
+        drawn = TASK_ID_PATTERN.fullmatch(id)
         if drawn and drawn[1] in {*self._environment.splits, self.split}:
-            return self._deck(drawn[1]).numbered(int(drawn[3]), seed=int(drawn[2]))
-        return self._deck(split).owning(id)
+            return self._sampler_for(drawn[1]).get_by_index(int(drawn[3]), seed=int(drawn[2]))
+        return self._sampler_for(split).get_by_id(id)
 
-    def owning(self, id: str) -> tuple[Task, str]:
-        """Give the task that has this *id* of its own; raises `BadRow`."""
+    def get_by_id(self, id: str) -> tuple[Task, str]:
+        """Return the task whose row has the ID *id*; raises `BadRow`."""
         sought: Iterable[Task] = self._whole or ()
         if not sought:
-            tasks = self._in_time(self._environment.tasks(self.split))
-            sought = islice(tasks, SOUGHT) if self._seeded else self._read(tasks)
+            tasks = self._limit_time(self._environment.tasks(self.split))
+            sought = islice(tasks, MAX_SEARCHED_TASKS) if self._depends_on_seed else self._read_all(tasks)
         count = 0
         for count, task in enumerate(sought, 1):
-            if any(_value(task, key) == id for key in IDS):
+            if any(_value(task, key) == id for key in ID_FIELDS):
                 return task, f"{self.split}:0:{count - 1}"
-        first = f" among its first {count:,}" if count in {SOUGHT, MOST} else ""
-        raise BadRow(f"{self.called} has no task with the id {id!r}{first}; a row itself or a number names one, too")
+        first = f" among its first {count:,}" if count in {MAX_SEARCHED_TASKS, MAX_LISTED_TASKS} else ""
+        raise BadRow(f"{self.description} has no task with the ID {id!r}{first}; give an index or the row itself")
 
     @property
-    def _most(self) -> int:
-        """Among how many tasks one is sought."""
+    def _max_searched_tasks(self) -> int:
+        """How many tasks are searched."""
         if self.given is not None:
-            return max(MOST, len(self.given))
-        return SOUGHT if self._seeded else MOST
+            return max(MAX_LISTED_TASKS, len(self.given))
+        return MAX_SEARCHED_TASKS if self._depends_on_seed else MAX_LISTED_TASKS
 
-    def _in_time(self, tasks: Iterator[Task]) -> Iterator[Task]:
-        """Yield *tasks* until the time is up; raises `UsageError` then."""
+    def _limit_time(self, tasks: Iterator[Task]) -> Iterator[Task]:
+        """Yield *tasks* until the time limit; raises `UsageError` then."""
         end = monotonic() + self._seconds
         for count, task in enumerate(tasks, 1):
             yield task
             if monotonic() > end:
-                message = f"{self.called}: the task that was named was not found in {self._seconds:g} s"
-                raise UsageError(f"{message}, {count:,} read; give the row itself, or a longer `seconds`")
+                raise UsageError(
+                    f"{self.description}: the selected task was not found within {self._seconds:g} s"
+                    f" ({count:,} tasks read); give the row itself, or a larger `seconds`"
+                )
 
 
 def _value(task: Task, key: str) -> Any:
     return getattr(task, key, None)
 
 
-def _rows(given: str | Path | Iterable[Row | Task]) -> Iterable[Row | Task]:
+def _read_rows(given: str | Path | Iterable[Row | Task]) -> Iterable[Row | Task]:
     if isinstance(given, (str, Path)):
         return (row for _, row in jsonl.read_rows(Path(given)))
     if isinstance(given, (Task, Mapping)) or not isinstance(given, Iterable):
         raise BadRow(
-            f"tasks are a JSONL file or a list of rows, not a {type(given).__name__}; put a single row in a list"
+            f"tasks must be a JSONL file or a list of rows, got {type(given).__name__}; wrap a single row in a list"
         )
     return given
 
 
-def _known(environment: Environment, split: str | None) -> str:
+def _check_split(environment: Environment, split: str | None) -> str:
     if not isinstance(split, (str, NoneType)):
-        raise UsageError(f"split is the name of a split, not {split!r}; the splits: {', '.join(environment.splits)}")
+        raise UsageError(
+            f"split must be the name of a split, got {split!r}; the splits are {', '.join(environment.splits)}"
+        )
     if split is not None:
         if split not in environment.splits:
-            environment.tasks(split)  # raises, and knows what to say
+            environment.tasks(split)  # raises `UnknownSplit` with the nearest name
         return split
     if not environment.splits:
-        raise UnknownSplit(f"environment {environment.name!r} has no tasks of its own; give some with tasks=")
+        raise UnknownSplit(f"environment {environment.name!r} has no splits; give tasks with tasks=")
     return "train" if "train" in environment.splits else environment.splits[0]

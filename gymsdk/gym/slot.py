@@ -1,4 +1,4 @@
-"""The seats at one table: an episode at each, their turns and resets all under way at once."""
+"""Slots: each plays one episode at a time, and the slots of a vector environment play concurrently."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from gymsdk.environment import Environment
 from gymsdk.episode import Budget, EpisodeRunner
 from gymsdk.errors import EpisodeError, Failed, UsageError
 from gymsdk.gym import actions
-from gymsdk.gym.actions import UNREADABLE
+from gymsdk.gym.actions import PARSE_ERRORS
 from gymsdk.gym.codecs import Codec
-from gymsdk.gym.config import Dealt, Table
+from gymsdk.gym.config import EnvConfig, EpisodeStart
 from gymsdk.types import Episode, Item, Rollout, Task
 
 Info = dict[str, Any]
 
-Stepped = tuple[Any, float, bool, bool, Info]
-"""Observation, reward, terminated, truncated, info."""
+StepResult = tuple[Any, float, bool, bool, Info]
+"""Observation, reward, terminated, truncated and info."""
 
-UNSPEAKABLE = "unspeakable"
-"""The kind of failure of an episode in which the environment said what its codec cannot put into words."""
+UNENCODABLE = "unspeakable"
+"""The failure kind of an episode whose environment sent something that the codec cannot express."""
 
 
-class Seat:
-    """Where one policy sits: `reset` opens an episode, `step` takes its turns to the verdict.
+class Slot:
+    """Plays one episode after another for one policy.
 
-    The budget's turns and tool calls bound an episode, its seconds each `reset` and each `step`: how long a policy
-    outside thinks is not the environment's affair. An episode that cannot be scored, or whose words the codec has no
-    form for, ends with a reward of nan, truncated, and `info["failure"]`; one that could not be opened ends so at its
-    first step.
+    The budget's turns and tool calls limit an episode. Its seconds limit each `reset` and each `step`: the time that an
+    external policy takes for its turn does not count. An episode that cannot be scored ends truncated, with the reward
+    NaN and `info["failure"]`; so does an episode whose messages the codec cannot express. An episode that cannot be
+    opened ends in this way at its first step.
     """
 
     def __init__(self, environment: Environment, codec: Codec, budget: Budget) -> None:
@@ -46,217 +46,227 @@ class Seat:
         self.codec = codec
         self.rollout: Rollout | None = None
         self._budget = budget
-        self._sitting: EpisodeRunner | None = None
+        self._runner: EpisodeRunner | None = None
         self._turn = 0
         self._closed = True
 
     @property
     def episode(self) -> Episode | None:
-        """The episode in hand, or the one that ended last; `None` before a reset and after `close`."""
-        return self._sitting.episode if self._sitting else None
+        """The open episode, or the last one; `None` before a reset and after `close`."""
+        return self._runner.episode if self._runner else None
 
     @property
-    def playing(self) -> bool:
-        """Whether an episode is under way: opened, not over."""
-        return self._sitting is not None and self.rollout is None
+    def is_playing(self) -> bool:
+        """Whether an episode is open."""
+        return self._runner is not None and self.rollout is None
 
     async def reset(self, task: Task, *, seed: int, id: str = "") -> tuple[Any, Info]:
-        """Open an episode of *task*, the one before closed; `info` has its tools, seed and task id."""
+        """Close the previous episode and open one of *task*; `info` holds the tools, the seed and the task ID."""
         await self.close()
-        self._sitting = sitting = EpisodeRunner(self.environment, self._budget)
+        self._runner = runner = EpisodeRunner(self.environment, self._budget)
         self._turn, self._closed, self.rollout = 0, False, None
         info: Info = {"tools": [], "seed": seed, "task_id": id}
         try:
-            seen, info["tools"] = await self._opened(sitting, task, seed, id)
+            seen, info["tools"] = await self._open(runner, task, seed, id)
         except EpisodeError as error:
             error.stage = error.stage or "reset"
-            sitting.result = error
-            return self._nothing(), info | {"failure": _failure(sitting.build_rollout())}
+            runner.result = error
+            return self._encode_nothing(), info | {"failure": _dump_failure(runner.build_rollout())}
         except BaseException:
             await self.close()
             raise
         return seen, info
 
-    def heard(self, action: Any) -> list[Item]:
-        """Give the items of an *action* for `answer`; raises `ResetNeeded`, and `UsageError` for what is no action."""
-        if not self.playing:
+    def parse_action(self, action: Any) -> list[Item]:
+        """Parse an *action* into output items; raises `ResetNeeded`, or `UsageError` if the action is invalid."""
+        if not self.is_playing:
             raise ResetNeeded("no episode is open; call reset() before step()")
-        return self.codec.said(action, turn=self._turn)
+        return self.codec.parse_action(action, turn=self._turn)
 
-    async def answer(self, items: list[Item], *, last: bool = False) -> Stepped:
-        """Answer the turn that was `heard`; at the end `info` has the outcome, why it ended, the verdict's parts.
+    async def apply_action(self, items: list[Item], *, last: bool = False) -> StepResult:
+        """Apply a turn that `parse_action` has parsed.
 
-        A turn that is to be the *last* one ends the episode as a spent turn budget does: it is judged.
+        At the end of the episode, `info` holds the outcome, the reason of the end and the parts of the verdict.
+
+        Args:
+            items: The output items of the turn.
+            last: Whether the turn ends and scores the episode, as an exhausted turn budget does.
         """
-        sitting = self._sitting
-        if sitting is None or self.rollout:
-            raise ResetNeeded("the episode was closed meanwhile; call reset() before step()")
+        runner = self._runner
+        if runner is None or self.rollout:
+            raise ResetNeeded("the episode was closed during the step; call reset() before step()")
         self._turn += 1
         if last:
-            sitting.limit_turns(self._turn)
+            runner.limit_turns(self._turn)
         try:
-            seen, paid = await self._answered(sitting, items)
-            if sitting.is_over:
-                self.rollout = await self._judged(sitting)
+            seen, reward = await self._apply(runner, items)
+            if runner.is_over:
+                self.rollout = await self._judge(runner)
         except BaseException:
             await self.close()
             raise
-        return self._ended(self.rollout, seen, paid) if self.rollout else (seen, paid, False, False, {})
+        return self._build_final_step(self.rollout, seen, reward) if self.rollout else (seen, reward, False, False, {})
 
-    async def step(self, action: Any) -> Stepped:
-        """Answer one turn, as `heard` and `answer` together."""
-        return await self.answer(self.heard(action))
+    async def step(self, action: Any) -> StepResult:
+        """Parse and apply one turn."""
+        return await self.apply_action(self.parse_action(action))
 
     async def close(self) -> None:
-        """Close the episode in hand, if it is not over."""
-        sitting, self._sitting = self._sitting, None
-        if sitting is not None:
-            await self._end(sitting)
+        """Close the open episode."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await self._close_runner(runner)
 
-    async def _opened(self, sitting: EpisodeRunner, task: Task, seed: int, id: str) -> tuple[Any, list[Item]]:
-        episode = await sitting.open(task, seed=seed, id=id)
-        sitting.pause_deadline()
+    async def _open(self, runner: EpisodeRunner, task: Task, seed: int, id: str) -> tuple[Any, list[Item]]:
+        episode = await runner.open(task, seed=seed, id=id)
+        runner.pause_deadline()
         tools: list[Item] = chat.build_body({"input": [], "tools": episode.tools}).get("tools", [])
-        with _shown():
-            return self.codec.opened(episode.transcript.opening, episode.tools), deepcopy(tools)
+        with _convert_codec_errors():
+            return self.codec.encode_opening(episode.transcript.opening, episode.tools), deepcopy(tools)
 
-    def _nothing(self) -> Any:
-        """Give what is seen of an episode that could not be opened: where a turn begins, if that can be written."""
+    def _encode_nothing(self) -> Any:
+        """Return the observation of an episode that cannot be opened: an empty prompt if the codec can express it."""
         try:
-            with _shown():
-                return self.codec.opened([], [])
+            with _convert_codec_errors():
+                return self.codec.encode_opening([], [])
         except Failed:
-            return self.codec.answered([], over=True)
+            return self.codec.encode_reply([], over=True)
 
-    async def _answered(self, sitting: EpisodeRunner, items: list[Item]) -> tuple[Any, float]:
-        """Give what the policy sees next and what its turn paid; the sitting is over where anything failed."""
-        if sitting.is_over:
-            return self.codec.answered([], over=True), nan
-        sitting.restart_deadline()
+    async def _apply(self, runner: EpisodeRunner, items: list[Item]) -> tuple[Any, float]:
+        """Apply the turn; return the next observation and the turn's reward. After a failure the episode is over."""
+        if runner.is_over:
+            return self.codec.encode_reply([], over=True), nan
+        runner.restart_deadline()
         try:
-            taken = await sitting.apply_response(actions.response(items))
-            with _shown():
-                return self.codec.answered(taken.items, over=sitting.is_over), taken.reward
+            applied = await runner.apply_response(actions.build_response(items))
+            with _convert_codec_errors():
+                return self.codec.encode_reply(applied.items, over=runner.is_over), applied.reward
         except EpisodeError as error:
             error.stage = error.stage or "step"
-            sitting.result = error
-            return self.codec.answered([], over=True), nan
+            runner.result = error
+            return self.codec.encode_reply([], over=True), nan
         finally:
-            # Whoever asks `solve` for the next turn may do so long after this one: other seats may still be playing.
-            sitting.pause_deadline()
+            # The deadline must not run while other slots still play.
+            runner.pause_deadline()
 
-    async def _judged(self, sitting: EpisodeRunner) -> Rollout:
+    async def _judge(self, runner: EpisodeRunner) -> Rollout:
         try:
-            if sitting.result is None:
-                await sitting.verify()
+            if runner.result is None:
+                await runner.verify()
         except EpisodeError as error:
-            sitting.result = error
-        await self._end(sitting)
-        return sitting.build_rollout()
+            runner.result = error
+        await self._close_runner(runner)
+        return runner.build_rollout()
 
-    async def _end(self, sitting: EpisodeRunner) -> None:
-        # Said before it is done: who interrupts a closing does not get a second one.
+    async def _close_runner(self, runner: EpisodeRunner) -> None:
+        # Set before the close, so that an interrupted close is not repeated.
         closed, self._closed = self._closed, True
         if not closed:
-            await sitting.close()
+            await runner.close()
 
-    def _ended(self, rollout: Rollout, seen: Any, paid: float) -> Stepped:
+    def _build_final_step(self, rollout: Rollout, seen: Any, reward: float) -> StepResult:
         info: Info = {"outcome": rollout.outcome, "ended": rollout.ended}
         if rollout.verdict is None:
-            return seen, nan, False, True, info | {"failure": _failure(rollout)}
+            return seen, nan, False, True, info | {"failure": _dump_failure(rollout)}
         info |= {"verdict": rollout.verdict.model_dump(mode="json"), "reward_components": dict(rollout.components)}
         done = rollout.ended == "done"
-        return seen, paid + rollout.verdict.reward, done, not done, info
+        return seen, reward + rollout.verdict.reward, done, not done, info
 
 
 @contextmanager
-def _shown() -> Iterator[None]:
-    """Have what the codec cannot put into words fail the episode that said it, and nobody else's."""
+def _convert_codec_errors() -> Iterator[None]:
+    """Turn what the codec cannot express into a failure of this episode alone."""
     try:
         yield
     except UsageError as error:
-        raise Failed(str(error), kind=UNSPEAKABLE) from error
-    except UNREADABLE as error:
+        raise Failed(str(error), kind=UNENCODABLE) from error
+    except PARSE_ERRORS as error:
         advice = "a message has a `role`, and a `content` that is text or a list of parts"
-        raise Failed(f"what the environment said cannot be read; {advice}", kind=UNSPEAKABLE) from error
+        raise Failed(f"a message from the environment cannot be read; {advice}", kind=UNENCODABLE) from error
 
 
-def _failure(rollout: Rollout) -> Item | None:
+def _dump_failure(rollout: Rollout) -> Item | None:
     return rollout.failure.model_dump() if rollout.failure else None
 
 
 T = TypeVar("T")
 
-NEW = 0.0, False, False
-"""What a seat earns with a reset, and how far that ends an episode."""
+RESET_REWARD_AND_FLAGS = 0.0, False, False
+"""The reward, `terminated` and `truncated` of a slot that was reset."""
 
 
-class Seats:
-    """As many seats at *table* as *generators*, each drawing from its own: `None` is made when it is needed.
+class Slots:
+    """The slots of a vector environment.
 
-    *finished* are the last rollouts. `played` and `clear` are coroutines of the background loop.
+    `play` and `close` are coroutines for the background loop.
+
+    Args:
+        config: What the slots play.
+        generators: One random generator per slot with its seed; `None` for a generator to be created on first use.
     """
 
-    def __init__(self, table: Table, generators: list[tuple[np.random.Generator, int] | None]) -> None:
-        self.table = table
+    def __init__(self, config: EnvConfig, generators: list[tuple[np.random.Generator, int] | None]) -> None:
+        self.config = config
         self.generators = generators
-        self.seats = [Seat(table.environment, table.codec(), table.budget) for _ in generators]
+        self.slots = [Slot(config.environment, config.codec(), config.budget) for _ in generators]
         self.finished: list[Rollout | None] = [None] * len(generators)
 
-    def generator(self, index: int, seed: int | None = None) -> tuple[np.random.Generator, int]:
-        """Give the generator of a seat and what it was seeded with, seeded anew where a *seed* is given."""
+    def get_generator(self, index: int, seed: int | None = None) -> tuple[np.random.Generator, int]:
+        """Return the generator of a slot and its seed; a *seed* replaces the generator."""
         found = self.generators[index]
         if seed is not None or found is None:
             found = self.generators[index] = seeding.np_random(seed)
         return found
 
-    def deal(self, index: int, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Dealt:
-        """Give what the next episode of a seat is opened with; raises `UsageError`."""
-        return self.table.deal(self.generator(index, seed)[0], seed=seed, options=options)
+    def choose_episode(
+        self, index: int, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> EpisodeStart:
+        """Choose the task and the seed of a slot's next episode; raises `UsageError`."""
+        return self.config.choose_episode(self.get_generator(index, seed)[0], seed=seed, options=options)
 
-    def over(self) -> list[int]:
-        """Give the seats whose episode is over."""
-        return [index for index, seat in enumerate(self.seats) if seat.rollout]
+    def find_finished(self) -> list[int]:
+        """Return the slots whose episode is over."""
+        return [index for index, seat in enumerate(self.slots) if seat.rollout]
 
-    def heard(self, actions: Mapping[int, Any]) -> dict[int, list[Item]]:
-        """Give what each action says, nothing played yet; raises `ResetNeeded`, and `UsageError` where one is none."""
-        if idle := [str(index) for index in actions if not self.seats[index].playing]:
-            raise ResetNeeded(f"no episode is under way at seat {', '.join(idle)}; reset it before the next step()")
-        return {index: self._heard(index, action) for index, action in actions.items()}
+    def parse_actions(self, actions: Mapping[int, Any]) -> dict[int, list[Item]]:
+        """Parse the action of each slot before any is applied; raises `ResetNeeded`, and `UsageError` for a bad one."""
+        if idle := [str(index) for index in actions if not self.slots[index].is_playing]:
+            raise ResetNeeded(f"no episode is open in slot {', '.join(idle)}; reset the slot before the next step()")
+        return {index: self._parse_action(index, action) for index, action in actions.items()}
 
-    async def played(self, said: Mapping[int, list[Item]], dealt: Mapping[int, Dealt]) -> dict[int, Stepped]:
-        """Give what came of the turns *said* and of the episodes *dealt*, all of them under way at once."""
-        await self.table.enter()
-        turns = [self.seats[index].answer(items) for index, items in said.items()]
-        resets = [_opened(self.seats[index], each) for index, each in dealt.items()]
+    async def play(self, said: Mapping[int, list[Item]], dealt: Mapping[int, EpisodeStart]) -> dict[int, StepResult]:
+        """Apply the turns *said* and open the episodes *dealt* concurrently; return the step result of each slot."""
+        await self.config.enter()
+        turns = [self.slots[index].apply_action(items) for index, items in said.items()]
+        resets = [_reset_slot(self.slots[index], each) for index, each in dealt.items()]
         try:
-            played = await _together([*turns, *resets])
+            played = await _gather_all([*turns, *resets])
         finally:
             for index in said:
-                self.finished[index] = self.seats[index].rollout or self.finished[index]
+                self.finished[index] = self.slots[index].rollout or self.finished[index]
         return dict(zip([*said, *dealt], played, strict=True))
 
-    async def clear(self) -> None:
-        """Close every episode in hand and leave the environment."""
+    async def close(self) -> None:
+        """Close every open episode and leave the environment."""
         try:
-            await _together(seat.close() for seat in self.seats)
+            await _gather_all(seat.close() for seat in self.slots)
         finally:
-            await self.table.leave()
+            await self.config.leave()
 
-    def _heard(self, index: int, action: Any) -> list[Item]:
+    def _parse_action(self, index: int, action: Any) -> list[Item]:
         try:
-            return self.seats[index].heard(action)
+            return self.slots[index].parse_action(action)
         except UsageError as error:
-            raise UsageError(f"seat {index}: {error}") from None
+            raise UsageError(f"slot {index}: {error}") from None
 
 
-async def _opened(seat: Seat, dealt: Dealt) -> Stepped:
+async def _reset_slot(seat: Slot, dealt: EpisodeStart) -> StepResult:
     seen, info = await seat.reset(dealt.task, seed=dealt.seed, id=dealt.id)
-    return seen, *NEW, info
+    return seen, *RESET_REWARD_AND_FLAGS, info
 
 
-async def _together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Give what all of them give; where one raises, the others end first, and so they do when they are cancelled."""
+async def _gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all *coroutines* to their end, also after an error or a cancellation; then raise the first error."""
     ended = await asyncio.gather(*coroutines, return_exceptions=True)
     results = [each for each in ended if not isinstance(each, BaseException)]
     for each in ended:

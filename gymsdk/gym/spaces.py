@@ -1,4 +1,4 @@
-"""The spaces of a policy's words: chat messages, turns, prose, token ids; they hold real text, sample valid values."""
+"""The spaces of observations and actions: chat messages, turns, text, token IDs. Samples are valid values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from gymnasium import Space
 
 from gymsdk.errors import UsageError
-from gymsdk.gym.actions import spoken
+from gymsdk.gym.actions import parse_action
 from gymsdk.types import Item
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-"""Who speaks in a chat."""
+"""The roles of chat messages."""
 
-WORDS = (
+SAMPLE_WORDS = (
     "yes",
     "no",
     "42",
@@ -33,21 +33,21 @@ WORDS = (
     "\n",
     "\t",
 )
-"""What sampled text is made of: prose, other scripts, emoji, markup, JSON, white space."""
+"""The words of sampled text: prose, other scripts, emoji, markup, JSON, white space."""
 
-LONGEST = 12
-"""Words in a sampled text."""
+MAX_SAMPLE_WORDS = 12
+"""The exclusive upper bound of the words, or the token IDs, in a sample."""
 
 
 class _Own(Space[Any]):
-    """A space without shape, equal to every other of its kind with the same traits."""
+    """A space without a shape; equal to another of its class with the same traits."""
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(shape=None, dtype=None, seed=seed)
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Whether it fits an array: it does not."""
+        """Return `False`: the values are no arrays."""
         return False
 
     def __eq__(self, other: object) -> bool:
@@ -63,60 +63,60 @@ class _Own(Space[Any]):
         return ()
 
     def _prose(self) -> str:
-        count = int(self.np_random.integers(1, LONGEST))
-        return " ".join(WORDS[index] for index in self.np_random.integers(len(WORDS), size=count))
+        count = int(self.np_random.integers(1, MAX_SAMPLE_WORDS))
+        return " ".join(SAMPLE_WORDS[index] for index in self.np_random.integers(len(SAMPLE_WORDS), size=count))
 
 
 class Prose(_Own):
-    """Any text at all."""
+    """Any text."""
 
     def contains(self, x: Any) -> bool:
-        """Whether *x* is a string."""
+        """Return whether *x* is a string."""
         return isinstance(x, str)
 
     def sample(self, mask: None = None, probability: None = None) -> str:  # noqa: ARG002  # Gymnasium's signature
-        """Give some text."""
+        """Sample a text."""
         return self._prose()
 
 
 class Messages(_Own):
-    """Lists of chat messages as plain dicts: a role, and content or tool calls."""
+    """Lists of chat messages as dicts: a role, and content or tool calls."""
 
     def contains(self, x: Any) -> bool:
-        """Whether *x* is a list of chat messages."""
+        """Return whether *x* is a list of chat messages."""
         return isinstance(x, list) and all(map(_is_message, x))
 
     def sample(self, mask: None = None, probability: None = None) -> list[Item]:  # noqa: ARG002  # Gymnasium's signature
-        """Give one message of a user."""
+        """Sample one message of the user."""
         return [{"role": "user", "content": self._prose()}]
 
 
 class Turns(_Own):
-    """What a policy may say: a string, an assistant's chat message, or a list of Responses items."""
+    """The actions of the codec `chat`: a string, a chat message of the assistant, or a list of Responses items."""
 
     def contains(self, x: Any) -> bool:
-        """Whether *x* is one of the three."""
+        """Return whether *x* is a valid action."""
         try:
-            spoken(x)
+            parse_action(x)
         except UsageError:
             return False
         return True
 
     def sample(self, mask: None = None, probability: None = None) -> str | Item:  # noqa: ARG002  # Gymnasium's signature
-        """Give a reply, as a string or as a message."""
+        """Sample a reply, as a string or as a message."""
         text = self._prose()
         return text if self.np_random.integers(2) else {"role": "assistant", "content": text}
 
 
 class Tokens(_Own):
-    """Lists of token ids from 0 to *size* - 1; *size* is `None` where the vocabulary's is not known."""
+    """Lists of token IDs from 0 to *size* - 1; *size* is `None` if the size of the vocabulary is unknown."""
 
     def __init__(self, size: int | None = None, seed: int | np.random.Generator | None = None) -> None:
         self.size = size
         super().__init__(seed)
 
     def contains(self, x: Any) -> bool:
-        """Whether *x* is a sequence of token ids: a list, a tuple, an array or a tensor."""
+        """Return whether *x* is a sequence of token IDs: a list, a tuple, an array or a tensor."""
         try:
             self.ids(x)
         except UsageError:
@@ -124,19 +124,19 @@ class Tokens(_Own):
         return True
 
     def ids(self, x: Any) -> list[int]:
-        """Give the ids of *x* as plain numbers; raises `UsageError` where it is no sequence of them."""
+        """Return the token IDs of *x* as a list of integers; raises `UsageError` if *x* is no sequence of them."""
         listed = x.tolist() if hasattr(x, "tolist") else x
         if not isinstance(listed, Sequence) or isinstance(listed, str):
-            raise UsageError(f"an action of codec='tokens' is a sequence of token ids, not {type(x).__name__}")
+            raise UsageError(f"an action of codec='tokens' must be a sequence of token IDs, got {type(x).__name__}")
         for token in listed:
             if not self._is_token(token):
-                known = "the tokenizer's" if self.size is None else f"whole numbers from 0 to {self.size - 1}"
-                raise UsageError(f"{token!r} is no token id; they are {known}")
+                valid = "those of the tokenizer" if self.size is None else f"integers from 0 to {self.size - 1}"
+                raise UsageError(f"{token!r} is not a token ID; valid IDs are {valid}")
         return [*map(int, listed)]
 
     def sample(self, mask: None = None, probability: None = None) -> list[int]:  # noqa: ARG002  # Gymnasium's signature
-        """Give a few ids."""
-        count = int(self.np_random.integers(1, LONGEST))
+        """Sample a few token IDs."""
+        count = int(self.np_random.integers(1, MAX_SAMPLE_WORDS))
         return [int(token) for token in self.np_random.integers(self.size or 256, size=count)]
 
     def _is_token(self, token: object) -> bool:

@@ -1,1 +1,1 @@
-"""Many episodes: planned, played, kept on disk, resumed, summed up."""
+"""Runs: play many episodes, write the rollouts to a folder, and summarize, profile and verify them again."""

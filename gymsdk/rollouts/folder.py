@@ -1,4 +1,4 @@
-"""A run's folder: what was asked, the rows as sent, every finished rollout, safe against a kill at any moment."""
+"""The folder of a run: the plan, the rows as sent, and every finished rollout; safe against a kill at any moment."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from gymsdk.rollouts.jobs import Key
 from gymsdk.types import Failure, Rollout, Row, Timing, Usage, Verdict
 
 TRAJECTORY = "ng_trajectory"
-"""The key of NeMo Gym's trajectory on a rollout's line."""
+"""The key of NeMo Gym's trajectory on the line of a rollout."""
 
 WRITTEN = frozenset({"response", "reward", "reward_components", TRAJECTORY, "gymsdk"})
-"""What a line says of how its row was played: from a row that was played before it is out of date."""
+"""The keys that a run writes on a row. On a row that is played again they are out of date."""
 
 ATTEMPT_INDEX = "_ng_attempt_index"
-"""The stamp NeMo Gym numbers the tries of a failed rollout with."""
+"""The key of NeMo Gym's index of the attempt."""
 
 AGAIN = frozenset({"judge_failed", "host_broke", "threads_exhausted"})
-"""Failures beyond the model's own that lie with the run's set-up or its host, and may be gone by a resume."""
+"""Failure kinds, beside those of the model, with a cause that may be gone when the run is resumed."""
 
 LOST = frozenset({"worker_killed", "worker_timeout", "worker_start"})
-"""Failures that in `verify` may lie with the answer: playing on until it is a lighter one would choose the rewards."""
+"""Failure kinds that the answer may have caused in `verify`: further attempts would select answers by their reward."""
 
 
 class StoredVerdict(Verdict):
-    """A verdict read back from its line: its own fields as plain JSON."""
+    """A verdict read from a line, with the environment's own fields as JSON values."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 def unplayed(row: Row, *, keep: Container[str] = ()) -> Row:
-    """Give *row* without what an earlier play wrote on it, its verdict's own fields too, but for those to *keep*."""
+    """Return *row* without the keys that an earlier run wrote, including verdict fields; *keep* names exceptions."""
     ours = row.get("gymsdk")
     names = ours.get("verdict") if isinstance(ours, dict) else None
     stale = WRITTEN.union(map(str, names if isinstance(names, list) else ()), {ATTEMPT_INDEX})
@@ -54,10 +54,12 @@ def unplayed(row: Row, *, keep: Container[str] = ()) -> Row:
 
 
 def scored(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
-    """Give the line of a scored rollout.
+    """Return the line of a scored rollout.
 
-    The verdict's fields stand flat beside the row's; `reward_components` is there where there are components. Raises
-    `ValueError` if the reward is not finite: JSON has no such number, and the line would have no reward.
+    The fields of the verdict are top-level keys beside those of the row.
+
+    Raises:
+        ValueError: The reward is not finite. JSON has no such number.
     """
     if rollout.reward is None or not math.isfinite(rollout.reward):
         raise ValueError(f"the reward of a scored rollout must be a finite number, not {rollout.reward}")
@@ -65,41 +67,48 @@ def scored(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
     if rollout.verdict is not None:
         verdict = rollout.verdict.model_dump(mode="json", exclude={"reward", "components"})
     components = {"reward_components": rollout.components} if rollout.components else {}
-    ours = _ours(rollout, attempts) | {"verdict": list(verdict)}
-    return {**_played(rollout), **verdict, "reward": rollout.reward, **components, **_stamps(key), "gymsdk": ours}
+    ours = _build_gymsdk_field(rollout, attempts) | {"verdict": list(verdict)}
+    return {
+        **_build_row(rollout),
+        **verdict,
+        "reward": rollout.reward,
+        **components,
+        **_build_stamps(key),
+        "gymsdk": ours,
+    }
 
 
 def failed(rollout: Rollout, key: Key, *, attempts: int) -> Row:
-    """Give the line of a rollout without a reward: what failed, where, and what there is of the response.
+    """Return the line of a rollout without a reward: the kind, stage and message of the failure, and the response.
 
-    It is terminal where a resume is to leave it as it is.
+    A resume does not repeat the rollout if its failure is terminal.
     """
     failure = rollout.failure or Failure(stage="", kind="unknown", message="")
-    told = {
+    failure_keys = {
         "_ng_failure_class": failure.kind,
         "_ng_failure_stage": failure.stage,
         "_ng_failure_message": failure.message,
-        "_ng_failure_terminal": _terminal(failure),
+        "_ng_failure_terminal": _is_terminal(failure),
         ATTEMPT_INDEX: attempts - 1,
     }
-    ours = _ours(rollout, attempts) | {"retryable": failure.retryable}
-    return {**_played(rollout), **told, **_stamps(key), "gymsdk": ours}
+    ours = _build_gymsdk_field(rollout, attempts) | {"retryable": failure.retryable}
+    return {**_build_row(rollout), **failure_keys, **_build_stamps(key), "gymsdk": ours}
 
 
-def _terminal(failure: Failure) -> bool:
-    """Give whether neither another try nor a run set up rightly can help, or ought to."""
+def _is_terminal(failure: Failure) -> bool:
+    """Return whether neither another attempt nor a corrected set-up can help, or may be used."""
     if failure.stage == "verify" and failure.kind in LOST:
         return True
     return not (failure.retryable or failure.stage == "model" or failure.kind in AGAIN)
 
 
 def key_of(line: Row) -> Key:
-    """Give a line's place in its run."""
+    """Return the position of a line's rollout in its run."""
     return line[TASK_INDEX], line[ROLLOUT_INDEX]
 
 
 def read(line: Row) -> Rollout:
-    """Give the scored rollout written on *line*, its verdict's own fields as plain JSON."""
+    """Return the scored rollout on *line*, with the verdict's own fields as JSON values."""
     ours = line["gymsdk"]
     fields = {name: line[name] for name in ours["verdict"] if name in line}
     components = line.get("reward_components", {})
@@ -128,7 +137,7 @@ def read(line: Row) -> Rollout:
     )
 
 
-def _played(rollout: Rollout) -> Row:
+def _build_row(rollout: Rollout) -> Row:
     row = unplayed(rollout.row)
     own = row.get("responses_create_params", {})
     params = {**own, **rollout.sampling, "input": rollout.opening or own.get("input", [])}
@@ -136,18 +145,18 @@ def _played(rollout: Rollout) -> Row:
     return {**row, "responses_create_params": params, "response": rollout.response}
 
 
-def _stamps(key: Key) -> Row:
+def _build_stamps(key: Key) -> Row:
     return {TASK_INDEX: key[0], ROLLOUT_INDEX: key[1]}
 
 
-def _ours(rollout: Rollout, attempts: int) -> Row:
+def _build_gymsdk_field(rollout: Rollout, attempts: int) -> Row:
     kept = {"id", "environment", "seed", "outcome", "ended", "turns", "usage", "timing"}
     kept |= {"rollout_id"} if rollout.rollout_id else set()
     return rollout.model_dump(mode="json", include=kept) | {"attempts": attempts}
 
 
 def cut(path: Path) -> None:
-    """Cut a torn last line off the file at *path*, if there is one."""
+    """Remove an incomplete last line from the file at *path*."""
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -158,7 +167,7 @@ def cut(path: Path) -> None:
 
 
 def _last_newline(file: IO[bytes], size: int, block: int = 65536) -> int:
-    """Give the size up to and with the last newline, 0 where there is none."""
+    """Return the size up to and including the last newline, or 0."""
     while size:
         start = max(0, size - block)
         file.seek(start)
@@ -170,18 +179,18 @@ def _last_newline(file: IO[bytes], size: int, block: int = 65536) -> int:
 
 
 FILES = ("rollouts.jsonl", "failures.jsonl", "inputs.jsonl", "metrics.json", "run.json")
-"""What a run writes."""
+"""The files of a run."""
 
 DRAWN = ("profile.json", "profile.png")
-"""What a profile adds."""
+"""The files that `gymsdk profile` adds."""
 
 CREATE_TRIES = 100
-"""How many times a process creates its folder before it gives up: others may remove it while it is empty."""
+"""How many times a process creates its folder before it gives up: other processes may remove an empty folder."""
 
 
 @dataclass(slots=True)
 class Standing:
-    """How far a run is: the places that are settled, what the scored ones earned, how many failed for good."""
+    """The progress of a run: the finished positions, the scored rollouts, the sum of their rewards, the failures."""
 
     done: set[Key] = field(default_factory=set)
     scored: int = 0
@@ -190,9 +199,9 @@ class Standing:
 
 
 class RunFolder:
-    """The files of one run under *path*; held by one process at a time, as `with folder:`.
+    """The files of one run. `with folder:` locks the folder for one process.
 
-    A rollout's line is handed to the kernel whole before `keep` returns, so a killed process loses none it counted.
+    `keep` hands a line to the kernel before it returns, so that a killed process loses no rollout that it counted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -222,7 +231,7 @@ class RunFolder:
             self._locked = _create_and_lock(self.path)
             _check_writable(self.path)
         except BaseException:
-            # The folder itself is another run's unless this process locked it.
+            # Unless this process holds the lock, the folder belongs to another run.
             self._created = missing if self._locked is not None else missing[1:]
             self.close()
             raise
@@ -234,7 +243,7 @@ class RunFolder:
             file.close()
         self._open.clear()
         if self._locked is not None:
-            # Before the lock is released: a process that locks it next sees that it is gone, and creates it again.
+            # Before the unlock: the next process that gets the lock notices that the folder is gone, and creates it.
             if self.path in self._created:
                 _remove_if_empty(self.path)
             os.close(self._locked)
@@ -246,59 +255,59 @@ class RunFolder:
 
     @property
     def ours(self) -> bool:
-        """Whether a run was asked for here, or was being removed when its remover was killed."""
+        """Whether the folder holds a run, or the rest of a run after an interrupted removal."""
         return self.run.exists() or self._discarded.exists()
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run to go on with."""
+        """Whether there is a run to resume."""
         return self.run.exists() and (self.inputs.exists() or self.rollouts.exists())
 
     def strangers(self) -> list[str]:
-        """Give the names a run would overwrite that no run has written here."""
+        """Return the names of files that a run would overwrite although no run wrote them."""
         return [] if self.ours else [name for name in FILES if (self.path / name).exists()]
 
     def clear(self) -> None:
-        """Remove a run's files, and nothing else."""
+        """Remove the files of a run, and no others."""
         if self.run.exists():
-            # Until the last of them is gone, this name says that they may go.
+            # While this file exists, the other files count as a run's and may be removed.
             self.run.replace(self._discarded)
         for name in (*FILES, *DRAWN):
             (self.path / name).unlink(missing_ok=True)
         self._discarded.unlink(missing_ok=True)
 
     def begin(self, *, settings: Row, about: Row, inputs: Iterable[Row]) -> None:
-        """Write down what is asked and the rows to send; whatever run was here goes once all rows are read."""
-        fresh = _part(self.inputs)
+        """Write the plan and the rows to send; an earlier run is removed after all rows have been read."""
+        fresh = _part_path(self.inputs)
         try:
-            with _writing(self.inputs), fresh.open("wb") as file:
+            with _convert_write_errors(self.inputs), fresh.open("wb") as file:
                 file.writelines(map(jsonl.dump_row, inputs))
             self.clear()
-            # Before the rows: without them the run has not begun, and this file says whose the folder is.
+            # Before the rows: without them the run has not started, but the folder is recognised as a run's.
             self._write(self.run, {**about, "settings": settings, "resumed": []})
             fresh.replace(self.inputs)
         finally:
             fresh.unlink(missing_ok=True)
 
     def settings(self) -> Row:
-        """Give the settings the folder's run was begun with."""
+        """Return the settings with which the run was started."""
         begun: Row = self._about()["settings"]
         return begun
 
     def resume(self, now: Row, *, repeats: int = 1) -> None:
-        """Prepare to continue the run.
+        """Prepare the folder for a resumed run.
 
-        Adds *now* to run.json, cuts torn last lines and removes the failures that a retry can help. Rows that an older
-        version wrote once per task are written again, once per repeat.
+        Adds *now* to run.json, removes incomplete last lines, and removes the failures that another attempt can help.
+        Rows that an older version wrote once per task are written again, once per repeat.
         """
         written = self._about()
         self._write(self.run, {**written, "resumed": [*written["resumed"], now]})
         self._number_repeats(repeats)
         for path in (self.rollouts, self.failures):
             cut(path)
-        fresh = _part(self.failures)
+        fresh = _part_path(self.failures)
         kept = (line for line in self.read_failures() if line.get("_ng_failure_terminal"))
-        with _writing(self.failures), fresh.open("wb") as file:
+        with _convert_write_errors(self.failures), fresh.open("wb") as file:
             file.writelines(map(jsonl.dump_row, kept))
         fresh.replace(self.failures)
 
@@ -306,35 +315,35 @@ class RunFolder:
         first = next(self.read_inputs(), None)
         if first is None or ROLLOUT_INDEX in first:
             return
-        fresh = _part(self.inputs)
+        fresh = _part_path(self.inputs)
         numbered = ({**row, ROLLOUT_INDEX: repeat} for row in self.read_inputs() for repeat in range(repeats))
-        with _writing(self.inputs), fresh.open("wb") as file:
+        with _convert_write_errors(self.inputs), fresh.open("wb") as file:
             file.writelines(map(jsonl.dump_row, numbered))
         fresh.replace(self.inputs)
 
     def keep(self, line: Row, *, failed: bool = False) -> None:
-        """Write one finished rollout's line."""
+        """Write the line of a finished rollout."""
         path = self.failures if failed else self.rollouts
         left = memoryview(jsonl.dump_row(line))
-        with _writing(path):
+        with _convert_write_errors(path):
             file = self._file(path)
             while left:
                 left = left[file.write(left) :]
 
     def read_inputs(self) -> Iterator[Row]:
-        """Yield the rows as sent."""
+        """Yield the rows as they were sent."""
         return (row for _, row in jsonl.read_rows(self.inputs))
 
     def read_rollouts(self) -> Iterator[Row]:
-        """Yield the lines of scored rollouts."""
-        return _lines(self.rollouts)
+        """Yield the lines of the scored rollouts."""
+        return _read_lines(self.rollouts)
 
     def read_failures(self) -> Iterator[Row]:
-        """Yield the lines of rollouts without a reward."""
-        return _lines(self.failures)
+        """Yield the lines of the rollouts without a reward."""
+        return _read_lines(self.failures)
 
     def standing(self) -> Standing:
-        """Give how far the run is."""
+        """Return the progress of the run."""
         found = Standing()
         for line in self.read_rollouts():
             found.done.add(key_of(line))
@@ -346,7 +355,7 @@ class RunFolder:
         return found
 
     def conclude(self, metrics: Any) -> None:
-        """Write the run's figures; every file of a run is there from now on."""
+        """Write the metrics, and create the files that no rollout has created."""
         for path in (self.rollouts, self.failures):
             path.touch()
         self._write(self.metrics, metrics)
@@ -364,17 +373,17 @@ class RunFolder:
         return self._open[path]
 
     def _write(self, path: Path, value: Any) -> None:
-        fresh = _part(path)
-        with _writing(path):
+        fresh = _part_path(path)
+        with _convert_write_errors(path):
             fresh.write_bytes(jsonl.dump_document(value))
             fresh.replace(path)
 
 
 def _create_and_lock(path: Path) -> int:
-    """Create the folder at *path* if it is missing and give a descriptor that holds its lock.
+    """Create the folder at *path* if it is missing, and return a descriptor that holds its lock.
 
-    Another process may remove the folder that it created between any two of these steps. What counts is therefore a
-    lock on the folder that is at *path* afterwards.
+    Another process may remove an empty folder between any two of these steps, so that the lock only counts if the
+    locked folder is still at *path*.
     """
     for _ in range(CREATE_TRIES):
         try:
@@ -409,17 +418,17 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    # The kernel refuses to remove a folder with something inside.
+    # The kernel refuses to remove a folder that is not empty.
     with suppress(OSError):
         folder.rmdir()
 
 
 def _lock_and_remove_if_empty(folder: Path) -> None:
-    """Remove *folder* unless something is inside, or a run that writes to it holds its lock."""
+    """Remove *folder* unless it holds something or a run holds its lock."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
-        # It was not created in the end, or another process has removed it.
+        # The folder does not exist: it was never created, or another process has removed it.
         return
     with suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -428,16 +437,16 @@ def _lock_and_remove_if_empty(folder: Path) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _convert_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise GymsdkError(f"cannot write {path}: {error.strerror}; mend that, then go on with --resume") from error
+        raise GymsdkError(f"cannot write {path}: {error.strerror}; correct the cause, then use --resume") from error
 
 
-def _part(path: Path) -> Path:
+def _part_path(path: Path) -> Path:
     return path.with_suffix(".part")
 
 
-def _lines(path: Path) -> Iterator[Row]:
+def _read_lines(path: Path) -> Iterator[Row]:
     return (row for _, row in jsonl.read_rows(path)) if path.exists() else iter(())

@@ -1,4 +1,4 @@
-"""Jobs: which task is played how often, against which environment, with which seed."""
+"""Jobs: one episode each, of one repeat of one task."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.types import AGENT_SUFFIX, Row, build_agent_reference
 
 Key = tuple[int, int]
-"""A rollout's place in its run: the task's index, the repeat's."""
+"""The position of a rollout in its run: the index of the task and of the repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Job:
 
     @property
     def key(self) -> Key:
-        """Its place in the run."""
+        """The position in the run."""
         return self.task, self.repeat
 
     @property
     def id(self) -> str:
-        """Its rollout's id."""
+        """The ID of the rollout."""
         return f"{self.task}:{self.repeat}"
 
 
@@ -43,15 +43,15 @@ def stamped(
     sampling: Mapping[str, Any] | None = None,
     agent: str | None = None,
 ) -> Row:
-    """Return *row* as it is sent for one rollout: the *repeat* of a *task*.
+    """Return *row* as it is sent for one rollout.
 
     Args:
         row: The task's row.
         environment: The environment that the row is for.
-        task: The task's number in the run.
-        repeat: Which repeat of the task, from 0.
+        task: The index of the task in the run.
+        repeat: The index of the repeat.
         sampling: Sampling parameters that override those of the row.
-        agent: The agent's name, if it is not the environment's name with our suffix.
+        agent: The name of the agent; by default the environment's name with the suffix of our agents.
     """
     return {
         **row,
@@ -63,20 +63,20 @@ def stamped(
 
 
 def agent(row: Row) -> str | None:
-    """Give the name of the agent that *row* is for, `None` where it does not say."""
+    """Return the name of the agent that *row* names, or `None`."""
     reference = row.get("agent_ref")
     name = reference.get("name") if isinstance(reference, dict) else None
     return name if isinstance(name, str) else None
 
 
 def route(row: Row) -> str | None:
-    """Give the environment *row* is for, `None` where it does not say."""
+    """Return the environment that *row* names by its agent, or `None`."""
     name = agent(row)
     return None if name is None else name.removesuffix(AGENT_SUFFIX)
 
 
 def jobs(inputs: Iterable[Row], *, done: Container[Key] = ()) -> Iterator[Job]:
-    """Yield a job for each of *inputs* (stamped rows) that is not *done*, in their order."""
+    """Yield a job for each stamped row in *inputs*, in order, except for the positions in *done*."""
     for row in inputs:
         task, repeat = row[TASK_INDEX], row[ROLLOUT_INDEX]
         if (task, repeat) not in done:
@@ -85,6 +85,6 @@ def jobs(inputs: Iterable[Row], *, done: Container[Key] = ()) -> Iterator[Job]:
 
 
 def seed_of(seed: int, job: Job) -> int:
-    """Give the seed of a job's episode: one per task, the same for its repeats, so that they open alike."""
+    """Return the seed of a job's episode: the same for all repeats of a task, so that they open alike."""
     digest = hashlib.sha256(f"{seed}:{job.environment}:{job.task}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

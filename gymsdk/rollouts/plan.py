@@ -1,4 +1,4 @@
-"""A plan: everything that decides what a run's rollouts are, written down so that a resume can be held to it."""
+"""The plan of a run: everything that determines its rollouts, stored so that a resume can be compared with it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from gymsdk.responses import Api
 from gymsdk.rollouts.tasks import default_split
 from gymsdk.types import Row
 
-ELSEWHERE = frozenset({"base_url", "head", "tasks", "environments"})
-"""What of a plan is not compared as it is: where something is served may change, the rest goes by its content."""
+UNCOMPARED_FIELDS = frozenset({"base_url", "head", "tasks", "environments"})
+"""Fields that are not compared as they are: addresses may change, the others are compared by their content."""
 
 
 class Plan(BaseModel):
-    """What a run plays: the environments with their settings, the model, the rows, the seeds and the bounds.
+    """The environments of a run and their settings, the model, the rows, the seeds and the budget.
 
-    With a *head* it is played by the servers that the head knows, with the model that is theirs; rows that name no
-    agent are for *agent*.
+    With a *head*, the servers that the head knows play the run, with their own model; a row without an agent goes to
+    *agent*.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,86 +56,93 @@ class Plan(BaseModel):
 
 
 def settings(plan: Plan, environments: Mapping[str, Environment], servers: Row | None = None) -> Row:
-    """Give *plan* as a resume is held to it, the code and the rows it depends on as fingerprints.
+    """Return the settings that a resume must share with the run, with digests of the code and of the rows.
 
-    *environments* are those that are loaded here: of others nothing is known but what their *servers* tell.
+    Args:
+        plan: The plan of the run.
+        environments: The environments that are loaded in this process.
+        servers: The identity of the servers that play the run; see `Served.identity`.
     """
-    return plan.model_dump(mode="json", exclude=set(ELSEWHERE)) | {
+    return plan.model_dump(mode="json", exclude=set(UNCOMPARED_FIELDS)) | {
         "model": plan.model and plan.model.partition("@http")[0],
         "head": True if plan.head else None,
         "tokens": plan.tokens or None,
         "servers": servers,
         "gymsdk": version("gymsdk"),
-        "split": None if plan.tasks else {name: _split(plan, each) for name, each in environments.items()},
+        "split": None if plan.tasks else {name: _resolve_split(plan, each) for name, each in environments.items()},
         "environments": {
-            name: _environment(environments[name], given) if name in environments else {}
+            name: _describe_environment(environments[name], given) if name in environments else {}
             for name, given in plan.environments.items()
         },
-        "tasks": _tasks(plan.tasks) if plan.tasks else None,
+        "tasks": _digest_tasks(plan.tasks) if plan.tasks else None,
     }
 
 
-def _split(plan: Plan, environment: Environment) -> str | None:
+def _resolve_split(plan: Plan, environment: Environment) -> str | None:
     return plan.split or (default_split(environment) if environment.splits else None)
 
 
-def _environment(environment: Environment, given: Mapping[str, Any]) -> Row:
-    """Give the environment's version, code, and settings, those left at their default too; secrets are masked."""
+def _describe_environment(environment: Environment, given: Mapping[str, Any]) -> Row:
+    """Return the version, the code's digest and the settings of an environment, with defaults; secrets are masked."""
     fields = type(environment.config).model_fields
     models = {key for key, field in fields.items() if is_model_field(field)}
     own = environment.config.model_dump(exclude=models)
     return {
         "version": environment.version,
         "fingerprint": fingerprint(environment.plugin),
-        "settings": {key: _setting(value, given.get(key)) for key, value in own.items()}
+        "settings": {key: _dump_setting(value, given.get(key)) for key, value in own.items()}
         | {key: str(given[key]) for key in models & given.keys()},
     }
 
 
-def _setting(value: object, given: object) -> Any:
-    """Give a setting as JSON that is the same in every process; one that is none by its *given* text, or its type."""
+def _dump_setting(value: object, given: object) -> Any:
+    """Return a setting as JSON that is the same in every process; for another type its *given* text, or its type."""
     try:
-        return _plain(value)
+        return _to_stable_json(value)
     except PydanticSerializationError:
-        return given if isinstance(given, str) else _plain(value, fallback=lambda each: type(each).__qualname__)
+        return (
+            given if isinstance(given, str) else _to_stable_json(value, fallback=lambda each: type(each).__qualname__)
+        )
 
 
-def _plain(value: object, fallback: Callable[[Any], Any] | None = None) -> Any:
+def _to_stable_json(value: object, fallback: Callable[[Any], Any] | None = None) -> Any:
     if isinstance(value, dict):
-        return {str(key): _plain(each, fallback) for key, each in value.items()}
+        return {str(key): _to_stable_json(each, fallback) for key, each in value.items()}
     if isinstance(value, (set, frozenset)):
-        # Their order goes by the hash seed, which each process draws anew.
-        return sorted((_plain(each, fallback) for each in value), key=repr)
+        # The iteration order of a set depends on the hash seed of the process.
+        return sorted((_to_stable_json(each, fallback) for each in value), key=repr)
     if isinstance(value, (list, tuple)):
-        return [_plain(each, fallback) for each in value]
+        return [_to_stable_json(each, fallback) for each in value]
     return to_jsonable_python(value, fallback=fallback, inf_nan_mode="strings")
 
 
-def _tasks(path: Path) -> str:
+def _digest_tasks(path: Path) -> str:
     if not path.is_file():
-        reason = "it is a folder" if path.is_dir() else "it is no file" if path.exists() else "there is no such file"
-        raise BadRow(f"--tasks {path}: {reason}; name a JSONL file")
+        reason = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
+        raise BadRow(f"--tasks {path}: the path {reason}; name a JSONL file")
     try:
-        return _digest({"": path})
+        return _digest_files({"": path})
     except OSError as error:
-        raise BadRow(f"--tasks {path}: {error.strerror}; name a JSONL file that can be read") from None
+        raise BadRow(
+            f"--tasks {path}: the file cannot be read ({error.strerror}); name a readable JSONL file"
+        ) from None
 
 
-def differences(begun: Row, asked: Row) -> list[str]:
-    """Give how *asked* differs from what a run was begun with, a phrase for each setting."""
-    before, now = dict(_flat(begun)), dict(_flat(asked))
-    other_source = bool(begun.get("tasks")) != bool(asked.get("tasks"))
+def differences(stored: Row, requested: Row) -> list[str]:
+    """Return one phrase for each setting in which *requested* differs from the *stored* run."""
+    before, now = dict(_flatten(stored)), dict(_flatten(requested))
+    other_source = bool(stored.get("tasks")) != bool(requested.get("tasks"))
     return [
-        _phrase(path, before.get(path), now.get(path))
+        _describe_difference(path, before.get(path), now.get(path))
         for path in dict.fromkeys([*before, *now])
         if before.get(path) != now.get(path) and not (other_source and path[0] == "split")
     ]
 
 
-def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _flatten(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _flat(inner, (*path, str(key)))
+            yield from _flatten(inner, (*path, str(key)))
     else:
         yield path, value
 
@@ -153,16 +160,17 @@ OPTIONS = {
     ("servers", "gymsdk"): "the servers' version of gymsdk",
 }
 """How the settings are called that are not simply named like their option."""
+"""The names in messages of settings that differ from the names of their options."""
 
 
-def _phrase(path: tuple[str, ...], before: object, now: object) -> str:
+def _describe_difference(path: tuple[str, ...], before: object, now: object) -> str:
     match path:
         case ("tasks",):
             changed = before is not None and now is not None
             return (
                 "the content of the --tasks file has changed"
                 if changed
-                else f"--tasks was {_told(bool(before))}, now {_told(bool(now))}"
+                else f"--tasks was {_format_value(bool(before))}, now {_format_value(bool(now))}"
             )
         case ("environments", name, "fingerprint") if before is not None and now is not None:
             return f"the code of environment {name!r} has changed"
@@ -180,29 +188,29 @@ def _phrase(path: tuple[str, ...], before: object, now: object) -> str:
             option = f"--pin {'.'.join(keys)}"
         case _:
             option = OPTIONS.get(path, "--" + ".".join(path).replace("_", "-"))
-    return f"{option} was {_told(before)}, now {_told(now)}"
+    return f"{option} was {_format_value(before)}, now {_format_value(now)}"
 
 
-def _told(value: object) -> str:
+def _format_value(value: object) -> str:
     if value is None or value is False:
         return "not given"
     return "given" if value is True else str(value)
 
 
 def fingerprint(plugin: object) -> str:
-    """Give a digest of the files *plugin* is made of: its package's, or its module's alone."""
+    """Return a digest of the files of *plugin*: those of its package, or its single module."""
     module = sys.modules.get(getattr(plugin, "__name__", type(plugin).__module__))
     file = getattr(module, "__file__", None)
     if file is None:
         return ""
     home = Path(file)
     if home.name != "__init__.py":
-        return _digest({home.name: home})
+        return _digest_files({home.name: home})
     files = (path for path in home.parent.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
-    return _digest({str(path.relative_to(home.parent)): path for path in sorted(files)})
+    return _digest_files({str(path.relative_to(home.parent)): path for path in sorted(files)})
 
 
-def _digest(files: Mapping[str, Path]) -> str:
+def _digest_files(files: Mapping[str, Path]) -> str:
     digest = hashlib.sha256()
     for name, path in files.items():
         digest.update(f"{name}\0{path.stat().st_size}\0".encode())
@@ -211,30 +219,30 @@ def _digest(files: Mapping[str, Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def occasion(plan: Plan, environments: Iterable[Environment]) -> Row:
-    """Give when, where and by which command a run is played, and where its model is."""
-    address, secrets = plan.base_url or load_policy_settings().policy_base_url, _secrets(environments)
+def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:
+    """Return when, where and with which command the run starts, and the address of its model; without secrets."""
+    address, secrets = plan.base_url or load_policy_settings().policy_base_url, _collect_secrets(environments)
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": shlex.join([*program(), *(_without(secrets, word) for word in sys.argv[1:])]),
+        "command": shlex.join([*program(), *(_redact(secrets, word) for word in sys.argv[1:])]),
         "folder": str(Path.cwd()),
-        "base_url": _without([], address) if address and _has_address(plan) else None,
-        "head": plan.head and _without([], plan.head),
+        "base_url": _redact([], address) if address and _uses_address(plan) else None,
+        "head": plan.head and _redact([], plan.head),
     }
 
 
-def _has_address(plan: Plan) -> bool:
+def _uses_address(plan: Plan) -> bool:
     return plan.model is not None and not plan.model.startswith("scripted/")
 
 
 def program() -> list[str]:
-    """Give the words that start this program again."""
+    """Return the command that starts this program."""
     name = Path(sys.argv[0]).name
     return ["python", "-m", "gymsdk"] if name == "__main__.py" else [name]
 
 
 def host() -> Row:
-    """Give the versions of everything installed."""
+    """Return the versions of Python, of the platform and of all installed distributions."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -242,13 +250,13 @@ def host() -> Row:
     }
 
 
-def _secrets(environments: Iterable[Environment]) -> list[str]:
+def _collect_secrets(environments: Iterable[Environment]) -> list[str]:
     values = [value for each in environments for value in vars(each.config).values()]
     return [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
 
 
-def _without(secrets: Iterable[str], text: str) -> str:
+def _redact(secrets: Iterable[str], text: str) -> str:
     for secret in filter(None, secrets):
         text = text.replace(secret, "***")
-    # Who asks, in an address: http://USER:PASSWORD@HOST, and whatever key its query may have.
+    # A URL may hold credentials: http://USER:PASSWORD@HOST, and a key in its query.
     return re.sub(r"(?<=://)([^?\s]*)\?\S*", r"\1?***", re.sub(r"(?<=://)[^/@\s]+@", "***@", text))

@@ -1,4 +1,4 @@
-"""A profile: what a model's rollouts say about training on an environment, before a training run is paid for."""
+"""Profile the rollouts of a model, to decide whether an environment is worth a training run with this model."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout, compute_pas
 from gymsdk.types import Row
 
 Band: TypeAlias = Literal["always wrong", "hard", "medium", "easy", "always right"]
-"""Where a task stands: no reward ever, a mean below a third of the best, up to two thirds, above, the best always."""
+"""The difficulty of a task: no reward, a mean reward below 1/3 of the maximum, up to 2/3, above, always the maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over tasks with its confidence interval, in units of reward."""
+    """A mean over tasks and its confidence interval, in units of reward."""
 
     value: float
     low: float
@@ -32,7 +32,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """How many values lie in `low <= value < high`; the last bin of a histogram holds its upper end too."""
+    """The number of values with `low <= value < high`; the last bin of a histogram includes its upper end."""
 
     low: float
     high: float
@@ -40,23 +40,28 @@ class Bin:
 
 
 def interval(values: Sequence[float], *, observations: int | None = None, confidence: float = 0.95) -> Estimate:
-    """Give the mean of one value per task with its interval over tasks; *observations* are the rollouts behind them.
+    """Return the mean of one value per task with its confidence interval over tasks.
 
-    Between 0 and 1 it is Wilson's interval at the effective sample size, which stays honest where all tasks agree;
-    beyond, the normal one.
+    For values between 0 and 1 this is Wilson's interval at the effective sample size, which does not collapse when all
+    tasks agree; for others it is the normal interval.
+
+    Args:
+        values: One value per task.
+        observations: The number of rollouts behind the values.
+        confidence: The confidence level.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     mean, error = fmean(values), std(values) / math.sqrt(len(values))
     if not all(0 <= value <= 1 for value in values):
         return Estimate(mean, mean - z * error, mean + z * error)
-    size = _effective(mean, error, tasks=len(values), observations=max(observations or 0, len(values)))
+    size = _compute_effective_size(mean, error, tasks=len(values), observations=max(observations or 0, len(values)))
     middle = (mean + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * math.sqrt(mean * (1 - mean) / size + (z / (2 * size)) ** 2)
     return Estimate(mean, max(0.0, min(mean, middle - half)), min(1.0, max(mean, middle + half)))
 
 
-def _effective(mean: float, error: float, *, tasks: int, observations: int) -> float:
-    """Give how many independent trials would have the standard error that the tasks have."""
+def _compute_effective_size(mean: float, error: float, *, tasks: int, observations: int) -> float:
+    """Return the number of independent trials that would have the standard error of the tasks."""
     if tasks == 1:
         return observations
     if mean in {0.0, 1.0}:
@@ -65,7 +70,7 @@ def _effective(mean: float, error: float, *, tasks: int, observations: int) -> f
 
 
 def pass_intervals(rollouts: Iterable[ScoredRollout], *, confidence: float = 0.95) -> dict[int, Estimate]:
-    """Give pass@k of the reward with its interval, for every k that some task has rollouts for."""
+    """Return pass@k of the reward with its interval, for every k up to the most repeats of a task."""
     curves = [
         compute_pass_curve([rollout.reward for rollout in repeats]) for repeats in group_by_task(rollouts).values()
     ]
@@ -79,7 +84,7 @@ def pass_intervals(rollouts: Iterable[ScoredRollout], *, confidence: float = 0.9
 
 
 def zero_variance(rollouts: Iterable[ScoredRollout]) -> float | None:
-    """Give the share of tasks whose repeats all earn the same, so that they teach nothing; `None` without repeats."""
+    """Return the share of tasks whose repeats all have the same reward, or `None` without repeats."""
     repeated = [repeats for repeats in group_by_task(rollouts).values() if len(repeats) > 1]
     if not repeated:
         return None
@@ -87,9 +92,9 @@ def zero_variance(rollouts: Iterable[ScoredRollout]) -> float | None:
 
 
 def histogram(values: Iterable[float], *, bins: int = 10) -> list[Bin]:
-    """Give *values* in *bins* of one width, from 0 to 1 where that holds them all, else from the least to the largest.
+    """Count *values* in *bins* of equal width, from 0 to 1 if all values fit, else from the minimum to the maximum.
 
-    Values all alike out there share one bin; no values have none.
+    Equal values outside 0 to 1 share one bin. Without values there are no bins.
     """
     found = list(values)
     if not found:
@@ -105,15 +110,15 @@ def histogram(values: Iterable[float], *, bins: int = 10) -> list[Bin]:
 
 
 def bands(rollouts: Iterable[ScoredRollout], *, maxima: Mapping[int, float] | None = None) -> dict[Band, int]:
-    """Give how many tasks are in each band; *maxima* are the best rewards, by task, 1 where a task has none there."""
+    """Count the tasks in each band; *maxima* are the best possible rewards by task, 1 by default."""
     counts = Counter(
-        _band([rollout.reward for rollout in repeats], (maxima or {}).get(task, 1.0))
+        _classify([rollout.reward for rollout in repeats], (maxima or {}).get(task, 1.0))
         for task, repeats in group_by_task(rollouts).items()
     )
     return {band: counts[band] for band in get_args(Band)}
 
 
-def _band(rewards: Sequence[float], maximum: float) -> Band:
+def _classify(rewards: Sequence[float], maximum: float) -> Band:
     if min(rewards) >= maximum:
         return "always right"
     if max(rewards) <= 0 or maximum <= 0:
@@ -124,23 +129,27 @@ def _band(rewards: Sequence[float], maximum: float) -> Band:
     return "medium" if share <= 2 / 3 else "easy"
 
 
-BEARABLE = 0.02
-"""The share of rollouts without a reward that training bears."""
+MAX_FAILURE_SHARE = 0.02
+"""The share of failed rollouts up to which a training run is worthwhile."""
 
-MOST = 0.9
-"""The share of tasks that makes a band the whole story."""
+DOMINANT_SHARE = 0.9
+"""The share of tasks from which on one band decides the verdict."""
 
-THIN = 0.3
-"""The share of groups that must differ for a trainer to learn at a fair price."""
+MIN_DIFFERING_SHARE = 0.3
+"""The share of groups with differing rewards that a trainer needs to learn efficiently."""
 
 
 class Profile(BaseModel):
-    """Figures of one environment and model.
+    """Statistics of one environment and model.
 
-    *maximum* is the best reward the environment claims of any task; *flat* the share of groups whose repeats all earned
-    the same (they teach a group-based trainer nothing), `None` without repeats; *grading* milliseconds of `verify`
-    (`p50`, `p99`), waits for a worker among them; *tokens* the policy's output tokens per turn, *turns* its turns per
-    rollout.
+    Attributes:
+        verdict: One sentence: whether to train on the environment, and what to correct first.
+        maximum: The best possible reward of any task, as the environment declares it.
+        flat: The share of groups whose repeats all have the same reward: a group-based trainer learns nothing from
+            them. `None` without repeats.
+        grading: Milliseconds of `verify` (`p50`, `p99`), including the wait for a worker.
+        tokens: The policy's output tokens per turn.
+        turns: The policy's turns per rollout.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -164,8 +173,8 @@ class Profile(BaseModel):
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What a profile needs of the scored lines."""
+class _LineTotals:
+    """The sums over the scored lines."""
 
     rollouts: list[ScoredRollout] = field(default_factory=list)
     grading: list[float] = field(default_factory=list)
@@ -178,7 +187,7 @@ class _Seen:
         self.rollouts.append(ScoredRollout(task=line[TASK_INDEX], repeat=line[ROLLOUT_INDEX], reward=line["reward"]))
         self.grading.append(ours["timing"]["stages"].get("verify", 0.0))
         self.turns += ours["turns"]
-        # The calls of earlier tries are in the usage, not among the turns.
+        # The usage includes the calls of failed attempts, the turns do not.
         used = ours["usage"].get("policy", {})
         self.calls += used.get("calls", 0)
         self.tokens += used.get("output_tokens", 0)
@@ -192,11 +201,11 @@ def profiled(
     *,
     maxima: Mapping[int, float] | None = None,
 ) -> Profile:
-    """Give the profile of a run's lines; *maxima* are the best rewards, by task, 1 where a task has none there."""
-    seen = _Seen()
+    """Profile the lines of a run; *maxima* are the best possible rewards by task, 1 by default."""
+    seen = _LineTotals()
     for line in scored:
         seen.add(line)
-    groups = _groups(seen.rollouts)
+    groups = _group_rewards(seen.rollouts)
     found = Profile(
         environment=environment,
         model=model,
@@ -210,21 +219,21 @@ def profiled(
         rewards=histogram(each.reward for each in seen.rollouts),
         bands={str(band): count for band, count in bands(seen.rollouts, maxima=maxima).items()},
         passes=pass_intervals(seen.rollouts),
-        grading=_grading(seen.grading),
+        grading=_compute_grading_quantiles(seen.grading),
         tokens=seen.tokens / seen.calls if seen.calls else None,
         turns=seen.turns / len(seen.rollouts) if seen.rollouts else None,
     )
     return found.model_copy(update={"verdict": verdict(found)})
 
 
-def _groups(rollouts: Iterable[ScoredRollout]) -> list[list[float]]:
+def _group_rewards(rollouts: Iterable[ScoredRollout]) -> list[list[float]]:
     groups: defaultdict[int, list[float]] = defaultdict(list)
     for each in rollouts:
         groups[each.task].append(each.reward)
     return list(groups.values())
 
 
-def _grading(spent: list[float]) -> dict[str, float]:
+def _compute_grading_quantiles(spent: list[float]) -> dict[str, float]:
     if len(spent) < 2:  # noqa: PLR2004  # quantiles need two values
         return {"p50": spent[0], "p99": spent[0]} if spent else {}
     cuts = quantiles(spent, n=100, method="inclusive")
@@ -232,21 +241,21 @@ def _grading(spent: list[float]) -> dict[str, float]:
 
 
 def verdict(profile: Profile) -> str:
-    """Give one plain sentence: whether to train on this, and what to mend first."""
+    """Return one sentence: whether to train on this environment, and what to correct first."""
     failed = sum(profile.failures.values())
     taught = 0.0 if profile.flat is None else 1 - profile.flat
-    most, groups = MOST * profile.tasks, f"{profile.tasks} groups"
+    most, groups = DOMINANT_SHARE * profile.tasks, f"{profile.tasks} groups"
     found = [
-        (not profile.scored, "Not one rollout was scored: mend the failures first."),
+        (not profile.scored, "No rollout was scored: correct the failures first."),
         (
-            failed > BEARABLE * (failed + profile.scored),
-            f"{failed} of {failed + profile.scored} rollouts have no reward: mend the failures before training.",
+            failed > MAX_FAILURE_SHARE * (failed + profile.scored),
+            f"{failed} of {failed + profile.scored} rollouts have no reward: correct the failures before training.",
         ),
         (profile.bands.get("always wrong", 0) >= most, "Too hard for this model: most tasks are never solved."),
         (profile.bands.get("always right", 0) >= most, "Too easy for this model: most tasks are always solved."),
         (profile.flat is None, "Play each task several times (-k 8) to see whether its rollouts differ."),
         (
-            taught < THIN,
+            taught < MIN_DIFFERING_SHARE,
             f"Thin signal: only {taught:.0%} of {groups} differ within themselves; filter tasks by difficulty.",
         ),
     ]
@@ -257,12 +266,12 @@ def verdict(profile: Profile) -> str:
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-TICKS = 16
-"""How many marks an axis takes before they run into each other."""
+MAX_AXIS_TICKS = 16
+"""How many ticks fit on an axis without overlap."""
 
 
 def draw(profile: Profile, path: Path) -> None:
-    """Write *profile* as a PNG; raises `UsageError` where matplotlib is not installed."""
+    """Plot *profile* as a PNG; raises `UsageError` if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -271,15 +280,15 @@ def draw(profile: Profile, path: Path) -> None:
     figure = Figure(figsize=(12, 4), layout="constrained")
     FigureCanvasAgg(figure)
     rewards, bands, passes = figure.subplots(1, 3)
-    _rewards(rewards, profile)
-    _bands(bands, profile)
-    _passes(passes, profile)
+    _draw_rewards(rewards, profile)
+    _draw_bands(bands, profile)
+    _draw_passes(passes, profile)
     played = f"{profile.environment}, {profile.model}: {profile.scored} rollouts of {profile.tasks} tasks"
     figure.suptitle(f"{profile.verdict}\n{played}", fontsize=11)
     figure.savefig(path, dpi=120)
 
 
-def _rewards(axes: Axes, profile: Profile) -> None:
+def _draw_rewards(axes: Axes, profile: Profile) -> None:
     axes.bar(
         [bar.low for bar in profile.rewards],
         [bar.count for bar in profile.rewards],
@@ -290,7 +299,7 @@ def _rewards(axes: Axes, profile: Profile) -> None:
     axes.set(title="rewards", xlabel="reward", ylabel="rollouts")
 
 
-def _bands(axes: Axes, profile: Profile) -> None:
+def _draw_bands(axes: Axes, profile: Profile) -> None:
     from matplotlib.ticker import MaxNLocator
 
     bars = axes.barh(list(profile.bands), list(profile.bands.values()), color="tab:green")
@@ -301,14 +310,14 @@ def _bands(axes: Axes, profile: Profile) -> None:
     axes.set(title="difficulty for this model", xlabel="tasks")
 
 
-def _passes(axes: Axes, profile: Profile) -> None:
+def _draw_passes(axes: Axes, profile: Profile) -> None:
     ks = sorted(profile.passes)
     values = [profile.passes[k].value for k in ks]
     below = [profile.passes[k].value - profile.passes[k].low for k in ks]
     above = [profile.passes[k].high - profile.passes[k].value for k in ks]
     axes.errorbar(ks, values, yerr=[below, above], marker="o", capsize=3, color="tab:orange")
     axes.set(title="pass@k, with its 95 % interval", xlabel="k")
-    if len(ks) <= TICKS:
+    if len(ks) <= MAX_AXIS_TICKS:
         axes.set_xticks(ks)
     if profile.rewards and profile.rewards[0].low >= 0 and profile.rewards[-1].high <= 1:
         axes.set_ylim(-0.03, 1.03)

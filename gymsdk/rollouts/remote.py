@@ -1,4 +1,4 @@
-"""Delivery: jobs played by running servers, ours or NeMo Gym's, each posted to the agent that its row names."""
+"""Play jobs on running servers, ours or NeMo Gym's: each row is posted to the agent that it names."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import folder
 from gymsdk.rollouts.folder import StoredVerdict
 from gymsdk.rollouts.jobs import Job, agent, seed_of
-from gymsdk.rollouts.retry import Played, guarded, settled, unscored
+from gymsdk.rollouts.retry import Played, build_unscored_rollout, catch_errors, play_with_retries
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row, Timing
 
-UNFIT = 422
-"""The status that says that the data, and not the server, is at fault."""
+UNPROCESSABLE_STATUS = 422
+"""The HTTP status that means: the row is invalid."""
 
 
-def object_of(answer: HttpResponse, stage: str) -> Row:
-    """Give the row *answer* holds; raises `EpisodeError` where it is a refusal, or no row."""
+def parse_response_row(answer: HttpResponse, stage: str) -> Row:
+    """Return the JSON object in *answer*; raises `EpisodeError` for an error response or other content."""
     if not answer.ok:
         raise refused(answer, stage)
     return client.parse_object(answer, stage)
 
 
 def refused(answer: HttpResponse, stage: str) -> EpisodeError:
-    """Give the failure that a refusal means: the one it tells of, or else what its status says."""
-    if answer.status != UNFIT or client.parse_failure(answer) is not None:
+    """Return the failure for an error response: the one in its body, or else the one for its status."""
+    if answer.status != UNPROCESSABLE_STATUS or client.parse_failure(answer) is not None:
         return client.build_failure(answer, stage)
-    return Failed(f"{answer.host}: {_detail(answer)}", kind="bad_row", stage="reset")
+    return Failed(f"{answer.host}: {_get_detail(answer)}", kind="bad_row", stage="reset")
 
 
-def _detail(answer: HttpResponse) -> str:
-    """Give a refusal's sentence, or else what there is of its text."""
+def _get_detail(answer: HttpResponse) -> str:
+    """Return the message of an error response, or the beginning of its text."""
     said = client.parse_value(answer)
     detail = said.get("detail") if isinstance(said, dict) else None
     return detail if isinstance(detail, str) else f"answered {answer.status}: {answer.text[:MAX_EXCERPT_CHARS]}"
 
 
 def rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rollout:
-    """Give the rollout of *job* that *body* tells of; raises `EpisodeError` where it cannot be read."""
+    """Return the rollout of *job* from the response of `/run`; raises `EpisodeError` if it cannot be read."""
     try:
-        found = _ours(body, job) if client.is_gymsdk_result(body) else _theirs(body, job, seed, milliseconds)
+        found = _read_own(body, job) if client.is_gymsdk_result(body) else _read_foreign(body, job, seed, milliseconds)
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
         raise client.build_bad_answer_error(
             f"the server's rollout cannot be read: {type(error).__name__}: {error}", "verify"
@@ -64,18 +64,18 @@ def rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rollout:
     return found.model_copy(update=asked)
 
 
-def _ours(body: Row, job: Job) -> Rollout:
+def _read_own(body: Row, job: Job) -> Rollout:
     client.parse_verdict(body, job.row)
     return folder.read(body)
 
 
-def _theirs(body: Row, job: Job, seed: int, milliseconds: float) -> Rollout:
-    """Give the rollout of a line that has nothing of ours: what NeMo Gym leaves unsaid is read off the response."""
-    played = _played(body, job, milliseconds)
+def _read_foreign(body: Row, job: Job, seed: int, milliseconds: float) -> Rollout:
+    """Read the response of another implementation: what NeMo Gym's format lacks is derived from its Response."""
+    played = _read_play(body, job, milliseconds)
     try:
         judged = client.parse_verdict(body, job.row)
     except Unscorable as error:
-        return unscored(job, seed, error).model_copy(update=played)
+        return build_unscored_rollout(job, seed, error).model_copy(update=played)
     return Rollout(
         id=job.id,
         environment=job.environment,
@@ -88,7 +88,7 @@ def _theirs(body: Row, job: Job, seed: int, milliseconds: float) -> Rollout:
     ).model_copy(update=played)
 
 
-def _played(body: Row, job: Job, milliseconds: float) -> dict[str, Any]:
+def _read_play(body: Row, job: Job, milliseconds: float) -> dict[str, Any]:
     response = body.get("response")
     if not isinstance(response, dict) or not responses.is_response(response):
         raise client.build_bad_answer_error(
@@ -98,7 +98,7 @@ def _played(body: Row, job: Job, milliseconds: float) -> dict[str, Any]:
     asked = len(list(responses.iter_turn_spans(response["output"])))
     return {
         "ended": "tokens" if responses.is_incomplete_response(response) else "done",
-        "opening": _items(params["input"]),
+        "opening": _parse_input(params["input"]),
         "tools": params.get("tools") or [],
         "response": response,
         "turns": asked,
@@ -107,7 +107,7 @@ def _played(body: Row, job: Job, milliseconds: float) -> dict[str, Any]:
     }
 
 
-def _items(prompt: str | list[Item]) -> list[Item]:
+def _parse_input(prompt: str | list[Item]) -> list[Item]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
@@ -119,9 +119,15 @@ log = logging.getLogger("gymsdk")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What *client*'s head knows: the agents, each with its resources server where that is named, and all of those.
+    """The servers that a head knows.
 
-    The *model* that plays, the *version* of gymsdk and those of the environments are there where the head tells them.
+    Attributes:
+        client: Reaches the servers.
+        agents: The name of each agent's resources server, or `None` if the head does not name it.
+        resources: The names of the resources servers.
+        model: The name of the policy's model, if the head reports it.
+        version: The servers' version of gymsdk, if they run gymsdk.
+        versions: The versions of the environments, if the head reports them.
     """
 
     client: ServerClient
@@ -133,22 +139,23 @@ class Served:
 
     @property
     def plays_once(self) -> bool:
-        """Whether a row that comes twice under one id is played once: what gymsdk's servers do."""
+        """Whether the servers play a row once that arrives twice with the same ID, as those of gymsdk do."""
         return self.version is not None
 
     def identity(self) -> Row:
-        """Give what decides what is played there, as far as the head tells."""
+        """Return the properties of the servers that a resumed run must share with the run."""
         return {"model": self.model, "gymsdk": self.version, "versions": dict(self.versions)}
 
     def agent_of(self, row: Row, environment: str) -> str:
-        """Give the agent that plays *row* of *environment*: the one it names, or the one called as ours are.
+        """Return the agent that plays *row*: the agent that the row names, or the default agent of the environment.
 
-        Raises `Unknown` where the head knows neither.
+        Raises:
+            UnknownServer: The head knows neither.
         """
         return self.agent_named(agent(row), environment)
 
     def agent_named(self, named: str | None, environment: str) -> str:
-        """Give the agent that plays rows of *environment* that are for the one so *named*, like `agent_of`."""
+        """Return the agent for rows of *environment* that name the agent *named*, like `agent_of`."""
         wanted = environment + AGENT_SUFFIX
         for name in (named, wanted):
             if name is not None and name in self.agents:
@@ -156,20 +163,20 @@ class Served:
         raise self._unknown(named or wanted)
 
     def checked(self, environments: Sequence[str]) -> None:
-        """Refuse to play *environments* of which one has no agent; raises `Unknown`."""
+        """Raise `UnknownServer` if one of *environments* has no agent."""
         if lost := self.without_agent(environments):
             raise self._unknown(lost[0] + AGENT_SUFFIX)
 
     def without_agent(self, environments: Sequence[str]) -> list[str]:
-        """Give those of *environments* that no agent plays."""
+        """Return the *environments* that no agent plays."""
         return [name for name in environments if name + AGENT_SUFFIX not in self.agents and name not in self.agents]
 
     def resources_of(self, row: Row, environment: str) -> str:
-        """Give the resources server that judges *row* of *environment*; raises `Unknown` where the head knows none."""
+        """Return the resources server that scores *row* of *environment*; raises `UnknownServer` if there is none."""
         return self.resources_named(agent(row), environment)
 
     def resources_named(self, named: str | None, environment: str) -> str:
-        """Give the resources server that judges rows of *environment* for the agent so *named*, like `resources_of`."""
+        """Return the resources server for rows of *environment* that name the agent *named*, like `resources_of`."""
         for name in (self.agents.get(named or environment + AGENT_SUFFIX), environment):
             if name is not None and name in self.resources:
                 return name
@@ -185,62 +192,70 @@ class Served:
 
 
 async def served(head: str, wanted: Callable[[Served], bool] = lambda _: True) -> Served:
-    """Give what the head at a URL knows: one that has just begun, once it knows all that is *wanted*, or has settled.
+    """Ask the head at a URL for its servers.
 
-    Raises `UsageError` where it is no URL, `Failed` where no head answers.
+    A head that has just started is polled until *wanted* accepts its servers, or until their number is stable.
+
+    Args:
+        head: The URL of the head.
+        wanted: Whether the servers suffice.
+
+    Raises:
+        UsageError: *head* is not a URL.
+        Failed: No head answers.
     """
     head = credentials.check_head_url(head)
     asking, client = ServerClient(head, seconds=30.0, retry=http.Retry(times=1)), ServerClient(head)
-    return _known(client, await asking.wait_for_config(lambda config: wanted(_known(client, config))))
+    return _parse_config(client, await asking.wait_for_config(lambda config: wanted(_parse_config(client, config))))
 
 
-def _known(client: ServerClient, config: Mapping[str, Any]) -> Served:
-    agents = {name: _resources(block) for name, block in _blocks(config, "responses_api_agents")}
-    judges = dict(_blocks(config, "resources_servers"))
+def _parse_config(client: ServerClient, config: Mapping[str, Any]) -> Served:
+    agents = {name: _get_resources_server(block) for name, block in _iter_blocks(config, "responses_api_agents")}
+    judges = dict(_iter_blocks(config, "resources_servers"))
     return Served(
         client,
         agents,
         frozenset(judges),
-        model=_word(config.get("policy_model_name")),
-        version=_word(config.get(VERSION_KEY)),
-        versions={name: told for name, each in judges.items() if (told := _word(_field(each, "version")))},
+        model=_get_string(config.get("policy_model_name")),
+        version=_get_string(config.get(VERSION_KEY)),
+        versions={name: told for name, each in judges.items() if (told := _get_string(_get_field(each, "version")))},
     )
 
 
-def _field(block: object, name: str) -> object:
+def _get_field(block: object, name: str) -> object:
     return block.get(name) if isinstance(block, dict) else None
 
 
-def _word(value: object) -> str | None:
+def _get_string(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _blocks(config: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
+def _iter_blocks(config: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Any]]:
     for name, block in config.items():
         implementations = block.get(kind) if isinstance(block, dict) else None
         if isinstance(implementations, dict):
             yield from ((str(name), each) for each in implementations.values())
 
 
-def _resources(block: object) -> str | None:
-    return _word(_field(_field(block, "resources_server"), "name"))
+def _get_resources_server(block: object) -> str | None:
+    return _get_string(_get_field(_get_field(block, "resources_server"), "name"))
 
 
 @dataclass(frozen=True, slots=True)
-class Distant:
-    """An environment that is not installed here: *name*, played by *agent*, whose figures the servers know."""
+class RemoteEnvironmentMetrics:
+    """Computes an environment's metrics on the servers of its *agent*, because it is not installed here."""
 
     name: str
     agent: str
     client: ServerClient
 
     async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Give the environment's own figures over scored *rollouts*; raises `EpisodeError`."""
-        sent = {"verify_responses": [_trimmed(rollout) for rollout in rollouts]}
+        """Return the environment's own metrics over scored *rollouts*; raises `EpisodeError`."""
+        sent = {"verify_responses": [_build_metrics_row(rollout) for rollout in rollouts]}
         answer = await self.client.post(self.agent, "/aggregate_metrics", json=sent)
         if answer.status in MISSING_STATUSES:
             return {}
-        body = object_of(answer, "metrics")
+        body = parse_response_row(answer, "metrics")
         found, complaint = body.get("key_metrics"), body.get("complaint")
         if isinstance(complaint, str):
             log.warning("%s: %s", self.name, complaint)
@@ -251,8 +266,8 @@ class Distant:
         }
 
 
-def all_known(find: Callable[[str | None, str], str], wanted: Iterable[Wanted]) -> bool:
-    """Whether *find*, of those served, gives a server for each that is *wanted*."""
+def has_all(find: Callable[[str | None, str], str], wanted: Iterable[Wanted]) -> bool:
+    """Return whether *find* finds a server for each agent and environment in *wanted*."""
     try:
         for named, environment in wanted:
             find(named, environment)
@@ -261,8 +276,8 @@ def all_known(find: Callable[[str | None, str], str], wanted: Iterable[Wanted]) 
     return True
 
 
-def _trimmed(rollout: Rollout) -> Row:
-    """Give a rollout's line without what is said in it, of which figures take nothing but the usage."""
+def _build_metrics_row(rollout: Rollout) -> Row:
+    """Return the line of a rollout without its messages: metrics need only the usage of the response."""
     task, _, repeat = rollout.id.partition(":")
     line = folder.scored(rollout, (int(task), int(repeat)))
     usage = (line.pop("response") or {}).get("usage")
@@ -270,23 +285,30 @@ def _trimmed(rollout: Rollout) -> Row:
     return {**line, "response": {"usage": usage}}
 
 
-AGAIN = 2
-"""How often a row is sent once more whose answer was lost: under one id a server of ours plays it once."""
+MAX_RESENDS = 2
+"""How often a row is sent again after its response was lost; servers of gymsdk play one ID once."""
 
-COMING = 10.0
-"""Seconds that a row waits for an agent that the head does not know just now."""
+AGENT_WAIT_SECONDS = 10.0
+"""Seconds that a row waits for an agent that the head does not know at the moment."""
 
-LOOKING = 1.0
-"""Seconds between two looks for it."""
+AGENT_POLL_SECONDS = 1.0
+"""Seconds between two such requests to the head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How jobs are played elsewhere: by whom *client* knows, each within *budget* and answered within *seconds*.
+    """Plays jobs on the servers that *client* knows.
 
-    *name* begins the ids of its rollouts, which nobody else uses; the servers play a row *once* that comes twice
-    under one of them, or are not known to. *retry* is how often one that is not there is looked for, for
-    *coming* seconds where the head does not know it.
+    Attributes:
+        client: Reaches the servers.
+        seed: The seed of the run.
+        budget: The limits of an episode.
+        attempts: The most attempts per job.
+        seconds: The time limit of one attempt.
+        name: The unique prefix of the rollouts' IDs.
+        once: Whether the servers are known to play a row once that arrives twice with the same ID.
+        retry: How often an agent that cannot be reached is contacted again.
+        coming: How many seconds to wait for an agent that the head does not know.
     """
 
     client: ServerClient
@@ -297,30 +319,30 @@ class Delivery:
     name: str = field(default_factory=lambda: f"r{uuid4().hex[:16]}")
     once: bool = False
     retry: http.Retry = http.DEFAULT_RETRY
-    coming: float = COMING
+    coming: float = AGENT_WAIT_SECONDS
 
     @property
     def connections(self) -> int:
-        """Count the request by which the servers play a job."""
+        """One connection for the request to the agent."""
         return 1
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Open nothing: the servers are."""
+        """Open nothing: the servers are running."""
         yield
 
     async def __call__(self, job: Job) -> Played:
-        """Have *job* played until it has been judged, cannot be, or has been tried often enough."""
-        return await settled(job, self.tried, attempts=self.attempts)
+        """Play *job* until it is scored, cannot be scored, or has no attempts left."""
+        return await play_with_retries(job, self.play_once, attempts=self.attempts)
 
-    async def tried(self, job: Job, attempt: int) -> Rollout:
-        """Have *job* played one time, and give what came of it."""
-        rollout = await guarded(job, seed_of(self.seed, job), self._played(job, attempt))
-        return rollout.model_copy(update={"rollout_id": self._id(job, attempt)})
+    async def play_once(self, job: Job, attempt: int) -> Rollout:
+        """Play *job* once; *attempt* is the index of the attempt."""
+        rollout = await catch_errors(job, seed_of(self.seed, job), self._played(job, attempt))
+        return rollout.model_copy(update={"rollout_id": self._build_rollout_id(job, attempt)})
 
     async def _played(self, job: Job, attempt: int) -> Rollout:
         began = time.perf_counter()
-        body = object_of(await self._delivered(agent(job.row) or "", self._body(job, attempt)), "host")
+        body = parse_response_row(await self._post(agent(job.row) or "", self._body(job, attempt)), "host")
         spent = (time.perf_counter() - began) * 1e3
         return rollout(body, job, seed_of(self.seed, job), milliseconds=spent)
 
@@ -330,18 +352,18 @@ class Delivery:
             **job.row,
             TASK_INDEX: job.task,
             ROLLOUT_INDEX: job.repeat,
-            "_ng_rollout_id": self._id(job, attempt),
+            "_ng_rollout_id": self._build_rollout_id(job, attempt),
             "gymsdk": ours,
         }
 
-    def _id(self, job: Job, attempt: int) -> str:
+    def _build_rollout_id(self, job: Job, attempt: int) -> str:
         return f"{self.name}.{job.task}.{job.repeat}.{attempt}"
 
-    async def _delivered(self, name: str, row: Row) -> HttpResponse:
-        """Give what the agent *name* answers to *row*; sent once more where it is not played twice. Raises `Failed`."""
+    async def _post(self, name: str, row: Row) -> HttpResponse:
+        """Post *row* to the agent *name*; sent again only if that cannot play it twice. Raises `Failed`."""
         loop, body = asyncio.get_running_loop(), jsonl.dump_portable_json(row)
         deadline = loop.time() + self.seconds
-        for number in range(AGAIN + 1):
+        for number in range(MAX_RESENDS + 1):
             url = await self._url(name)
             try:
                 left = max(0.001, deadline - loop.time())
@@ -351,15 +373,15 @@ class Delivery:
                 if error.kind == "model_unreachable":
                     self.client.forget(name, url)
                 again = error.kind == "model_unreachable" and (self.once or isinstance(error, http.NotSent))
-                if number == AGAIN or not again or loop.time() >= deadline:
-                    raise of_server(error) from error
+                if number == MAX_RESENDS or not again or loop.time() >= deadline:
+                    raise convert_to_server_error(error) from error
             await asyncio.sleep(
                 min(self.retry.get_wait_seconds(number), max(0.0, deadline - loop.time())) * random.random()
             )
-        raise AssertionError("the last time either answers or raises")
+        raise AssertionError("the last attempt returns or raises")
 
     async def _url(self, name: str) -> str:
-        """Give where the agent *name* is; one that is not there may be about to be started anew. Raises `Failed`."""
+        """Return the URL of the agent *name*; wait for a missing one, which may be restarting. Raises `Failed`."""
         clock = asyncio.get_running_loop().time
         until = clock() + self.coming
         while True:
@@ -369,12 +391,12 @@ class Delivery:
                 if clock() >= until:
                     raise
             except Failed as error:
-                raise of_server(error) from error
-            await asyncio.sleep(random.uniform(LOOKING / 2, LOOKING))
+                raise convert_to_server_error(error) from error
+            await asyncio.sleep(random.uniform(AGENT_POLL_SECONDS / 2, AGENT_POLL_SECONDS))
 
 
-def of_server(error: Failed) -> Failed:
-    """Give the failure to reach a server as that, and not as a model's."""
+def convert_to_server_error(error: Failed) -> Failed:
+    """Convert the failure of a request, which names a model, to that of a server."""
     found = convert_error(error, Failed, kind=error.kind.replace("model_", "server_", 1))
     found.stage = "host"
     return found

@@ -1,4 +1,4 @@
-"""A run's patience with a model, or with servers, that give no answers."""
+"""Retry failed episodes, and stop a run when the model or the servers do not answer any more."""
 
 from __future__ import annotations
 
@@ -13,74 +13,82 @@ from gymsdk.errors import BadRow, EpisodeError, ModelLost, Unscorable
 from gymsdk.rollouts.jobs import Job
 from gymsdk.types import Failure, Rollout, UsageByRole
 
-PAUSE = 0.25
-"""Seconds before a failed episode's second try, doubled before each further one."""
+FIRST_DELAY_SECONDS = 0.25
+"""Seconds before the second attempt; the delay doubles with each further attempt."""
 
-LONGEST = 60.0
-"""Seconds a try waits at most: an episode that is asked to wait longer is listed, for a resume."""
+MAX_DELAY_SECONDS = 60.0
+"""The longest delay in seconds. An episode that must wait longer fails, and a resume plays it again."""
 
-GONE = frozenset({"server_unreachable", "session_lost"})
-"""What a failure is called where the server that had the episode is there no more, or has lost it."""
+LOST_SESSION_KINDS = frozenset({"server_unreachable", "session_lost"})
+"""Failure kinds that mean: the server that had the episode is gone, or has lost it."""
 
 log = logging.getLogger("gymsdk")
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A job's last rollout, with the usage of all its tries, and how many those were."""
+    """The last rollout of a job, with the usage of all attempts, and the number of attempts."""
 
     job: Job
     rollout: Rollout
     attempts: int
 
 
-async def settled(job: Job, once: Callable[[Job, int], Awaitable[Rollout]], *, attempts: int) -> Played:
-    """Play *job* by *once*, told which try it is from 0, until it is judged, cannot be, or *attempts* are over."""
+async def play_with_retries(job: Job, once: Callable[[Job, int], Awaitable[Rollout]], *, attempts: int) -> Played:
+    """Play *job* until it is scored, cannot be scored, or has no attempts left.
+
+    Args:
+        job: The job.
+        once: Plays the job once; its second argument is the index of the attempt.
+        attempts: The most attempts.
+    """
     attempt, used, unjudged = 0, UsageByRole(), 0
     while True:
         rollout = await once(job, attempt)
         attempt += 1
         unjudged += _is_unjudged(rollout.failure)
         used = types.merge_usage(used, rollout.usage)
-        wait = _wait(rollout.failure, attempt) if attempt < attempts and unjudged <= 1 else None
+        wait = _get_delay(rollout.failure, attempt) if attempt < attempts and unjudged <= 1 else None
         if wait is None:
             return Played(job, rollout.model_copy(update={"usage": used}), attempt)
         await asyncio.sleep(wait)
 
 
-def _wait(failure: Failure | None, attempt: int) -> float | None:
-    """Give the seconds until the next try, `None` where there is to be none."""
+def _get_delay(failure: Failure | None, attempt: int) -> float | None:
+    """Return the seconds until the next attempt, or `None` if there is none."""
     if failure is None or not failure.retryable:
         return None
-    # Playing again what the grader failed on would draw answers until one suits it.
+    # Repeating an episode because its grader failed would sample answers until one suits the grader.
     if failure.stage == "verify" and not _is_unjudged(failure):
         return None
-    if failure.retry_after is not None and failure.retry_after > LONGEST:
+    if failure.retry_after is not None and failure.retry_after > MAX_DELAY_SECONDS:
         return None
-    return max(PAUSE * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5), failure.retry_after or 0.0)
+    return max(FIRST_DELAY_SECONDS * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5), failure.retry_after or 0.0)
 
 
 def _is_unjudged(failure: Failure | None) -> bool:
-    """Whether the server went while it judged: once that is an accident, twice the answers may be what it died of."""
-    return failure is not None and failure.stage == "verify" and failure.kind in GONE
+    """Return whether the server was lost during `verify`: the first time by accident, the second time by the answer."""
+    return failure is not None and failure.stage == "verify" and failure.kind in LOST_SESSION_KINDS
 
 
-async def guarded(job: Job, seed: int, playing: Awaitable[Rollout]) -> Rollout:
-    """Give the rollout *playing* comes to; whatever breaks it, even the host, breaks no other."""
+async def catch_errors(job: Job, seed: int, playing: Awaitable[Rollout]) -> Rollout:
+    """Await *playing*; turn any error, even a bug in this package, into a failed rollout of this job alone."""
     try:
         return await playing
     except BadRow as error:
-        return lost(job, seed, Failure(stage="reset", kind="bad_row", message=str(error)))
+        return build_failed_rollout(job, seed, Failure(stage="reset", kind="bad_row", message=str(error)))
     except EpisodeError as error:
-        return unscored(job, seed, error)
+        return build_unscored_rollout(job, seed, error)
     except Exception as error:
-        log.exception("%s broke the host in rollout %s", type(error).__name__, job.id)
+        log.exception("%s in gymsdk's own code while it played rollout %s", type(error).__name__, job.id)
         message = f"{type(error).__name__}: {error}"
-        return lost(job, seed, Failure(stage="host", kind="host_broke", message=message, retryable=True))
+        return build_failed_rollout(
+            job, seed, Failure(stage="host", kind="host_broke", message=message, retryable=True)
+        )
 
 
-def lost(job: Job, seed: int, failure: Failure, used: UsageByRole | None = None) -> Rollout:
-    """Give the rollout of a job of which nothing is left but its failure and what it *used*."""
+def build_failed_rollout(job: Job, seed: int, failure: Failure, used: UsageByRole | None = None) -> Rollout:
+    """Return the rollout of a job of which only the failure and the usage are known."""
     return Rollout(
         id=job.id,
         environment=job.environment,
@@ -93,8 +101,8 @@ def lost(job: Job, seed: int, failure: Failure, used: UsageByRole | None = None)
     )
 
 
-def unscored(job: Job, seed: int, error: EpisodeError) -> Rollout:
-    """Give the rollout of a job that was played elsewhere, and of which only *error* was told."""
+def build_unscored_rollout(job: Job, seed: int, error: EpisodeError) -> Rollout:
+    """Return the rollout of a job that servers played, and of which only the *error* is known."""
     failure = Failure(
         stage=error.stage or "host",
         kind=error.kind,
@@ -103,46 +111,50 @@ def unscored(job: Job, seed: int, error: EpisodeError) -> Rollout:
         retry_after=error.retry_after,
     )
     outcome = "unscorable" if isinstance(error, Unscorable) else "failed"
-    return lost(job, seed, failure).model_copy(update={"outcome": outcome})
+    return build_failed_rollout(job, seed, failure).model_copy(update={"outcome": outcome})
 
 
-PATIENCE_GONE = frozenset(
+UNAVAILABLE_KINDS = frozenset(
     {"model_unreachable", "model_unauthorized", "model_not_found", "server_unreachable", "judge_failed"}
 )
-"""Failures that no row brings about: a server is not there, or not for us."""
+"""Failure kinds that no row can cause: a server is not reachable, or refuses this client."""
 
-STREAK = 16
-"""How many rollouts in a row may be lost to a server that is not there."""
+MAX_UNAVAILABLE_IN_A_ROW = 16
+"""How many consecutive rollouts may fail with such a kind before the run stops."""
 
-SERVERS = frozenset({"server_unreachable", "server_timeout", "server_error"})
-"""Failures of the servers that play a run, where they have not said more."""
+SERVER_ERROR_KINDS = frozenset({"server_unreachable", "server_timeout", "server_error"})
+"""Failure kinds of the servers that play a run, where the servers gave no other."""
 
-NONE_YET = 64
-"""How many rollouts may fail for them before any has been scored."""
+MAX_FAILURES_BEFORE_FIRST_SCORE = 64
+"""How many rollouts may fail with a model's or server's error before any is scored."""
 
 
-class Patience:
-    """Listens to a run; *scored* are the rollouts that an earlier part of the run has scored."""
+class CircuitBreaker:
+    """Stops a run when the model or the servers are lost.
+
+    Args:
+        scored: The number of rollouts that an earlier part of the run has scored.
+    """
 
     def __init__(self, *, scored: int = 0) -> None:
         self._scored = scored
         self._gone = 0
         self._failed = 0
 
-    def heard(self, rollout: Rollout) -> None:
-        """Count one finished rollout; raises `ModelLost` where further ones would only fail alike."""
+    def record(self, rollout: Rollout) -> None:
+        """Count a finished rollout; raises `ModelLost` if further rollouts would fail in the same way."""
         failure = rollout.failure
         if failure is None:
             self._scored += 1
             self._gone = 0
             return
-        self._gone = self._gone + 1 if failure.kind in PATIENCE_GONE else 0
-        self._failed = self._failed + 1 if failure.stage == "model" or failure.kind in SERVERS else 0
-        if self._gone >= STREAK:
-            raise _lost(self._gone, failure)
-        if not self._scored and self._failed >= NONE_YET:
-            raise _lost(self._failed, failure)
+        self._gone = self._gone + 1 if failure.kind in UNAVAILABLE_KINDS else 0
+        self._failed = self._failed + 1 if failure.stage == "model" or failure.kind in SERVER_ERROR_KINDS else 0
+        if self._gone >= MAX_UNAVAILABLE_IN_A_ROW:
+            raise _build_model_lost(self._gone, failure)
+        if not self._scored and self._failed >= MAX_FAILURES_BEFORE_FIRST_SCORE:
+            raise _build_model_lost(self._failed, failure)
 
 
-def _lost(count: int, failure: Failure) -> ModelLost:
-    return ModelLost(f"stopped, since {count} rollouts in a row failed alike ({failure.message})")
+def _build_model_lost(count: int, failure: Failure) -> ModelLost:
+    return ModelLost(f"stopped: the last {count} rollouts failed for the same reason ({failure.message})")

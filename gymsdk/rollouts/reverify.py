@@ -1,4 +1,4 @@
-"""Rejudged: stored rollouts judged once more, here or by running servers, and which of their rewards that changes."""
+"""Verify stored rollouts again, in this process or on running servers, and report which rewards change."""
 
 from __future__ import annotations
 
@@ -22,19 +22,26 @@ from gymsdk.plugins import registry
 from gymsdk.rollouts import remote
 from gymsdk.rollouts.folder import FILES, TRAJECTORY, WRITTEN, unplayed
 from gymsdk.rollouts.jobs import Job, agent, route, seed_of
-from gymsdk.rollouts.remote import Served, Wanted, all_known, of_server
+from gymsdk.rollouts.remote import Served, Wanted, convert_to_server_error, has_all
 from gymsdk.rollouts.tasks import SAMPLE
 from gymsdk.types import EndReason, Item, Row, build_agent_reference
 
 ROLLOUTS, FAILURES, INPUTS, _, RUN = FILES
 
 MASK = "**********"
-"""What stands in run.json for a secret."""
+"""What run.json holds in place of a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The rollout on a *line*, the *number*-th of its file, of *environment*; the row as it was *sent*, where known."""
+    """A stored rollout.
+
+    Attributes:
+        number: The number of the line in its file.
+        line: The line.
+        environment: The environment that was played.
+        sent: The row as it was sent, if the run's folder holds it.
+    """
 
     number: int
     line: Row
@@ -43,9 +50,9 @@ class Case:
 
     @property
     def row(self) -> Row:
-        """Give the row it was played from.
+        """The row that was played.
 
-        Where only the line is known, its verdict's fields stay: one may stand where the row has one of that name.
+        If only the line is known, the fields of its verdict stay: the row may have fields of the same names.
         """
         if self.sent is not None:
             return self.sent
@@ -53,44 +60,44 @@ class Case:
 
     @property
     def task(self) -> int:
-        """Which task of its run it is."""
-        return _whole(self.line.get(TASK_INDEX)) or 0
+        """The index of the task in the run."""
+        return _get_int(self.line.get(TASK_INDEX)) or 0
 
     @property
     def repeat(self) -> int:
-        """Which repeat of the task."""
-        return _whole(self.line.get(ROLLOUT_INDEX)) or 0
+        """The index of the repeat."""
+        return _get_int(self.line.get(ROLLOUT_INDEX)) or 0
 
     @property
     def seed(self) -> int:
-        """The seed of its episode: what the line says, or else what a run without another seed would have taken."""
-        told = _whole(self._ours.get("seed"))
+        """The seed of the episode: the one on the line, or else that of a run with the default seed."""
+        told = _get_int(self._ours.get("seed"))
         return seed_of(0, Job(self.environment, self.task, self.repeat, self.row)) if told is None else told
 
     @property
     def reward(self) -> float | None:
-        """What it earned when it was played, `None` where nothing."""
+        """The stored reward, or `None`."""
         reward = self.line.get("reward")
         masked = self.line.get("mask_sample") is True and not is_gymsdk_result(self.line)
         return reward if isinstance(reward, (int, float)) and not masked else None
 
     @property
     def response(self) -> Item:
-        """The response to be judged; raises `BadRow` where there is none."""
+        """The response to verify; raises `BadRow` if there is none."""
         response = self.line.get("response")
         if not isinstance(response, dict) or not responses.is_response(response):
-            raise BadRow("there is no response to judge")
+            raise BadRow("the line has no response to verify")
         return response
 
     @property
     def opening(self) -> list[Item] | None:
-        """What the policy was shown first, `None` where the line does not tell."""
+        """The opening messages, or `None` if the line does not hold them."""
         shown = self.line["responses_create_params"].get("input")
         return shown if self._ours and isinstance(shown, list) else None
 
     @property
     def ended(self) -> EndReason:
-        """How the episode ended, as far as the line tells."""
+        """How the episode ended, as far as the line shows."""
         told: tuple[EndReason, ...] = get_args(EndReason)
         known = next((word for word in told if word == self._ours.get("ended")), None)
         return known or ("tokens" if responses.is_incomplete_response(self.response) else "done")
@@ -106,31 +113,31 @@ class Run:
 
     Args:
         path: The folder or the file.
-        agent: The agent that played the rollouts whose lines name none.
+        agent: The agent of the rollouts that name none.
 
     Raises:
-        BadRow: there is no such file.
+        BadRow: The file does not exist.
     """
 
     def __init__(self, path: Path, *, agent: str | None = None) -> None:
         self._agent = agent
         self.path = path / ROLLOUTS if path.is_dir() else path
         if not self.path.is_file():
-            raise BadRow(f"{self.path}: there is no such file; name a run's folder, or a file of rollouts")
+            raise BadRow(f"{self.path} does not exist; name the folder of a run, or a file of rollouts")
         home = self.path.parent
         ours = self.path.name in {ROLLOUTS, FAILURES} and (home / RUN).is_file() and (home / INPUTS).is_file()
         self._inputs = Inputs(home / INPUTS) if ours else None
         self._home = home if ours else None
 
     def cases(self) -> Iterator[Case]:
-        """Yield the stored rollouts; raises `BadRow` at a line that is none."""
+        """Yield the stored rollouts; raises `BadRow` at a line that is not a rollout."""
         for number, written in jsonl.read_rows(self.path):
             line = self._addressed(written)
             name = environment_of(line)
             if name is None or not isinstance(line.get("responses_create_params"), dict):
                 raise BadRow(
-                    f"{self.path}:{number}: this is no rollout, which has `responses_create_params` and says by"
-                    " `agent_ref.name` which agent played it; name the agent with --agent, or mend or remove the line"
+                    f"{self.path}:{number}: the line is not a rollout: it needs `responses_create_params`, and"
+                    " `agent_ref.name` with the agent that played it; name the agent with --agent, or correct the line"
                 )
             yield Case(number, line, name, self._inputs.row(line.get(TASK_INDEX)) if self._inputs else None)
 
@@ -140,11 +147,11 @@ class Run:
         return {**line, "agent_ref": build_agent_reference(self._agent)}
 
     def names(self) -> list[str]:
-        """Give the environments of the stored rollouts."""
+        """Return the environments of the stored rollouts."""
         return list(dict.fromkeys(case.environment for case in self.cases()))
 
     def settings(self, environment: str) -> dict[str, Any]:
-        """Give the settings *environment* was played with, but for secrets; none where the rollouts do not tell."""
+        """Return the settings with which *environment* was played, without secrets, if the run's folder holds them."""
         if self._home is None:
             return {}
         try:
@@ -155,13 +162,13 @@ class Run:
         return {name: value for name, value in found.items() if value != MASK}
 
     def holds(self, path: Path) -> bool:
-        """Whether *path* is a file of the stored run itself."""
+        """Return whether *path* is a file of the stored run."""
         own = [self.path, *((self._home / name for name in FILES) if self._home else ())]
         return path.resolve() in {each.resolve() for each in own}
 
 
 class Inputs:
-    """The rows of a run as they were sent, each read when it is asked for: a million are never in memory."""
+    """Reads the rows of a run from disk one by one: a run may have a million."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -174,7 +181,7 @@ class Inputs:
                 place += len(line)
 
     def row(self, task: object) -> Row | None:
-        """Give the row numbered *task*, `None` where there is none."""
+        """Return the row with the index *task*, or `None`."""
         place = self._places.get(task) if isinstance(task, int) else None
         if place is None:
             return None
@@ -185,13 +192,13 @@ class Inputs:
 
 
 def environment_of(line: Row) -> str | None:
-    """Give the environment a line is of, `None` where it does not say."""
+    """Return the environment that a line names, or `None`."""
     ours = line.get("gymsdk")
     name = ours.get("environment") if isinstance(ours, dict) else None
     return name if isinstance(name, str) else route(line)
 
 
-def _whole(value: object) -> int | None:
+def _get_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -199,15 +206,15 @@ if TYPE_CHECKING:
     from gymsdk.http.client import HttpResponse
 
 STATELESS = "stateless"
-"""The word of a resources server whose verdicts need no session."""
+"""The answer of a resources server that can verify without a session."""
 
 Judge: TypeAlias = Callable[[Case], Awaitable[RemoteVerdict]]
-"""Judges a case; raises `EpisodeError`, and `BadRow` where the row does not fit."""
+"""Verifies a stored rollout; raises `EpisodeError`, and `BadRow` for an invalid row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejudged:
-    """What came of judging a *case* once more: a judgement, or why there is none."""
+    """The result of verifying a stored rollout again: a verdict, or the kind and reason of the failure."""
 
     case: Case
     judgement: RemoteVerdict | None = None
@@ -216,14 +223,14 @@ class Rejudged:
 
     @property
     def changed(self) -> bool:
-        """Whether it earns something else now."""
+        """Whether the reward differs from the stored one."""
         if self.judgement is None:
             return False
         old = self.case.reward
         return old is None or not math.isclose(old, self.judgement.reward, rel_tol=1e-9, abs_tol=1e-12)
 
     def line(self) -> Row | None:
-        """Give its line as it would be written now, `None` where there is no judgement."""
+        """Return the line with the new verdict, or `None` if there is no verdict."""
         if self.judgement is None:
             return None
         before = self.case.line
@@ -247,13 +254,13 @@ class Rejudged:
 
 
 async def rejudged(cases: Iterable[Case], judge: Judge, *, at_once: int) -> AsyncGenerator[Rejudged, None]:
-    """Judge every case, *at_once* at a time, yielding each in its order."""
+    """Verify every case, *at_once* concurrently, and yield the results in order."""
     pending: deque[asyncio.Task[Rejudged]] = deque()
     try:
         for case in cases:
             if len(pending) >= at_once:
                 yield await pending.popleft()
-            pending.append(asyncio.ensure_future(_judged(case, judge)))
+            pending.append(asyncio.ensure_future(_judge(case, judge)))
         while pending:
             yield await pending.popleft()
     finally:
@@ -262,7 +269,7 @@ async def rejudged(cases: Iterable[Case], judge: Judge, *, at_once: int) -> Asyn
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-async def _judged(case: Case, judge: Judge) -> Rejudged:
+async def _judge(case: Case, judge: Judge) -> Rejudged:
     try:
         return Rejudged(case, await judge(case))
     except BadRow as error:
@@ -273,11 +280,16 @@ async def _judged(case: Case, judge: Judge) -> Rejudged:
 
 @asynccontextmanager
 async def here(run: Run, given: Mapping[str, Mapping[str, Any]]) -> AsyncIterator[Judge]:
-    """Open the installed environments of a stored *run*, with its settings under those *given*, and give their judge.
+    """Open the installed environments of a stored *run* and yield a function that verifies with them.
 
-    Raises `UsageError` where one is not installed, or does not take the settings.
+    Args:
+        run: The stored run.
+        given: Settings by environment, which override the stored ones.
+
+    Raises:
+        UsageError: An environment is not installed, or rejects the settings.
     """
-    environments = {name: _loaded(name, run.settings(name), settings) for name, settings in given.items()}
+    environments = {name: _load_environment(name, run.settings(name), settings) for name, settings in given.items()}
 
     async def judge(case: Case) -> RemoteVerdict:
         return await _verdict(environments[case.environment], case)
@@ -288,8 +300,8 @@ async def here(run: Run, given: Mapping[str, Mapping[str, Any]]) -> AsyncIterato
         yield judge
 
 
-def _loaded(name: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> Environment:
-    """Give *name* as it was played, as far as it still has those settings."""
+def _load_environment(name: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> Environment:
+    """Load *name* with the stored settings that it still has, and with those *given*."""
     try:
         known = set(type(registry.load(name).config).model_fields)
     except BadConfig:
@@ -312,7 +324,7 @@ async def _verdict(environment: Environment, case: Case) -> RemoteVerdict:
 
 
 def elsewhere(found: Served) -> Judge:
-    """Give the judge that asks the resources servers *found*, without a session."""
+    """Return a function that verifies on the resources servers *found*, without a session."""
 
     async def judge(case: Case) -> RemoteVerdict:
         name = found.resources_of(case.line, case.environment)
@@ -322,37 +334,38 @@ def elsewhere(found: Served) -> Judge:
         try:
             answer = await found.client.post(name, "/verify", json=body)
         except Failed as error:
-            raise of_server(error) from error
-        return client.parse_verdict(remote.object_of(answer, "verify"), case.row)
+            raise convert_to_server_error(error) from error
+        return client.parse_verdict(remote.parse_response_row(answer, "verify"), case.row)
 
     return judge
 
 
 def wanted(run: Run) -> list[Wanted]:
-    """Give whom the rollouts of *run* were played by, of the first `SAMPLE` at least."""
+    """Return the agents and environments of the first `SAMPLE` rollouts of *run*."""
     return list(dict.fromkeys((agent(case.line), case.environment) for case in islice(run.cases(), SAMPLE)))
 
 
 def has_judges(found: Served, wanted: Iterable[Wanted]) -> bool:
-    """Give whether *found* have the resources servers that judge what was played by those *wanted*."""
-    return all_known(found.resources_named, wanted)
+    """Return whether *found* have the resources servers for all agents and environments in *wanted*."""
+    return has_all(found.resources_named, wanted)
 
 
 async def sessionless(found: Served, run: Run, *, force: bool) -> list[str]:
-    """Give the resources servers of *run* that do not say that they judge without a session.
+    """Return the resources servers of *run* that do not declare that they verify without a session.
 
-    Raises `UsageError` where there is one, unless it is asked by *force*.
+    Raises:
+        UsageError: There is such a server, and *force* is not set.
     """
     asked = dict.fromkeys(found.resources_of(case.line, case.environment) for case in run.cases())
-    unsure = [name for name in asked if _mode(await found.client.get(name, "/reverify_mode")) != STATELESS]
+    unsure = [name for name in asked if _parse_mode(await found.client.get(name, "/reverify_mode")) != STATELESS]
     if unsure and not force:
         named = ", ".join(map(repr, unsure))
         raise UsageError(
-            f"the resources server {named} does not say that it judges without a session: its rewards may differ for"
-            " that alone; ask it all the same with --force"
+            f"the resources server {named} does not declare that it verifies without a session, so that rewards may"
+            " change for this reason alone; use it anyway with --force"
         )
     return unsure
 
 
-def _mode(answer: HttpResponse) -> object:
+def _parse_mode(answer: HttpResponse) -> object:
     return client.parse_value(answer) if answer.ok else None

@@ -1,4 +1,4 @@
-"""One run, from a plan to its figures on disk."""
+"""Carry out a run: from the plan to the finished folder with its metrics."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from gymsdk.plugins import registry
 from gymsdk.rollouts import folder as lines
 from gymsdk.rollouts.folder import RunFolder, Standing
 from gymsdk.rollouts.jobs import Job, Key, agent, jobs, route, seed_of, stamped
-from gymsdk.rollouts.plan import Plan, differences, host, occasion, settings
-from gymsdk.rollouts.remote import Delivery, Distant, Served, Wanted, served
-from gymsdk.rollouts.retry import Patience, Played, guarded, lost, settled
+from gymsdk.rollouts.plan import Plan, describe_start, differences, host, settings
+from gymsdk.rollouts.remote import Delivery, RemoteEnvironmentMetrics, Served, Wanted, served
+from gymsdk.rollouts.retry import CircuitBreaker, Played, build_failed_rollout, catch_errors, play_with_retries
 from gymsdk.rollouts.summary import Measured, summaries
 from gymsdk.rollouts.tasks import (
     Sourced,
-    Unserved,
+    UnknownAgent,
     from_file,
-    from_file_for,
     from_splits,
     has_agents,
     numbered,
     one_source,
+    read_file_for_servers,
     short,
     wanted,
 )
@@ -45,22 +45,30 @@ from gymsdk.types import Failure, Model, Playable, Rollout, Row
 
 
 class Player(Protocol):
-    """Whoever plays jobs, as long as it is open: in this process, or by servers."""
+    """Plays jobs while it is open, in this process or on servers."""
 
     def opened(self) -> AbstractAsyncContextManager[None]:
-        """Open what the jobs are played with."""
+        """Open the resources that the jobs need."""
 
     async def __call__(self, job: Job) -> Played:
-        """Play *job* until it is settled; whatever becomes of it, it raises nothing of its own."""
+        """Play *job* until its result is final. A failure does not raise: it is part of the result."""
 
     @property
     def connections(self) -> int:
-        """How many connections a job in flight may need from this process."""
+        """The most connections that this process needs for one job in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """How jobs are played in this process: against which environments, by which model, within which bounds."""
+    """Plays jobs in this process.
+
+    Attributes:
+        environments: The environments by name.
+        model: The policy's model.
+        seed: The seed of the run.
+        budget: The limits of an episode.
+        attempts: The most attempts per job.
+    """
 
     environments: Mapping[str, Playable]
     model: Model
@@ -70,12 +78,12 @@ class Play:
 
     @property
     def connections(self) -> int:
-        """Count one for the policy, where it is asked over the network, and one for a judge or a tool."""
+        """One connection for the policy, if it is asked over the network, and one for a judge or a tool."""
         return 1 if isinstance(self.model, ScriptedModel) else 2
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        """Enter the environments that are entered."""
+        """Enter the environments that are context managers."""
         async with AsyncExitStack() as opened:
             for environment in self.environments.values():
                 if isinstance(environment, AbstractAsyncContextManager):
@@ -83,12 +91,12 @@ class Play:
             yield
 
     async def __call__(self, job: Job) -> Played:
-        """Play *job* until it has been judged, cannot be, or has been tried often enough."""
-        return await settled(job, self.once, attempts=self.attempts)
+        """Play *job* until it is scored, cannot be scored, or has no attempts left."""
+        return await play_with_retries(job, self.once, attempts=self.attempts)
 
     async def once(self, job: Job, _attempt: int = 0) -> Rollout:
-        """Play *job* one time."""
-        return await guarded(job, seed_of(self.seed, job), self._played(job))
+        """Play *job* once."""
+        return await catch_errors(job, seed_of(self.seed, job), self._played(job))
 
     async def _played(self, job: Job) -> Rollout:
         return await play(
@@ -105,7 +113,7 @@ class Play:
 async def collect(
     source: Iterable[Job], play: Callable[[Job], Awaitable[Played]], *, at_once: int = 64
 ) -> AsyncGenerator[Played, None]:
-    """Play every job, *at_once* at a time, yielding each as it ends."""
+    """Play every job, *at_once* concurrently, and yield each result as it arrives."""
     remaining = iter(source)
     running: set[asyncio.Future[Played]] = set()
     ended: asyncio.Queue[asyncio.Future[Played]] = asyncio.Queue()
@@ -138,14 +146,14 @@ async def complete(
     told: Callable[[Played], None],
     trajectories: bool = False,
 ) -> None:
-    """Play the rollouts that *folder* still lacks.
+    """Play the rollouts that *folder* lacks.
 
     Args:
         folder: The run's folder.
         player: Plays the jobs.
         done: The keys of the rollouts that are finished.
         at_once: The number of episodes in flight.
-        told: Is called with each finished rollout, after its line is on disk.
+        told: Called with each finished rollout after its line is on disk.
         trajectories: Whether each line gets NeMo Gym's `ng_trajectory`.
     """
     missing = jobs(folder.read_inputs(), done=done)
@@ -155,13 +163,13 @@ async def complete(
 
 
 def keep(folder: RunFolder, played: Played, *, trajectories: bool = False) -> Played:
-    """Put a finished rollout on disk, among the scored or among the failures, and give it as it was put there."""
+    """Write a finished rollout to the folder; return it as written: as a failure if JSON cannot hold it."""
     try:
         _keep(folder, played, trajectories=trajectories)
     except (TypeError, ValueError, RecursionError) as error:
-        # A verdict or a response may hold what JSON cannot; nothing of it has been written then.
-        failure = Failure(stage="verify", kind="bad_answer", message=f"it cannot be written as JSON: {error}")
-        left = lost(played.job, played.rollout.seed, failure, played.rollout.usage)
+        # A verdict or a response may hold a value that JSON cannot express; no part of it has been written then.
+        failure = Failure(stage="verify", kind="bad_answer", message=f"the rollout cannot be written as JSON: {error}")
+        left = build_failed_rollout(played.job, played.rollout.seed, failure, played.rollout.usage)
         played = Played(played.job, left, played.attempts)
         _keep(folder, played)
     return played
@@ -179,26 +187,26 @@ def _keep(folder: RunFolder, played: Played, *, trajectories: bool = False) -> N
         folder.keep(lines.failed(played.rollout, key, attempts=played.attempts), failed=True)
 
 
-ENDLESS = 100
-"""How many tasks are taken of a split that may have no end, where no limit is given."""
+DEFAULT_TASKS = 100
+"""How many tasks of a split are played without --limit: the split may be endless."""
 
 
 class Watch(Protocol):
-    """Someone who follows a run."""
+    """Receives the progress of a run."""
 
     def told(self, sentence: str) -> None:
-        """Hear what a person should know of the run."""
+        """Receive a message for the user."""
 
     def begun(self, *, total: int, standing: Standing) -> None:
-        """Hear how many rollouts there are to be, and how far an earlier run has come."""
+        """Receive the total number of rollouts, and how far an earlier run of the same plan has come."""
 
     def ended(self, played: Played) -> None:
-        """Hear of a finished rollout, on disk by now."""
+        """Receive a finished rollout, which is on disk by now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How hard a run tries: episodes in flight at once, tries of a failed one, seconds for a model call."""
+    """How a run is executed: episodes in flight, attempts per rollout, and seconds per model call."""
 
     at_once: int = 64
     attempts: int = 3
@@ -207,10 +215,16 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A plan on its way to a folder: on top of what is there, in place of it, or where nothing is.
+    """A plan, the folder for its output, and how to treat an earlier run in the folder.
 
-    The *model* plays that the plan names, where it is there by now. With *trajectories*, each line has NeMo Gym's
-    `ng_trajectory`.
+    Attributes:
+        plan: What to play.
+        output: The folder.
+        resume: Whether to continue the run in the folder.
+        overwrite: Whether to replace the run in the folder.
+        pace: How the run is executed.
+        model: The model object, if the caller has created the model that the plan names.
+        trajectories: Whether each line gets NeMo Gym's `ng_trajectory`.
     """
 
     plan: Plan
@@ -224,7 +238,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who takes part in a run: the environments that are loaded here, the servers if there are any, who plays."""
+    """The participants of a run: the environments loaded here, what plays the jobs, and the servers, if any."""
 
     environments: Mapping[str, Environment]
     player: Player
@@ -232,29 +246,34 @@ class Cast:
 
 
 async def carry_out(run: Run, watch: Watch) -> list[Row]:
-    """Play *run* to its end and give the figures of each environment, which are in `metrics.json` too.
+    """Play *run* to its end.
 
-    Raises `UsageError` before anything is written where the plan cannot be played, `ModelLost` where it gives up.
+    Returns:
+        The metrics of each environment, which are also in `metrics.json`.
+
+    Raises:
+        UsageError: The plan cannot be played; nothing has been written.
+        ModelLost: The model or the servers do not answer any more.
     """
     if run.resume and run.overwrite:
-        raise UsageError("--resume goes on with the run in the folder, --overwrite replaces it; choose one of them")
+        raise UsageError("--resume continues the run in the folder, --overwrite replaces it; choose one of them")
     one_source(run.plan.tasks, run.plan.split)
     try:
-        cast = await _cast(run)
+        cast = await _choose_player(run)
         with RunFolder(run.output) as folder:
             _prepare(folder, run, watch, cast)
             await _complete(folder, run, watch, cast.player)
-            figures = await summaries(folder, _measured(folder, cast))
+            figures = await summaries(folder, _list_metrics_sources(folder, cast))
             folder.conclude(figures)
             return figures
     finally:
         await client.aclose()
 
 
-async def _cast(run: Run) -> Cast:
+async def _choose_player(run: Run) -> Cast:
     plan, pace = run.plan, run.pace
     if plan.head is None:
-        loaded = _loaded(plan)
+        loaded = _load_environments(plan)
         model = run.model or models.model(
             plan.model or "",
             base_url=plan.base_url,
@@ -264,9 +283,9 @@ async def _cast(run: Run) -> Cast:
             tokens=plan.tokens,
         )
         return Cast(loaded, Play(loaded, model, plan.seed, plan.budget, pace.attempts))
-    loaded = {} if plan.tasks else _loaded(plan)
-    # Once, whatever the number of looks, and beside the loop: a line may be long.
-    asked = await asyncio.to_thread(_wanted, plan)
+    loaded = {} if plan.tasks else _load_environments(plan)
+    # In a thread, and once for all polls of the head: a line may be long.
+    asked = await asyncio.to_thread(_list_wanted, plan)
     found = await served(plan.head, lambda servers: has_agents(servers, asked))
     found.checked(list(loaded))
     seconds = plan.budget.seconds + pace.timeout
@@ -274,88 +293,90 @@ async def _cast(run: Run) -> Cast:
     return Cast(loaded, delivery, found)
 
 
-def _wanted(plan: Plan) -> list[Wanted]:
+def _list_wanted(plan: Plan) -> list[Wanted]:
     names = list(plan.environments)
     if plan.tasks is None:
         return [(name, name) for name in names]
     return wanted(names, plan.tasks, limit=plan.limit, agent=plan.agent)
 
 
-def _loaded(plan: Plan) -> dict[str, Environment]:
+def _load_environments(plan: Plan) -> dict[str, Environment]:
     return {name: registry.load(name, **given) for name, given in plan.environments.items()}
 
 
-def _measured(folder: RunFolder, cast: Cast) -> dict[str, Measured]:
-    """Give whoever has figures of the folder's rollouts, by environment."""
+def _list_metrics_sources(folder: RunFolder, cast: Cast) -> dict[str, Measured]:
+    """Return what computes the metrics of the folder's rollouts, by environment."""
     measured: dict[str, Measured] = dict(cast.environments)
     for row in folder.read_inputs() if cast.served else ():
         name, played_by = route(row), agent(row)
         if cast.served and name is not None and played_by is not None and name not in measured:
-            measured[name] = Distant(name, played_by, cast.served.client)
+            measured[name] = RemoteEnvironmentMetrics(name, played_by, cast.served.client)
     return measured
 
 
 async def _complete(folder: RunFolder, run: Run, watch: Watch, player: Player) -> None:
     standing = folder.standing()
     watch.begun(total=sum(1 for _ in jsonl.read_lines(folder.inputs)), standing=standing)
-    patience = Patience(scored=standing.scored)
+    breaker = CircuitBreaker(scored=standing.scored)
 
     def told(played: Played) -> None:
         watch.ended(played)
-        patience.heard(played.rollout)
+        breaker.record(played.rollout)
 
     at_once = _at_once(run.pace.at_once, player, watch)
     try:
         observed = run.trajectories
         await complete(folder, player, done=standing.done, at_once=at_once, told=told, trajectories=observed)
     except ModelLost as error:
-        raise ModelLost(f"{error}; what has finished is in {run.output}; mend that, then go on with --resume") from None
+        raise ModelLost(
+            f"{error}; the finished rollouts are in {run.output}; correct the cause, then use --resume"
+        ) from None
 
 
 def _at_once(asked: int, player: Player, watch: Watch) -> int:
-    """Give how many episodes to play at once: as many as *asked* for, or as the limit of open files allows."""
+    """Return how many episodes to play concurrently: *asked*, or fewer if the limit of open files requires it."""
     most = descriptors.count_affordable(player.connections)
     if asked > most:
         limit = descriptors.raise_open_file_limit()
         watch.told(
-            f"--concurrency {asked} takes more connections than this process may have ({limit} open files);"
-            f" {most} episodes are played at once; raise the limit with `ulimit -Hn`, or lower --concurrency"
+            f"--concurrency {asked} needs more connections than this process may open ({limit} files); playing {most}"
+            " episodes at a time. Raise the limit with `ulimit -Hn`, or lower --concurrency"
         )
     return min(asked, most)
 
 
 def _prepare(folder: RunFolder, run: Run, watch: Watch, cast: Cast) -> None:
     servers = cast.served.identity() if cast.served else None
-    asked, now = settings(run.plan, cast.environments, servers), occasion(run.plan, cast.environments.values())
+    asked, now = settings(run.plan, cast.environments, servers), describe_start(run.plan, cast.environments.values())
     if not run.overwrite and (strangers := folder.strangers()):
         found = ", ".join(strangers)
-        raise BadOutput(f"{run.output} holds {found} of no run; replace with --overwrite, or choose another --output")
+        raise BadOutput(f"{run.output} holds {found}, but no run; use --overwrite, or choose another --output")
     if folder.ours and not (run.resume or run.overwrite):
-        raise BadOutput(f"{run.output} holds a run; go on with --resume, replace it with --overwrite")
+        raise BadOutput(f"{run.output} holds a run; continue it with --resume, or replace it with --overwrite")
     if run.resume and not folder.begun:
-        watch.told(f"there is no run in {run.output} to go on with; it begins anew")
+        watch.told(f"{run.output} holds no run to resume; starting a new one")
     if not (run.resume and folder.begun):
-        folder.begin(settings=asked, about={**now, **host()}, inputs=_inputs(run.plan, watch, cast))
+        folder.begin(settings=asked, about={**now, **host()}, inputs=_build_inputs(run.plan, watch, cast))
         return
     if changed := differences(folder.settings(), asked):
-        told = "; ".join(changed)
+        listed = "; ".join(changed)
         raise BadOutput(
-            f"{run.output} was begun otherwise: {told}; go on with it as it was begun, or choose another --output"
+            f"the run in {run.output} differs from this command: {listed}; resume it unchanged, or use another --output"
         )
     if not folder.inputs.exists():
-        raise BadOutput(f"{folder.inputs} is missing, which says what to play; start over with --overwrite")
+        raise BadOutput(f"{folder.inputs} is missing, so that the run cannot be resumed; start over with --overwrite")
     folder.resume(now, repeats=run.plan.repeats)
 
 
-def _inputs(plan: Plan, watch: Watch, cast: Cast) -> Iterator[Row]:
-    """Yield the rows as they are sent, one for each rollout, task by task.
+def _build_inputs(plan: Plan, watch: Watch, cast: Cast) -> Iterator[Row]:
+    """Yield the rows as they are sent, one per rollout, ordered by task.
 
     Raises:
         BadRow: There is no row to play.
     """
     taken = Counter[str]()
     own = numbered(plan.tasks) if plan.tasks else frozenset()
-    for name, row in _sourced(plan, watch, cast):
+    for name, row in _read_rows(plan, watch, cast):
         task = row[TASK_INDEX] if TASK_INDEX in own else taken.total()
         first = row[ROLLOUT_INDEX] * plan.repeats if ROLLOUT_INDEX in own else 0
         played_by = cast.served.agent_of(row, name) if cast.served else None
@@ -367,28 +388,28 @@ def _inputs(plan: Plan, watch: Watch, cast: Cast) -> Iterator[Row]:
         source = plan.tasks or (
             f"split {plan.split!r}" if plan.split else f"the split of {', '.join(plan.environments)}"
         )
-        raise BadRow(f"{source} has no rows to play; name another with --tasks or --split")
+        raise BadRow(f"{source} has no rows to play; choose other rows with --tasks or --split")
     if plan.tasks is None and plan.limit is not None and min(taken[name] for name in cast.environments) < plan.limit:
         for sentence in short(cast.environments, plan.split, seed=plan.seed, limit=plan.limit):
             watch.told(sentence)
-    if plan.tasks is None and plan.limit is None and ENDLESS in taken.values():
-        watch.told(f"took the first {ENDLESS} tasks; --limit N takes another number")
+    if plan.tasks is None and plan.limit is None and DEFAULT_TASKS in taken.values():
+        watch.told(f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N")
 
 
-def _sourced(plan: Plan, watch: Watch, cast: Cast) -> Sourced:
+def _read_rows(plan: Plan, watch: Watch, cast: Cast) -> Sourced:
     if plan.tasks is None:
-        return from_splits(cast.environments, plan.split, seed=plan.seed, limit=plan.limit or ENDLESS)
+        return from_splits(cast.environments, plan.split, seed=plan.seed, limit=plan.limit or DEFAULT_TASKS)
 
     def bad(error: BadRow) -> None:
         if not plan.skip_bad_rows:
-            sentence = f"{error}, or leave such rows out with --skip-bad-rows"
-            if isinstance(error, Unserved):
+            sentence = f"{error}, or skip such rows with --skip-bad-rows"
+            if isinstance(error, UnknownAgent):
                 raise UnknownServer(sentence) from None
             raise BadRow(sentence) from None
         watch.told(f"skipped {error}")
 
     if cast.served is not None:
-        return from_file_for(
+        return read_file_for_servers(
             cast.served, list(plan.environments), plan.tasks, limit=plan.limit, bad=bad, agent=plan.agent
         )
     return from_file(cast.environments, plan.tasks, limit=plan.limit, bad=bad)

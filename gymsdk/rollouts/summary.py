@@ -1,4 +1,4 @@
-"""What a run came to: its figures per environment, taken from the lines on disk."""
+"""Summarize a run: the metrics of each environment, computed from the lines on disk."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from gymsdk.rollouts.jobs import agent
 from gymsdk.types import AGENT_SUFFIX, Rollout, Row
 
 ANSWER = "extracted_answer"
-"""The verdict field that majority@k votes on, where an environment has it."""
+"""The field of a verdict on which majority@k votes, if an environment has it."""
 
 RAISED = frozenset({"hook_raised", "tool_raised"})
 """Kinds of failure in which the environment's own code raised an exception."""
 
 FIGURED = frozenset({"reward", "response", TASK_INDEX, ROLLOUT_INDEX})
-"""What counts of a line besides its verdict's fields: not the numbers its row happens to hold."""
+"""The keys of a line that become metrics, beside the fields of its verdict; the numbers of its row do not."""
 
 
 class Measured(Protocol):
-    """Something that has figures of its own: an environment, here or elsewhere."""
+    """Computes an environment's own metrics, in this process or on its servers."""
 
     @property
     def name(self) -> str:
         """The environment's name."""
 
     async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Give its own figures over scored *rollouts*; raises `EpisodeError`."""
+        """Return the environment's own metrics over scored *rollouts*; raises `EpisodeError`."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the lines of one environment add up to; *agent* is who its rows were for."""
+    """The sums over the lines of one environment; *agent* is the agent that its rows name."""
 
     agent: str = ""
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -70,7 +70,7 @@ class Tally:
         self.milliseconds.update(ours["timing"]["stages"])
         self.ended[ours["ended"]] += 1
         self.overspent += bool(line.get("grader_timeout"))
-        self.unfit += _is_unfit(line)
+        self.unfit += _is_prompt_too_long(line)
         self._add(line)
 
     def add_failed(self, line: Row) -> None:
@@ -79,7 +79,7 @@ class Tally:
         self.failures[kind] += 1
         terminal = bool(line.get("_ng_failure_terminal"))
         self.terminal += terminal
-        # A folder of an earlier version does not say.
+        # A folder of an earlier version lacks this key.
         self.retryable += not terminal and bool(line["gymsdk"].get("retryable", True))
         self.raised += not terminal and kind in RAISED
         self.messages.setdefault(kind, line["_ng_failure_message"])
@@ -94,14 +94,14 @@ class Tally:
             self.usage[role].update({key: value for key, value in used.items() if value})
 
 
-def _is_unfit(line: Row) -> bool:
-    """Whether an episode ended since its prompt did not fit the model, which a server alone says in words."""
+def _is_prompt_too_long(line: Row) -> bool:
+    """Return whether an episode ended because its prompt did not fit; only then does the server add a message."""
     details = (line.get("response") or {}).get("incomplete_details")
     return isinstance(details, dict) and bool(details.get("message"))
 
 
 class Stored(Sequence[Rollout]):
-    """The scored rollouts of *environment*, read from disk each time they are asked for: never all in memory."""
+    """The scored rollouts of *environment*, read from disk at each iteration and never all in memory."""
 
     def __init__(self, read: Callable[[], Iterable[Row]], environment: str, *, count: int) -> None:
         self._read = read
@@ -126,7 +126,7 @@ class Stored(Sequence[Rollout]):
 
 
 async def summaries(folder: RunFolder, environments: Mapping[str, Measured]) -> list[Row]:
-    """Give the figures of each environment's rollouts, in NeMo Gym's shape where it has one."""
+    """Return the metrics of each environment's rollouts, in NeMo Gym's format where it defines one."""
     tallies = {name: Tally() for name in environments}
     for line in folder.read_rollouts():
         tallies[line["gymsdk"]["environment"]].add_scored(line)
@@ -136,19 +136,19 @@ async def summaries(folder: RunFolder, environments: Mapping[str, Measured]) -> 
     expected = Counter[int]()
     for row in folder.read_inputs():
         expected[row[TASK_INDEX]] += 1
-        samples.setdefault(row[TASK_INDEX], _sample(row))
+        samples.setdefault(row[TASK_INDEX], _drop_prompt(row))
     return [
-        await _summary(environment, tallies[name], folder.read_rollouts, expected, samples)
+        await _summarize(environment, tallies[name], folder.read_rollouts, expected, samples)
         for name, environment in environments.items()
     ]
 
 
-def _sample(row: Row) -> Row:
-    """Give what the figures of a task show of its row: not the prompt, of which inputs.jsonl is full."""
+def _drop_prompt(row: Row) -> Row:
+    """Return *row* without the prompt, for the metrics of its task: inputs.jsonl holds the prompt."""
     return {key: value for key, value in row.items() if key != "responses_create_params"}
 
 
-async def _summary(
+async def _summarize(
     environment: Measured,
     tally: Tally,
     read: Callable[[], Iterable[Row]],
@@ -157,7 +157,7 @@ async def _summary(
 ) -> Row:
     count = len(tally.scored)
     figures = metrics.aggregate(tally.scored, answers=tally.votes)
-    own, complaint = await _own(environment, Stored(read, environment.name, count=count), figures)
+    own, complaint = await _compute_own_metrics(environment, Stored(read, environment.name, count=count), figures)
     figures |= own
     return {
         "agent_ref": {"name": tally.agent or environment.name + AGENT_SUFFIX},
@@ -181,12 +181,12 @@ async def _summary(
     }
 
 
-async def _own(
+async def _compute_own_metrics(
     environment: Measured, rollouts: Sequence[Rollout], figures: Mapping[str, float]
 ) -> tuple[dict[str, float], str | None]:
-    """Return the environment's own figures beside the host's *figures*, and what is wrong with its `metrics` hook.
+    """Return the environment's own metrics beside the general *figures*, and the error of its `metrics` hook.
 
-    Whatever is wrong with the hook, the rollouts stand.
+    An error of the hook does not invalidate the rollouts.
     """
     if not rollouts:
         return {}, None

@@ -1,4 +1,4 @@
-"""A sheet: a file of rows that is there once it is whole, and never takes another's place unasked."""
+"""Read the rows that a run plays, from splits or from a task file, and write rows to a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import jobs
 from gymsdk.rollouts.folder import unplayed
 from gymsdk.rollouts.jobs import route
-from gymsdk.rollouts.remote import Served, Wanted, all_known
+from gymsdk.rollouts.remote import Served, Wanted, has_all
 from gymsdk.types import AGENT_SUFFIX, Row, Task, build_agent_reference
 
 Environments = Mapping[str, Environment]
@@ -33,38 +33,38 @@ Sourced = Iterator[tuple[str, Row]]
 
 
 SAMPLE = 1000
-"""Lines of a file of which it is asked beforehand whether the servers know their agents."""
+"""How many lines of a file are read beforehand to find out whether the servers know their agents."""
 
 
-class Unserved(BadRow):
-    """A row is for an agent that the servers do not have."""
+class UnknownAgent(BadRow):
+    """A row names an agent that the servers do not have."""
 
 
 def one_source(tasks: Path | None, split: str | None) -> None:
-    """Refuse a run that names both a file of tasks and a split; raises `UsageError`."""
+    """Raise `UsageError` if both a task file and a split are given."""
     if tasks is not None and split is not None:
-        raise UsageError("--tasks takes the rows of a file, --split those of the environment; choose one of them")
+        raise UsageError("--tasks reads rows from a file, --split from the environment; choose one of them")
 
 
 def from_splits(environments: Environments, split: str | None, *, seed: int, limit: int | None) -> Sourced:
-    """Yield the rows of *split*, at most *limit* of each environment; raises `UnknownSplit`."""
+    """Yield the rows of *split*, at most *limit* per environment; raises `UnknownSplit`."""
     for name, environment in environments.items():
         for task in islice(environment.tasks(split or default_split(environment), seed=seed), limit):
             yield name, task.row()
 
 
 def default_split(environment: Environment) -> str:
-    """Give the split to take where none is named: `example`, or else the environment's first."""
+    """Return the split to use if none is given: `example` if there is one, else the environment's first."""
     splits = environment.splits
     if not splits:
-        raise UnknownSplit(f"environment {environment.name!r} has no tasks of its own; name a file with --tasks")
+        raise UnknownSplit(f"environment {environment.name!r} has no splits; name a task file with --tasks")
     return "example" if "example" in splits else splits[0]
 
 
 def short(environments: Environments, split: str | None, *, seed: int, limit: int) -> Iterator[str]:
-    """Say which environments have fewer tasks in *split* than *limit*, and name their other splits.
+    """Yield a message for each environment that has fewer than *limit* tasks in *split*, with its other splits.
 
-    The other splits are not read: an author may download a data set for each.
+    The other splits are not read: reading one may download a dataset.
     """
     for name, environment in environments.items():
         used = split or default_split(environment)
@@ -79,21 +79,30 @@ def short(environments: Environments, split: str | None, *, seed: int, limit: in
 def from_file(
     environments: Environments, path: Path, *, limit: int | None, bad: Callable[[BadRow], None] | None = None
 ) -> Sourced:
-    """Yield the rows of a task file, at most *limit*, without what an earlier run wrote on them.
+    """Yield the rows of a task file without the keys that an earlier run added.
 
-    Raises `BadRow` at the first row that fits no environment; with *bad* that row is told and left out instead.
+    Args:
+        environments: The environments that the rows may be for.
+        path: The task file.
+        limit: The most rows to yield.
+        bad: Called with the error of each invalid row, which is skipped.
+
+    Raises:
+        BadRow: A row is invalid, and *bad* is not given.
     """
 
     def here(row: Row, where: str) -> tuple[str, Row]:
-        name = _routed(environments, row, where)
+        name = _get_environment_name(environments, row, where)
         row = unplayed(row, keep=environments[name].task_type.model_fields)
-        _fits(environments[name], row, where)
+        _check_fit(environments[name], row, where)
         return name, row
 
-    return islice(_each(path, here, bad), limit)
+    return islice(_read_checked(path, here, bad), limit)
 
 
-def _each(path: Path, checked: Callable[[Row, str], tuple[str, Row]], bad: Callable[[BadRow], None] | None) -> Sourced:
+def _read_checked(
+    path: Path, checked: Callable[[Row, str], tuple[str, Row]], bad: Callable[[BadRow], None] | None
+) -> Sourced:
     for number, line in jsonl.read_lines(path):
         where = f"{path}:{number}"
         try:
@@ -106,7 +115,7 @@ def _each(path: Path, checked: Callable[[Row, str], tuple[str, Row]], bad: Calla
         yield found
 
 
-def from_file_for(
+def read_file_for_servers(
     served: Served,
     names: Sequence[str],
     path: Path,
@@ -115,32 +124,39 @@ def from_file_for(
     bad: Callable[[BadRow], None] | None = None,
     agent: str | None = None,
 ) -> Sourced:
-    """Yield the rows of a task file for environments elsewhere, like `from_file`; *names*, if any, are all it may name.
+    """Yield the rows of a task file that servers play, like `from_file`.
 
-    A row that names no agent is for *agent*. Whether it fits is for the servers to say; here it is a row, and is for an
-    agent that they know.
+    The servers validate the rows; this function only checks that a row names an agent that they know.
+
+    Args:
+        served: The servers.
+        names: The environments that the rows may name; empty for any.
+        path: The task file.
+        limit: The most rows to yield.
+        bad: Called with the error of each invalid row, which is skipped.
+        agent: The agent of the rows that name none.
     """
 
     def elsewhere(row: Row, where: str) -> tuple[str, Row]:
-        name, row = _addressed(row, where, names, agent)
+        name, row = _address_row(row, where, names, agent)
         try:
             served.agent_of(row, name)
         except UnknownServer as error:
-            raise Unserved(f"{where}: {error}") from None
+            raise UnknownAgent(f"{where}: {error}") from None
         return name, row
 
-    return islice(_each(path, elsewhere, bad), limit)
+    return islice(_read_checked(path, elsewhere, bad), limit)
 
 
 def wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: str | None) -> list[Wanted]:
-    """Give whom the rows of a task file are for, like `from_file_for`, those of the first `SAMPLE` lines at least."""
+    """Return the agents and environments that the rows of a task file name, in its first `SAMPLE` lines at most."""
     found: dict[Wanted, None] = {}
     good = 0
     for number, line in islice(jsonl.read_lines(path), SAMPLE):
         try:
-            name, row = _addressed(jsonl.parse_row(line, where=str(path)), f"{path}:{number}", names, agent)
+            name, row = _address_row(jsonl.parse_row(line, where=str(path)), f"{path}:{number}", names, agent)
         except BadRow:
-            # Whoever takes the rows tells of it.
+            # `read_file_for_servers` reports this line.
             continue
         found[jobs.agent(row), name] = None
         good += 1
@@ -150,37 +166,37 @@ def wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: str | 
 
 
 def has_agents(served: Served, wanted: Iterable[Wanted]) -> bool:
-    """Give whether *served* have every agent that is *wanted*."""
-    return all_known(served.agent_named, wanted)
+    """Return whether the servers have every agent in *wanted*."""
+    return has_all(served.agent_named, wanted)
 
 
-def _addressed(row: Row, where: str, names: Sequence[str], agent: str | None) -> tuple[str, Row]:
-    """Give *row* as it is sent, and the environment it is for: one of *names*, if there are any."""
+def _address_row(row: Row, where: str, names: Sequence[str], agent: str | None) -> tuple[str, Row]:
+    """Return *row* as it is sent, and the environment that the row is for."""
     row = unplayed(row)
-    _is_row(row, where)
+    _check_row(row, where)
     if agent is not None and route(row) is None:
         row = {**row, "agent_ref": build_agent_reference(agent)}
     name = route(row) or (names[0] if len(names) == 1 else None)
     if name is None:
-        raise BadRow(f"{where}: the row does not say by `agent_ref.name` which agent it is for; add that")
+        raise BadRow(f"{where}: the row does not name its agent; add `agent_ref.name`")
     if names and name not in names:
-        raise BadRow(f"{where}: the row is for {name!r}, which is none of the environments named")
+        raise BadRow(f"{where}: the row is for {name!r}, which is not among the environments of this run")
     return name, row
 
 
 def numbered(path: Path) -> frozenset[str]:
-    """Return the index fields of a task file that identify its rows.
+    """Return the index fields that identify the rows of a task file.
 
-    The shards of a larger file number their tasks: `_ng_task_index` differs in each row. The rows that a run has sent
-    (`inputs.jsonl`, NeMo Gym's `_materialized_inputs.jsonl`) number their repeats, too: `_ng_task_index` and
-    `_ng_rollout_index` differ together. In any other file no index identifies a row.
+    In the shards of a larger file, `_ng_task_index` differs in each row. In the rows that a run has sent
+    (`inputs.jsonl`, NeMo Gym's `_materialized_inputs.jsonl`), `_ng_task_index` and `_ng_rollout_index` together differ.
+    In any other file, no index identifies a row.
     """
     found: list[tuple[object, object]] = []
     for _, line in jsonl.read_lines(path):
         try:
             row = jsonl.parse_row(line, where=str(path))
         except BadRow:
-            # Whoever takes the rows tells of it.
+            # The function that yields the rows reports this line.
             continue
         found.append((row.get(TASK_INDEX), row.get(ROLLOUT_INDEX)))
     tasks, repeats = zip(*found, strict=True) if found else ((), ())
@@ -193,7 +209,7 @@ def _are_numbers(values: Sequence[object]) -> bool:
     return bool(values) and all(type(value) is int and value >= 0 for value in values)
 
 
-def _routed(environments: Environments, row: Row, where: str) -> str:
+def _get_environment_name(environments: Environments, row: Row, where: str) -> str:
     if len(environments) == 1:
         return next(iter(environments))
     name = route(row)
@@ -201,33 +217,33 @@ def _routed(environments: Environments, row: Row, where: str) -> str:
         return name
     listed = ", ".join(environments)
     raise BadRow(
-        f"{where}: with several environments a row says by `agent_ref.name` which it is for, one of {listed}; add that"
+        f"{where}: with several environments, a row must name one of {listed} in `agent_ref.name`; add the name"
     )
 
 
-def _is_row(row: Row, where: str) -> None:
+def _check_row(row: Row, where: str) -> None:
     try:
         Task.model_validate(row)
     except ValidationError as error:
-        raise BadRow(f"{where}: {errors.format_validation_error(error)}; mend or remove the row") from None
+        raise BadRow(f"{where}: {errors.format_validation_error(error)}; correct or remove the row") from None
 
 
-def _fits(environment: Environment, row: Row, where: str) -> None:
+def _check_fit(environment: Environment, row: Row, where: str) -> None:
     try:
         environment.read(row)
     except BadRow as error:
-        raise BadRow(f"{where}: {error}; mend or remove the row") from None
+        raise BadRow(f"{where}: {error}; correct or remove the row") from None
 
 
 def dealt(environments: Environments, split: str | None, *, seed: int, limit: int) -> Iterator[Row]:
-    """Yield rows of *split*, one of each environment in turn, at most *limit* of each; raises `UnknownSplit`.
+    """Yield rows of *split*, one per environment in turn, at most *limit* of each; raises `UnknownSplit`.
 
-    Any stretch of them is as mixed as the whole: nobody has to shuffle first.
+    Any part of the output is as mixed as the whole, so that a trainer need not shuffle.
     """
     left = [from_splits({name: each}, split, seed=seed, limit=limit) for name, each in environments.items()]
     while left:
         for source in list(left):
-            row = _next(source)
+            row = _next_row(source)
             if row is None:
                 left.remove(source)
             else:
@@ -235,9 +251,10 @@ def dealt(environments: Environments, split: str | None, *, seed: int, limit: in
 
 
 async def equipped(environments: Environments, found: Iterable[Row], *, seed: int) -> AsyncIterator[Row]:
-    """Yield the rows *found*, each with the tools its episode offers: agents elsewhere know no others.
+    """Add to each row the tools that its episode offers: agents on other machines know no others.
 
-    Raises `EpisodeError` where an episode cannot be opened.
+    Raises:
+        EpisodeError: An episode cannot be opened.
     """
     async with AsyncExitStack() as entered:
         for environment in environments.values():
@@ -246,41 +263,47 @@ async def equipped(environments: Environments, found: Iterable[Row], *, seed: in
             yield await environments[route(row) or ""].row(row, seed=seed)
 
 
-def _next(source: Sourced) -> Row | None:
+def _next_row(source: Sourced) -> Row | None:
     return next(({**row, "agent_ref": build_agent_reference(name + AGENT_SUFFIX)} for name, row in source), None)
 
 
 @dataclass(slots=True)
 class Checked:
-    """What a check of a file has found: good rows by environment, and the bad lines, each with its reason."""
+    """The result of checking a file: the number of valid rows per environment, and the invalid lines with reasons."""
 
     good: Counter[str] = field(default_factory=Counter)
     bad: list[tuple[int, str]] = field(default_factory=list)
 
 
 Known: TypeAlias = Callable[[str], Environment | GymsdkError]
-"""Gives an environment by name, or why it is not to be had."""
+"""Returns an environment by name, or the error why it is not available."""
 
 
 def checked(path: Path, environment_of: Known, *, only: str | None = None) -> Checked:
-    """Give which rows of a file fit their environment, the one `agent_ref.name` says, or else *only*.
+    """Check each row of a file against its environment.
 
-    Raises `BadRow` where the file cannot be read.
+    Args:
+        path: The file.
+        environment_of: Returns an environment by name.
+        only: The environment of the rows that name none in `agent_ref.name`.
+
+    Raises:
+        BadRow: The file cannot be read.
     """
     found = Checked()
     for number, line in jsonl.read_lines(path):
         try:
-            found.good[_fitted(line, environment_of, only)] += 1
+            found.good[_check_line(line, environment_of, only)] += 1
         except BadRow as error:
             found.bad.append((number, str(error).removeprefix("line: ")))
     return found
 
 
-def _fitted(line: bytes, environment_of: Known, only: str | None) -> str:
+def _check_line(line: bytes, environment_of: Known, only: str | None) -> str:
     row = jsonl.parse_row(line, where="line")
     name = route(row) or only
     if name is None:
-        raise BadRow("the row does not say by `agent_ref.name` which environment it is for; add that")
+        raise BadRow("the row does not name its environment; add `agent_ref.name`")
     environment = environment_of(name)
     if isinstance(environment, GymsdkError):
         raise BadRow(str(environment))
@@ -289,9 +312,14 @@ def _fitted(line: bytes, environment_of: Known, only: str | None) -> str:
 
 
 class Sheet:
-    """The file at *path*, written as `with sheet:`; nothing is left of one that ends in an error.
+    """Writes a file of rows that appears at its path when it is complete; after an error nothing remains.
 
-    Raises `BadOutput` where it cannot be written, or is there and not to be replaced (*overwrite*).
+    Args:
+        path: The file.
+        overwrite: Whether an existing file is replaced.
+
+    Raises:
+        BadOutput: The file cannot be written, or exists.
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
@@ -304,19 +332,19 @@ class Sheet:
         try:
             self._file = NamedTemporaryFile(dir=self._path.parent, prefix=f".{self._path.name}.", delete=False)
         except OSError as error:
-            raise self._unwritten(error) from None
+            raise self._build_write_error(error) from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        assert self._file is not None, "a sheet is entered before it is left"
+        assert self._file is not None, "`__enter__` opens the file"
         part = Path(self._file.name)
         try:
             if kind is None:
-                os.fchmod(self._file.fileno(), 0o666 & ~_mask())
+                os.fchmod(self._file.fileno(), 0o666 & ~_get_umask())
                 self._file.close()
                 part.replace(self._path)
         except OSError as error:
-            raise self._unwritten(error) from None
+            raise self._build_write_error(error) from None
         finally:
             with suppress(OSError):
                 self._file.close()
@@ -324,26 +352,26 @@ class Sheet:
 
     def add(self, row: Row) -> None:
         """Write one row."""
-        assert self._file is not None, "a sheet is entered before it is written"
+        assert self._file is not None, "`__enter__` opens the file"
         try:
             self._file.write(jsonl.dump_row(row))
         except OSError as error:
-            raise self._unwritten(error) from None
+            raise self._build_write_error(error) from None
         self.count += 1
 
-    def _unwritten(self, error: OSError) -> BadOutput:
+    def _build_write_error(self, error: OSError) -> BadOutput:
         return BadOutput(f"cannot write {self._path}: {error.strerror}; choose another --output")
 
 
 def free(path: Path, *, overwrite: bool) -> None:
-    """Refuse to write where something is that is not to be replaced; raises `BadOutput`."""
+    """Raise `BadOutput` if *path* is a folder, or an existing file that must not be replaced."""
     if path.is_dir():
         raise BadOutput(f"{path} is a folder; name a file with --output")
     if path.exists() and not overwrite:
-        raise BadOutput(f"{path} is there; replace it with --overwrite, or choose another --output")
+        raise BadOutput(f"{path} exists; replace it with --overwrite, or choose another --output")
 
 
-def _mask() -> int:
+def _get_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -17,7 +17,7 @@ INVOCATION = "root"
 """The name of the only agent invocation of a rollout."""
 
 TASK_NAMES = ("task_id", "problem_id", "instance_id")
-"""The row's fields that name its task, the first one that is present."""
+"""The fields of a row that may name its task, in order of precedence."""
 
 TRAINING = frozenset({"prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts"})
 """The fields of an item that only trainers read; NeMo Gym's export refuses a conversation that holds them."""
@@ -29,7 +29,7 @@ def task_name(row: Row, task: object) -> str:
 
 
 def trajectory(rollout: Rollout, *, task_id: str, rollout_id: str) -> Item | None:
-    """Return the `ng_trajectory` of a scored rollout, or `None` if its model calls were not observed here.
+    """Return the `ng_trajectory` of a scored rollout, or `None` if this process did not observe its model calls.
 
     Args:
         rollout: The rollout.
@@ -39,28 +39,28 @@ def trajectory(rollout: Rollout, *, task_id: str, rollout_id: str) -> Item | Non
     if not rollout.calls:
         return None
     names = call_names(rollout.calls, rollout_id)
-    said = _conversation(rollout)
-    outputs = _outputs(said)
+    said = _build_conversation(rollout)
+    outputs = _collect_outputs(said)
     return {
         "schema_version": "1.0",
         "task_id": task_id,
         "rollout_id": rollout_id,
-        "invocations": [_invocation(rollout, said, names)],
-        "turns": _turns(rollout, said, names, {"task_id": task_id, "rollout_id": rollout_id}),
-        "model_calls": [_model_call(call, name) for call, name in zip(rollout.calls, names, strict=True)],
+        "invocations": [_build_invocation(rollout, said, names)],
+        "turns": _build_turns(rollout, said, names, {"task_id": task_id, "rollout_id": rollout_id}),
+        "model_calls": [_build_model_call(call, name) for call, name in zip(rollout.calls, names, strict=True)],
         "tool_calls": [
-            _tool_call(run) | {"output": outputs.get(run.call_id)} for call in rollout.calls for run in call.tools
+            _build_tool_call(run) | {"output": outputs.get(run.call_id)} for call in rollout.calls for run in call.tools
         ],
         "gaps": [],
     }
 
 
 def observations(rollout: Rollout, *, rollout_id: str) -> Item | None:
-    """Return the `ng_agent_observations` of a rollout, or `None` if its model calls were not observed here."""
+    """Return the `ng_agent_observations` of a rollout, or `None` if this process did not observe its model calls."""
     if not rollout.calls:
         return None
-    invocation = _invocation(rollout, _conversation(rollout), call_names(rollout.calls, rollout_id))
-    tools = [{"kind": "tool_call", **_tool_call(run)} for call in rollout.calls for run in call.tools]
+    invocation = _build_invocation(rollout, _build_conversation(rollout), call_names(rollout.calls, rollout_id))
+    tools = [{"kind": "tool_call", **_build_tool_call(run)} for call in rollout.calls for run in call.tools]
     return {"source": "gymsdk", "records": [invocation, *tools], "gaps": []}
 
 
@@ -74,18 +74,18 @@ def call_names(calls: Sequence[ModelCall], rollout_id: str) -> list[str]:
     ]
 
 
-def _conversation(rollout: Rollout) -> list[Item]:
+def _build_conversation(rollout: Rollout) -> list[Item]:
     items = (rollout.response or {}).get("output") or []
-    return [_plain(item) for item in [*rollout.opening, *items]]
+    return [_clean_item(item) for item in [*rollout.opening, *items]]
 
 
-def _plain(item: Item) -> Item:
+def _clean_item(item: Item) -> Item:
     kind = item.get("type") or "message"
     dropped = TRAINING | {"status"} if kind == "reasoning" else TRAINING
     return {"type": kind} | {key: value for key, value in item.items() if key not in dropped and value is not None}
 
 
-def _invocation(rollout: Rollout, said: list[Item], names: Sequence[str]) -> Item:
+def _build_invocation(rollout: Rollout, said: list[Item], names: Sequence[str]) -> Item:
     return {
         "kind": "agent_invocation",
         "invocation_id": INVOCATION,
@@ -95,7 +95,7 @@ def _invocation(rollout: Rollout, said: list[Item], names: Sequence[str]) -> Ite
     }
 
 
-def _turns(rollout: Rollout, said: list[Item], names: Sequence[str], whose: Item) -> list[Item]:
+def _build_turns(rollout: Rollout, said: list[Item], names: Sequence[str], whose: Item) -> list[Item]:
     turns: list[Item] = []
     steps, before = 0, len(rollout.opening)
     for number, (call, name) in enumerate(zip(rollout.calls, names, strict=True), 1):
@@ -121,7 +121,7 @@ def _turns(rollout: Rollout, said: list[Item], names: Sequence[str], whose: Item
     return turns
 
 
-def _model_call(call: ModelCall, name: str) -> Item:
+def _build_model_call(call: ModelCall, name: str) -> Item:
     response, used = call.response, types.parse_usage(call.response)
     known = isinstance(response.get("usage"), dict)
     reason = (response.get("incomplete_details") or {}).get("reason")
@@ -131,7 +131,7 @@ def _model_call(call: ModelCall, name: str) -> Item:
         "completed_at": call.started + call.milliseconds / 1e3,
         "duration_ms": call.milliseconds,
         "response": response,
-        "response_metadata": _known(
+        "response_metadata": _drop_none(
             response_id=response.get("id"),
             model=response.get("model") or None,
             dialect="responses",
@@ -139,7 +139,7 @@ def _model_call(call: ModelCall, name: str) -> Item:
             response_status="incomplete" if is_incomplete_response(response) else "completed",
             finish_reason=reason,
         ),
-        "token_stats": _known(
+        "token_stats": _drop_none(
             prompt_tokens=used.input_tokens if known else None,
             completion_tokens=used.output_tokens if known else None,
             total_tokens=used.total_tokens if known else None,
@@ -149,7 +149,7 @@ def _model_call(call: ModelCall, name: str) -> Item:
     }
 
 
-def _tool_call(run: ToolRun) -> Item:
+def _build_tool_call(run: ToolRun) -> Item:
     return {
         "invocation_id": INVOCATION,
         "tool_call_id": run.call_id,
@@ -162,7 +162,7 @@ def _tool_call(run: ToolRun) -> Item:
     }
 
 
-def _outputs(said: list[Item]) -> dict[str, Any]:
+def _collect_outputs(said: list[Item]) -> dict[str, Any]:
     # A client's own history may hold outputs that name no call.
     answered = [
         item for item in said if item["type"] == "function_call_output" and isinstance(item.get("call_id"), str)
@@ -170,5 +170,5 @@ def _outputs(said: list[Item]) -> dict[str, Any]:
     return {item["call_id"]: item.get("output") for item in answered}
 
 
-def _known(**fields: Any) -> Item:
+def _drop_none(**fields: Any) -> Item:
     return {key: value for key, value in fields.items() if value is not None}

@@ -1,4 +1,4 @@
-"""A policy served over HTTP in the place of an engine, as slow, faulty and unreliable as it is told to be."""
+"""A scripted policy as an HTTP endpoint in place of an inference engine, with latency and faults on request."""
 
 from __future__ import annotations
 

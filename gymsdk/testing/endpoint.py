@@ -1,4 +1,4 @@
-"""What a policy takes: the requests that can be answered by who keeps nothing, runs no tools and reads messages."""
+"""The HTTP endpoint of a test policy: all inbound APIs, `/tokenize`, `/detokenize`, `/metrics` and `/health`."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import middleware
 from gymsdk.servers import model as listing
 from gymsdk.testing import engine
-from gymsdk.testing.engine import BYTES, Engine, Reasoning, shown
-from gymsdk.testing.faults import LIMITED, SOUND, Fate, Faults, fates
+from gymsdk.testing.engine import BYTES, Engine, Reasoning, build_prompt
+from gymsdk.testing.faults import RATE_LIMITED_STATUS, SOUND, Fate, Faults, draw_fates
 from gymsdk.types import Item, Model
 
 
-def tokenized(body: Item, *, context: int | None) -> Item:
-    """Give the ids of the `prompt`, or of the `messages`, in *body*; raises `Malformed`."""
+def tokenize(body: Item, *, context: int | None) -> Item:
+    """Return the token IDs of the `prompt` or the `messages` in *body*; raises `InvalidRequest`."""
     ids = _ids(body)
     spelled = [BYTES.decode([token]) for token in ids] if body.get("return_token_strs") else None
     return {"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": spelled}
 
 
-def detokenized(body: Item) -> Item:
-    """Give the text of the `tokens` in *body*; raises `Malformed`."""
+def detokenize(body: Item) -> Item:
+    """Return the text of the `tokens` in *body*; raises `InvalidRequest`."""
     tokens = body.get("tokens")
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         raise InvalidRequest("'tokens' must be a list of token ids", "tokens")
@@ -53,47 +53,49 @@ def detokenized(body: Item) -> Item:
 def _ids(body: Item) -> list[int]:
     if "messages" not in body:
         if not isinstance(body.get("prompt"), str):
-            raise InvalidRequest("give a 'prompt', which is a text, or 'messages'", "prompt")
+            raise InvalidRequest("the body needs a 'prompt', which is a string, or 'messages'", "prompt")
         return BYTES.encode(body["prompt"])
-    # Read as what it would be asked as, so that what is malformed there is so here.
+    # Parsed like a chat request, so that both refuse the same malformed messages.
     chat_inbound.parse_request({"messages": body["messages"], "tools": body.get("tools")})
     open_ended = bool(body.get("continue_final_message"))
     prompted = not open_ended and body.get("add_generation_prompt") is not False
     try:
-        ids = engine.of_chat(body).ids(add_generation_prompt=prompted)
+        ids = engine.build_chat_prompt(body).ids(add_generation_prompt=prompted)
     except UsageError as error:
         raise InvalidRequest(str(error), "messages") from error
-    # Without the end of the turn and its line break the policy goes on with the last message.
+    # Without the end-of-turn marker and its line break, the policy continues the last message.
     return ids[:-2] if open_ended else ids
 
 
 JSON, EVENTS = "application/json", "text/event-stream"
 
 
-async def delivered(request: web.Request, face: InboundApi, body: Item, answer: Item, fate: Fate) -> web.StreamResponse:
-    """Give the *answer* to *body* as its client wants it told, a stream of events or JSON, and as its *fate* is."""
+async def send_answer(
+    request: web.Request, face: InboundApi, body: Item, answer: Item, fate: Fate
+) -> web.StreamResponse:
+    """Return the response with *answer*, as JSON or a stream as requested, and with the fault that *fate* names."""
     if not body.get("stream"):
-        return await _sent(request, dump_json(answer), JSON, fate)
+        return await _send(request, dump_json(answer), JSON, fate)
     frames = [*face.stream_events(answer, body)]
-    # What comes last says that all has come.
+    # The last event marks the end of the stream.
     kept = frames[: (len(frames) - 1) // 2] if fate.truncated else frames
-    return await _sent(request, b"".join(kept), EVENTS, fate)
+    return await _send(request, b"".join(kept), EVENTS, fate)
 
 
 def json(body: Item, status: int = 200) -> web.Response:
-    """Give *body* as an answer."""
+    """Return a JSON response with *body*."""
     return web.Response(body=dump_json(body), status=status, content_type=JSON)
 
 
-def refused(face: InboundApi, trouble: ApiError) -> web.Response:
-    """Give the answer that tells of *trouble* in the words of the API of *face*."""
+def build_error_response(face: InboundApi, trouble: ApiError) -> web.Response:
+    """Return the error response in the format of the API *face*."""
     answer = json(face.build_error(trouble), trouble.status)
-    if trouble.status == LIMITED:
+    if trouble.status == RATE_LIMITED_STATUS:
         answer.headers["Retry-After"] = "1"
     return answer
 
 
-async def _sent(request: web.Request, whole: bytes, kind: str, fate: Fate) -> web.StreamResponse:
+async def _send(request: web.Request, whole: bytes, kind: str, fate: Fate) -> web.StreamResponse:
     answer = web.Response(body=whole, content_type=kind)
     if fate.cut is None:
         return answer
@@ -108,29 +110,29 @@ async def _sent(request: web.Request, whole: bytes, kind: str, fate: Fate) -> we
     return answer
 
 
-GRACE = 3.0
-"""Seconds that requests under way get when their server is stopped."""
+GRACE_SECONDS = 3.0
+"""Seconds that requests in progress get when the server stops."""
 
-LAST = 1.0
-"""Seconds in which those that are cut short are told so."""
+CANCEL_SECONDS = 1.0
+"""Seconds for the error responses of requests that are cancelled."""
 
 
-class Underway:
-    """The tasks that answer; once it is *ending*, no more are taken."""
+class RequestTracker:
+    """Tracks the requests in progress; once it is *ending*, new requests are refused."""
 
     def __init__(self) -> None:
         self.ending = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def begun(self) -> None:
-        """Count the task that runs until it is done."""
+    def add_current(self) -> None:
+        """Track the current task until it is done."""
         task = asyncio.current_task()
-        assert task is not None, "a handler is called in a task"
+        assert task is not None, "aiohttp calls a handler in a task"
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def end(self, grace: float = GRACE) -> None:
-        """Wait *grace* seconds for what is under way, and cancel what is left of it."""
+    async def end(self, grace: float = GRACE_SECONDS) -> None:
+        """Wait *grace* seconds for the requests in progress, and cancel the rest."""
         self.ending = True
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=grace)
@@ -138,20 +140,20 @@ class Underway:
         for each in late:
             each.cancel()
         if late:
-            await asyncio.wait(late, timeout=LAST)
+            await asyncio.wait(late, timeout=CANCEL_SECONDS)
 
 
-UNDERWAY = web.AppKey("underway", Underway)
-"""Where an application keeps it."""
+REQUEST_TRACKER = web.AppKey("tracker", RequestTracker)
+"""The key of the tracker in an application."""
 
 
 NAME = "policy"
-"""What a policy is called where nobody says otherwise."""
+"""The default name of the served model."""
 
-BACKLOG = 4096
-LARGEST_BODY = 256 * 1024**2
-GONE = 499
-"""The status that is counted where a client went away before its answer."""
+SOCKET_BACKLOG = 4096
+MAX_BODY_BYTES = 256 * 1024**2
+CLIENT_CLOSED_STATUS = 499
+"""The status in the metrics for a client that closed the connection before the response."""
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -164,31 +166,37 @@ def app(
     reasoning: Reasoning = "field",
     bundles: bool = False,
 ) -> web.Application:
-    """The application that serves *model* under *name*, in every API there is a face of, streamed or not.
+    """Create the application that serves *model*.
 
-    What it has been asked for is at `/metrics`. *reasoning* is how a chat is told thoughts, *bundles* puts the tokens
-    that a chat asks for on its message too.
+    Args:
+        model: The model that answers.
+        name: The name of the model in requests.
+        faults: What goes wrong, and how often.
+        reasoning: How chat responses show reasoning.
+        bundles: Whether requested tokens are also on the message of a chat response, as NeMo RL's server does.
     """
-    figures = ServerMetrics(name)
+    metrics = ServerMetrics(name)
     engine = Engine(model, name=name, faults=faults, reasoning=reasoning, bundles=bundles)
-    served = web.Application(client_max_size=LARGEST_BODY, middlewares=[_counting(figures), _ending, _nowhere])
-    served[UNDERWAY] = Underway()
-    drawn = fates(faults)
+    served = web.Application(
+        client_max_size=MAX_BODY_BYTES, middlewares=[_count_requests(metrics), _track_requests, _convert_route_errors]
+    )
+    served[REQUEST_TRACKER] = RequestTracker()
+    drawn = draw_fates(faults)
     for face in INBOUND_APIS.values():
         served.router.add_post(f"/v1/{face.path}", partial(_handle, face=face, engine=engine, drawn=drawn))
     plain: dict[str, tuple[InboundApi, Callable[[Item], Item]]] = {
-        "/v1/messages/count_tokens": (anthropic.MESSAGES_API, _counted),
-        "/tokenize": (chat_inbound.CHAT_API, partial(tokenized, context=faults.context)),
-        "/detokenize": (chat_inbound.CHAT_API, detokenized),
+        "/v1/messages/count_tokens": (anthropic.MESSAGES_API, _count_message_tokens),
+        "/tokenize": (chat_inbound.CHAT_API, partial(tokenize, context=faults.context)),
+        "/detokenize": (chat_inbound.CHAT_API, detokenize),
     }
     for path, (face, give) in plain.items():
-        served.router.add_post(path, partial(_plain, face=face, give=give))
+        served.router.add_post(path, partial(_answer_plain, face=face, give=give))
     entry = listing.build_model_entry(name) | {"root": name, "max_model_len": faults.context}
     served.router.add_get("/v1/models", partial(_models, {name: entry}))
     served.router.add_get("/v1/models/{model:.+}", partial(_model, {name: entry}))
-    served.router.add_get("/metrics", partial(_metrics, figures))
+    served.router.add_get("/metrics", partial(_metrics, metrics))
     served.router.add_get("/version", _version)
-    served.router.add_get("/health", _healthy)
+    served.router.add_get("/health", _health)
     served.router.add_get("/", _root)
     return served
 
@@ -197,38 +205,46 @@ def app(
 async def serve(
     application: web.Application, host: str = "127.0.0.1", port: int = 0, *, insecure: bool = False
 ) -> AsyncIterator[str]:
-    """Serve *application* while the context is open; gives its base URL, which ends in /v1.
+    """Serve *application* while the context is open.
 
-    It asks nobody for a key: a *host* that other machines reach has to be *insecure* by name. Requests under way get a
-    moment to end when it does; the others are told that it has been stopped.
+    When the context closes, requests in progress get a few seconds; after that they receive an error response.
+
+    Args:
+        application: The application.
+        host: The host to listen on.
+        port: The port to listen on; 0 for any.
+        insecure: Whether *host* may be reachable by other machines, although no key is required.
+
+    Yields:
+        The base URL, which ends in /v1.
     """
-    _check_there(host)
+    _check_host(host)
     if not insecure and not is_loopback(host):
         raise UsageError(
-            f"anybody who reaches {host!r} could use this policy, which asks for no key;"
-            " serve on 127.0.0.1, or let them with --insecure (insecure=True in Python)"
+            f"anyone who reaches {host!r} could use this policy, which requires no key;"
+            " serve on 127.0.0.1, or allow it with --insecure (insecure=True in Python)"
         )
     raise_open_file_limit()
     install_exhaustion_handler(asyncio.get_running_loop())
-    at = _bound(host, port)
+    at = _bind(host, port)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
     await runner.setup()
     try:
-        # A full queue of waiting connections costs each client whom it turns away a second.
-        site = web.SockSite(runner, at, backlog=BACKLOG)
+        # With a full backlog, the kernel drops connections, and each retry costs the client a second.
+        site = web.SockSite(runner, at, backlog=SOCKET_BACKLOG)
         await site.start()
         named = f"[{host}]" if ":" in host else host
         yield f"http://{named}:{at.getsockname()[1]}/v1"
     finally:
         await site.stop()
-        if (underway := application.get(UNDERWAY)) is not None:
-            await underway.end()
+        if (tracker := application.get(REQUEST_TRACKER)) is not None:
+            await tracker.end()
         await runner.cleanup()
 
 
-def _counting(figures: ServerMetrics) -> Middleware:
+def _count_requests(metrics: ServerMetrics) -> Middleware:
     @web.middleware
-    async def counting(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
         started, status = time.perf_counter(), 500
         try:
             answer = await handler(request)
@@ -236,7 +252,7 @@ def _counting(figures: ServerMetrics) -> Middleware:
             status = error.status
             raise
         except asyncio.CancelledError:
-            status = GONE
+            status = CLIENT_CLOSED_STATUS
             raise
         else:
             status = answer.status
@@ -244,43 +260,43 @@ def _counting(figures: ServerMetrics) -> Middleware:
         finally:
             resource = request.match_info.route.resource
             route = "other" if resource is None else resource.canonical
-            figures.record_response(route, status, time.perf_counter() - started)
+            metrics.record_response(route, status, time.perf_counter() - started)
 
-    return counting
+    return count_requests
 
 
 @web.middleware
-async def _ending(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Tell those whose requests the end cuts short."""
-    underway = request.app[UNDERWAY]
-    underway.begun()
+async def _track_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer requests that the stop of the server cuts short with an error."""
+    tracker = request.app[REQUEST_TRACKER]
+    tracker.add_current()
     try:
-        return _stopped(request) if underway.ending else await handler(request)
+        return _build_stopped_response(request) if tracker.ending else await handler(request)
     except asyncio.CancelledError:
-        if not underway.ending or request.transport is None or request.transport.is_closing():
+        if not tracker.ending or request.transport is None or request.transport.is_closing():
             raise
-        return _stopped(request)
+        return _build_stopped_response(request)
 
 
-def _stopped(request: web.Request) -> web.Response:
-    told = _refused(request, middleware.STOPPED_ERROR)
+def _build_stopped_response(request: web.Request) -> web.Response:
+    told = _build_route_error(request, middleware.STOPPED_ERROR)
     told.headers["Retry-After"] = "5"
     return told
 
 
 @web.middleware
-async def _nowhere(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse what no route is for in the form of the API that was meant."""
+async def _convert_route_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer requests without a route in the error format of the API that the path suggests."""
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge as error:
-        return _refused(request, ApiError(error.status, f"the body has more than {LARGEST_BODY} bytes"))
+        return _build_route_error(request, ApiError(error.status, f"the body exceeds {MAX_BODY_BYTES} bytes"))
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
         sentence = middleware.describe_missing_route(request.path, request.method, error.headers.get("Allow"))
-        return _refused(request, ApiError(error.status, sentence))
+        return _build_route_error(request, ApiError(error.status, sentence))
 
 
-def _refused(request: web.Request, trouble: ApiError) -> web.Response:
+def _build_route_error(request: web.Request, trouble: ApiError) -> web.Response:
     theirs = listing.is_anthropic_client(request.headers)
     return json(middleware.build_error_body(request.path, trouble, anthropic=theirs), trouble.status)
 
@@ -292,26 +308,26 @@ async def _handle(
     if fate.delay:
         await asyncio.sleep(fate.delay)
     if fate.status:
-        return refused(face, ApiError(fate.status, "this policy fails on purpose"))
+        return build_error_response(face, ApiError(fate.status, "this policy fails on purpose"))
     try:
-        body = await _parsed(sent)
+        body = await _parse_body(sent)
         answer = await engine.answer(face, body, fate)
     except InvalidRequest as error:
-        return refused(face, ApiError(400, str(error), param=error.param))
+        return build_error_response(face, ApiError(400, str(error), param=error.param))
     except Failed as error:
-        return refused(face, ApiError(_status(error), str(error), code=error.kind))
-    return await delivered(request, face, body, answer, fate)
+        return build_error_response(face, ApiError(_status(error), str(error), code=error.kind))
+    return await send_answer(request, face, body, answer, fate)
 
 
-async def _plain(request: web.Request, *, face: InboundApi, give: Callable[[Item], Item]) -> web.Response:
+async def _answer_plain(request: web.Request, *, face: InboundApi, give: Callable[[Item], Item]) -> web.Response:
     try:
-        return json(give(await _parsed(await request.read())))
+        return json(give(await _parse_body(await request.read())))
     except InvalidRequest as error:
-        return refused(face, ApiError(400, str(error), param=error.param))
+        return build_error_response(face, ApiError(400, str(error), param=error.param))
 
 
-def _counted(body: Item) -> Item:
-    _, size = shown(anthropic.MESSAGES_API, body, anthropic.MESSAGES_API.parse_request(body))
+def _count_message_tokens(body: Item) -> Item:
+    _, size = build_prompt(anthropic.MESSAGES_API, body, anthropic.MESSAGES_API.parse_request(body))
     return anthropic.format_token_count(size)
 
 
@@ -324,15 +340,15 @@ async def _model(models: dict[str, Item], request: web.Request) -> web.Response:
     return json(told, status)
 
 
-async def _metrics(figures: ServerMetrics, _: web.Request) -> web.Response:
-    return web.Response(text=figures.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
+async def _metrics(metrics: ServerMetrics, _: web.Request) -> web.Response:
+    return web.Response(text=metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 async def _version(_: web.Request) -> web.Response:
     return json({"version": version("gymsdk")})
 
 
-async def _healthy(_: web.Request) -> web.Response:
+async def _health(_: web.Request) -> web.Response:
     return web.Response()
 
 
@@ -340,31 +356,31 @@ async def _root(_: web.Request) -> web.Response:
     return json({"status": "ok"})
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return ListeningSocket.from_socket(socket.create_server((host, port), family=family))
     except OSError as error:
         if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EPERM}:
-            why = f"port {port} of {host} cannot be had ({error.strerror}); choose another with --port"
+            why = f"port {port} of {host} is not available ({error.strerror}); choose another with --port"
         else:
-            why = _nowhere_here(host, error)
+            why = _describe_bind_error(host, error)
         raise UsageError(f"the policy cannot listen: {why}") from None
 
 
-def _check_there(host: str) -> None:
-    """Refuse a name of no machine before anything is said of who reaches it."""
+def _check_host(host: str) -> None:
+    """Raise `UsageError` if *host* is not an address, before the check who can reach it."""
     try:
         socket.getaddrinfo(host or None, 0)
     except OSError as error:
-        raise UsageError(f"the policy cannot listen: {_nowhere_here(host, error)}") from None
+        raise UsageError(f"the policy cannot listen: {_describe_bind_error(host, error)}") from None
 
 
-def _nowhere_here(host: str, error: OSError) -> str:
-    return f"{host!r} is no address of this machine ({error.strerror or error}); listen on 127.0.0.1"
+def _describe_bind_error(host: str, error: OSError) -> str:
+    return f"{host!r} is not an address of this machine ({error.strerror or error}); listen on 127.0.0.1"
 
 
-async def _parsed(body: bytes) -> Item:
+async def _parse_body(body: bytes) -> Item:
     try:
         parsed = await large_json.loads_async(body, strict=True)
     except ValueError as error:

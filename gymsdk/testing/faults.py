@@ -1,4 +1,4 @@
-"""Faults: what goes wrong at a policy's endpoint, and the fate it has in store for each request."""
+"""Simulated faults of a policy's endpoint, drawn for each request with a seed."""
 
 from __future__ import annotations
 
@@ -15,56 +15,62 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 Draw: TypeAlias = Callable[[random.Random], float]
 
 
-def draw(spelled: float | str, luck: random.Random) -> float:
-    """Give seconds drawn from the distribution that is *spelled*; raises `ValueError` where none is."""
-    return _distribution(str(spelled))(luck)
+def draw(latency: float | str, rng: random.Random) -> float:
+    """Draw seconds from the distribution *latency*, written as for `Faults`; raises `ValueError` if it is invalid."""
+    return _parse_distribution(str(latency))(rng)
 
 
 @lru_cache(maxsize=64)
-def _distribution(spelled: str) -> Draw:
-    kind, *given = spelled.split(":")
+def _parse_distribution(latency: str) -> Draw:
+    kind, *given = latency.split(":")
     if kind == "exp":
-        [mean] = _numbers(spelled, given, 1)
-        return lambda luck: luck.expovariate(1) * mean
+        [mean] = _parse_numbers(latency, given, 1)
+        return lambda rng: rng.expovariate(1) * mean
     if kind == "lognormal":
-        median, sigma = _numbers(spelled, given, 2)
-        return lambda luck: luck.lognormvariate(0, sigma) * median
-    least, dash, most = spelled.partition("-")
+        median, sigma = _parse_numbers(latency, given, 2)
+        return lambda rng: rng.lognormvariate(0, sigma) * median
+    least, dash, most = latency.partition("-")
     if least and dash and not least.lower().endswith("e"):
-        low, high = _numbers(spelled, [least, most], 2)
+        low, high = _parse_numbers(latency, [least, most], 2)
         if low > high:
-            raise ValueError(f"{spelled!r} is no latency; the smaller number comes first, as in {high:g}-{low:g}")
-        return lambda luck: luck.uniform(low, high)
-    [steady] = _numbers(spelled, [spelled], 1)
+            raise ValueError(f"{latency!r} is no latency; the smaller number comes first, as in {high:g}-{low:g}")
+        return lambda rng: rng.uniform(low, high)
+    [steady] = _parse_numbers(latency, [latency], 1)
     return lambda _: steady
 
 
-def _numbers(spelled: str, given: list[str], wanted: int) -> list[float]:
+def _parse_numbers(latency: str, given: list[str], wanted: int) -> list[float]:
     try:
         found = [float(each) for each in given]
     except ValueError:
         found = []
     if len(found) != wanted or not all(math.isfinite(each) and each >= 0 for each in found):
         raise ValueError(
-            f"{spelled!r} is no latency; write seconds as 0.2, 0.1-0.5, exp:MEAN or lognormal:MEDIAN:SIGMA"
+            f"{latency!r} is no latency; write seconds as 0.2, 0.1-0.5, exp:MEAN or lognormal:MEDIAN:SIGMA"
         )
     return found
 
 
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-BROKEN = (500, 502, 503)
-LIMITED = 429
+SERVER_ERROR_STATUSES = (500, 502, 503)
+RATE_LIMITED_STATUS = 429
 
 
 class Faults(BaseModel):
     """What goes wrong, and how often.
 
-    *latency* is the seconds an answer takes, or a distribution of them: `0.2`, `0.1-0.5`, `exp:0.3` by its mean,
-    `lognormal:0.3:0.8` by its median and sigma. The others are shares of the requests: *errors* (500, 502 or 503),
-    *limited* (429), *cuts* of the connection, half of them before the answer and half in its middle, *malformed*
-    arguments of the first call, *truncated* streams. A prompt and its answer have room in *context* tokens.
-    *unparsed* leaves calls in the text, and *refuses_tools* takes no request with tools: an engine whose parser of
-    calls is the wrong one, or is not on.
+    Attributes:
+        latency: The seconds until the answer, or their distribution: `0.2`, `0.1-0.5`, `exp:0.3` by the mean, or
+            `lognormal:0.3:0.8` by median and sigma.
+        errors: The share of requests that fail with status 500, 502 or 503.
+        limited: The share of requests that fail with status 429.
+        cuts: The share of connections that are cut: half before the answer, half in its middle.
+        malformed: The share of answers whose first tool call has truncated arguments.
+        truncated: The share of streams that end early.
+        context: The most tokens of a prompt and its answer together.
+        unparsed: Whether tool calls stay in the text, as with the wrong tool call parser.
+        refuses_tools: Whether requests with tools are refused, as without a tool call parser.
+        seed: Determines which requests the faults hit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -98,7 +104,7 @@ SOUND = Faults()
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of one request: after *delay* seconds its error's *status*, or an answer that is whole or not."""
+    """The fault of one request: an error *status* or a damaged answer, after *delay* seconds."""
 
     delay: float = 0.0
     status: int | None = None
@@ -107,19 +113,19 @@ class Fate:
     truncated: bool = False
 
 
-def fates(faults: Faults) -> Iterator[Fate]:
-    """Yield the fate of each request, in the order they come; it depends on the seed and on how many came before."""
+def draw_fates(faults: Faults) -> Iterator[Fate]:
+    """Yield the faults of the requests in order; they depend only on the seed and on the request's number."""
     if faults.model_dump(exclude={"context", "unparsed", "refuses_tools", "seed"}, exclude_defaults=True):
         yield from (_fate(faults, random.Random(f"{faults.seed}:{number}")) for number in count())
     yield from repeat(Fate())
 
 
-def _fate(faults: Faults, luck: random.Random) -> Fate:
-    drawn, broken, early = luck.random(), luck.choice(BROKEN), luck.random() < 0.5  # noqa: PLR2004 - a coin
-    malformed, truncated = luck.random() < faults.malformed, luck.random() < faults.truncated
-    delay = draw(faults.latency, luck)
+def _fate(faults: Faults, rng: random.Random) -> Fate:
+    drawn, broken, early = rng.random(), rng.choice(SERVER_ERROR_STATUSES), rng.random() < 0.5  # noqa: PLR2004 - a coin
+    malformed, truncated = rng.random() < faults.malformed, rng.random() < faults.truncated
+    delay = draw(faults.latency, rng)
     failing = faults.errors + faults.limited
     if drawn < failing:
-        return Fate(delay, status=broken if drawn < faults.errors else LIMITED)
+        return Fate(delay, status=broken if drawn < faults.errors else RATE_LIMITED_STATUS)
     cut: Literal["before", "halfway"] = "before" if early else "halfway"
     return Fate(delay, cut=cut if drawn < failing + faults.cuts else None, malformed=malformed, truncated=truncated)

@@ -1,4 +1,4 @@
-"""The oracle for those who bring a conversation and no episode: it finds the row that opens like it."""
+"""The oracle for clients that send a conversation without an episode: it finds the row that opens in the same way."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from gymsdk.rollouts.tasks import Environments, Sourced, from_file, from_splits,
 from gymsdk.threads import ThreadPool
 from gymsdk.types import Episode, Item, Model, Row
 
-LIMIT = 10_000
-"""How many rows are read where nobody says how many."""
+DEFAULT_MAX_ROWS = 10_000
+"""How many rows are read by default."""
 
-LARGEST = 256 * 1024**2
+MAX_RECORDING_BYTES = 256 * 1024**2
 """Bytes of recordings after which no more rows are read."""
 
-AT_ONCE = 8
-"""Rows that are read and played at once."""
+BATCH_ROWS = 8
+"""How many rows are read and played concurrently."""
 
-READING = 60.0
-"""Seconds that an environment may take for so many rows."""
+READ_SECONDS = 60.0
+"""Seconds that an environment may take to yield one batch of rows."""
 
 BUDGET = Budget(seconds=60.0)
-"""What the playing of one row may use."""
+"""The limits of playing one row."""
 
 log = logging.getLogger("gymsdk")
 
 
-def of_splits(environments: Environments, split: str | None = None, *, seed: int = 0) -> list[Sourced]:
-    """Give the rows of every split of *environments*, or those of one; raises `UnknownSplit` where nobody has it."""
+def read_all_splits(environments: Environments, split: str | None = None, *, seed: int = 0) -> list[Sourced]:
+    """Return the rows of all splits of *environments*, or of one; raises `UnknownSplit` if none has it."""
     chosen = [
         from_splits({name: environment}, each, seed=seed, limit=None)
         for name, environment in environments.items()
@@ -53,25 +53,25 @@ def of_splits(environments: Environments, split: str | None = None, *, seed: int
         if split in {None, each}
     ]
     if split is not None and not chosen:
-        raise UnknownSplit(f"no split {split!r} in {', '.join(environments)}; `gymsdk info NAME` lists those there are")
+        raise UnknownSplit(f"no split {split!r} in {', '.join(environments)}; `gymsdk info NAME` lists the splits")
     return chosen
 
 
-def of_file(environments: Environments, path: Path) -> list[Sourced]:
-    """Give the rows of a task file that fit one of *environments*; raises `BadRow` where there is none."""
+def read_tasks_file(environments: Environments, path: Path) -> list[Sourced]:
+    """Return the rows of a task file that are valid for one of *environments*; raises `BadRow` if there is none."""
 
-    def told(error: BadRow) -> None:
-        log.warning("left out: %s", error)
+    def log_skipped(error: BadRow) -> None:
+        log.warning("skipped: %s", error)
 
-    found = from_file(environments, path, limit=None, bad=told)
+    found = from_file(environments, path, limit=None, bad=log_skipped)
     first = list(islice(found, 1))
     if not first:
-        raise BadRow(f"{path} holds no row that fits {' or '.join(environments)}; name another file with --tasks")
+        raise BadRow(f"{path} holds no valid row for {' or '.join(environments)}; name another file with --tasks")
     return [chain(first, found)]
 
 
-class _Place(NamedTuple):
-    """A *row* of an *environment*, and the seed it is played with."""
+class _SeededRow(NamedTuple):
+    """A row, its environment, and the seed of its episode."""
 
     environment: str
     row: Row
@@ -79,18 +79,31 @@ class _Place(NamedTuple):
 
 
 class Recorder:
-    """Plays the rows of *sources* in turn with *model*, at most *limit* of them, into *found*.
+    """Plays rows with a model and records the conversations.
 
-    Raises nothing for a row or a source that is broken: `story` tells of it.
+    An invalid row or source does not raise; `story` reports the last one.
+
+    Args:
+        environments: The environments by name.
+        model: The model that plays.
+        sources: The sources of rows, read in turn.
+        limit: The most rows to play.
+        seed: The seed of the episodes.
     """
 
     def __init__(
-        self, environments: Environments, model: Model, sources: Sequence[Sourced], *, limit: int = LIMIT, seed: int = 0
+        self,
+        environments: Environments,
+        model: Model,
+        sources: Sequence[Sourced],
+        *,
+        limit: int = DEFAULT_MAX_ROWS,
+        seed: int = 0,
     ) -> None:
         self.found = RecordingStore()
         self._environments = environments
         self._model = model
-        self._sources: list[Iterator[_Place]] = [_seeded(each, seed) for each in sources]
+        self._sources: list[Iterator[_SeededRow]] = [_add_seeds(each, seed) for each in sources]
         self._turn = 0
         self._left = limit
         self._size = 0
@@ -101,18 +114,18 @@ class Recorder:
 
     @property
     def over(self) -> bool:
-        """Whether all rows have been played that are to be."""
+        """Whether all rows that may be played have been played."""
         under_way = self._batch is not None and not self._batch.done()
-        return not under_way and (not self._sources or self._left <= 0 or self._size >= LARGEST)
+        return not under_way and (not self._sources or self._left <= 0 or self._size >= MAX_RECORDING_BYTES)
 
     @property
     def story(self) -> str:
-        """What has been read so far, and what went wrong last."""
+        """How many rows have been read, and what failed last."""
         read = ", ".join(f"{count:,} of {name}" for name, count in self._read.items())
-        return f"{read}{f'; the last that could not be played: {self._trouble}' if self._trouble else ''}"
+        return f"{read}{f'; the last error: {self._trouble}' if self._trouble else ''}"
 
     async def more(self, seconds: float) -> None:
-        """Play the next few rows, together with all who ask meanwhile; wait for that at most *seconds*."""
+        """Play the next batch, shared by all concurrent callers; wait at most *seconds*."""
         if self._batch is None or self._batch.done():
             self._batch = asyncio.ensure_future(self._played())
         done, _ = await asyncio.wait({self._batch}, timeout=seconds)
@@ -120,32 +133,32 @@ class Recorder:
             each.result()
 
     async def aclose(self) -> None:
-        """Leave what is being played."""
+        """Cancel the batch in progress."""
         if self._batch is not None:
             self._batch.cancel()
             await asyncio.wait({self._batch})
 
     async def _played(self) -> None:
-        dealt = await self._dealt()
+        dealt = await self._read_batch()
         self._left -= len(dealt)
         async with asyncio.TaskGroup() as group:
-            playing = [group.create_task(self._recorded(each)) for each in dealt]
+            playing = [group.create_task(self._record(each)) for each in dealt]
         for each in (task.result() for task in playing):
             if each is not None and self.found.is_new(each):
                 self._size += each.size
                 self.found.add(each)
 
-    async def _dealt(self) -> list[_Place]:
-        # Reading runs an author's code, which may take its time; the event loop has others to serve.
+    async def _read_batch(self) -> list[_SeededRow]:
+        # Reading runs the environment's code, which may block: the event loop must stay free.
         try:
-            return await self._threads.run(self._deal, min(AT_ONCE, self._left), timeout=READING)
+            return await self._threads.run(self._take_rows, min(BATCH_ROWS, self._left), timeout=READ_SECONDS)
         except TimeoutError:
-            self._sources, self._trouble = [], f"to read {AT_ONCE} rows takes more than {READING:g} s"
+            self._sources, self._trouble = [], f"reading {BATCH_ROWS} rows takes more than {READ_SECONDS:g} s"
             return []
 
-    def _deal(self, count: int) -> list[_Place]:
-        """Give the next *count* rows, one of each source in turn."""
-        dealt: list[_Place] = []
+    def _take_rows(self, count: int) -> list[_SeededRow]:
+        """Take the next *count* rows, one from each source in turn."""
+        dealt: list[_SeededRow] = []
         while self._sources and len(dealt) < count:
             place = self._turn % len(self._sources)
             try:
@@ -157,10 +170,10 @@ class Recorder:
                 self._turn = place
         return dealt
 
-    async def _recorded(self, place: _Place) -> Recording | None:
+    async def _record(self, place: _SeededRow) -> Recording | None:
         name = place.environment
         try:
-            found = await recorded(self._environments[name], self._model, place.row, seed=place.seed)
+            found = await record_episode(self._environments[name], self._model, place.row, seed=place.seed)
         except GymsdkError as error:
             self._trouble = f"{name}: {error}"
             return None
@@ -168,67 +181,75 @@ class Recorder:
         return found
 
 
-async def recorded(environment: Environment, model: Model, row: Row, *, seed: int) -> Recording:
-    """Give what *model* says in an episode of *row*, which nobody judges; raises `GymsdkError`."""
-    sitting, asked, said, opening = EpisodeRunner(environment, BUDGET), [], [], None
+async def record_episode(environment: Environment, model: Model, row: Row, *, seed: int) -> Recording:
+    """Record what *model* says in an episode of *row*, without scoring it; raises `GymsdkError`."""
+    runner, asked, said, opening = EpisodeRunner(environment, BUDGET), [], [], None
     try:
-        episode = await sitting.open(row, seed=seed)
-        while not sitting.is_over:
+        episode = await runner.open(row, seed=seed)
+        while not runner.is_over:
             request = build_request(episode, {})
             response = await model.respond(request, episode=episode)
             history, instructions = recordings.get_input_items(request), request.get("instructions")
             asked.append(recordings.compute_digests(history, instructions)[-1])
             opening = opening or recordings.compute_openings(history, instructions)[-1]
             said.append(response["output"])
-            await sitting.apply_response(response)
+            await runner.apply_response(response)
     finally:
-        await sitting.close()
+        await runner.close()
     played = recordings.build_recording(asked, said, opening)
-    return replace(played, environment=environment.name, row=packed(row), seed=seed)
+    return replace(played, environment=environment.name, row=compress_row(row), seed=seed)
 
 
-def packed(row: Row) -> bytes:
-    """Give *row* in less space."""
+def compress_row(row: Row) -> bytes:
+    """Compress *row*."""
     return zlib.compress(jsonl.dump_portable_json(row), 1)
 
 
-def unpacked(row: bytes) -> Row:
-    """Give the row that was `packed`."""
+def decompress_row(row: bytes) -> Row:
+    """Return the row that `compress_row` compressed."""
     return jsonl.parse_row(zlib.decompress(row), where="a recording")
 
 
-def _seeded(source: Sourced, seed: int) -> Iterator[_Place]:
-    """Yield rows with the seeds that a run of `gymsdk rollout` over the same rows gives them."""
+def _add_seeds(source: Sourced, seed: int) -> Iterator[_SeededRow]:
+    """Yield rows with the seeds that `gymsdk rollout` gives them."""
     for number, (name, row) in enumerate(source):
-        yield _Place(name, row, seed_of(seed, Job(name, number, 0, row)))
+        yield _SeededRow(name, row, seed_of(seed, Job(name, number, 0, row)))
 
 
 NAMED = "scripted/oracle"
-"""How the names of the models begin that need an episode."""
+"""The prefix of the names of models that need an episode."""
 
 WAIT = 10.0
-"""Seconds a request may wait for its row to be read."""
+"""Seconds that a request waits for its row to be read."""
 
 
 ADVICE = (
-    "start the oracle with the --seed, --set and --split of whoever asks, with a higher --limit, or with the file of"
-    " its rows: --tasks FILE"
+    "start the oracle with the --seed, --set and --split of the client, with a higher --limit, or with the file of its"
+    " rows: --tasks FILE"
 )
-"""What helps where it knows no row that opens like a conversation, and how it was started is up to its user."""
+"""What to do if no row opens like a conversation, for an oracle that the user started."""
 
-SERVED = (
+MODEL_SERVER_ADVICE = (
     "POST the row to /run of an agent with the oracle in its process (`gymsdk serve` without --separate and --role), or"
-    " let `gymsdk policy serve oracle --env NAME` play, which takes --seed, --set, --split and --tasks of whoever asks"
+    " use `gymsdk policy serve oracle --env NAME`, which takes the --seed, --set, --split and --tasks of the client"
 )
-"""What helps where it plays behind a model server, and reads all splits with the seed 0."""
+"""What to do for an oracle behind a model server, which reads all splits with the seed 0."""
 
 
 class Oracle(ScriptedModel):
-    """*model*, which plays episodes of *environments*, for those as well who bring a conversation alone.
+    """Answers clients that send a conversation without an episode, with a model that needs the episode.
 
-    A conversation is answered as the first of *sources*' rows was that opens like it and went like it so far; one
-    that none went like, by the model in an episode of such a row that has come as far. Rows are read as they are
-    needed, at most *limit*, and a request waits for that at most *wait* seconds.
+    A conversation is answered as in the recording of the first row that opens like it and continued like it so far. If
+    no recording continued like it, the model plays an episode of such a row, replayed to the same point.
+
+    Args:
+        model: The model that needs the episode.
+        environments: The environments by name.
+        sources: The sources of rows, read as far as requests need them.
+        limit: The most rows to read.
+        seed: The seed of the episodes.
+        wait: The most seconds that a request waits for its row.
+        advice: What to do if no row opens like the conversation, for the error message.
     """
 
     def __init__(
@@ -237,12 +258,12 @@ class Oracle(ScriptedModel):
         environments: Environments,
         sources: Sequence[Sourced],
         *,
-        limit: int = LIMIT,
+        limit: int = DEFAULT_MAX_ROWS,
         seed: int = 0,
         wait: float = WAIT,
         advice: str = ADVICE,
     ) -> None:
-        super().__init__(str(getattr(model, "name", NAMED)).removeprefix("scripted/"), self._said)
+        super().__init__(str(getattr(model, "name", NAMED)).removeprefix("scripted/"), self._respond)
         self._model = model
         self._environments = environments
         self._recorder = Recorder(environments, model, sources, limit=limit, seed=seed)
@@ -256,11 +277,11 @@ class Oracle(ScriptedModel):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Leave the rows that are being read."""
+        """Stop reading rows."""
         await self._recorder.aclose()
 
-    async def _said(self, request: Item, episode: Episode | None) -> list[Item]:
-        # An episode that is played against a server knows no more than its conversation.
+    async def _respond(self, request: Item, episode: Episode | None) -> list[Item]:
+        # The episode of a remote environment offers no more than its conversation.
         if episode is not None and hasattr(episode.environment, "solve"):
             return await self._asked(request, episode)
         history = recordings.get_input_items(request)
@@ -272,7 +293,7 @@ class Oracle(ScriptedModel):
         return await self._played(found, request, history[starts[marks.index(found.digests[0])] :])
 
     async def _found(self, request: Item) -> tuple[Recording, list[bytes]]:
-        """Return the recording that *request* follows, once its row has been read, and the marks by which it does."""
+        """Return the recording that continues *request*, once its row has been read, and the digests of its turns."""
         clock = asyncio.get_running_loop().time
         ends, conversation = clock() + self._wait, recordings.Conversation(request)
         while True:
@@ -282,23 +303,23 @@ class Oracle(ScriptedModel):
             if self._recorder.over:
                 raise self._unknown()
             if clock() >= ends:
-                told = f"no row read so far opens like this conversation (read: {self._recorder.story})"
-                told = f"{told}; ask again, or {self._advice}"
-                raise Failed(told, kind="still_reading", retryable=True, retry_after=1.0)
+                message = f"no row read so far opens like this conversation (read: {self._recorder.story})"
+                message = f"{message}; repeat the request, or {self._advice}"
+                raise Failed(message, kind="still_reading", retryable=True, retry_after=1.0)
             await self._recorder.more(ends - clock())
 
     async def _played(self, found: Recording, request: Item, items: Sequence[Item]) -> list[Item]:
-        """Give what the model says in an episode of the row that has come as far as *items*."""
+        """Return what the model says in an episode of the recorded row, replayed up to *items*."""
         environment = self._environments[found.environment]
-        sitting = EpisodeRunner(environment, BUDGET)
+        runner = EpisodeRunner(environment, BUDGET)
         try:
-            episode = await sitting.open(unpacked(found.row), seed=found.seed)
+            episode = await runner.open(decompress_row(found.row), seed=found.seed)
             await environment.replay_into(episode, items)
             if episode.done:
-                raise Failed("the episode is over: a perfect policy has nothing more to say", kind="not_recorded")
+                raise Failed("the episode is over: the oracle has nothing more to say", kind="not_recorded")
             return await self._asked(request, episode)
         finally:
-            await sitting.close()
+            await runner.close()
 
     async def _asked(self, request: Item, episode: Episode) -> list[Item]:
         output: list[Item] = (await self._model.respond(request, episode=episode))["output"]
@@ -312,11 +333,11 @@ class Oracle(ScriptedModel):
 
 
 def served(model: Model, environments: Sequence[Environment]) -> Model:
-    """Give *model* as a server of it can use it: one that needs an episode finds it among the rows of all splits."""
+    """Return *model*, or an `Oracle` over the rows of all splits if the model needs an episode."""
     if isinstance(model, Oracle) or not (isinstance(model, ScriptedModel) and model.name.startswith(NAMED)):
         return model
     named = {each.name: each for each in environments}
-    return Oracle(model, named, of_splits(named), advice=SERVED)
+    return Oracle(model, named, read_all_splits(named), advice=MODEL_SERVER_ADVICE)
 
 
 @asynccontextmanager
@@ -329,13 +350,16 @@ async def opened(
     limit: int | None = None,
     seed: int = 0,
 ) -> AsyncIterator[Oracle]:
-    """Open the oracle over *environments*: the rows of all splits, of one *split*, or of the file *tasks*.
+    """Open an `Oracle` over the rows of all splits, of one *split*, or of the file *tasks*.
 
-    Raises `UsageError` where there are none to be had.
+    Raises:
+        UsageError: There are no such rows.
     """
     one_source(tasks, split)
-    sources = of_splits(environments, split, seed=seed) if tasks is None else of_file(environments, tasks)
+    sources = read_all_splits(environments, split, seed=seed) if tasks is None else read_tasks_file(environments, tasks)
     async with AsyncExitStack() as entered:
         for environment in environments.values():
             await entered.enter_async_context(environment)
-        yield await entered.enter_async_context(Oracle(model, environments, sources, limit=limit or LIMIT, seed=seed))
+        yield await entered.enter_async_context(
+            Oracle(model, environments, sources, limit=limit or DEFAULT_MAX_ROWS, seed=seed)
+        )

@@ -96,7 +96,7 @@ def test_a_setting_that_is_mistyped_is_blamed_and_not_the_environment(gymsdk: Co
 def test_a_file_without_config_gets_a_hint(gymsdk: Command) -> None:
     for command in ("config", "serve"):
         ended = gymsdk(command, "a.yaml")
-        assert (ended.code, ended.err) == (2, "Error: 'a.yaml' is a file; give it with --config a.yaml\n")
+        assert (ended.code, ended.err) == (2, "Error: 'a.yaml' is a configuration file; use --config a.yaml\n")
 
 
 MISFIT = """\

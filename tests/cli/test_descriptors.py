@@ -56,7 +56,7 @@ def test_concurrency_is_limited_by_the_hard_limit_of_files(start: Start, there: 
     ended = _limited(_rollout(url, "out", 400), soft=200, hard=400)
     assert ended.returncode == 0, ended.stderr
     assert len(_lines(there / "out")) == 400
-    assert "--concurrency 400 takes more connections than this process may have (400 open files); " in ended.stderr
+    assert "--concurrency 400 needs more connections than this process may open (400 files); " in ended.stderr
     assert "raise the limit with `ulimit -Hn`" in ended.stderr
 
 

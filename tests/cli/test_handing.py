@@ -66,9 +66,9 @@ def test_handed_options_survive_the_pipe() -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        (b"", "ended before it was told what to be"),
+        (b"", "ended before it sent the configuration"),
         (b'{"key": "hush"', "ended before"),
-        (b'{"key": 3}\n', "leave --only"),
+        (b'{"key": 3}\n', "only --separate may pass --only"),
     ],
 )
 def test_who_is_handed_nothing_that_is_ours_ends_with_a_sentence_without_it(line: bytes, sentence: str) -> None:
@@ -80,8 +80,12 @@ def test_who_is_handed_nothing_that_is_ours_ends_with_a_sentence_without_it(line
 
 def test_who_is_handed_nothing_does_not_wait_for_ever() -> None:
     read, write = os.pipe()
-    with os.fdopen(read, "rb"), os.fdopen(write, "wb"), pytest.raises(GymsdkError, match=r"nobody said within 0\.1 s"):
-        parent.line(read, seconds=0.1)
+    with (
+        os.fdopen(read, "rb"),
+        os.fdopen(write, "wb"),
+        pytest.raises(GymsdkError, match=r"received no configuration on standard input within 0\.1 s"),
+    ):
+        parent.read_config_line(read, seconds=0.1)
 
 
 def test_a_socket_that_was_handed_down_goes_no_further() -> None:

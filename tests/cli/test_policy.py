@@ -94,7 +94,7 @@ def test_faults_are_named_on_the_command_line(start: Start) -> None:
         (["echo", "--env", "sums"], "--env is the oracle's"),
         (["script:nowhere.jsonl"], "nowhere.jsonl"),
         (["echo", "--host", "0.0.0.0"], "or let them with --insecure"),
-        (["echo", "--host", "no such"], "'no such' is no address of this machine"),
+        (["echo", "--host", "no such"], "'no such' is not an address of this machine"),
         (["echo", "--latency", "soon"], "--latency: 'soon' is no latency; write seconds as"),
         (["echo", "--latency", "0.5-0.1"], "the smaller number comes first, as in 0.1-0.5"),
         (["echo", "--name", ""], "--name is empty"),

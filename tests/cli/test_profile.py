@@ -79,7 +79,7 @@ def test_failures_come_first_and_the_exit_code_is_1(gymsdk: Command, there: Path
     ended = gymsdk(
         "profile", "sums", "--tasks", "tasks.jsonl", "--set", "sulks=[2]", "--attempts", 1, "--no-plot", "-o", "out"
     )
-    assert ended.out.startswith("8 of 32 rollouts have no reward: mend the failures before training.\n")
+    assert ended.out.startswith("8 of 32 rollouts have no reward: correct the failures before training.\n")
     assert "failed: bad_answer: 8" in ended.out
     assert ended.code == 1
 

@@ -173,12 +173,12 @@ WRONG = {
     "--param top_k: write it as KEY=JSON": ["sums", "--param", "top_k"],
     "--param stop=end: the value is not valid JSON; put text in quotes": ["sums", "--param", "stop=end"],
     "--param input=1: the host sets 'input' itself": ["sums", "--param", "input=1"],
-    "--tasks none.jsonl: there is no such file": ["sums", "--tasks", "none.jsonl"],
-    "--tasks .: it is a folder": ["sums", "--tasks", "."],
+    "--tasks none.jsonl: the path does not exist": ["sums", "--tasks", "none.jsonl"],
+    "--tasks .: the path is a folder": ["sums", "--tasks", "."],
     "bad.jsonl:2: not valid JSON": ["sums", "--tasks", "bad.jsonl"],
     "empty.jsonl has no rows to play": ["sums", "--tasks", "empty.jsonl"],
     "--overwrite replaces it; choose one of them": ["sums", "--resume", "--overwrite"],
-    "--split those of the environment; choose one of them": ["sums", "--tasks", "empty.jsonl", "--split", "train"],
+    "--split from the environment; choose one of them": ["sums", "--tasks", "empty.jsonl", "--split", "train"],
     "Invalid value for '--limit'": ["sums", "--limit", "0"],
     "Invalid value for '--temperature'": ["sums", "--temperature", "nan"],
     "Invalid value for '--seed': a seed has at most 63 bits": ["sums", "--seed", "99999999999999999999"],
@@ -210,7 +210,7 @@ def test_an_output_that_is_a_file_is_reported(gymsdk: Command, there: Path) -> N
 def test_an_existing_run_is_reported(gymsdk: Command) -> None:
     gymsdk("rollout", "sums", "--limit", 1, "-o", "out")
     ended = gymsdk("rollout", "sums", "--limit", 1, "-o", "out")
-    assert ended.err == "Error: out holds a run; go on with --resume, replace it with --overwrite\n"
+    assert ended.err == "Error: out holds a run; continue it with --resume, or replace it with --overwrite\n"
     assert ended.code == 2
     assert gymsdk("rollout", "sums", "--limit", 2, "-o", "out", "--overwrite").code == 0
 
@@ -273,8 +273,10 @@ def test_a_model_server_that_is_down_ends_the_run(gymsdk: Command) -> None:
     address = f"http://127.0.0.1:{_free_port()}/v1"
     model = ("--model", "endpoint/x", "--base-url", address, "--timeout", 0.5, "--attempts", 1)
     ended = gymsdk("rollout", "sums", "--limit", 1000, "-o", "out", *model)
-    assert ended.err.startswith("Error: stopped, since 16 rollouts in a row failed alike (cannot reach 127.0.0.1")
-    assert ended.err.endswith("what has finished is in out; mend that, then go on with --resume\n")
+    assert ended.err.startswith(
+        "Error: stopped: the last 16 rollouts failed for the same reason (cannot reach 127.0.0.1"
+    )
+    assert ended.err.endswith("the finished rollouts are in out; correct the cause, then use --resume\n")
     assert (ended.code, ended.err.count("\n")) == (1, 1)
 
 

@@ -215,7 +215,7 @@ def test_a_port_in_use_is_reported(start: Start) -> None:
         (["sums", "--host", "0.0.0.0"], "every client that reaches '0.0.0.0' could use these servers"),
         (["sums", "--server-port", "sums"], "--server-port sums: write it as SERVER=N"),
         (["sums", "--server-port", "sums=65536"], "write it as SERVER=N"),
-        (["sums", "--only", "sums", "--fd", "77", "--head", "http://127.0.0.1:9"], "--fd 77: no socket that listens"),
+        (["sums", "--only", "sums", "--fd", "77", "--head", "http://127.0.0.1:9"], "--fd 77: no listening socket"),
         (["sums", "--server-port", "sum=1"], "no server 'sum' to give a port; did you mean 'sums'?"),
         (["sums", "--ttl", "inf"], "inf is not a finite number"),
         (

@@ -71,7 +71,7 @@ def test_an_existing_file_is_replaced_only_with_overwrite(gymsdk: Command, there
     (there / "rows.jsonl").write_text("mine")
     ended = gymsdk("tasks", "sums", "-n", 1, "-o", "rows.jsonl")
     assert (ended.code, (there / "rows.jsonl").read_text()) == (2, "mine")
-    assert ended.err == "Error: rows.jsonl is there; replace it with --overwrite, or choose another --output\n"
+    assert ended.err == "Error: rows.jsonl exists; replace it with --overwrite, or choose another --output\n"
     assert gymsdk("tasks", "sums", "-n", 1, "-o", "rows.jsonl", "--overwrite").code == 0
     assert len((there / "rows.jsonl").read_text().splitlines()) == 1
 

@@ -81,7 +81,7 @@ def test_a_host_that_others_reach_is_fine_with_a_key(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("written", ["0", "65536", "http", ""])
 def test_a_port_that_is_none_is_refused(written: str) -> None:
-    with pytest.raises(UsageError, match="is no port"):
+    with pytest.raises(UsageError, match="is not a port"):
         vllm_command.port(vllm_command.given(["--port", written]))
 
 

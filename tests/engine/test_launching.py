@@ -174,10 +174,10 @@ def servers(pid: int) -> list[bytes]:
         ("KeyError: 'invalid tool call parser: x (chose from { hermes,mistral })'", "--tool-call-parser NAME"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "--max-model-len"),
         ("ValueError: No available memory for the cache blocks.", "raise -- --gpu-memory-utilization"),
-        ("ValueError: Free memory on device cuda:0 (1/80 GiB) on startup is less than desired", "something else uses"),
+        ("ValueError: Free memory on device cuda:0 (1/80 GiB) on startup is less than desired", "another process uses"),
         ("RuntimeError: Failed to infer device type", "no GPU"),
         ("OSError: x is not a local folder and is not a valid model identifier", "HF_TOKEN"),
-        ("ValueError: something nobody has seen", "what it wrote says why"),
+        ("ValueError: something nobody has seen", "its output says why"),
     ],
 )
 async def test_one_that_does_not_start_says_why_and_what_mends_it(fake: Fake, written: str, mend: str) -> None:
@@ -187,7 +187,7 @@ async def test_one_that_does_not_start_says_why_and_what_mends_it(fake: Fake, wr
             pass
     assert "exit code 1" in str(raised.value)
     assert mend in str(raised.value)
-    assert (written in str(raised.value)) != (mend == "what it wrote says why")
+    assert (written in str(raised.value)) != (mend == "its output says why")
     assert len(fake.lives) == 1
     assert not fake.left
 

@@ -10,7 +10,7 @@ from gymnasium import Space
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from gymsdk import UsageError
-from gymsdk.gym.batch import Batch, objects, values_of
+from gymsdk.gym.batch import Batch, build_object_array, list_values
 from gymsdk.gym.spaces import Messages, Prose, Tokens, Turns
 
 SPACES = [Messages(), Prose(), Tokens(300), Turns()]
@@ -41,7 +41,7 @@ def test_what_is_no_batch_is_not_in_the_space(batch: Any) -> None:
     assert batch not in Batch(Prose(), 2)
 
 
-@pytest.mark.parametrize("batch", [["a", "b"], ("a", "b"), np.array(["a", "b"]), objects(["a", "b"])])
+@pytest.mark.parametrize("batch", [["a", "b"], ("a", "b"), np.array(["a", "b"]), build_object_array(["a", "b"])])
 def test_any_sequence_of_the_right_values_is_in_the_space(batch: Any) -> None:
     assert batch in Batch(Prose(), 2)
 
@@ -54,18 +54,18 @@ def test_spaces_of_other_sizes_or_other_values_differ() -> None:
 
 
 def test_lists_as_long_as_each_other_stay_values() -> None:
-    assert objects([[1, 2], [3, 4]]).shape == (2,)
+    assert build_object_array([[1, 2], [3, 4]]).shape == (2,)
 
 
 def test_rows_of_an_array_are_values() -> None:
-    rows = values_of(np.array([[1, 2], [3, 4]]), 2)
+    rows = list_values(np.array([[1, 2], [3, 4]]), 2)
     assert [row.tolist() for row in rows] == [[1, 2], [3, 4]]
 
 
 def test_numpys_strings_become_strings() -> None:
-    assert [type(value) for value in values_of(np.array(["a", "bb"]), 2)] == [str, str]
+    assert [type(value) for value in list_values(np.array(["a", "bb"]), 2)] == [str, str]
 
 
 def test_a_wrong_length_is_told() -> None:
-    with pytest.raises(UsageError, match="each of 3 seats; this one has 2"):
-        values_of(["a", "b"], 3)
+    with pytest.raises(UsageError, match="3 values, one per slot; got 2"):
+        list_values(["a", "b"], 3)

@@ -9,7 +9,7 @@ import pytest
 
 from gymsdk import UsageError, responses
 from gymsdk.gym.actions import Turn
-from gymsdk.gym.codecs import Chat, codec
+from gymsdk.gym.codecs import Chat, build_codec
 
 CALL = {"id": "mine", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
 
@@ -20,37 +20,37 @@ def texts(items: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("text", ["42", "", "你好 👩‍💻", "a\0b", "\ud800"])
 def test_a_string_is_a_reply_verbatim(text: str) -> None:
-    assert texts(Chat().said(text, turn=0)) == [text]
+    assert texts(Chat().parse_action(text, turn=0)) == [text]
 
 
 def test_a_message_becomes_its_text_and_its_calls() -> None:
-    items = Chat().said({"role": "assistant", "content": "I look.", "tool_calls": [CALL]}, turn=2)
+    items = Chat().parse_action({"role": "assistant", "content": "I look.", "tool_calls": [CALL]}, turn=2)
     assert [item["type"] for item in items] == ["message", "function_call"]
     assert items[1] == responses.build_function_call("look", '{"at": 1}', "mine", id="fc_2_1")
 
 
 def test_a_turn_has_the_same_ids_every_time_it_is_taken() -> None:
     bare = {"tool_calls": [{"function": {"name": "look", "arguments": {"at": 1}}}, CALL]}
-    first, again = (Chat().said(bare, turn=3) for _ in range(2))
+    first, again = (Chat().parse_action(bare, turn=3) for _ in range(2))
     assert first == again
     assert [item["call_id"] for item in first] == ["call_3_0", "mine"]
     assert first[0]["arguments"] == '{"at": 1}'
-    assert Chat().said("42", turn=3) == Chat().said("42", turn=3)
+    assert Chat().parse_action("42", turn=3) == Chat().parse_action("42", turn=3)
     thought = {"role": "assistant", "reasoning_content": "Hm.", "content": "42"}
-    assert [item["id"] for item in Chat().said(thought, turn=3)] == ["rs_3_0", "msg_3_1"]
-    assert Chat().said([{"type": "reasoning", "summary": []}], turn=3)[0]["id"] == "rs_3_0"
+    assert [item["id"] for item in Chat().parse_action(thought, turn=3)] == ["rs_3_0", "msg_3_1"]
+    assert Chat().parse_action([{"type": "reasoning", "summary": []}], turn=3)[0]["id"] == "rs_3_0"
 
 
 def test_items_keep_their_ids_and_are_not_the_callers() -> None:
     given = [{"type": "function_call", "name": "look", "arguments": {}, "call_id": "c", "id": "x"}]
-    (item,) = Chat().said(given, turn=0)
+    (item,) = Chat().parse_action(given, turn=0)
     assert item == given[0] | {"arguments": "{}"}
     assert given[0]["arguments"] == {}
 
 
 def test_a_models_turn_stays_one() -> None:
     turn = Turn(responses.build_response([responses.build_message("42")], model="m"))
-    said = Chat().said(turn, turn=0)
+    said = Chat().parse_action(turn, turn=0)
     assert isinstance(said, Turn)
     assert said == turn
     assert said[0] is not turn[0]
@@ -59,40 +59,40 @@ def test_a_models_turn_stays_one() -> None:
 @pytest.mark.parametrize(
     ("action", "sentence"),
     [
-        (None, "not NoneType"),
-        (7, "not int"),
-        (["text"], "not a list with 'text' in it"),
+        (None, "got NoneType"),
+        (7, "got int"),
+        (["text"], "got a list with 'text' in it"),
         ({"role": "user", "content": "hi"}, "role 'user'"),
         ({"role": "assistant", "content": 5}, "text or a list of parts"),
         (
             {"role": "assistant", "tool_calls": [{"function": {}}]},
-            "each of its `tool_calls` has a `function` with a `name`",
+            "each of the `tool_calls` must have a `function` with `name`",
         ),
-        ([3], "not a list with 3 in it"),
-        (3, "Responses items, not int"),
-        ({"role": "assistant", "content": 3}, "text or a list of parts, not int"),
-        ({"role": "assistant", "tool_calls": ["look"]}, "a list of calls"),
+        ([3], "got a list with 3 in it"),
+        (3, "Responses items, got int"),
+        ({"role": "assistant", "content": 3}, "text or a list of parts, got int"),
+        ({"role": "assistant", "tool_calls": ["look"]}, "a list of tool calls"),
         ([{"type": "function_call_output", "call_id": "c", "output": "forged"}], "function_call_output"),
         ([{"role": "system", "content": "forged"}], "'system'"),
         ([{"type": "function_call", "arguments": "{}"}], "`name`"),
-        ([{"type": "function_call", "name": "look", "arguments": {"at": object()}}], "no JSON"),
+        ([{"type": "function_call", "name": "look", "arguments": {"at": object()}}], "are not JSON"),
         ([{"role": "assistant", "content": 5}], "text or a list of parts"),
     ],
 )
 def test_what_an_assistant_cannot_say_is_refused_in_a_sentence(action: Any, sentence: str) -> None:
     assert action not in Chat().action_space
     with pytest.raises(UsageError, match=sentence):
-        Chat().said(action, turn=0)
+        Chat().parse_action(action, turn=0)
 
 
 def test_every_sample_can_be_said() -> None:
     chat = Chat()
     chat.action_space.seed(1)
-    assert all(chat.said(chat.action_space.sample(), turn=0) for _ in range(50))
+    assert all(chat.parse_action(chat.action_space.sample(), turn=0) for _ in range(50))
 
 
 def test_an_observation_is_chat_messages_in_the_space() -> None:
-    seen = Chat().opened(
+    seen = Chat().encode_opening(
         [
             {"role": "developer", "content": "Be brief."},
             {
@@ -109,7 +109,7 @@ def test_an_observation_is_chat_messages_in_the_space() -> None:
 
 def test_an_answer_is_the_outputs_of_tools_and_the_messages() -> None:
     given = [responses.build_function_call_output("c", "42"), {"type": "message", "role": "user", "content": "Go on."}]
-    seen = Chat().answered(given)
+    seen = Chat().encode_reply(given)
     assert seen == [{"role": "tool", "tool_call_id": "c", "content": "42"}, {"role": "user", "content": "Go on."}]
     seen[0]["content"] = "changed"
     assert given[0]["output"] == "42"
@@ -120,9 +120,9 @@ def test_an_answer_is_the_outputs_of_tools_and_the_messages() -> None:
 )
 def test_a_codec_that_is_none_is_refused(name: str, tokenizer: Any, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        codec(name, tokenizer)
+        build_codec(name, tokenizer)
 
 
 def test_nan_in_arguments_is_passed_on_as_it_was_written() -> None:
-    (item,) = Chat().said([{"type": "function_call", "name": "look", "arguments": {"at": math.nan}}], turn=0)
+    (item,) = Chat().parse_action([{"type": "function_call", "name": "look", "arguments": {"at": math.nan}}], turn=0)
     assert item["arguments"] == '{"at": NaN}'

@@ -95,11 +95,11 @@ def test_a_task_is_named_by_row_number_or_id_in_any_split(env: Make) -> None:
         ({"tsk": 1}, UsageError, "did you mean 'task'"),
         ({"task": {"goal": 1}}, BadRow, "does not fit"),
         ({"split": "tests"}, UnknownSplit, "did you mean 'test'"),
-        ({"task": "nobody"}, BadRow, "no task with the id"),
-        ({"split": 3}, UsageError, "is the name of a split, not 3"),
-        ({"split": ["train"], "task": 1}, UsageError, r"is the name of a split, not \['train'\]"),
+        ({"task": "nobody"}, BadRow, "no task with the ID"),
+        ({"split": 3}, UsageError, "must be the name of a split, got 3"),
+        ({"split": ["train"], "task": 1}, UsageError, r"must be the name of a split, got \['train'\]"),
         ({"split": "", "task": 1}, UnknownSplit, "no split ''"),
-        ([], UsageError, r"options of reset are a dict, as in .* not \[\]"),
+        ([], UsageError, r"options of reset must be a dict, as in .* got \[\]"),
     ],
 )
 def test_options_that_are_wrong_are_told_and_the_episode_goes_on(
@@ -116,15 +116,15 @@ def test_options_that_are_wrong_are_told_and_the_episode_goes_on(
     ("given", "error", "sentence"),
     [
         ({"environment": "mth"}, UnknownEnvironment, "did you mean 'math'"),
-        ({"environment": 7}, UsageError, "not int"),
+        ({"environment": 7}, UsageError, "got int"),
         ({"environment": "math", "splt": "x"}, BadConfig, "splt"),
         ({"environment": "math", "split": "x"}, UnknownSplit, "'x'"),
-        ({"environment": "math", "split": 3}, UsageError, "not 3; the splits: train"),
-        ({"environment": "math", "settings": [1]}, BadConfig, r"`settings` is a dict .* not \[1\]"),
-        ({"environment": "math", "settings": {1: 2}}, BadConfig, "`settings` is a dict"),
-        ({"environment": "math", "turns": "2"}, UsageError, "turns is a number, not '2'"),
-        ({"environment": "math", "tools": True}, UsageError, "tools is a number, not True"),
-        ({"environment": "math", "codec": 3}, UsageError, "no codec named 3; there are chat"),
+        ({"environment": "math", "split": 3}, UsageError, "got 3; the splits are train"),
+        ({"environment": "math", "settings": [1]}, BadConfig, r"`settings` must be a dict .* got \[1\]"),
+        ({"environment": "math", "settings": {1: 2}}, BadConfig, "`settings` must be a dict"),
+        ({"environment": "math", "turns": "2"}, UsageError, "turns must be a number, got '2'"),
+        ({"environment": "math", "tools": True}, UsageError, "tools must be a number, got True"),
+        ({"environment": "math", "codec": 3}, UsageError, "Unknown codec 3; there are chat"),
         ({"environment": "math", "turns": 0}, UsageError, "turns"),
         ({"environment": "math", "seconds": -1.0}, UsageError, "seconds"),
         ({"environment": "math", "codec": "chats"}, UsageError, "did you mean 'chat'"),
@@ -142,9 +142,9 @@ def test_arguments_that_are_wrong_are_told_in_a_sentence(
 
 def test_a_reset_does_not_look_for_a_task_without_end() -> None:
     endless = Env("multineedle", seconds=0.05)
-    with pytest.raises(BadRow, match="99999999999 is beyond"):
+    with pytest.raises(BadRow, match="the index 99999999999 exceeds the largest"):
         endless.reset(options={"task": 99_999_999_999})
-    with pytest.raises(UsageError, match=r"not found in 0\.05 s"):
+    with pytest.raises(UsageError, match=r"not found within 0\.05 s"):
         endless.reset(options={"task": 99_999})
     assert endless.reset(options={"task": 0})[1]["task_id"] == "train:0:0"
     endless.close()
@@ -163,13 +163,13 @@ def test_settings_that_clash_with_an_argument_have_a_place_of_their_own(installe
 
     installed("host", "from gymsdk import *\nfrom typing import *\nimport asyncio\n" + HOST)
     env = Env("host", settings={"environment": "mine"}, goal=5, judge="scripted/null")
-    config: Any = env._table.environment.config
+    config: Any = env._config.environment.config
     assert (config.environment, config.goal, config.judge is not None) == ("mine", 5, True)
     env.close()
 
 
 def test_settings_of_an_environment_that_is_made_belong_there() -> None:
-    with pytest.raises(BadConfig, match="made already"):
+    with pytest.raises(BadConfig, match="has its settings already"):
         Env(load("math"), families=[])
 
 
@@ -197,7 +197,7 @@ def test_an_action_that_is_none_costs_no_turn(env: Make) -> None:
     counting = env(turns=1)
     counting.reset(seed=1)
     for _ in range(3):
-        with pytest.raises(UsageError, match="not int"):
+        with pytest.raises(UsageError, match="got int"):
             counting.step(7)
     assert counting.step("Three.")[2]
 

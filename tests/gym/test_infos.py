@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymsdk.gym.vector import info_of, infos_merged
+from gymsdk.gym.vector import info_of, merge_infos
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3))
 names = st.sampled_from(["a", "b", "_a", "__a", "", "é"])
@@ -28,29 +28,29 @@ def exact(value: Any) -> str:
 
 @given(st.lists(infos, min_size=1, max_size=4))
 def test_every_info_can_be_had_back(told: list[dict[str, Any]]) -> None:
-    batch = infos_merged(told)
+    batch = merge_infos(told)
     assert [exact(info_of(batch, index)) for index in range(len(told))] == [exact(info) for info in told]
 
 
 def test_numbers_of_one_type_are_an_array_of_it() -> None:
-    batch = infos_merged([{"n": 1, "x": 0.5, "b": True}, {}, {"n": 3}])
+    batch = merge_infos([{"n": 1, "x": 0.5, "b": True}, {}, {"n": 3}])
     assert [batch[key].dtype for key in ("n", "x", "b")] == [np.int64, np.float64, np.bool_]
     assert (batch["n"].tolist(), batch["_n"].tolist()) == ([1, 0, 3], [True, False, True])
 
 
 def test_lists_of_one_length_stay_lists() -> None:
-    batch = infos_merged([{"tools": [1, 2]}, {"tools": [3, 4]}])
+    batch = merge_infos([{"tools": [1, 2]}, {"tools": [3, 4]}])
     assert batch["tools"].shape == (2,)
     assert batch["tools"][1] == [3, 4]
 
 
 def test_dicts_are_dicts_of_arrays_with_masks_of_their_own() -> None:
-    batch = infos_merged([{"verdict": {"reward": 1.0}}, {"verdict": {"reward": 0.5, "odd": None}}, {}])
+    batch = merge_infos([{"verdict": {"reward": 1.0}}, {"verdict": {"reward": 0.5, "odd": None}}, {}])
     assert batch["verdict"]["reward"].tolist() == [1.0, 0.5, 0.0]
     assert batch["verdict"]["_odd"].tolist() == [False, True, False]
     assert batch["_verdict"].tolist() == [True, True, False]
 
 
 def test_what_a_wrapper_adds_without_masks_is_every_seats() -> None:
-    batch = infos_merged([{}, {}]) | {"episode": {"r": np.array([1.0, 2.0])}}
+    batch = merge_infos([{}, {}]) | {"episode": {"r": np.array([1.0, 2.0])}}
     assert info_of(batch, 1) == {"episode": {"r": 2.0}}

@@ -83,8 +83,8 @@ def test_what_is_left_to_it_is_done_by_the_time_it_settles() -> None:
         done.set()
 
     loop.run(here())
-    loop.leave(work())
-    loop.settle()
+    loop.run_detached(work())
+    loop.wait_for_detached()
     assert done.is_set()
 
 
@@ -93,8 +93,8 @@ def test_what_is_left_and_fails_is_told(caplog: pytest.LogCaptureFixture) -> Non
         raise LookupError("quietly")
 
     loop.run(here())
-    loop.leave(fail())
-    loop.settle()
+    loop.run_detached(fail())
+    loop.wait_for_detached()
     assert "quietly" in caplog.text
 
 

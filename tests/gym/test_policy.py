@@ -20,7 +20,7 @@ from gymsdk.gym.policy import Policy, rollout
 from gymsdk.gym.vector import VectorEnv
 from gymsdk.testing.endpoint import app, serve
 
-NAMES = ("math", "multineedle", "tool_call")
+CODEC_NAMES = ("math", "multineedle", "tool_call")
 TASKS = [Task.ask(f"Note {number}.", number=number) for number in range(3)]
 TOKENS = {"prompt_token_ids": [1, 2], "generation_token_ids": [3], "generation_log_probs": [-0.5]}
 EXACT = [responses.build_reasoning("hm", id="rs_x"), responses.build_message("done", id="msg_x") | TOKENS]
@@ -90,7 +90,7 @@ async def played(environment, model, rollout, **given):
     return await play(environment, model, rollout.row, seed=rollout.seed, **given)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CODEC_NAMES)
 @pytest.mark.parametrize("player", ["scripted/oracle:0.5", "scripted/random", "scripted/null"])
 async def test_a_rollout_through_gymnasium_is_the_one_that_play_gives(name, player):
     found = [rollout(name, player, seed=seed) for seed in range(4)]
@@ -100,7 +100,7 @@ async def test_a_rollout_through_gymnasium_is_the_one_that_play_gives(name, play
         ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CODEC_NAMES)
 def test_a_seed_gives_the_same_rollout_again(name):
     assert told(rollout(name, "scripted/oracle", seed=5)) == told(rollout(f"nemo/{name}", "scripted/oracle", seed=5))
 
@@ -111,7 +111,7 @@ def test_a_task_is_chosen_by_the_options_of_reset():
     assert found.reward == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CODEC_NAMES)
 async def test_an_episode_out_of_turns_is_judged_as_play_judges_it(name):
     with gymnasium.make(f"nemo/{name}", turns=1) as env:
         found = rollout(env, "scripted/random", seed=3)
@@ -191,13 +191,13 @@ async def test_a_model_is_asked_what_play_asks_it():
     env = noting(Paying())
     found = rollout(env, mine, options={"task": row}, sampling=sampling)
     again = await played(Environment("noting", Paying()), plays, found, sampling=sampling)
-    assert [spoken(request) for request in mine.asked] == [spoken(request) for request in plays.asked]
+    assert [said(request) for request in mine.asked] == [said(request) for request in plays.asked]
     assert mine.asked[0]["max_tool_calls"] == 9
     assert mine.asked[0]["temperature"] == 0.25
     assert found.sampling == again.sampling == sampling
 
 
-def spoken(request):
+def said(request):
     """The request without `type`s that say what is plain: a chat message comes back without."""
     plain = [
         {key: value for key, value in item.items() if (key, value) != ("type", "message") or "id" in item}
@@ -311,7 +311,7 @@ def steps(env, policy, *, seed, limit):
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CODEC_NAMES)
 async def test_a_batch_plays_the_episodes_as_one_policy_each_would(name, mode):
     env = gymnasium.make_vec(f"nemo/{name}", num_envs=3, autoreset_mode=mode)
     rewards = steps(env, Policy("scripted/oracle:0.5", env), seed=4, limit=6)
@@ -378,11 +378,11 @@ def test_the_rewards_of_an_evaluation_are_those_of_play():
 
 def test_a_turn_is_the_same_after_a_pickle_and_a_copy():
     failed = Turn(failure=Failed("no", kind="model_gone"))
-    for again in (pickle.loads(pickle.dumps(failed)), deepcopy(failed), failed.copied()):
+    for again in (pickle.loads(pickle.dumps(failed)), deepcopy(failed), failed.deep_copy()):
         assert isinstance(again, Turn)
         assert again.failure.kind == "model_gone"
     whole = Turn(responses.build_response(EXACT, model="x", status="incomplete"))
-    for again in (pickle.loads(pickle.dumps(whole)), deepcopy(whole), whole.copied()):
+    for again in (pickle.loads(pickle.dumps(whole)), deepcopy(whole), whole.deep_copy()):
         assert (list(again), again.response["status"]) == (EXACT, "incomplete")
 
 
@@ -395,15 +395,15 @@ class Cuts(gymnasium.Wrapper):
 
 
 WRONG = [
-    (lambda: Policy(Keeps(), noting(codec="text")), "make it with codec='chat'"),
-    (lambda: Policy(Keeps([]))("Note it.", {"tools": []}), "this observation is text; make the environment with"),
+    (lambda: Policy(Keeps(), noting(codec="text")), "create it with codec='chat'"),
+    (lambda: Policy(Keeps([]))("Note it.", {"tools": []}), "this observation is text; create the environment with"),
     (lambda: Policy(Keeps([]))([1, 2], {"tools": []}), "this observation is of type list"),
-    (lambda: Policy(Keeps([]))([{"content": "x"}], {"tools": []}), "cannot be read; a chat message has a `role`"),
+    (lambda: Policy(Keeps([]))([{"content": "x"}], {"tools": []}), "cannot be read; a chat message needs a `role`"),
     (
         lambda: Policy(Keeps([]))([{"role": "user", "content": 3}], {"tools": []}),
-        "parts, unlike {'role': 'user', 'cont",
+        "parts, got {'role': 'user', 'cont",
     ),
-    (lambda: Policy(Keeps([]))([], {"tools": 3}), "as in Chat Completions, not 3; pass the info of reset"),
+    (lambda: Policy(Keeps([]))([], {"tools": 3}), "in the form of Chat Completions, got 3; pass the info of reset"),
     (lambda: Policy(3, noting()), "model int has no method `respond`; write `async def respond"),
     (lambda: Policy(None), "which NoneType has not"),
     (lambda: Policy(lambda request: request), "which function has not"),
@@ -413,11 +413,11 @@ WRONG = [
     ),
     (lambda: Policy(Keeps), "method `respond` of model type cannot be called: missing a required argument"),
     (lambda: rollout("math", 3), "which int has not"),
-    (lambda: rollout("math", Keeps(), base_url="http://127.0.0.1:1/v1"), "base_url: options are for a model's name"),
-    (lambda: Policy(Keeps([]))([{"role": "user", "content": "x"}], {}), "begins with the observation and the info"),
-    (lambda: Policy(Keeps(), base_url="http://127.0.0.1:1/v1"), "this model is made already"),
+    (lambda: rollout("math", Keeps(), base_url="http://127.0.0.1:1/v1"), "base_url: options apply to a model's name"),
+    (lambda: Policy(Keeps([]))([{"role": "user", "content": "x"}], {}), "must come with the info of reset"),
+    (lambda: Policy(Keeps(), base_url="http://127.0.0.1:1/v1"), "this model exists already"),
     (lambda: Policy(Keeps(), gymnasium.make("CartPole-v1")), "plays environments of gymsdk"),
-    (lambda: rollout(gymnasium.make("CartPole-v1"), Keeps()), "not of CartPoleEnv"),
+    (lambda: rollout(gymnasium.make("CartPole-v1"), Keeps()), "got CartPoleEnv"),
     (lambda: rollout(Cuts(noting()), Keeps(call("a"))), "turns= instead"),
 ]
 

@@ -9,7 +9,7 @@ import pytest
 
 from gymsdk import Environment
 from gymsdk.gym.env import Env
-from gymsdk.gym.render import Screen
+from gymsdk.gym.render import TranscriptPrinter
 from gymsdk.gym.vector import VectorEnv
 from gymsdk.types import Episode, Task
 
@@ -54,10 +54,10 @@ def test_what_many_seats_print_says_whose_it_is(host: ModuleType, capsys: pytest
     vector.step(["One.", "Two."])
     vector.close()
     assert capsys.readouterr().out.splitlines() == [
-        "seat 0: assistant: One.",
-        "seat 0: reward: 0 (ended: done)",
-        "seat 1: assistant: Two.",
-        "seat 1: reward: 0 (ended: done)",
+        "slot 0: assistant: One.",
+        "slot 0: reward: 0 (ended: done)",
+        "slot 1: assistant: Two.",
+        "slot 1: reward: 0 (ended: done)",
     ]
     assert vector.metadata["render_fps"] == Env.metadata["render_fps"]
 
@@ -70,8 +70,8 @@ def test_a_failure_is_rendered_in_its_words(env: Make) -> None:
 
 
 def test_nothing_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:
-    Screen().show(None)
-    assert (Screen().text(None), capsys.readouterr().out) == ("", "")
+    TranscriptPrinter().print_new(None)
+    assert (TranscriptPrinter().format(None), capsys.readouterr().out) == ("", "")
 
 
 def test_what_is_no_text_is_named(env: Make) -> None:
@@ -82,7 +82,7 @@ def test_what_is_no_text_is_named(env: Make) -> None:
     parts = [{"type": "input_text", "text": "Look: "}, {"type": "input_image", "image_url": "data:"}]
     episode.transcript.opening = [{"role": "user", "content": parts}]
     episode.transcript.items = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}]
-    assert Screen().text(episode) == "user: Look: [input_image]\nreasoning: Hm."
+    assert TranscriptPrinter().format(episode) == "user: Look: [input_image]\nreasoning: Hm."
 
 
 def test_an_empty_task_is_shown(env: Make) -> None:

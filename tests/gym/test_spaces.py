@@ -19,7 +19,7 @@ from gymnasium.vector.utils import (
 
 import gymsdk.gym.env  # noqa: F401  # whoever has an `Env` has it batched
 from gymsdk.errors import UsageError
-from gymsdk.gym.codecs import Chat, codec
+from gymsdk.gym.codecs import Chat, build_codec
 from gymsdk.gym.spaces import Messages, Prose, Tokens, Turns
 
 SPACES = [Prose(), Messages(), Turns(), Tokens(256), Tokens()]
@@ -56,7 +56,7 @@ def test_any_text_is_in_every_space_of_words(text: str) -> None:
 )
 def test_a_turn_is_a_reply_a_message_or_items(turn: Any) -> None:
     assert turn in Turns()
-    Chat().said(turn, turn=0)
+    Chat().parse_action(turn, turn=0)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_turn_is_a_reply_a_message_or_items(turn: Any) -> None:
 def test_what_an_assistant_cannot_say_is_no_turn(turn: Any) -> None:
     assert turn not in Turns()
     with pytest.raises(UsageError):
-        Chat().said(turn, turn=0)
+        Chat().parse_action(turn, turn=0)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ class Tensor:
 @pytest.mark.parametrize("ids", [[], [0, 255], (1, 2), np.array([3, 4]), [np.int64(5)], np.array([]), Tensor()])
 def test_token_ids_are_any_sequence_of_whole_numbers(ids: Any) -> None:
     assert ids in Tokens(256)
-    codec("tokens").said(ids, turn=0)
+    build_codec("tokens").parse_action(ids, turn=0)
 
 
 @pytest.mark.parametrize("ids", [[256], [-1], [True], [1.0], "12", 7, np.array([1.0]), np.array([[1]]), None])
@@ -110,7 +110,7 @@ def test_what_is_no_list_of_ids_is_not_in_the_vocabulary(ids: Any) -> None:
     assert ids not in Tokens(256)
     if ids != [256]:
         with pytest.raises(UsageError):
-            codec("tokens").said(ids, turn=0)
+            build_codec("tokens").parse_action(ids, turn=0)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=repr)

@@ -37,7 +37,7 @@ def verify(transcript):
 """
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "%s"}}</tool_call>'
-WORDS = {"responses_create_params": {"input": "Look around."}}
+SAMPLE_WORDS = {"responses_create_params": {"input": "Look around."}}
 PICTURE = {
     "responses_create_params": {
         "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
@@ -57,7 +57,7 @@ def said(codec: str, text: str) -> Any:
 
 @pytest.mark.parametrize("codec", ["text", "tokens"])
 def test_an_output_that_is_no_text_fails_the_step_of_its_own_seat(looks: Environment, codec: str) -> None:
-    vector = VectorEnv(looks, num_envs=2, tasks=[WORDS], codec=codec)
+    vector = VectorEnv(looks, num_envs=2, tasks=[SAMPLE_WORDS], codec=codec)
     vector.reset(seed=0)
     seen, rewards, terminated, truncated, infos = vector.step([said(codec, CALL % at) for at in ("picture", "else")])
     assert (list(terminated), list(truncated)) == ([False, False], [True, False])
@@ -76,7 +76,7 @@ def test_an_output_that_is_no_text_fails_the_step_of_its_own_seat(looks: Environ
 def test_an_opening_that_is_no_text_is_told_at_the_reset_and_ends_the_first_step(
     looks: Environment, codec: str, task: Any
 ) -> None:
-    env = Env(looks, tasks=[WORDS], codec=codec)
+    env = Env(looks, tasks=[SAMPLE_WORDS], codec=codec)
     seen, info = env.reset(options={"task": task})
     assert (info["failure"]["stage"], info["failure"]["kind"]) == ("reset", "unspeakable")
     assert env.observation_space.contains(seen)
@@ -88,7 +88,7 @@ def test_an_opening_that_is_no_text_is_told_at_the_reset_and_ends_the_first_step
 
 
 def test_a_reset_in_the_same_step_loses_no_reward(looks: Environment) -> None:
-    vector = VectorEnv(looks, num_envs=2, tasks=[WORDS, PICTURE], codec="text", autoreset_mode="same_step")
+    vector = VectorEnv(looks, num_envs=2, tasks=[SAMPLE_WORDS, PICTURE], codec="text", autoreset_mode="same_step")
     vector.reset(options={"task": 0}, seed=0)
     outcomes = []
     for _ in range(12):
@@ -110,16 +110,16 @@ class Strict(ByteTokenizer):
 
 
 def test_a_template_that_cannot_even_write_nothing_fails_the_episode(looks: Environment) -> None:
-    env = Env(looks, tasks=[WORDS], codec="tokens", tokenizer=Strict())
+    env = Env(looks, tasks=[SAMPLE_WORDS], codec="tokens", tokenizer=Strict())
     seen, info = env.reset(options={"task": PICTURE})
     assert (seen, info["failure"]["kind"]) == ([], "unspeakable")
     env.close()
 
 
 def test_an_action_that_is_none_is_the_callers_affair(looks: Environment) -> None:
-    env = Env(looks, tasks=[WORDS], codec="text")
+    env = Env(looks, tasks=[SAMPLE_WORDS], codec="text")
     env.reset(seed=0)
-    with pytest.raises(UsageError, match="is a string"):
+    with pytest.raises(UsageError, match="must be a string"):
         env.step(5)
     assert env.step("stop")[2]
     env.close()
@@ -127,7 +127,7 @@ def test_an_action_that_is_none_is_the_callers_affair(looks: Environment) -> Non
 
 @pytest.mark.parametrize("codec", ["text", "tokens"])
 def test_a_silent_environment_leaves_the_turns_apart(looks: Environment, codec: str) -> None:
-    env = Env(looks, tasks=[WORDS], codec=codec)
+    env = Env(looks, tasks=[SAMPLE_WORDS], codec=codec)
     sequence, _ = env.reset(seed=0)
     for text in ("one<|im_end|>", "two", "stop"):
         action = (

@@ -213,12 +213,12 @@ def test_any_sequence_of_actions_is_taken_whole(seated: Seated, actions: Any) ->
 @pytest.mark.parametrize(
     ("actions", "said"),
     [
-        (["yes"], "each of 3 seats; this one has 1"),
-        ("yes", "not str"),
-        ({"role": "assistant"}, "not dict"),
-        (None, "not NoneType"),
-        (np.array(3), "no dimensions"),
-        (["yes", None, "yes"], "seat 1: an action is"),
+        (["yes"], "3 values, one per slot; got 1"),
+        ("yes", "got str"),
+        ({"role": "assistant"}, "got dict"),
+        (None, "got NoneType"),
+        (np.array(3), "a zero-dimensional array"),
+        (["yes", None, "yes"], "slot 1: an action must be"),
     ],
 )
 def test_what_are_no_actions_is_refused_and_nothing_played(seated: Seated, actions: Any, said: str) -> None:
@@ -273,7 +273,7 @@ def test_without_autoreset_an_ended_seat_waits_for_its_reset(seated: Seated) -> 
     vector = seated(2, autoreset_mode="disabled")
     vector.reset(seed=0)
     before, *_ = vector.step(["yes", call("unknown")])
-    with pytest.raises(ResetNeeded, match="seat 0;"):
+    with pytest.raises(ResetNeeded, match="slot 0;"):
         vector.step(["yes", "yes"])
     observations, infos = vector.reset(options={"reset_mask": np.array([True, False])})
     assert observations[1] == before[1]
@@ -282,7 +282,7 @@ def test_without_autoreset_an_ended_seat_waits_for_its_reset(seated: Seated) -> 
 
 
 def test_a_step_before_the_first_reset_is_refused(seated: Seated) -> None:
-    with pytest.raises(ResetNeeded, match="seat 0, 1, 2"):
+    with pytest.raises(ResetNeeded, match="slot 0, 1, 2"):
         seated().step(["yes"] * 3)
 
 
@@ -291,9 +291,9 @@ def test_a_step_before_the_first_reset_is_refused(seated: Seated) -> None:
     [
         ([True, False, False], "boolean array"),
         (np.array([1, 0, 0]), "boolean array"),
-        (np.array([True, False]), "each of 3 seats"),
-        (np.array([False] * 3), "resets no seat"),
-        (np.array([True, False, False]), "leaves out seat 1, 2"),
+        (np.array([True, False]), "3 values, one per slot"),
+        (np.array([False] * 3), "selects no slot"),
+        (np.array([True, False, False]), "leaves out slot 1, 2"),
     ],
 )
 def test_a_mask_that_makes_no_sense_is_refused(seated: Seated, mask: Any, said: str) -> None:
@@ -318,7 +318,7 @@ def test_a_seat_without_a_seed_of_its_own_goes_on_with_its_generator(seated: Sea
 
 @pytest.mark.parametrize("seed", [[1, 2], [1, 2, "3"], 2.5, "abc"])
 def test_what_is_no_seed_is_refused(seated: Seated, seed: Any) -> None:
-    with pytest.raises(UsageError, match="each of 3 seats"):
+    with pytest.raises(UsageError, match="one per slot"):
         seated().reset(seed=seed)
 
 
@@ -327,7 +327,7 @@ def test_a_wrong_action_costs_no_task(seated: Seated) -> None:
     for each in (vector, other):
         each.reset(seed=3)
         each.step(["yes", call("unknown")])
-    with pytest.raises(UsageError, match="seat 1"):
+    with pytest.raises(UsageError, match="slot 1"):
         vector.step(["yes", None])
     drawn = [each.step(["yes", "yes"])[-1]["task_id"][0] for each in (vector, other)]
     assert drawn[0] == drawn[1]
@@ -339,7 +339,7 @@ def test_a_task_is_for_all_seats_and_a_list_has_one_for_each(seated: Seated) -> 
     _, many = vector.reset(seed=0, options={"task": [1, "train:5:0", None]})
     assert set(one["task_id"]) == {"test:0:4"}
     assert many["task_id"].tolist()[:2] == ["train:0:1", "train:5:0"]
-    with pytest.raises(UsageError, match="this list has 2"):
+    with pytest.raises(UsageError, match="got a list of 2"):
         vector.reset(options={"task": [1, 2]})
 
 
@@ -349,7 +349,7 @@ def test_ctrl_c_leaves_every_seat_closed_or_usable(counting: Environment, seated
     with pytest.raises(KeyboardInterrupt):
         vector.step([call("interrupt"), "yes", call("dawdle")])
     assert sorted(counting.plugin.closed) == [1, 2, 3]
-    with pytest.raises(ResetNeeded, match=r"seat 0, (1, )?2;"):
+    with pytest.raises(ResetNeeded, match=r"slot 0, (1, )?2;"):
         vector.step(["yes"] * 3)
     vector.reset(seed=0)
     assert vector.step(["yes"] * 3)[1].tolist() == [1.0] * 3
@@ -431,14 +431,14 @@ def test_a_child_process_plays_on_with_seats_of_its_own(counting: Environment, s
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"num_envs": 0}, "num_envs is a whole number from 1, not 0"),
-        ({"num_envs": 2.0}, "num_envs is a whole number"),
+        ({"num_envs": 0}, "num_envs must be a positive integer, got 0"),
+        ({"num_envs": 2.0}, "num_envs must be a positive integer"),
         ({"autoreset_mode": "nextstep"}, "did you mean 'next_step'"),
         ({"autoreset_mode": None}, "one of next_step, same_step, disabled"),
         ({"render_mode": "rgb_array"}, "'ansi', 'human' or None"),
-        ({"turns": "2"}, "turns is a number, not '2'"),
-        ({"settings": [1]}, "`settings` is a dict"),
-        ({"split": 3}, "split is the name of a split, not 3"),
+        ({"turns": "2"}, "turns must be a number, got '2'"),
+        ({"settings": [1]}, "`settings` must be a dict"),
+        ({"split": 3}, "split must be the name of a split, got 3"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(counting: Environment, arguments: dict[str, Any], said: str) -> None:
@@ -447,11 +447,11 @@ def test_what_cannot_be_is_refused_in_a_sentence(counting: Environment, argument
 
 
 def test_options_that_are_no_dict_are_refused_in_a_sentence(seated: Seated) -> None:
-    with pytest.raises(UsageError, match=r"options of reset are a dict, as in .* not \[\]"):
+    with pytest.raises(UsageError, match=r"options of reset must be a dict, as in .* got \[\]"):
         seated(1).reset(options=[])  # type: ignore[arg-type]  # what is wrong with it
 
 
 def test_a_second_thread_is_refused_while_one_steps(counting: Environment, seated: Seated) -> None:
     vector = seated(1)
-    with vector._claim.held(vector._sit_anew), pytest.raises(UsageError, match="another thread"):
+    with vector._lock.hold(vector._rebuild_after_fork), pytest.raises(UsageError, match="another thread"):
         vector.reset()

@@ -111,7 +111,7 @@ ACTIONS: list[Any] = [
 
 SPOKEN = [*ACTIONS, {"role": "assistant", "content": "more of it"}, [{"type": "reasoning", "summary": []}]]
 
-MODES = list(AutoresetMode)
+AUTORESET_MODES = list(AutoresetMode)
 
 
 class Sync(SyncVectorEnv):
@@ -135,7 +135,7 @@ def scripts(actions: list[Any]) -> st.SearchStrategy[list[list[Any]]]:
 seeds = st.one_of(st.integers(0, 2**31), st.lists(st.integers(0, 99), min_size=SEATS, max_size=SEATS))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", AUTORESET_MODES)
 @pytest.mark.parametrize("codec", ["chat", "text", "tokens"])
 @settings(max_examples=25, deadline=None)
 @given(seed=seeds, script=scripts(ACTIONS))

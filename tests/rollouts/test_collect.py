@@ -12,7 +12,14 @@ from gymsdk.errors import ModelLost
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.rollouts.folder import RunFolder
 from gymsdk.rollouts.jobs import Job, jobs, stamped
-from gymsdk.rollouts.retry import LONGEST, NONE_YET, STREAK, Patience, Played, settled
+from gymsdk.rollouts.retry import (
+    MAX_DELAY_SECONDS,
+    MAX_FAILURES_BEFORE_FIRST_SCORE,
+    MAX_UNAVAILABLE_IN_A_ROW,
+    CircuitBreaker,
+    Played,
+    play_with_retries,
+)
 from gymsdk.rollouts.run import Play, collect, complete, keep
 from gymsdk.rollouts.tasks import from_splits
 from gymsdk.types import Episode, Failure, Item, Rollout
@@ -156,7 +163,7 @@ async def test_what_went_with_its_server_while_it_was_judged_is_played_again_onc
     async def once(_job: Job, _attempt: int) -> Rollout:
         return _rollout().model_copy(update={"outcome": "failed", "failure": failure})
 
-    assert (await settled(_job(folder), once, attempts=5)).attempts == attempts
+    assert (await play_with_retries(_job(folder), once, attempts=5)).attempts == attempts
 
 
 async def test_the_tokens_of_every_try_are_counted(folder: RunFolder, environment: Callable[..., Environment]) -> None:
@@ -171,7 +178,7 @@ async def test_the_tokens_of_every_try_are_counted(folder: RunFolder, environmen
 async def test_a_try_waits_as_long_as_the_server_asks(
     sums: Mapping[str, Environment], folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gymsdk.rollouts.retry.PAUSE", 0.0)
+    monkeypatch.setattr("gymsdk.rollouts.retry.FIRST_DELAY_SECONDS", 0.0)
     loop = asyncio.get_running_loop()
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=0.2)
     begun = loop.time()
@@ -183,7 +190,7 @@ async def test_a_try_waits_as_long_as_the_server_asks(
 async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(
     sums: Mapping[str, Environment], folder: RunFolder
 ) -> None:
-    error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=LONGEST + 1)
+    error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=MAX_DELAY_SECONDS + 1)
     played = keep(folder, await Play(sums, _failing(9, error))(_job(folder)))
     (line,) = folder.read_failures()
     assert (played.attempts, line["_ng_failure_terminal"]) == (1, False)
@@ -275,28 +282,30 @@ def _rollout(kind: str | None = None, *, stage: str = "model") -> Rollout:
     return Rollout(id="", environment="sums", row={}, seed=0, outcome=outcome, reward=reward, failure=failure)
 
 
-def _heard(patience: Patience, *rollouts: Rollout) -> None:
+def _heard(breaker: CircuitBreaker, *rollouts: Rollout) -> None:
     for rollout in rollouts:
-        patience.heard(rollout)
+        breaker.record(rollout)
 
 
 def test_a_server_that_is_gone_ends_a_run() -> None:
-    patience = Patience(scored=1000)
-    _heard(patience, *[_rollout("model_unreachable")] * (STREAK - 1))
-    with pytest.raises(ModelLost, match=rf"{STREAK} rollouts in a row failed alike \(no answer\)"):
-        patience.heard(_rollout("model_unreachable"))
+    breaker = CircuitBreaker(scored=1000)
+    _heard(breaker, *[_rollout("model_unreachable")] * (MAX_UNAVAILABLE_IN_A_ROW - 1))
+    with pytest.raises(
+        ModelLost, match=rf"{MAX_UNAVAILABLE_IN_A_ROW} rollouts failed for the same reason \(no answer\)"
+    ):
+        breaker.record(_rollout("model_unreachable"))
 
 
 def test_a_server_that_comes_back_in_time_does_not() -> None:
-    streak = [_rollout("model_unreachable")] * (STREAK - 1)
-    _heard(Patience(), *streak, _rollout(), *streak, _rollout("model_refused"), *streak)
+    streak = [_rollout("model_unreachable")] * (MAX_UNAVAILABLE_IN_A_ROW - 1)
+    _heard(CircuitBreaker(), *streak, _rollout(), *streak, _rollout("model_refused"), *streak)
 
 
 def test_a_model_that_never_answers_ends_a_run() -> None:
     with pytest.raises(ModelLost):
-        _heard(Patience(), *[_rollout("model_refused")] * NONE_YET)
+        _heard(CircuitBreaker(), *[_rollout("model_refused")] * MAX_FAILURES_BEFORE_FIRST_SCORE)
 
 
 def test_rows_that_fail_never_end_a_run() -> None:
-    _heard(Patience(scored=1), *[_rollout("model_refused")] * 500)
-    _heard(Patience(), *[_rollout("hook_raised", stage="verify")] * 500)
+    _heard(CircuitBreaker(scored=1), *[_rollout("model_refused")] * 500)
+    _heard(CircuitBreaker(), *[_rollout("hook_raised", stage="verify")] * 500)

@@ -41,11 +41,9 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-async def _run(
-    out: Path, *, resume: bool = False, attempts: int = 1, patience: float = 300.0, **plan: Any
-) -> list[Row]:
+async def _run(out: Path, *, resume: bool = False, attempts: int = 1, breaker: float = 300.0, **plan: Any) -> list[Row]:
     given = {"environments": {}, **plan}
-    pace = Pace(attempts=attempts, timeout=patience)
+    pace = Pace(attempts=attempts, timeout=breaker)
     return await carry_out(Run(Plan(**given), out, resume=resume, pace=pace), Ear())
 
 
@@ -271,14 +269,14 @@ async def test_an_answer_that_never_comes_has_a_deadline(out: Path, tasks: Tasks
 
     async with Slow().serving() as theirs:
         plan = {"head": theirs.head, "tasks": tasks(), "budget": Budget(seconds=0.1)}
-        await _run(out, patience=0.2, **plan)
+        await _run(out, breaker=0.2, **plan)
     (line,) = lines_of(out / "failures.jsonl")
     assert (line["_ng_failure_class"], line["_ng_failure_terminal"]) == ("server_timeout", False)
 
 
 async def test_a_run_gives_up_on_servers_that_are_gone(out: Path, tasks: Tasks) -> None:
     async with Theirs(lambda _row, _number: JSONResponse("broken", 500)).serving() as theirs:
-        with pytest.raises(ModelLost, match=r"64 rollouts in a row failed alike .* go on with --resume"):
+        with pytest.raises(ModelLost, match=r"64 rollouts failed for the same reason .* use --resume"):
             await _run(out, head=theirs.head, tasks=tasks(count=200))
         theirs.answered = echoed
         (figures,) = await _run(out, head=theirs.head, tasks=tasks(count=200), resume=True)
@@ -320,7 +318,7 @@ async def test_a_row_for_an_agent_the_head_does_not_know_is_told_before_anything
 async def test_a_row_without_an_agent_is_for_the_one_environment_named(out: Path, tasks: Tasks) -> None:
     row = {"responses_create_params": {"input": "?"}, "answer": 4}
     async with Theirs().serving() as theirs:
-        with pytest.raises(BadRow, match=r"does not say by `agent_ref.name`"):
+        with pytest.raises(BadRow, match=r"does not name its agent; add `agent_ref.name`"):
             await _run(out, head=theirs.head, tasks=tasks(row))
         await _run(out, head=theirs.head, tasks=tasks(row), environments={"sums": {}})
     assert theirs.sent[0]["agent_ref"]["name"] == "sums_simple_agent"
@@ -337,7 +335,7 @@ async def test_a_head_that_has_just_begun_is_waited_for(out: Path, tasks: Tasks)
 
     app = FastAPI()
     app.add_api_route("/global_config_dict_yaml", config, methods=["GET"])
-    app.add_api_route("/nodes", lambda: {"settled": False}, methods=["GET"])
+    app.add_api_route("/nodes", lambda: {"play_with_retries": False}, methods=["GET"])
     app.add_api_route("/run", theirs.run, methods=["POST"])
     async with listening(app) as (host, port):
         theirs.head = f"http://{host}:{port}"

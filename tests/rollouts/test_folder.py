@@ -209,5 +209,8 @@ def test_what_json_has_no_word_for_is_written_readably(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "rollouts.jsonl").symlink_to("/dev/full")
-    with RunFolder(tmp_path) as folder, pytest.raises(GymsdkError, match=r"No space left on device; mend that, then"):
+    with (
+        RunFolder(tmp_path) as folder,
+        pytest.raises(GymsdkError, match=r"No space left on device; correct the cause, then"),
+    ):
         folder.keep(_line(0))

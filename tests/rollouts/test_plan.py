@@ -13,7 +13,7 @@ import pytest
 from gymsdk import load
 from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
-from gymsdk.rollouts.plan import Plan, differences, fingerprint, host, occasion, settings
+from gymsdk.rollouts.plan import Plan, describe_start, differences, fingerprint, host, settings
 
 PLAN = Plan(environments={"sums": {}}, model="scripted/oracle")
 
@@ -80,7 +80,7 @@ def test_the_content_of_a_tasks_file_counts_not_its_name(tmp_path: Path) -> None
     assert differences(begun, _settings(PLAN)) == ["--tasks was given, now not given"]
 
 
-@pytest.mark.parametrize(("name", "reason"), [("missing", "there is no such file"), ("", "it is a folder")])
+@pytest.mark.parametrize(("name", "reason"), [("missing", "the path does not exist"), ("", "the path is a folder")])
 def test_a_tasks_file_that_is_none_is_told(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(BadRow, match=f"{reason}; name a JSONL file"):
         _settings(PLAN.model_copy(update={"tasks": tmp_path / name}))
@@ -135,7 +135,7 @@ def test_the_command_is_kept_without_keys_and_passwords(monkeypatch: pytest.Monk
     address = "http://me:hush@127.0.0.1:1/v1"
     monkeypatch.setattr(sys, "argv", ["/bin/gymsdk", "rollout", "sums", "--base-url", address, "--set", "key=hush2"])
     plan = PLAN.model_copy(update={"model": "vllm/x", "base_url": address})
-    written = occasion(plan, [load("sums", key="hush2")])
+    written = describe_start(plan, [load("sums", key="hush2")])
     assert "hush" not in json.dumps(written)
     assert written["command"] == "gymsdk rollout sums --base-url 'http://***@127.0.0.1:1/v1' --set 'key=***'"
     assert written["base_url"] == "http://***@127.0.0.1:1/v1"

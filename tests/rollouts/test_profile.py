@@ -66,8 +66,8 @@ def test_every_reward_is_in_the_histogram() -> None:
 @pytest.mark.parametrize(
     ("groups", "failed", "verdict"),
     [
-        ([], 3, "Not one rollout was scored: mend the failures first."),
-        ([[0, 1]] * 10, 5, "5 of 25 rollouts have no reward: mend the failures before training."),
+        ([], 3, "No rollout was scored: correct the failures first."),
+        ([[0, 1]] * 10, 5, "5 of 25 rollouts have no reward: correct the failures before training."),
         ([[0, 0]] * 9 + [[0, 1]], 0, "Too hard for this model: most tasks are never solved."),
         ([[1, 1]] * 9 + [[0, 1]], 0, "Too easy for this model: most tasks are always solved."),
         ([[0], [1]], 0, "Play each task several times (-k 8) to see whether its rollouts differ."),

@@ -183,9 +183,9 @@ async def test_a_line_that_is_no_rollout_is_told_and_one_without_a_response_kept
     path.write_text(f"{json.dumps(row)}\n")
     async with _here(path) as judge:
         (found,) = await _again(path, judge)
-    assert (found.kind, found.reason) == ("bad_row", "there is no response to judge")
+    assert (found.kind, found.reason) == ("bad_row", "the line has no response to verify")
     path.write_text('{"reward": 1.0}\n')
-    with pytest.raises(BadRow, match=r"odd.jsonl:1: this is no rollout"):
+    with pytest.raises(BadRow, match=r"odd.jsonl:1: the line is not a rollout"):
         reverify.Run(path).names()
 
 
@@ -195,7 +195,9 @@ async def test_a_server_that_needs_its_session_is_asked_by_force_only(tmp_path: 
     path.write_text(f"{json.dumps({**echoed(row, 1), **row, 'reward': 0.0, '_ng_task_index': 7})}\n")
     async with Theirs().serving() as theirs:
         servers = await served(theirs.head)
-        with pytest.raises(UsageError, match=r"'sums' does not say that it judges without a session: .* with --force"):
+        with pytest.raises(
+            UsageError, match=r"'sums' does not declare that it verifies without a session, .* with --force"
+        ):
             await sessionless(servers, reverify.Run(path), force=False)
         assert await sessionless(servers, reverify.Run(path), force=True) == ["sums"]
         theirs.mode = "stateless"

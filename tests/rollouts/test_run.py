@@ -11,7 +11,7 @@ import pytest
 from gymsdk.errors import BadOutput, BadRow, GymsdkError, ModelLost, UsageError
 from gymsdk.rollouts.folder import FILES
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.run import ENDLESS, Pace, Run, carry_out
+from gymsdk.rollouts.run import DEFAULT_TASKS, Pace, Run, carry_out
 from rollouts.conftest import Ear
 
 TASK = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4}\n'
@@ -184,7 +184,7 @@ def test_a_resume_begins_where_nothing_is(out: Path) -> None:
 def test_a_run_that_is_there_is_not_touched(out: Path) -> None:
     _run(out)
     before = {path: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(BadOutput, match="out holds a run; go on with --resume, replace it with --overwrite"):
+    with pytest.raises(BadOutput, match="out holds a run; continue it with --resume, or replace it with --overwrite"):
         _run(out)
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 
@@ -193,7 +193,7 @@ def test_files_of_nobodys_run_are_not_touched(out: Path) -> None:
     out.mkdir()
     (out / "rollouts.jsonl").write_text("mine\n")
     for resume in (False, True):
-        with pytest.raises(BadOutput, match=r"holds rollouts\.jsonl of no run; replace with --overwrite"):
+        with pytest.raises(BadOutput, match=r"holds rollouts\.jsonl, but no run; use --overwrite"):
             _run(out, resume=resume)
     assert (out / "rollouts.jsonl").read_text() == "mine\n"
     assert len((_run(out, overwrite=True)).played) == 3
@@ -202,7 +202,7 @@ def test_files_of_nobodys_run_are_not_touched(out: Path) -> None:
 def test_other_settings_are_refused_on_a_resume_each_named(out: Path) -> None:
     _run(out)
     with pytest.raises(
-        BadOutput, match=r"--model was .*oracle, now .*null; --repeats was 1, now 2; go on with it as it was begun"
+        BadOutput, match=r"--model was .*oracle, now .*null; --repeats was 1, now 2; resume it unchanged"
     ):
         _run(out, resume=True, model="scripted/null", repeats=2)
 
@@ -344,7 +344,7 @@ def test_a_bad_row_leaves_the_run_that_is_there(out: Path, tmp_path: Path) -> No
     _run(out)
     before = {path: path.read_bytes() for path in out.iterdir()}
     (tmp_path / "tasks.jsonl").write_text("{broken")
-    with pytest.raises(BadRow, match=r"tasks\.jsonl:1: .* leave such rows out with --skip-bad-rows"):
+    with pytest.raises(BadRow, match=r"tasks\.jsonl:1: .* skip such rows with --skip-bad-rows"):
         _run(out, overwrite=True, tasks=tmp_path / "tasks.jsonl")
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 
@@ -367,8 +367,8 @@ def test_no_rows_at_all_is_told(out: Path, tmp_path: Path, text: str) -> None:
 
 def test_an_endless_split_is_cut_and_that_is_told(out: Path) -> None:
     ear = _run(out, limit=None)
-    assert len(ear.played) == ENDLESS
-    assert ear.sentences == [f"took the first {ENDLESS} tasks; --limit N takes another number"]
+    assert len(ear.played) == DEFAULT_TASKS
+    assert ear.sentences == [f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N"]
 
 
 def test_a_model_that_never_answers_ends_the_run_and_leaves_it_resumable(out: Path, tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_a_model_that_never_answers_ends_the_run_and_leaves_it_resumable(out: Pa
     recorded.touch()
     plan = {"model": f"scripted/replay:{recorded}", "limit": 200}
     with pytest.raises(
-        ModelLost, match=r"since 64 rollouts in a row failed alike \(.*; mend that, then go on with --resume"
+        ModelLost, match=r"the last 64 rollouts failed for the same reason \(.*; correct the cause, then use --resume"
     ):
         _run(out, **plan)
     _run(tmp_path / "done", limit=200)

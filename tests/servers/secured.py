@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import SecretStr
 
 from gymsdk import Environment
-from gymsdk.deploy.runner import Fleet, Part, Times
+from gymsdk.deploy.runner import ServerRunner, ServerSpec, Times
 from gymsdk.http import client
 from gymsdk.models import registry as models
 from gymsdk.servers import agent, resources
@@ -38,7 +38,7 @@ class Up:
 async def secured(environment: Environment, safety: Security = NO_SECURITY) -> AsyncIterator[Up]:
     """All the servers of *environment*, kept as *safety* says, played by who knows nothing."""
     apps: dict[str, App] = {}
-    fleet = Fleet(
+    fleet = ServerRunner(
         [*_parts(environment, safety, apps)],
         host="127.0.0.1",
         port=0,
@@ -57,7 +57,7 @@ async def secured(environment: Environment, safety: Security = NO_SECURITY) -> A
         await asyncio.wait({running})
 
 
-def _parts(environment: Environment, safety: Security, apps: dict[str, App]) -> Iterator[Part]:
+def _parts(environment: Environment, safety: Security, apps: dict[str, App]) -> Iterator[ServerSpec]:
     name, model = environment.name, models.model("scripted/null")
 
     def kept(called: str, app: App) -> App:
@@ -72,16 +72,16 @@ def _parts(environment: Environment, safety: Security, apps: dict[str, App]) -> 
             ),
         )
 
-    yield Part(
+    yield ServerSpec(
         _service(name, "resources_servers", name),
         lambda _: kept(name, resources.create_app(environment, with_mcp=True)),
     )
-    yield Part(_service(name + AGENT_SUFFIX, "responses_api_agents", "simple_agent", name), agents)
-    yield Part(
+    yield ServerSpec(_service(name + AGENT_SUFFIX, "responses_api_agents", "simple_agent", name), agents)
+    yield ServerSpec(
         _service(name + "_environment_server", "environment_servers", "single_agent_turn"),
         lambda _: kept(name + "_environment_server", environment_server.create_app(environment, model)),
     )
-    yield Part(
+    yield ServerSpec(
         _service("policy_model", "responses_api_models", "gymsdk_model"),
         lambda _: kept("policy_model", model_server.create_app(model)),
     )

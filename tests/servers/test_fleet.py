@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from gymsdk import GymsdkError
-from gymsdk.deploy.runner import HEAD, Fleet, Known, Part, Times
+from gymsdk.deploy.runner import HEAD, HeadConnection, ServerRunner, ServerSpec, Times
 from gymsdk.http import client
 from gymsdk.observability.health import HEALTH_SECONDS
 from gymsdk.observability.metrics import ServerMetrics
@@ -24,8 +24,10 @@ from .nodes import heading, told, until
 LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp")
 
 
-def fleet(app: FastAPI) -> Fleet:
-    return Fleet([Part(LAMP, lambda _: app)], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1))
+def fleet(app: FastAPI) -> ServerRunner:
+    return ServerRunner(
+        [ServerSpec(LAMP, lambda _: app)], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1)
+    )
 
 
 async def ended(running: asyncio.Task[None]) -> None:
@@ -41,7 +43,7 @@ async def test_an_app_that_fails_at_startup_is_named() -> None:
 
     made = fleet(bare("lamp", "A lamp.", figures=ServerMetrics("lamp"), lifespan=lifespan))
     running = asyncio.ensure_future(made.run())
-    with pytest.raises(GymsdkError, match="the server 'lamp' ended by itself: the app failed at startup"):
+    with pytest.raises(GymsdkError, match="the server 'lamp' ended unexpectedly: the app failed at startup"):
         await made.up(running)
 
 
@@ -72,15 +74,15 @@ async def test_its_servers_are_registered_once_it_is_up() -> None:
     assert running.cancelled()
 
 
-def lamp(**options) -> Fleet:
-    part = Part(LAMP, lambda _: bare("lamp", "A lamp.", figures=ServerMetrics("lamp")))
-    return Fleet([part], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1), **options)
+def lamp(**options) -> ServerRunner:
+    part = ServerSpec(LAMP, lambda _: bare("lamp", "A lamp.", figures=ServerMetrics("lamp")))
+    return ServerRunner([part], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1), **options)
 
 
 async def test_a_joining_fleet_is_registered_under_its_advertised_host() -> None:
     loads = {"lamp": Load(sessions=3)}
     async with heading() as head_url:
-        joining = lamp(known=Known(head_url, advertise="127.0.0.9", loads=lambda: loads))
+        joining = lamp(known=HeadConnection(head_url, advertise="127.0.0.9", loads=lambda: loads))
         running = asyncio.ensure_future(joining.run())
         await joining.up(running)
         (known,) = (await told(head_url))["instances"]
@@ -94,7 +96,7 @@ async def test_a_joining_fleet_is_registered_under_its_advertised_host() -> None
 
 async def test_the_servers_that_a_joining_fleet_needs_are_expected_at_the_head() -> None:
     async with heading() as head_url:
-        joining = lamp(known=Known(head_url, expected=["lamp", "bulb"]))
+        joining = lamp(known=HeadConnection(head_url, expected=["lamp", "bulb"]))
         running = asyncio.ensure_future(joining.run())
         await joining.up(running)
         known = await told(head_url)
@@ -105,7 +107,7 @@ async def test_the_servers_that_a_joining_fleet_needs_are_expected_at_the_head()
 
 async def test_a_fleet_that_cannot_join_reports_it_and_leaves_nothing_running() -> None:
     async with heading(LAMP.model_copy(update={"implementation": "candle"})) as head_url:
-        joining = lamp(known=Known(head_url))
+        joining = lamp(known=HeadConnection(head_url))
         running = asyncio.ensure_future(joining.run())
         with pytest.raises(GymsdkError, match="refuses this node: 'lamp' is resources_servers/candle"):
             await joining.up(running)
@@ -117,7 +119,7 @@ async def test_a_head_that_was_blocked_waits_for_its_nodes_again() -> None:
     async def settled() -> bool:
         return (await told(made.head_url))["settled"]
 
-    made = lamp(known=Known(lease=3.0))
+    made = lamp(known=HeadConnection(lease=3.0))
     running = asyncio.ensure_future(made.run())
     await made.up(running)
     await until(settled, 60)
@@ -134,7 +136,7 @@ async def test_an_app_receives_the_address_of_the_head() -> None:
         seen.update(urls)
         return bare("lamp", "A lamp.", figures=ServerMetrics("lamp"))
 
-    made = Fleet([Part(LAMP, app)], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1))
+    made = ServerRunner([ServerSpec(LAMP, app)], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1))
     running = asyncio.ensure_future(made.run())
     await made.up(running)
     assert seen == {HEAD: made.head_url, "lamp": made.services[0].url}

@@ -98,8 +98,8 @@ async def test_a_restarted_head_registers_the_node_again_and_one_line_is_logged(
             await until(lambda: len(caplog.records) == 2)
             await running.__aexit__(None, None, None)
     out, back = [each.getMessage() for each in caplog.records]
-    assert "its servers go on, and it keeps trying" in out
-    assert "it answers again" in back
+    assert "the servers continue, and the node keeps trying" in out
+    assert "the head answers again" in back
 
 
 async def test_a_hanging_head_keeps_no_node_from_stopping(caplog):

@@ -134,7 +134,7 @@ async def test_a_response_has_log_probabilities_if_requested() -> None:
 
 
 async def test_an_invalid_host_is_reported() -> None:
-    with pytest.raises(UsageError, match=r"'no such' is no address of this machine .*; listen on 127\.0\.0\.1"):
+    with pytest.raises(UsageError, match=r"'no such' is not an address of this machine .*; listen on 127\.0\.0\.1"):
         async with serve(app(Replies()), host="no such", insecure=True):
             pass
 

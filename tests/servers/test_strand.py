@@ -6,7 +6,7 @@ import time
 import pytest
 
 from gymsdk import GymsdkError, UsageError
-from gymsdk.deploy.runner import Pulse, Strand
+from gymsdk.deploy.runner import LoopMonitor, Strand
 
 
 async def _lasting(up: asyncio.Event, over: asyncio.Event) -> None:
@@ -28,14 +28,14 @@ async def test_a_task_that_ends_by_itself_is_reported() -> None:
 
     strand = Strand("a pump", work)
     await strand.task
-    assert str(strand.broken()) == "a pump ended by itself"
+    assert str(strand.broken()) == "a pump ended unexpectedly"
 
 
 async def test_a_task_that_fails_at_startup_reports_why() -> None:
     async def work(up: asyncio.Event, over: asyncio.Event) -> None:
         raise RuntimeError("no water")
 
-    with pytest.raises(GymsdkError, match="a pump ended by itself: no water"):
+    with pytest.raises(GymsdkError, match="a pump ended unexpectedly: no water"):
         await Strand("a pump", work).up(5)
 
 
@@ -56,7 +56,7 @@ async def test_an_error_that_was_raised_is_not_reported_again_at_the_end(caplog:
         await strand.up(5)
     await strand.end(5)
     await other.end(5)
-    assert [each.getMessage() for each in caplog.records] == ["another did not end well: UsageError('open the tap')"]
+    assert [each.getMessage() for each in caplog.records] == ["another ended with an error: UsageError('open the tap')"]
 
 
 async def test_a_task_that_does_not_end_is_named_and_abandoned(caplog: pytest.LogCaptureFixture) -> None:
@@ -73,14 +73,14 @@ async def test_a_task_that_does_not_end_is_named_and_abandoned(caplog: pytest.Lo
     strand = Strand("a pump", work)
     await strand.up(5)
     await strand.end(0.05)
-    assert "a pump did not end within 0.05 seconds, and is left behind" in caplog.text
+    assert "a pump did not end within 0.05 seconds; it is left behind" in caplog.text
     assert not strand.task.done()
     freed.set()
     await strand.task
 
 
 async def test_a_heartbeat_is_recent_until_the_event_loop_is_blocked() -> None:
-    pulse = Pulse(limit=0.2)
+    pulse = LoopMonitor(limit=0.2)
     strand = Strand("the pulse", pulse.run)
     await strand.up(5)
     assert pulse.is_recent()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gymsdk import GymsdkError, UsageError
 from gymsdk.deploy.plan import Options
 from gymsdk.deploy.process import serving
-from gymsdk.deploy.runner import Strand, Supply, Work
+from gymsdk.deploy.runner import AutoStarter, Strand, Work
 from gymsdk.http import client
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import Registration
@@ -86,8 +86,8 @@ class Part:
     work: Work
 
 
-def supply(*parts: Part, there: list[str], starting: float = 0.2) -> Supply[Part]:
-    """A supply of *parts*, each wanted until it is in *there*."""
+def supply(*parts: Part, there: list[str], starting: float = 0.2) -> AutoStarter[Part]:
+    """Build an AutoStarter for *parts*, each wanted until its name is in *there*."""
 
     def wanted(_: Sequence[Service], coming: Collection[str]) -> list[Part]:
         return [each for each in parts if each.service.name not in {*coming, *there}]
@@ -101,7 +101,7 @@ def supply(*parts: Part, there: list[str], starting: float = 0.2) -> Supply[Part
     members = NodeRegistry(clock=lambda: now[0])
     members.register("n", Registration(services=[resources("sums")]), "127.0.0.1")
     now[0] = 5.0
-    return Supply([], members, wanted, begun, starting=starting, patience=0.2)
+    return AutoStarter([], members, wanted, begun, starting=starting, patience=0.2)
 
 
 async def broken(up: asyncio.Event, over: asyncio.Event) -> None:
