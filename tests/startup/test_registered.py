@@ -46,7 +46,7 @@ def test_a_slip_in_the_name_is_answered_as_gymnasium_does(interpreter: Interpret
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("alpha", "cannot be imported"), ("gone", "reinstall the package"), ("twin", "keep one of them")],
+    [("alpha", "cannot be imported"), ("gone", "reinstall the package"), ("twin", "uninstall all but one")],
 )
 def test_making_a_broken_environment_says_what_is_wrong(interpreter: Interpreter, name: str, sentence: str) -> None:
     ran = interpreter.run("-c", f"import gymnasium; gymnasium.make('nemo/{name}')")
