@@ -332,8 +332,8 @@ IMPLEMENTATION_SETTINGS: Mapping[str, Mapping[str, UnsupportedSetting]] = {
         ),
         "use_completions_api": UnsupportedSetting(
             harmless=False,
-            advice="the model is asked in Chat Completions or Responses; start vLLM with --chat-template for a model "
-            "without one, and leave it out",
+            advice="the model is queried with Chat Completions or Responses; start vLLM with --chat-template for a "
+            "model without one, and leave it out",
         ),
         "continue_final_assistant_message": UnsupportedSetting(
             harmless=False,

@@ -409,7 +409,7 @@ def _parse_message(message: Item) -> Iterator[Item]:
     """Yield the items of an assistant *message*: reasoning, text, refusal, calls; at least one item."""
     in_parts, content_text = parts.split_content(message.get("content"))
     in_fields = [parts.read_text(message.get(key)) for key in ("reasoning_content", "reasoning")]
-    in_text, text = parts.split_think_blocks(content_text, told=any(map(str.strip, in_fields)))
+    in_text, text = parts.split_think_blocks(content_text, separated=any(map(str.strip, in_fields)))
     # Some servers return the same reasoning in both fields, and some also leave it in the text.
     found = (*in_text, *in_parts, *in_fields)
     reasoning = list({stripped: each for each in found if (stripped := each.strip())}.values())

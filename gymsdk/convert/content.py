@@ -103,16 +103,16 @@ def join_reasoning(items: Iterable[Item]) -> str:
     return "\n".join(text for parts in found for part in parts if (text := read_text(part.get("text"))))
 
 
-def split_think_blocks(text: str, *, told: bool = False) -> tuple[list[str], str]:
+def split_think_blocks(text: str, *, separated: bool = False) -> tuple[list[str], str]:
     """Return the contents of the `<think>` blocks in *text*, and the rest of it.
 
     Args:
         text: The text of an answer.
-        told: Whether the server already returned the reasoning separately. A closing tag without an opening tag
+        separated: Whether the server already returned the reasoning separately. A closing tag without an opening tag
             then belongs to the text, as does a closing tag in quotes.
     """
     starts_open = text.lstrip().startswith(THINK_START)
-    if not starts_open and (THINK_END not in text or told or text.partition(THINK_END)[0].endswith("`")):
+    if not starts_open and (THINK_END not in text or separated or text.partition(THINK_END)[0].endswith("`")):
         return [], text
     # The opening tag may be part of the prompt, and a truncated answer lacks the closing tag.
     if THINK_START not in text.partition(THINK_END)[0]:

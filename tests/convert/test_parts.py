@@ -49,4 +49,4 @@ def test_thoughts_come_back_from_where_they_were_put(thought: str, text: str) ->
     [("To stop, models write </think>. \\boxed{4}", True), ("\\boxed{4} is final; `</think>` is a tag", False)],
 )
 def test_a_tag_that_is_spoken_of_ends_no_thoughts(text: str, *, told: bool) -> None:
-    assert content.split_think_blocks(text, told=told) == ([], text)
+    assert content.split_think_blocks(text, separated=told) == ([], text)
