@@ -74,7 +74,7 @@ async def test_an_unknown_path_is_rejected_in_the_form_of_its_api() -> None:
     assert (nowhere.status_code, nowhere.json()["error"]["type"]) == (404, "not_found_error")
     assert (theirs.status_code, theirs.json()["type"]) == (404, "error")
     assert wrong.status_code == 405
-    assert "ask it with POST" in sentence(INBOUND_APIS["messages"], wrong)
+    assert "use POST" in sentence(INBOUND_APIS["messages"], wrong)
 
 
 async def test_both_sdks_list_its_models() -> None:
