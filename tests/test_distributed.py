@@ -79,14 +79,14 @@ async def test_what_the_head_supplies_is_reached_where_the_head_is() -> None:
 async def test_a_role_expects_all_that_makes_rollouts_with_it() -> None:
     async with serving("math", "--role", "head", "--port", 0) as one:
         code, said = await command("status", "--head", one.head)
-        assert (code, "! policy_model is expected, and not registered" in said) == (1, True)
+        assert (code, "! policy_model is expected but not registered" in said) == (1, True)
     async with (
         serving("--role", "head", "--port", 0) as one,
         serving("math", "--role", "agent", "--head", one.head),
         serving("math", "--role", "resources", "--head", one.head),
     ):
         code, said = await command("status", "--head", one.head)
-        assert (code, "! policy_model is expected, and not registered" in said) == (1, True)
+        assert (code, "! policy_model is expected but not registered" in said) == (1, True)
         async with serving("math", "--role", "model", "--model", "scripted/oracle", "--head", one.head):
             code, said = await command("status", "--head", one.head)
             assert (code, "4 of 4 expected servers registered" in said) == (0, True)

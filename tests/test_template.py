@@ -226,7 +226,7 @@ def test_cookiecutter_refuses_a_wrong_name_in_a_sentence(tmp_path: Path, name: s
         names.parse_name(name)
     ended = asked(tmp_path / "there", "--no-input", f"name={name}")
     assert ended.returncode != 0
-    assert "is no name for an environment; choose 1 to 64 letters" in ended.stderr
+    assert "is not a valid environment name; use 1 to 64 letters" in ended.stderr
     assert list((tmp_path / "there").iterdir()) == []
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gymsdk.cli.progress import Progress, format_metrics_table
-from gymsdk.cli.rollout import show_warnings
+from gymsdk.cli.progress import Progress, format_metrics_table, show_warnings
 from gymsdk.cli.stopping import Stopped, run_until_signal
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import Pace, Run, carry_out

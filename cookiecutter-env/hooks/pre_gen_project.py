@@ -12,7 +12,7 @@ author = json.loads({{cookiecutter.author | jsonify | jsonify}})
 
 if not re.fullmatch(NAME, name):
     sys.exit(
-        f"Error: {name!r} is no name for an environment; choose 1 to 64 letters, digits, `-`, `_` and `.`, a letter or"
+        f"Error: {name!r} is not a valid environment name; use 1 to 64 letters, digits, `-`, `_` and `.`, a letter or"
         " digit at both ends, without `gym-env-` before it and without a version such as `-v2` behind it"
     )
 if not author.strip() or not author.isprintable():

@@ -1,4 +1,4 @@
-"""The command line: one command, one file."""
+"""The command line. Each module defines one command."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gymsdk.cli import tracebacks
 from gymsdk.cli.bench import bench
 from gymsdk.cli.check import check
 from gymsdk.cli.config import config
+from gymsdk.cli.help import Command, CommandGroup
 from gymsdk.cli.info import info
 from gymsdk.cli.list import list_
 from gymsdk.cli.new import new
-from gymsdk.cli.options import CommandGroup
 from gymsdk.cli.play import play
 from gymsdk.cli.policy import app as policy
 from gymsdk.cli.process_exit import limit_exit_time
@@ -28,33 +28,36 @@ from gymsdk.cli.status import status
 from gymsdk.cli.tasks import tasks
 from gymsdk.errors import GymsdkError, UsageError
 
+ENVIRONMENTS, EPISODES, SERVERS = "Environments", "Episodes", "Servers"
+"""The panels of commands in the help of `gymsdk`."""
+
 app = typer.Typer(
     name="gymsdk",
-    help="Play and grade LLM environments.",
+    help="Play, grade and serve LLM environments.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     add_completion=False,
     cls=CommandGroup,
 )
-app.command("list")(list_)
-app.command()(info)
-app.command()(tasks)
-app.command()(new)
-app.command()(play)
-app.command()(rollout)
-app.command()(reverify)
-app.command()(profile)
-app.command()(serve)
-app.command()(status)
-app.command()(restart)
-app.command()(config)
-app.add_typer(policy, name="policy")
-app.command()(bench)
-app.command()(check)
+app.command("list", cls=Command, rich_help_panel=ENVIRONMENTS)(list_)
+app.command(cls=Command, rich_help_panel=ENVIRONMENTS)(info)
+app.command(cls=Command, rich_help_panel=ENVIRONMENTS)(tasks)
+app.command(cls=Command, rich_help_panel=ENVIRONMENTS)(new)
+app.command(cls=Command, rich_help_panel=ENVIRONMENTS)(check)
+app.command(cls=Command, rich_help_panel=EPISODES)(play)
+app.command(cls=Command, rich_help_panel=EPISODES)(rollout)
+app.command(cls=Command, rich_help_panel=EPISODES)(reverify)
+app.command(cls=Command, rich_help_panel=EPISODES)(profile)
+app.command(cls=Command, rich_help_panel=SERVERS)(serve)
+app.command(cls=Command, rich_help_panel=SERVERS)(status)
+app.command(cls=Command, rich_help_panel=SERVERS)(restart)
+app.command(cls=Command, rich_help_panel=SERVERS)(config)
+app.command(cls=Command, rich_help_panel=SERVERS)(bench)
+app.add_typer(policy, name="policy", rich_help_panel=SERVERS)
 
 
-def _version(*, asked: bool) -> None:
+def _print_version(*, asked: bool) -> None:
     if asked:
         from gymsdk import __version__
 
@@ -66,16 +69,20 @@ def _version(*, asked: bool) -> None:
 def _options(
     *,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Play and grade LLM environments."""
+    """Play, grade and serve LLM environments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line: exit code 2 for wrong input or usage, 1 for what failed while running.
+    """Run the command line and exit the process.
 
-    Without *arguments* it is this process's own command, which ends in time whatever threads its work has left.
+    The exit code is 2 for wrong input or usage, and 1 for a failure while the command runs.
+
+    Args:
+        arguments: The arguments of the command. Without them, the process's own arguments are used, and the process
+            exits within a time limit even if an environment's threads are still running.
     """
     try:
         app(arguments, prog_name="gymsdk")
@@ -84,8 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             tracebacks.print_cause(error)
         typer.echo(f"Error: {error}", err=True)
         code = 2 if isinstance(error, UsageError) else 1
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
     if arguments is None:
         limit_exit_time(code)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Curl lines that open, play and judge one task of a served environment, to be pasted as they are."""
+"""Print the addresses of the servers that `gymsdk serve` started, the model, and curl commands to try."""
 
 from __future__ import annotations
 
@@ -6,28 +6,16 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
 import typer
 
-from gymsdk import jsonl, responses
-from gymsdk.deploy.plan import agent_of
-from gymsdk.environment import Environment
-from gymsdk.episode import Budget
-from gymsdk.errors import GymsdkError
-from gymsdk.models import scripted
-from gymsdk.rollouts.jobs import stamped
-from gymsdk.rollouts.tasks import default_split
-from gymsdk.threads import ThreadPool
-from gymsdk.types import Item, Rollout, Row
-
 if TYPE_CHECKING:
     from gymsdk.environment import Environment
     from gymsdk.servers.service import Service
-    from gymsdk.types import Model
+    from gymsdk.types import Model, Rollout, Row
 
 SERVER_LABELS = {
     "resources_servers": "resources",
@@ -35,19 +23,30 @@ SERVER_LABELS = {
     "environment_servers": "environment server",
     "responses_api_models": "model",
 }
-"""What people call the servers."""
+"""Labels of the kinds of servers."""
 
 ORACLE_MODEL = "scripted/oracle"
 
+EXAMPLE_SECONDS = 10.0
+"""Time limit of drawing a task for the curl commands, and of its episode."""
+
 
 class Announcer:
-    """Tells on standard output what runs, once it does; *ready* says that it has."""
+    """Prints the running servers on standard output once they are ready.
+
+    Args:
+        json: Print one line of JSON instead of text.
+        tries: Print curl commands to try.
+
+    Attributes:
+        ready: Whether the servers have been ready.
+    """
 
     def __init__(self, *, json: bool, tries: bool) -> None:
         self.ready = False
         self._json = json
         self._tries = tries
-        # What is printed later by an author's code goes elsewhere.
+        # `sys.stdout` is redirected later, so that the output of an environment's code goes elsewhere.
         self._out = sys.stdout
 
     async def __call__(
@@ -58,13 +57,12 @@ class Announcer:
         folder: Path | None,
         environments: Sequence[Environment],
     ) -> None:
-        """Tell of *services*, the head of which is at *head_url*, and of who plays."""
-        player = _find_policy_name(model, services)
-        lines = (
-            [_format_json(head_url, services, player)]
-            if self._json
-            else [*_format_addresses(head_url, services, player)]
-        )
+        """Print *services* with the head at *head_url*, and the model."""
+        policy = _find_policy_name(model, services)
+        if self._json:
+            lines = [_format_json(head_url, services, policy)]
+        else:
+            lines = [*_format_addresses(head_url, services, policy)]
         if self._tries and not self._json and folder is not None:
             urls = {each.name: each.url for each in services}
             for environment in environments:
@@ -75,18 +73,18 @@ class Announcer:
 
 
 def _find_policy_name(model: Model | str | None, services: Sequence[Service]) -> str:
-    """Give who plays: as it is called here, or as its server says."""
+    """Return the name of the model as given here, or as its server reports it."""
     from gymsdk.deploy.process import named
     from gymsdk.http.tls import redact_url
 
     if model is not None:
         return redact_url(model) if isinstance(model, str) else named(model)
-    told = (str(each.fields.get("model") or "") for each in services if each.kind == "responses_api_models")
-    return next(told, "")
+    names = (str(each.fields.get("model") or "") for each in services if each.kind == "responses_api_models")
+    return next(names, "")
 
 
 def _format_json(head_url: str, services: Sequence[Service], model: str) -> str:
-    """Give what runs as one line of JSON, for a program that waits for it."""
+    """Return the running servers as a line of JSON, for a program that waits for it."""
     servers = {each.name: {"url": each.url, "type": each.kind} for each in services}
     return orjson.dumps({"head": head_url, "pid": os.getpid(), "model": model, "servers": servers}).decode()
 
@@ -96,58 +94,68 @@ def _format_addresses(head_url: str, services: Sequence[Service], model: str) ->
     yield f"{'head':<{width}}  {head_url}"
     for each in services:
         yield f"{each.name:<{width}}  {each.url}  {SERVER_LABELS[each.kind]}"
-    yield f"Ready{_describe_policy(model)}. Ctrl-C ends it."
+    yield f"Ready{_describe_policy(model)}. Press Ctrl-C to stop."
 
 
 def _describe_policy(model: str) -> str:
     if model == ORACLE_MODEL:
-        return f": {ORACLE_MODEL} plays, which knows the answers; name another with --model"
+        return f": {ORACLE_MODEL} plays, which knows the solutions; choose another model with --model"
     return f": {model} plays" if model else ""
 
 
-EXAMPLE_BUDGET = Budget(seconds=10.0)
-"""What playing the example may take."""
-
-
 async def build_curl_lines(environment: Environment, urls: Mapping[str, str], folder: Path) -> list[str]:
-    """Give the lines for *environment*, the bodies they send written to *folder*."""
-    from gymsdk.episode import play
+    """Build curl commands that play and judge one task of *environment*.
+
+    Args:
+        environment: The environment.
+        urls: The URLs of the servers, by name.
+        folder: Where to write the bodies that the commands send.
+    """
+    from functools import partial
+
+    from gymsdk.episode import Budget, play
+    from gymsdk.errors import GymsdkError
+    from gymsdk.models import scripted
+    from gymsdk.rollouts.jobs import stamped
+    from gymsdk.rollouts.tasks import default_split
+    from gymsdk.threads import ThreadPool
 
     try:
         tasks = environment.tasks(default_split(environment), seed=0)
-        # Servers answer on this loop, which the wait for a task must not hold up.
-        task = await ThreadPool().run(partial(next, tasks, None), timeout=EXAMPLE_BUDGET.seconds)
+        # The servers run on this loop, so waiting for a task must not block it.
+        task = await ThreadPool().run(partial(next, tasks, None), timeout=EXAMPLE_SECONDS)
     except (GymsdkError, TimeoutError) as error:
         return [f"# {environment.name} has no task to try: {error}"]
     if task is None:
         return [f"# {environment.name} has no task to try: its split {default_split(environment)!r} is empty"]
     row = stamped(task.row(), environment=environment.name, task=0, sampling={})
-    rollout = await play(environment, scripted.build("oracle"), row, budget=EXAMPLE_BUDGET)
+    rollout = await play(environment, scripted.build("oracle"), row, budget=Budget(seconds=EXAMPLE_SECONDS))
     return [f"# {environment.name}", *_format_requests(environment.name, urls, folder, row, rollout)]
 
 
 def _format_requests(name: str, urls: Mapping[str, str], folder: Path, row: Row, rollout: Rollout) -> Iterator[str]:
+    from gymsdk import responses
+    from gymsdk.deploy.plan import agent_of
+
     response = rollout.response or responses.build_response([], model="")
-    jar, base = folder / f"{name}.cookies", urls[name]
-    cookies = f"-b {shlex.quote(str(jar))} -c {shlex.quote(str(jar))}"
+    jar, base = shlex.quote(str(folder / f"{name}.cookies")), urls[name]
     body = _write_body(folder / f"{name}.json", row)
-    yield _format_curl(f"-c {shlex.quote(str(jar))}", body, f"{base}/seed_session")
-    for call in _list_function_calls(response):
-        yield _format_curl(cookies, shlex.quote(call["arguments"]), f"{base}/{call['name']}")
-    judged = _write_body(folder / f"{name}.verify.json", {**row, "response": response})
-    yield _format_curl(cookies, judged, f"{base}/verify")
+    yield _format_curl(f"-c {jar}", body, f"{base}/seed_session")
+    for call in response["output"]:
+        if call.get("type") == "function_call":
+            yield _format_curl(f"-b {jar} -c {jar}", shlex.quote(call["arguments"]), f"{base}/{call['name']}")
+    verify_body = _write_body(folder / f"{name}.verify.json", {**row, "response": response})
+    yield _format_curl(f"-b {jar} -c {jar}", verify_body, f"{base}/verify")
     yield _format_curl("", body, f"{urls[agent_of(name)]}/run")
 
 
-def _list_function_calls(response: Item) -> list[Item]:
-    return [item for item in response["output"] if item.get("type") == "function_call"]
-
-
 def _write_body(path: Path, body: Row) -> str:
+    from gymsdk import jsonl
+
     path.write_bytes(jsonl.dump_row(body))
     return shlex.quote(f"@{path}")
 
 
 def _format_curl(cookies: str, body: str, url: str) -> str:
-    words = ["curl -sS", cookies, "-H 'content-type: application/json' -d", body, shlex.quote(url), "; echo"]
-    return " ".join(word for word in words if word).replace(" ; ", "; ")
+    words = ["curl -sS", cookies, "-H 'content-type: application/json' -d", body, shlex.quote(url)]
+    return f"{' '.join(word for word in words if word)}; echo"

@@ -1,4 +1,4 @@
-"""`gymsdk bench`: what served environments cost and bear."""
+"""`gymsdk bench`: measure the load that served environments sustain."""
 
 from __future__ import annotations
 
@@ -9,50 +9,72 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gymsdk.bench.report import BenchResult, LoadResult
 from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
     from gymsdk.bench.load import BenchPlan
-    from gymsdk.bench.report import BenchResult
+    from gymsdk.bench.report import BenchResult, LoadResult
 
 
 def bench(  # noqa: PLR0913  # each is an option of the command
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="One or more environments.", show_default=False)
+        list[str], typer.Argument(metavar="NAME...", help="Name one or more environments.", show_default=False)
     ],
     *,
     head: options.Head = None,
-    rollouts: Annotated[int, typer.Option(min=1, metavar="N", help="Rollouts of each load.")] = 200,
+    rollouts: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Play N rollouts per load.", rich_help_panel=options.RUN)
+    ] = 200,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.01, metavar="M", callback=options.check_finite, help="Let each load last so long instead."),
+        typer.Option(
+            min=0.01,
+            metavar="M",
+            callback=options.check_finite,
+            help="Run each load for M minutes instead.",
+            rich_help_panel=options.RUN,
+        ),
     ] = None,
-    at_once: Annotated[str, typer.Option(metavar="C[,C...]", help="Rollouts in flight, one load for each number.")] = (
-        "1,16,64"
-    ),
+    at_once: Annotated[
+        str,
+        typer.Option(
+            metavar="C[,C...]",
+            help="Run one load per number, with this many concurrent rollouts.",
+            rich_help_panel=options.RUN,
+        ),
+    ] = "1,16,64",
     model: Annotated[
         str | None,
         typer.Option(
             metavar="scripted/NAME",
-            help="Who plays in the servers' process; with --head, whom rewards are held to.",
+            help="Play with this model inside the servers; with --head, check rewards against this model's.",
             show_default="an endpoint that replays scripted/oracle",
+            rich_help_panel=options.MODEL,
         ),
     ] = None,
     split: options.Split = None,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    attempts: Annotated[int, typer.Option(min=1, metavar="N", help="Tries of a rollout that failed.")] = 1,
+    attempts: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Try a rollout that fails up to N times.", rich_help_panel=options.LIMITS
+        ),
+    ] = 1,
     json: options.Json = False,
 ) -> None:
-    """Ask servers for rollouts, so many in flight, and tell what that takes.
+    """Measure throughput, latency, CPU and memory of served environments under load.
 
-    Without --head, the servers of each environment are started and ended here, in processes of their own.
+    Without --head, the command starts the servers of each environment in processes of their own and stops them.
+
+    Examples:
+        gymsdk bench math
+        gymsdk bench tool_call --rollouts 500 --at-once 1,64
     """
     from gymsdk.bench.load import BenchPlan
     from gymsdk.cli.stopping import Stopped, run_until_signal
 
-    asked = BenchPlan(
+    plan = BenchPlan(
         environments=options.parse_settings(names, settings),
         at_once=_parse_concurrency(at_once),
         rollouts=rollouts,
@@ -63,7 +85,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
         attempts=attempts,
     )
     try:
-        sound = run_until_signal(_print_measurements(asked, json=json))
+        sound = run_until_signal(_print_measurements(plan, json=json))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
     if not sound:
@@ -73,21 +95,21 @@ def bench(  # noqa: PLR0913  # each is an option of the command
 def _parse_concurrency(text: str) -> tuple[int, ...]:
     words = text.split(",")
     if not all(re.fullmatch("[1-9][0-9]{0,5}", word) for word in words):
-        raise UsageError(f"--at-once {text}: write it as numbers from 1 on, as in --at-once 1,16,64")
+        raise UsageError(f"--at-once {text}: write positive integers, as in --at-once 1,16,64")
     return tuple(map(int, words))
 
 
-async def _print_measurements(asked: BenchPlan, *, json: bool) -> bool:
-    """Print what is found, each environment as soon as it has been measured; give whether all went well."""
+async def _print_measurements(plan: BenchPlan, *, json: bool) -> bool:
+    """Print the result of each environment as soon as it is measured. Return whether all rollouts were correct."""
     from contextlib import aclosing, redirect_stdout
 
     from gymsdk.bench.load import measure
-    from gymsdk.cli.rollout import show_warnings
+    from gymsdk.cli.progress import show_warnings
 
     out, sound = sys.stdout, True
     with show_warnings(), redirect_stdout(sys.stderr):
-        async with aclosing(measure(asked, lambda told: typer.echo(told, err=True))) as found:
-            async for each in found:
+        async with aclosing(measure(plan, lambda text: typer.echo(text, err=True))) as results:
+            async for each in results:
                 typer.echo(each.model_dump_json() if json else _format_text(each), file=out)
                 out.flush()
                 sound = sound and all(load.is_correct for load in each.loads)
@@ -100,7 +122,7 @@ def _format_text(served: BenchResult) -> str:
 
 
 def format_table(served: BenchResult) -> str:
-    """Give what was found: a column for each load, and beneath what went wrong."""
+    """Return the results as a table with a column per load, followed by the problems."""
     columns = [dict(_format_metrics(each)) for each in served.loads]
     names = list(dict.fromkeys(name for column in columns for name in column))
     cells = [["at once", *(str(each.at_once) for each in served.loads)]]
@@ -112,7 +134,7 @@ def format_table(served: BenchResult) -> str:
 
 
 def _format_header(served: BenchResult) -> Iterator[str]:
-    yield f"{served.environment}: played by {served.model or 'nobody knows whom'}"
+    yield f"{served.environment}: played by {served.model or 'an unknown model'}"
     if served.ready is not None:
         yield f"ready in {served.ready:.2f} s ({served.ready_cpu:.2f} s of CPU), with {served.ready_memory:.0f} MB"
 
@@ -128,8 +150,8 @@ def _format_metrics(load: LoadResult) -> Iterator[tuple[str, str]]:
     if load.latency is not None:
         for name, value in load.latency:
             yield f"{name}, ms", f"{value:,.1f}"
-    for name, spent in load.cpu.items():
-        yield f"CPU of the {name}, ms a rollout", f"{spent:.2f}"
+    for name, milliseconds in load.cpu.items():
+        yield f"CPU of the {name}, ms a rollout", f"{milliseconds:.2f}"
     for name, memory in load.memory.items():
         for when, megabytes in (("before", memory.before), ("halfway", memory.half), ("after", memory.after)):
             yield f"memory of the {name} {when}, MB", f"{megabytes:,.0f}"
@@ -150,8 +172,9 @@ def _format_problems(loads: Sequence[LoadResult]) -> Iterator[str]:
     for load in loads:
         if load.wrong and load.expected is not None and load.reward is not None:
             yield (
-                f"WRONG REWARDS: at {load.at_once} at once {load.wrong} of {load.rollouts} differ from the recording;"
-                f" the mean is {load.reward:.4f} where it should be {load.expected:.4f}"
+                f"WRONG REWARDS: with {load.at_once} at once, {load.wrong} of {load.rollouts} rewards"
+                f" differ from the recording;"
+                f" the mean is {load.reward:.4f}, expected {load.expected:.4f}"
             )
     if any(load.wrong is None for load in loads):
-        yield "whether the rewards are right is not known: --model names the scripted policy they are to be held to"
+        yield "the rewards are not checked: name the scripted policy that the servers play with --model"

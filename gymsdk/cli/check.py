@@ -1,4 +1,4 @@
-"""`gymsdk check`: what is wrong with an environment."""
+"""`gymsdk check`: report the defects of an environment."""
 
 from __future__ import annotations
 
@@ -25,29 +25,52 @@ STATUS_COLORS = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
 def check(  # noqa: PLR0913  # each is an option of the command
-    name: Annotated[str | None, typer.Argument(help="The environment.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help="Name the environment.", show_default=False)] = None,
     *,
     only: Annotated[
-        list[str], typer.Option(metavar="ID", help="Run this check, or family of checks.", show_default=False)
+        list[str],
+        typer.Option(
+            metavar="ID",
+            help="Run this check, or this family of checks.",
+            show_default=False,
+            rich_help_panel=options.RUN,
+        ),
     ] = [],  # noqa: B006  # typer copies it
     skip: Annotated[
-        list[str], typer.Option(metavar="ID", help="Leave this check out, or family of checks.", show_default=False)
+        list[str],
+        typer.Option(
+            metavar="ID",
+            help="Leave out this check, or this family of checks.",
+            show_default=False,
+            rich_help_panel=options.RUN,
+        ),
     ] = [],  # noqa: B006  # typer copies it
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     tasks: options.Tasks = None,
-    split: Annotated[str | None, typer.Option(metavar="NAME", help="Look at the tasks of one split.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Check the tasks of this split only.", rich_help_panel=options.TASKS),
+    ] = None,
     seed: options.Seed = 0,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Tasks of each split to look at.")] = 8,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Check N tasks of each split.", rich_help_panel=options.TASKS)
+    ] = 8,
     turns: options.Turns = 32,
     tool_calls: options.ToolCalls = 128,
     deadline: options.Deadline = 600.0,
-    list_: Annotated[bool, typer.Option("--list", help="Show the checks there are.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the checks and exit.", rich_help_panel=options.OUTPUT)
+    ] = False,
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
-    """Look for what is wrong with an environment.
+    """Check an environment for problems with its tasks, verifier, tools and package.
 
-    Each finding comes with what was seen, why it matters and how to mend it; the exit code is 1 where there is one.
+    Each finding describes the problem, why it matters and how to fix it. The exit code is 1 if a check fails.
+
+    Examples:
+        gymsdk check math
+        gymsdk check math --only packaging --skip packaging.page
     """
     from gymsdk.checks import run as catalog
 
@@ -61,10 +84,10 @@ def check(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.episode import Budget
 
     budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
-    given = options.parse_settings([name], settings)[name]
-    # What an author's code prints must not mix with the results, which may be JSON for a program.
+    environment_settings = options.parse_settings([name], settings)[name]
+    # The output of an environment's code must not mix with the results, which may be JSON for a program.
     with redirect_stdout(sys.stderr):
-        subject = _build_subject(name, given, tasks, split=split, seed=seed, limit=limit, budget=budget)
+        subject = _build_subject(name, environment_settings, tasks, split=split, seed=seed, limit=limit, budget=budget)
     if not _run_checks(subject, chosen, json=json):
         raise typer.Exit(1)
 
@@ -73,8 +96,8 @@ def _list_checks(checks: Sequence[Check], *, json: bool) -> None:
     if json:
         from gymsdk import jsonl
 
-        told = [{"id": each.id, "asks": each.asks, "why": each.why, "mend": each.mend} for each in checks]
-        typer.echo(jsonl.dump_document(told), nl=False)
+        listed = [{"id": each.id, "asks": each.asks, "why": each.why, "mend": each.mend} for each in checks]
+        typer.echo(jsonl.dump_document(listed), nl=False)
         return
     for each in checks:
         typer.echo(f"{each.id:<32}  {each.asks}")
@@ -90,13 +113,13 @@ def _build_subject(
     subject = build_subject(name, settings, seed=seed, count=limit, split=split, budget=budget)
     if tasks is not None:
         environment = subject.environment
-        found = from_file({name: environment}, tasks, limit=limit)
-        subject.given = [environment.read(row) for _, row in found]
+        rows = from_file({name: environment}, tasks, limit=limit)
+        subject.given = [environment.read(row) for _, row in rows]
     return subject
 
 
 def _run_checks(subject: Subject, checks: Sequence[Check], *, json: bool) -> bool:
-    """Run *checks* and show them; give whether none failed."""
+    """Run *checks*, print their results, and return whether none failed."""
     from gymsdk.checks.report import format_counts
     from gymsdk.checks.run import CheckRun, build_report
     from gymsdk.cli.stopping import Stopped, run_until_signal
@@ -110,9 +133,9 @@ def _run_checks(subject: Subject, checks: Sequence[Check], *, json: bool) -> boo
             results = run_until_signal(_collect_results(CheckRun(subject), checks, None if json else out))
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
-    told = build_report(subject, results)
-    typer.echo(told.model_dump_json(indent=2) if json else f"\n{format_counts(results)}", file=out)
-    return told.passed
+    checked = build_report(subject, results)
+    typer.echo(checked.model_dump_json(indent=2) if json else f"\n{format_counts(results)}", file=out)
+    return checked.passed
 
 
 async def _collect_results(run: CheckRun, checks: Sequence[Check], out: TextIO | None) -> list[Result]:
@@ -127,6 +150,6 @@ async def _collect_results(run: CheckRun, checks: Sequence[Check], out: TextIO |
 def _print_result(result: Result, out: TextIO) -> None:
     from gymsdk.checks.report import format_details, format_summary
 
-    mark, _, told = format_summary(result).partition(" ")
+    mark, _, text = format_summary(result).partition(" ")
     typer.secho(mark, fg=STATUS_COLORS[result.status], nl=False, file=out)
-    typer.echo("\n".join([f" {told}", *format_details(result)]), file=out)
+    typer.echo("\n".join([f" {text}", *format_details(result)]), file=out)

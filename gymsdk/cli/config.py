@@ -1,4 +1,4 @@
-"""`gymsdk config`: the settings of a deployment and where each comes from, or a file to start with."""
+"""`gymsdk config`: show a deployment's settings with their origins, or write a configuration file to start from."""
 
 from __future__ import annotations
 
@@ -14,67 +14,73 @@ if TYPE_CHECKING:
     from gymsdk.config.model import Deployment
     from gymsdk.environment import Environment
 
-ConfigFiles = Annotated[
-    list[Path],
-    typer.Option("--config", metavar="FILE", help="A configuration; later ones win.", show_default=False),
-]
-
 
 def config(
     words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME | KEY=VALUE...]",
-            help="An environment to write a file for, or settings that win over the files.",
+            help="Name an environment to write a file for, or settings that override the files.",
             show_default=False,
         ),
     ] = None,
     *,
-    files: ConfigFiles = [],  # noqa: B006  # typer copies it
+    files: options.Configs = [],  # noqa: B006  # typer copies it
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The file to write; standard output, if none."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write to this file instead of standard output.",
+            rich_help_panel=options.OUTPUT,
+        ),
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Show settings and where each comes from, or write a file that serves an environment."""
-    given = list(words or [])
-    names = [word for word in given if "=" not in word and not word.startswith(("+", "~"))]
+    """Show settings with their origins, or write a configuration file that serves an environment.
+
+    Examples:
+        gymsdk config math --output math.yaml
+        gymsdk config --config math.yaml policy_model_name=Qwen/Qwen3-4B
+    """
+    parsed = list(words or [])
+    names = [word for word in parsed if "=" not in word and not word.startswith(("+", "~"))]
     if not names:
-        _show_settings(files, given, output, json=json)
+        _show_settings(files, parsed, output, json=json)
         return
-    _check_name_is_alone(names, [word for word in given if word not in names], files)
+    _check_name_is_alone(names, [word for word in parsed if word not in names], files)
     _write_starter_file(names[0], output)
 
 
 def _check_name_is_alone(names: list[str], overrides: list[str], files: list[Path]) -> None:
-    """Refuse whatever stands beside the name of an environment, what is wrong with that first; raises `UsageError`."""
+    """Raise `UsageError` if an environment's name comes with settings or files."""
     from gymsdk import config as configuration
     from gymsdk.deploy import validate
 
     validate.check_names(names)
     if overrides:
-        # Who meant to show settings, and mistyped one, is told that.
+        # Validate the settings first: a mistyped setting gets its own error message.
         configuration.load_config(files, overrides)
     if len(names) > 1:
-        raise UsageError(f"a file is for one environment, and a setting is KEY=VALUE; {' '.join(names)} is neither")
+        raise UsageError(f"a file serves one environment, and settings are KEY=VALUE; {' '.join(names)} is neither")
     if overrides or files:
         other = overrides[0] if overrides else f"--config {files[0]}"
         raise UsageError(
-            f"{names[0]!r} would be an environment to write a file for, which goes alone; leave out {other}, "
-            f"or leave out {names[0]} to see settings"
+            f"{names[0]!r} names an environment to write a file for and must stand alone; leave out {other}, "
+            f"or leave out {names[0]} to show the settings"
         )
 
 
-def _show_settings(files: list[Path], given: list[str], output: Path | None, *, json: bool) -> None:
+def _show_settings(files: list[Path], overrides: list[str], output: Path | None, *, json: bool) -> None:
     from gymsdk import config as configuration
     from gymsdk.deploy import validate
 
     if output is not None:
-        raise UsageError(f"--output {output} is for the file of an environment; name that, as in gymsdk config math")
-    deployment = configuration.load_config(files, given)
+        raise UsageError(f"--output {output} needs the environment to write a file for, as in gymsdk config math")
+    deployment = configuration.load_config(files, overrides)
     _print_deployment(deployment, json=json)
-    # What was read can be seen all the same: it may be there that it was meant otherwise.
+    # Validate after printing, so that people see the settings even if they are invalid.
     validate.check(deployment)
 
 
@@ -93,12 +99,12 @@ def _print_deployment(deployment: Deployment, *, json: bool) -> None:
 
 
 def _find_secret_settings(deployment: Deployment) -> dict[str, set[str]]:
-    """Give which settings of environments those call secret, by their servers; of one that is not here, none."""
+    """Return the names of secret settings by server, for the environments that are installed."""
     from gymsdk.config.model import ResourcesServerConfig
     from gymsdk.errors import GymsdkError
     from gymsdk.plugins import registry
 
-    found: dict[str, set[str]] = {}
+    secrets: dict[str, set[str]] = {}
     for block in deployment.servers:
         if not isinstance(block.part, ResourcesServerConfig):
             continue
@@ -106,8 +112,8 @@ def _find_secret_settings(deployment: Deployment) -> dict[str, set[str]]:
             fields = type(registry.load(block.part.environment).config).model_fields
         except GymsdkError:
             continue
-        found[block.name] = {name for name, field in fields.items() if "Secret" in str(field.annotation)}
-    return found
+        secrets[block.name] = {name for name, field in fields.items() if "Secret" in str(field.annotation)}
+    return secrets
 
 
 def _write_starter_file(name: str, output: Path | None) -> None:
@@ -122,14 +128,14 @@ def _write_starter_file(name: str, output: Path | None) -> None:
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{output} is there and is not replaced; choose another --output") from None
+        raise UsageError(f"{output} already exists; choose another --output") from None
     except OSError as error:
-        raise UsageError(f"{output} cannot be written: {error.strerror}; choose another --output") from None
+        raise UsageError(f"cannot write {output}: {error.strerror}; choose another --output") from None
     typer.echo(f"Wrote {output}: gymsdk serve --config {output}")
 
 
 def _list_default_settings(environment: Environment) -> dict[str, Any]:
-    """Give the environment's own settings with their defaults, `null` for those that must be given."""
+    """Return the environment's settings with their defaults, and `None` for required settings."""
     from pydantic_core import to_jsonable_python
 
     return {

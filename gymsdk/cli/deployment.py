@@ -1,34 +1,51 @@
-"""An order: what the command `gymsdk serve` says, and made one with what the files say."""
+"""Combine the options of `gymsdk serve` with configuration files, start the model and the servers, and serve."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+import logging
+import secrets
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from gymsdk.cli import options as given
-from gymsdk.deploy import supervisor as handing
+import typer
+
+from gymsdk.cli.announce import Announcer
+from gymsdk.cli.options import join_base_urls, parse_pins
+from gymsdk.deploy import supervisor
 from gymsdk.errors import UsageError
 from gymsdk.responses import Api
 
 if TYPE_CHECKING:
     import socket
 
-    from gymsdk.config.model import Deployment
+    from gymsdk.config.model import Deployment, ServerConfig
     from gymsdk.deploy.plan import Options, Role
     from gymsdk.episode import Budget
     from gymsdk.observability.logging import LogConfig
     from gymsdk.types import Model
 
+log = logging.getLogger("gymsdk")
 
 RAY_ADDRESS_KEY = "ray_head_node_address"
-"""NeMo Gym's key for a Ray cluster, which is not used here."""
+"""NeMo Gym's key for the address of a Ray cluster. gymsdk does not use it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Who plays, as far as the command says."""
+    """The options of the command that describe the policy's model.
+
+    Attributes:
+        pins: The values of `--pin`.
+        launch: Whether to start vLLM with the model.
+        flags: The flags for vLLM.
+        key: The API key of a vLLM that the supervisor started.
+    """
 
     name: str | None
     base_urls: tuple[str, ...]
@@ -41,33 +58,42 @@ class ModelOptions:
     key: str | None = None
 
     def check(self) -> None:
-        """Refuse what does not go together; raises `UsageError`."""
+        """Raise `UsageError` if options contradict each other."""
         if self.flags and not self.launch:
-            raise UsageError(f"{self.flags[0]} stands behind --, where flags for vLLM do; add --launch-vllm")
+            raise UsageError(f"{self.flags[0]} stands after --, where flags for vLLM belong; add --launch-vllm")
         if not self.launch:
             return
         if not self.name or not self.name.startswith("vllm/") or "@http" in self.name:
-            raise UsageError("--launch-vllm starts the model that --model names, as in --model vllm/Qwen/Qwen3-4B")
+            raise UsageError("--launch-vllm needs a model from --model, as in --model vllm/Qwen/Qwen3-4B")
         if self.base_urls:
-            raise UsageError("--launch-vllm starts a server of its own, and --base-url names another; leave one out")
+            raise UsageError(
+                "--launch-vllm starts a model server, and --base-url names another one; leave one of them out"
+            )
 
     def build_model(self, **more: Any) -> Model | None:
-        """Give the model, `None` where the command names none."""
+        """Build the model, or return `None` if the command names none."""
         from gymsdk.models import registry as models
 
         if self.name is None:
             if self.base_urls or self.pins or self.token_ids:
-                raise UsageError("--base-url, --pin and --token-ids say how a model is asked; name it with --model")
+                raise UsageError("--base-url, --pin and --token-ids configure a model; name the model with --model")
             return None
-        how: dict[str, Any] = {"api": self.api, "timeout": self.timeout, "pinned": given.parse_pins(self.pins)}
-        how |= {"api_key": self.key} if self.key else {}
-        address = given.join_base_urls(self.base_urls)
-        return models.model(self.name, **{"base_url": address, "tokens": self.token_ids, **how, **more})
+        keywords: dict[str, Any] = {"api": self.api, "timeout": self.timeout, "pinned": parse_pins(self.pins)}
+        keywords |= {"api_key": self.key} if self.key else {}
+        base_url = join_base_urls(self.base_urls)
+        return models.model(self.name, **{"base_url": base_url, "tokens": self.token_ids, **keywords, **more})
 
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Which servers run here, and where they listen."""
+    """The options of the command that say which servers run here, and where they listen.
+
+    Attributes:
+        ports: The ports of servers other than the head, by server.
+        head: The URL of a head on another node, or `None` to run the head here.
+        only: The only server to run in this process, on the socket *socket_fd* from the supervisor.
+        supervisor: The id of the supervisor that started this process.
+    """
 
     host: str | None
     advertise_host: str | None
@@ -84,15 +110,21 @@ class ListenOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """All that the command says, and the files may say what it leaves open; *settings* are the *pairs* of `--set`."""
+    """All options of the command. Configuration files may supply what these leave open.
+
+    Attributes:
+        settings: The settings of each environment.
+        setting_pairs: The same settings as words of `--set`.
+        logs: The level, format and directory of the logs.
+    """
 
     names: tuple[str, ...]
     settings: Mapping[str, Mapping[str, Any]]
-    pairs: tuple[str, ...]
+    setting_pairs: tuple[str, ...]
     files: tuple[Path, ...]
     overrides: tuple[str, ...]
-    player: ModelOptions
-    where: ListenOptions
+    model: ModelOptions
+    listen: ListenOptions
     token_file: Path | None
     insecure: bool
     tls: tuple[Path, Path] | None
@@ -106,40 +138,49 @@ class ServeOptions:
     capture: Path | None
 
     def read_deployment(self) -> Deployment | None:
-        """Give what the files and settings say, `None` where there are none; raises `UsageError`.
+        """Read the configuration files and overrides.
 
-        The folder's `env.yaml` is such a file: a server does not begin without the token that stands there.
+        The working folder's `env.yaml` counts as such a file, so that a server does not start without the token in it.
+
+        Returns:
+            The deployment, or `None` if there are no files and no overrides.
+
+        Raises:
+            UsageError: The files name no server.
+            BadConfig: A setting is wrong.
         """
         from gymsdk.models.options import ENV_FILES
 
-        if not self.files and not self.overrides and not any(Path(each).exists() for each in ENV_FILES):
+        if not self.files and not self.overrides and not any(Path(file).exists() for file in ENV_FILES):
             return None
-        from gymsdk import config
+        from gymsdk.config import load_config
         from gymsdk.deploy import plan, validate
 
-        where = self.where
-        found = config.load_config(self.files, self.overrides, played=self.player.name is not None)
-        role = "head" if where.only == handing.HEAD else where.role
-        validate.check(found, plan.here(found.servers, role=role, only=where.only))
-        if not (found.servers or self.names or self.player.name or found.head.given or where.role or where.head):
-            if RAY_ADDRESS_KEY not in found.ignored:
+        listen = self.listen
+        deployment = load_config(self.files, self.overrides, played=self.model.name is not None)
+        role = "head" if listen.only == supervisor.HEAD else listen.role
+        validate.check(deployment, plan.here(deployment.servers, role=role, only=listen.only))
+        if not (
+            deployment.servers or self.names or self.model.name or deployment.head.given or listen.role or listen.head
+        ):
+            if RAY_ADDRESS_KEY not in deployment.ignored:
                 files = ", ".join(map(str, self.files)) or "the settings"
                 raise UsageError(
-                    f"no server is named in {files}; `gymsdk config NAME` writes a file that serves an environment"
+                    f"{files} names no server; `gymsdk config NAME` writes a file that serves an environment"
                 )
-            # Whoever names a cluster and nothing else starts its first node, which others join.
-            found = found.model_copy(update={"head": found.head.model_copy(update={"given": True})})
-        if where.port is None:
-            return found
-        return found.model_copy(update={"head": found.head.model_copy(update={"port": self.where.port})})
+            # A file that only names a cluster starts its first node, which others join.
+            deployment = deployment.model_copy(update={"head": deployment.head.model_copy(update={"given": True})})
+        if listen.port is None:
+            return deployment
+        return deployment.model_copy(update={"head": deployment.head.model_copy(update={"port": self.listen.port})})
 
     def list_warnings(self, deployment: Deployment | None) -> Iterator[str]:
-        """Yield what somebody should read before it is served; what is started by a supervisor has nothing to add."""
-        if self.where.only is not None:
+        """Yield warnings to print before serving. A server that a supervisor starts has none."""
+        if self.listen.only is not None:
             return
         from gymsdk.config.redaction import format_exposure_warning, is_secret
 
-        keys = [pair.partition("=")[0] for pair in self.pairs]
+        keys = [pair.partition("=")[0] for pair in self.setting_pairs]
         yield from (
             format_exposure_warning(f"--set {key}", "a file of --config")
             for key in keys
@@ -149,54 +190,207 @@ class ServeOptions:
             yield from filter(None, (*deployment.notes, deployment.ignored_keys_note))
 
     def build_options(self, deployment: Deployment | None) -> Options:
-        """Give how it is to be served; what the command says goes before what the files do."""
+        """Build the options of the servers. Options of the command take precedence over the files."""
         from gymsdk.config.model import Deployment
         from gymsdk.deploy.plan import Options
         from gymsdk.deploy.process import HEAD
         from gymsdk.servers.auth import Limits, Tls
 
-        said, where = deployment or Deployment(), self.where
-        tls = self.tls or ((said.tls.certificate, said.tls.key) if said.tls else None)
-        port = where.port if where.port is not None else said.head.port if said.head.given else HEAD
+        config, listen = deployment or Deployment(), self.listen
+        tls = self.tls or ((config.tls.certificate, config.tls.key) if config.tls else None)
+        port = listen.port if listen.port is not None else config.head.port if config.head.given else HEAD
         return Options(
-            host=where.host or said.default_host,
+            host=listen.host or config.default_host,
             port=port,
-            ports=dict(where.ports),
-            advertise_host=where.advertise_host or said.advertise_host,
-            insecure=self.insecure or said.insecure,
-            token_file=self.token_file or said.token_file,
+            ports=dict(listen.ports),
+            advertise_host=listen.advertise_host or config.advertise_host,
+            insecure=self.insecure or config.insecure,
+            token_file=self.token_file or config.token_file,
             tls=Tls(certificate=tls[0], key=tls[1]) if tls else None,
             limits=Limits(**self.limits),
             ttl=self.ttl,
             sessions=self.sessions,
             mcp=self.mcp,
             budget=self.budget,
-            role="head" if where.only == handing.HEAD else where.role,
-            only=None if where.only == handing.HEAD else where.only,
-            head=where.head.rstrip("/") if where.head else None,
+            role="head" if listen.only == supervisor.HEAD else listen.role,
+            only=None if listen.only == supervisor.HEAD else listen.only,
+            head=listen.head.rstrip("/") if listen.head else None,
             sockets=self._sockets(),
-            range=(said.ports.low, said.ports.high) if said.ports.low and said.ports.high else None,
-            disallowed=said.ports.disallowed,
-            root_path=where.root_path,
-            supervisor=where.supervisor,
-            capture=self.capture or said.capture,
+            range=(config.ports.low, config.ports.high) if config.ports.low and config.ports.high else None,
+            disallowed=config.ports.disallowed,
+            root_path=listen.root_path,
+            supervisor=listen.supervisor,
+            capture=self.capture or config.capture,
         )
 
     def _sockets(self) -> dict[str, socket.socket]:
-        where = self.where
-        if where.socket_fd is None:
+        listen = self.listen
+        if listen.socket_fd is None:
             return {}
-        if where.only is None:
-            raise UsageError("--fd hands a socket to the server that --only names; leave both to --separate")
-        return {where.only: handing.socket_at(where.socket_fd)}
+        if listen.only is None:
+            raise UsageError("--fd passes a socket to the server that --only names; --separate sets both")
+        return {listen.only: supervisor.socket_at(listen.socket_fd)}
 
     def build_logging(self, deployment: Deployment | None) -> LogConfig:
-        """Give what is to be logged."""
+        """Return the configuration of the logs."""
         from gymsdk.observability.logging import parse_log_config
 
-        said = deployment.logs if deployment else None
-        level = self.logs["level"] or (said.level if said else "warning")
-        form = self.logs["format"] or (said.format if said else "text")
-        folder = self.logs["directory"] or (said.folder if said else None)
-        server = "head" if self.where.only == handing.HEAD else self.where.only or "gymsdk"
-        return parse_log_config(level, form, folder, server=server)
+        logs = deployment.logs if deployment else None
+        level = self.logs["level"] or (logs.level if logs else "warning")
+        log_format = self.logs["format"] or (logs.format if logs else "text")
+        folder = self.logs["directory"] or (logs.folder if logs else None)
+        server = "head" if self.listen.only == supervisor.HEAD else self.listen.only or "gymsdk"
+        return parse_log_config(level, log_format, folder, server=server)
+
+
+def serve_until_stopped(options: ServeOptions, announce: Announcer) -> None:
+    """Serve until a signal arrives.
+
+    Args:
+        options: The options of the command.
+        announce: Prints the addresses once the servers are ready.
+    """
+    from gymsdk.cli.progress import show_warnings
+    from gymsdk.cli.stopping import Stopped, run_until_signal
+    from gymsdk.observability.logging import log_to
+    from gymsdk.profiling import profile_to_directory
+
+    options.model.check()
+    deployment = options.read_deployment()
+    for warning in options.list_warnings(deployment):
+        typer.echo(warning, err=True)
+    log_config = options.build_logging(deployment)
+    profile = options.profile or (deployment.profile if deployment else None)
+    warnings = nullcontext() if log_config.takes_stderr else show_warnings()
+    try:
+        # The output of an environment's code must not mix with the JSON line for programs.
+        with warnings, log_to(log_config), profile_to_directory(profile), redirect_stdout(sys.stderr):
+            work = _serve_deployment(options, deployment, log_config, announce)
+            run_until_signal(work, quiet=options.listen.only is not None)
+    except Stopped as stop:
+        # Ctrl-C is the regular way to stop a server, so the exit code is 0 once it has been ready.
+        raise typer.Exit(0 if announce.ready else stop.code) from None
+
+
+async def _serve_deployment(
+    options: ServeOptions, deployment: Deployment | None, log_config: LogConfig, announce: Announcer
+) -> None:
+    from gymsdk.deploy import parent
+    from gymsdk.http import client
+
+    if options.listen.socket_fd is not None:
+        parent.held()
+    try:
+        async with _start_model(options, deployment) as started:
+            if options.listen.separate:
+                await _serve_separately(options, deployment, log_config, announce, started.inherited)
+            else:
+                await _serve_in_process(options, deployment, started.model, announce)
+    finally:
+        await client.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class StartedModel:
+    """The model of the policy, and the options that child processes receive to play with the same model."""
+
+    model: Model | None
+    inherited: supervisor.Handed
+
+
+@asynccontextmanager
+async def _start_model(options: ServeOptions, deployment: Deployment | None) -> AsyncIterator[StartedModel]:
+    """Build the policy's model. With --launch-vllm, run vLLM as long as the context is open."""
+    model = options.model
+    inherited = supervisor.Handed(
+        overrides=options.overrides,
+        settings=options.setting_pairs,
+        model=model.name,
+        pins=model.pins,
+        base_urls=model.base_urls,
+        supervisor=secrets.token_hex(8),
+    )
+    if not model.launch:
+        yield StartedModel(model.build_model(), inherited)
+        return
+    from gymsdk.deploy.vllm import launched
+    from gymsdk.deploy.vllm_command import Launch
+
+    name = (model.name or "").removeprefix("vllm/")
+    start_seconds = deployment.readiness if deployment and deployment.readiness else 600.0
+    launch = Launch(name=name, flags=model.flags, insecure=options.insecure, ending=5.0, starting=start_seconds)
+    async with launched(launch) as engine:
+        key = engine.key.get_secret_value() if engine.key else None
+        inherited = inherited.model_copy(update={"base_urls": (engine.url,), "key": key})
+        yield StartedModel(model.build_model(base_url=engine.url, api_key=engine.key), inherited)
+
+
+async def _serve_in_process(
+    options: ServeOptions, deployment: Deployment | None, model: Model | None, announce: Announcer
+) -> None:
+    from gymsdk.deploy.process import serving
+
+    with TemporaryDirectory(prefix="gymsdk-") as folder:
+        async with serving(
+            options.names,
+            model=model,
+            settings=options.settings,
+            options=options.build_options(deployment),
+            deployment=deployment,
+        ) as running:
+            if options.listen.only is None:
+                policy = options.model.name or running.model
+                await announce(running.head_url, running.services, policy, Path(folder), running.environments)
+            announce.ready = True
+            check = asyncio.ensure_future(_warn_if_engine_is_down(running.model, options.listen.only))
+            try:
+                await running.ended()
+            finally:
+                check.cancel()
+
+
+async def _warn_if_engine_is_down(model: Model | None, only: str | None) -> None:
+    """Warn if the engine behind the policy's model server does not answer yet; the servers are ready without it."""
+    from gymsdk.config.model import POLICY_SERVER
+
+    find_trouble = getattr(model, "trouble", None)
+    if find_trouble is not None and only in {None, POLICY_SERVER} and (trouble := await find_trouble()):
+        log.warning("%s", trouble)
+
+
+async def _serve_separately(
+    options: ServeOptions,
+    deployment: Deployment | None,
+    log_config: LogConfig,
+    announce: Announcer,
+    inherited: supervisor.Handed,
+) -> None:
+    from gymsdk.deploy.process import placed, planned, running_here
+    from gymsdk.deploy.separate import separated
+
+    plan = options.build_options(deployment).model_copy(update={"supervisor": inherited.supervisor})
+    safety = plan.safety()
+    plan = await placed(plan, deployment, safety)
+    blocks = planned(options.names, options.model.name, options.settings, plan, deployment)
+    here = running_here(blocks, plan, safety)
+    words = [*supervisor.again(sys.argv[1:], options.overrides), *_build_default_words(options, deployment, plan)]
+    bare = log_config.takes_stderr and log_config.format == "json"
+    async with separated(here, words, options=plan, safety=safety, handed=inherited.line(), bare=bare) as running:
+        await announce(running.head_url, running.services, _find_served_policy(blocks), None, ())
+        await running.ended()
+
+
+def _find_served_policy(blocks: Sequence[ServerConfig]) -> str:
+    """Return the name of the model behind the policy's model server, or an empty string if there is none."""
+    from gymsdk.config.model import ModelServerConfig
+
+    parts = [block.part for block in blocks if block.kind == "responses_api_models"]
+    return parts[0].name if parts and isinstance(parts[0], ModelServerConfig) else ""
+
+
+def _build_default_words(options: ServeOptions, deployment: Deployment | None, plan: Options) -> list[str]:
+    """Return the words that pass on the default model, unless a node whose head runs elsewhere starts none."""
+    from gymsdk.deploy.process import DEFAULT, leaves_model
+
+    other_model = options.model.name or leaves_model(deployment) or plan.head or plan.role
+    return [] if other_model else ["--model", DEFAULT]

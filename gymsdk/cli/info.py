@@ -1,4 +1,4 @@
-"""`gymsdk info`: what one environment is."""
+"""`gymsdk info`: describe an environment."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ if TYPE_CHECKING:
     from gymsdk.types import Item
 
 MAX_TEXT_CHARS = 600
-"""Characters of a message that are shown."""
+"""How many characters of a message are shown."""
 
 
 def info(
-    name: Annotated[str, typer.Argument(help="The environment's name, as `gymsdk list` shows it.")],
+    name: Annotated[str, typer.Argument(help="Name the environment, as `gymsdk list` shows it.")],
     *,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     json: options.Json = False,
 ) -> None:
-    """Show what an environment is.
+    """Describe an environment: its splits, row fields, settings, tools and first task.
 
-    Its splits, row fields, settings, tools and a first task.
+    Examples:
+        gymsdk info math
     """
-    told = _describe_environment(name, registry.load(name, **options.parse_settings([name], settings)[name]))
+    description = _describe_environment(name, registry.load(name, **options.parse_settings([name], settings)[name]))
     if json:
         from gymsdk import jsonl
 
-        typer.echo(jsonl.dump_document(told), nl=False)
+        typer.echo(jsonl.dump_document(description), nl=False)
         return
-    typer.echo("\n".join(_format_lines(told)))
+    typer.echo("\n".join(_format_lines(description)))
 
 
 def _describe_environment(name: str, environment: Environment) -> dict[str, Any]:
@@ -58,8 +59,8 @@ def _read_first_task(environment: Environment) -> list[Item]:
 
     if not environment.splits:
         return []
-    found = from_splits({environment.name: environment}, None, seed=0, limit=1)
-    return [item for _, row in found for item in environment.read(row).input]
+    rows = from_splits({environment.name: environment}, None, seed=0, limit=1)
+    return [item for _, row in rows for item in environment.read(row).input]
 
 
 def _describe_fields(kind: type[BaseModel]) -> list[dict[str, Any]]:
@@ -80,7 +81,7 @@ def _describe_fields(kind: type[BaseModel]) -> list[dict[str, Any]]:
 
 
 def _format_type(annotation: Any) -> str:
-    """Give *annotation* as one writes it, without the modules its names come from."""
+    """Return *annotation* as source code without module names."""
     from types import NoneType, UnionType
     from typing import Annotated, Literal, Union, get_args, get_origin
 
@@ -98,30 +99,30 @@ def _format_type(annotation: Any) -> str:
     return str(getattr(annotation, "__name__", annotation))
 
 
-def _format_lines(told: dict[str, Any]) -> Iterable[str]:
-    yield f"{told['name']} ({told['package']})"
-    if told["about"]:
-        yield told["about"]
-    yield f"\nsplits: {', '.join(told['splits']) or 'none'}"
+def _format_lines(description: dict[str, Any]) -> Iterable[str]:
+    yield f"{description['name']} ({description['package']})"
+    if description["about"]:
+        yield description["about"]
+    yield f"\nsplits: {', '.join(description['splits']) or 'none'}"
     for title in ("settings", "row fields"):
-        yield f"\n{title}:" if told[title] else f"\n{title}: none"
-        yield from map(_format_field, told[title])
-    yield "\ntools:" if told["tools"] else "\ntools: none"
-    for tool in told["tools"]:
-        yield f"  {tool['name']}({', '.join(tool['parameters'].get('properties', {}))}): {_format_signature(tool)}".rstrip(
-            ": "
-        )
-    if told["first task"]:
+        yield f"\n{title}:" if description[title] else f"\n{title}: none"
+        yield from map(_format_field, description[title])
+    yield "\ntools:" if description["tools"] else "\ntools: none"
+    for tool in description["tools"]:
+        parameters = ", ".join(tool["parameters"].get("properties", {}))
+        summary = str(tool.get("description", "")).partition("\n")[0]
+        yield f"  {tool['name']}({parameters}): {summary}".rstrip(": ")
+    if description["first task"]:
         yield "\nfirst task:"
-        yield from map(_format_message, told["first task"])
+        yield from map(_format_message, description["first task"])
 
 
 def _format_field(field: dict[str, Any]) -> str:
     from gymsdk import jsonl
 
     default = "" if field["required"] else f" = {_shorten(jsonl.dump_portable_json(field['default']).decode(), 60)}"
-    told = f"  # {field['description']}" if field["description"] else ""
-    return f"  {field['name']}: {_shorten(field['type'], 80)}{default}{told}"
+    comment = f"  # {field['description']}" if field["description"] else ""
+    return f"  {field['name']}: {_shorten(field['type'], 80)}{default}{comment}"
 
 
 def _format_signature(tool: Item) -> str:
@@ -134,5 +135,5 @@ def _format_message(item: Item) -> str:
     return f"  {item.get('role')}: {_shorten(extract_text(item.get('content')), MAX_TEXT_CHARS)}"
 
 
-def _shorten(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+def _shorten(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else f"{text[:max_chars]}… ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""`gymsdk list`: the installed environments."""
+"""`gymsdk list`: list the installed environments."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from gymsdk.plugins import registry
 
 def list_(
     *,
-    load: Annotated[bool, typer.Option("--load", help="Load each one too, to find those that break.")] = False,
+    load: Annotated[bool, typer.Option("--load", help="Load each environment to find broken ones.")] = False,
     json: options.Json = False,
 ) -> None:
     """List the installed environments.
 
-    Broken ones come with their error; with --load the exit code is 1 where one breaks.
+    A broken environment is listed with its error. With --load, the exit code is 1 if an environment fails to load.
+
+    Examples:
+        gymsdk list
+        gymsdk list --load --json
     """
     entries = list(registry.installed().values())
     errors = {entry.name: entry.error or (_find_load_error(entry.name) if load else None) for entry in entries}
@@ -26,7 +30,7 @@ def list_(
     if json:
         _print_json(entries, errors)
     elif not entries:
-        typer.echo("No environment is installed; `pip install gym-env-math` is one.")
+        typer.echo("No environment is installed. Install one, for example with `pip install gym-env-math`.")
     else:
         _print_table(entries, errors)
     if broken:
@@ -39,7 +43,7 @@ def _find_load_error(name: str) -> str | None:
     except BrokenEnvironment as error:
         return str(error)
     except UsageError:
-        # It loads, and only misses a setting that its user has to choose.
+        # The environment loads; it only lacks a setting that its user must choose.
         return None
     return None
 
@@ -49,8 +53,8 @@ def _print_table(entries: list[registry.Entry], errors: dict[str, str | None]) -
     wide, wider = max(map(len, homes)), max(map(len, homes.values()))
     for entry in entries:
         error = errors[entry.name]
-        told = f"broken: {error}" if error else entry.summary
-        typer.echo(f"{entry.name:<{wide}}  {homes[entry.name]:<{wider}}  {told}".rstrip())
+        text = f"broken: {error}" if error else entry.summary
+        typer.echo(f"{entry.name:<{wide}}  {homes[entry.name]:<{wider}}  {text}".rstrip())
 
 
 def _print_json(entries: list[registry.Entry], errors: dict[str, str | None]) -> None:

@@ -1,4 +1,4 @@
-"""`gymsdk new`: a new environment, as a package that installs, is tested and plays."""
+"""`gymsdk new`: create an environment package from the template."""
 
 from __future__ import annotations
 
@@ -14,66 +14,86 @@ from gymsdk.cli import options
 from gymsdk.errors import GymsdkError, UsageError
 
 DISTRIBUTION_PREFIX = "gym-env-"
-"""What the distribution's name has before the environment's."""
+"""Prefix of the distribution's name."""
 
 NAME_PATTERN = r"(?!(?i:gym-env-))(?!.*-v[0-9]+\Z)[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?"
-"""The names that are right; the template's own check has the same pattern."""
+"""Valid names. The template checks the same pattern."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentName:
-    """An environment's name, and those of its distribution, which is its folder too, and its module."""
+    """The name of an environment, with the names of its distribution and its module."""
 
     name: str
 
     @property
     def distribution(self) -> str:
-        """What pip calls it."""
+        """The name for pip, which is the name of the folder too."""
         return f"{DISTRIBUTION_PREFIX}{self.name}"
 
     @property
     def module(self) -> str:
-        """What Python calls it: importable whatever the name is, for the prefix is no reserved word's."""
+        """The name for `import`. The prefix ensures that it is not a reserved word."""
         return re.sub(r"[-.]", "_", self.distribution).lower()
 
 
 def canonicalize_name(name: str) -> str:
-    """Give *name* as indexes compare it: two distributions of one canonical name are one."""
+    """Return *name* in the canonical form of package indexes, in which equal names mean the same distribution."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def parse_name(name: str) -> EnvironmentName:
-    """Give *name* where it can be an environment's; raises `UsageError`."""
+    """Return *name* as an environment's name. Raises `UsageError` if it is invalid."""
     if re.fullmatch(NAME_PATTERN, name):
         return EnvironmentName(name)
     raise UsageError(_describe_name_error(name))
 
 
 def _describe_name_error(name: str) -> str:
-    shown = ascii(name if len(name) <= 80 else f"{name[:80]}…")  # noqa: PLR2004  # what fits a line
+    shown_name = ascii(name if len(name) <= 80 else f"{name[:80]}…")  # noqa: PLR2004  # what fits a line
     if name.lower().startswith(DISTRIBUTION_PREFIX):
         rest = name[len(DISTRIBUTION_PREFIX) :] or "NAME"
-        return f"the name {shown} is the distribution's; leave out the `{DISTRIBUTION_PREFIX}`: `gymsdk new {rest}`"
+        return f"the name {shown_name} is a distribution's; leave out `{DISTRIBUTION_PREFIX}`: `gymsdk new {rest}`"
     if re.fullmatch(r".*-v[0-9]+", name):
-        return f"the name {shown} ends like a Gymnasium version; leave out the `-v<digits>`, or write `_v<digits>`"
+        return f"the name {shown_name} ends like a Gymnasium version; leave out `-v<digits>`, or write `_v<digits>`"
     return (
-        f"{shown} is no name for an environment; choose 1 to 64 letters, digits, `-`, `_` and `.`,"
-        " a letter or digit at both ends, as in `gymsdk new my-env`"
+        f"{shown_name} is not a valid environment name; use 1 to 64 letters, digits, `-`, `_` and `.`,"
+        " with a letter or digit at both ends, as in `gymsdk new my-env`"
     )
 
 
+PACKAGE = "Package"
+"""The panel of the options that describe the package."""
+
 Kind = Annotated[
     Literal["single-turn", "tools"],
-    typer.Option(help="A question and a reply, or tools that share a state."),
+    typer.Option(help="Create a task with a single reply, or with tools that share a state.", rich_help_panel=PACKAGE),
 ]
-Judge = Annotated[bool, typer.Option("--judge/--no-judge", help="Let another model judge, where one is named.")]
-Author = Annotated[str | None, typer.Option(metavar="NAME", help="Whose it is, for the licence.", show_default=False)]
-License = Annotated[Literal["Apache-2.0", "MIT", "proprietary"], typer.Option(help="Its licence.")]
-Output = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write its folder into.")]
+Judge = Annotated[
+    bool,
+    typer.Option("--judge/--no-judge", help="Let another model judge if a setting names one.", rich_help_panel=PACKAGE),
+]
+Author = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Name the author in the licence.", show_default=False, rich_help_panel=PACKAGE),
+]
+License = Annotated[
+    Literal["Apache-2.0", "MIT", "proprietary"], typer.Option(help="Choose the licence.", rich_help_panel=PACKAGE)
+]
+Output = Annotated[
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="DIR",
+        help="Create the package's folder inside this folder.",
+        rich_help_panel=options.OUTPUT,
+    ),
+]
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="The environment's name, as in `gymsdk play NAME`.")],
+    name: Annotated[str, typer.Argument(help="Name the environment, as in `gymsdk play NAME`.")],
     *,
     kind: Kind = "single-turn",
     judge: Judge = False,
@@ -82,41 +102,45 @@ def new(
     output: Output = Path(),
     json: options.Json = False,
 ) -> None:
-    """Write a new environment: a package that installs, tests itself and plays.
+    """Create an environment package that you can install, test and play.
 
-    Change its rows and its verifier; `gymsdk check NAME` says what is wrong with them.
+    Change its rows and its verifier; `gymsdk check NAME` reports their defects.
+
+    Examples:
+        gymsdk new my-env
+        gymsdk new my-tools --kind tools --output ~/environments
     """
-    called = parse_name(name)
-    folder = output / called.distribution
-    _check_available(called, folder)
-    told = {"name": name, "kind": kind, "judge": judge, "license": license}
-    _write_package(told | ({} if author is None else {"author": _resolve_author(author)}), output)
+    environment_name = parse_name(name)
+    folder = output / environment_name.distribution
+    _check_available(environment_name, folder)
+    context = {"name": name, "kind": kind, "judge": judge, "license": license}
+    _write_package(context | ({} if author is None else {"author": _resolve_author(author)}), output)
     if json:
-        _print_json(called, folder)
+        _print_json(environment_name, folder)
         return
-    _print(called, folder)
+    _print(environment_name, folder)
 
 
-def _check_available(called: EnvironmentName, folder: Path) -> None:
+def _check_available(environment_name: EnvironmentName, folder: Path) -> None:
     from gymsdk.plugins import registry
 
     if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} is there already; choose another name, or another folder with --output")
-    ours = {canonicalize_name(called.name), canonicalize_name(called.distribution)}
+        raise UsageError(f"{folder} already exists; choose another name, or another folder with --output")
+    ours = {canonicalize_name(environment_name.name), canonicalize_name(environment_name.distribution)}
     for entry in registry.installed().values():
         if ours & {canonicalize_name(entry.name), canonicalize_name(entry.distribution)}:
             home = f"{entry.distribution} {entry.version}"
-            raise UsageError(f"an environment named {entry.name!r} is installed already ({home}); choose another name")
+            raise UsageError(f"an environment named {entry.name!r} is already installed ({home}); choose another name")
 
 
 def _resolve_author(author: str) -> str:
-    # Braces are the template language's own: cookiecutter renders what it is told.
+    # cookiecutter renders values as templates, so braces are not allowed.
     if author.strip() and author.isprintable() and not {"{", "}"} & set(author):
         return author
-    raise UsageError(f"--author {author!a}: write a name on one line, without braces, as in 'Ada Lovelace'")
+    raise UsageError(f"--author {author!a}: write a name on one line without braces, as in 'Ada Lovelace'")
 
 
-def _write_package(told: dict[str, Any], output: Path) -> None:
+def _write_package(context: dict[str, Any], output: Path) -> None:
     from tempfile import TemporaryDirectory
 
     try:
@@ -124,43 +148,49 @@ def _write_package(told: dict[str, Any], output: Path) -> None:
         from cookiecutter.main import cookiecutter
     except ModuleNotFoundError as error:
         raise UsageError(f'gymsdk new needs cookiecutter: pip install "gymsdk[author]" ({error})') from None
-    with TemporaryDirectory() as kept:
-        # Its own settings and the record of its runs are in the home folder: neither read nor written here.
-        own: Any = {"replay_dir": kept, "cookiecutters_dir": kept}
+    with TemporaryDirectory() as scratch:
+        # Keep cookiecutter from reading its settings and writing its records in the home folder.
+        cookiecutter_config: Any = {"replay_dir": scratch, "cookiecutters_dir": scratch}
         try:
             cookiecutter(
-                str(_find_template()), no_input=True, extra_context=told, output_dir=str(output), default_config=own
+                str(_find_template()),
+                no_input=True,
+                extra_context=context,
+                output_dir=str(output),
+                default_config=cookiecutter_config,
             )
         except OSError as error:
-            raise UsageError(f"{output} cannot be written to ({error}); name another folder with --output") from None
+            raise UsageError(f"cannot write to {output} ({error}); choose another folder with --output") from None
         except CookiecutterException as error:
-            raise GymsdkError(f"the template could not be written: {error}") from error
+            raise GymsdkError(f"cannot write the template: {error}") from error
 
 
 def _find_template() -> Path:
     package = Path(__file__).resolve().parents[1]
-    # A wheel carries the template; a checkout has it beside the package.
+    # A wheel contains the template; in a checkout it lies beside the package.
     for folder in (package / "template", package.parent / "cookiecutter-env"):
         if (folder / "cookiecutter.json").is_file():
             return folder
-    raise UsageError("this installation of gymsdk has no template; reinstall it: pip install --force-reinstall gymsdk")
+    raise UsageError(
+        "this installation of gymsdk lacks its template; reinstall it: pip install --force-reinstall gymsdk"
+    )
 
 
-def _print(called: EnvironmentName, folder: Path) -> None:
+def _print(name: EnvironmentName, folder: Path) -> None:
     install = shlex.quote(f"./{folder}[dev]" if not folder.is_absolute() else f"{folder}[dev]")
-    typer.echo(f"Wrote {folder}: its rows are in {called.module}/data, its verifier in {called.module}/__init__.py.")
-    typer.echo(f"\nNext:\n  pip install -e {install}\n  gymsdk check {called.name}\n  gymsdk play {called.name}")
+    typer.echo(f"Wrote {folder}: its rows are in {name.module}/data, its verifier in {name.module}/__init__.py.")
+    typer.echo(f"\nNext:\n  pip install -e {install}\n  gymsdk check {name.name}\n  gymsdk play {name.name}")
 
 
-def _print_json(called: EnvironmentName, folder: Path) -> None:
+def _print_json(environment_name: EnvironmentName, folder: Path) -> None:
     from gymsdk import jsonl
 
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    told = {
-        "name": called.name,
-        "distribution": called.distribution,
-        "module": called.module,
+    document = {
+        "name": environment_name.name,
+        "distribution": environment_name.distribution,
+        "module": environment_name.module,
         "folder": str(folder),
         "files": files,
     }
-    typer.echo(jsonl.dump_document(told), nl=False)
+    typer.echo(jsonl.dump_document(document), nl=False)

@@ -1,4 +1,4 @@
-"""`gymsdk policy serve`: a scripted policy in the place of an engine, to try trainers and agents with."""
+"""`gymsdk policy serve`: serve a scripted policy as an OpenAI-compatible endpoint, to try trainers and agents."""
 
 from __future__ import annotations
 
@@ -14,70 +14,105 @@ import orjson
 import typer
 
 from gymsdk.cli import options
+from gymsdk.cli.help import Command, CommandGroup
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
     from gymsdk.testing.faults import Faults
+    from gymsdk.types import Model
 
+FAULTS, FORMAT = "Faults", "Format"
+"""The panels of the endpoint's own options."""
 
-def _share_option(words: str) -> Any:
-    return typer.Option(min=0, max=1, metavar="SHARE", callback=options.check_finite, help=words)
-
-
-Reasoning = Annotated[Literal["field", "tags", "none"], typer.Option(help="How a chat is told thoughts.")]
-Bundles = Annotated[
-    bool, typer.Option("--bundles", help="Put token ids on a chat's message, as NeMo RL's server does.")
+Reasoning = Annotated[
+    Literal["field", "tags", "none"],
+    typer.Option(help="Return reasoning in a field, in tags of the text, or not at all.", rich_help_panel=FORMAT),
 ]
+
+Bundles = Annotated[
+    bool,
+    typer.Option("--bundles", help="Add token ids to chat messages, as NeMo RL's server does.", rich_help_panel=FORMAT),
+]
+
 Latency = Annotated[
     str,
-    typer.Option(metavar="SECONDS", help="What an answer takes: 0.2, 0.1-0.5, exp:MEAN, lognormal:MEDIAN:SIGMA."),
+    typer.Option(
+        metavar="SECONDS",
+        help="Delay each response by 0.2, 0.1-0.5, exp:MEAN or lognormal:MEDIAN:SIGMA seconds.",
+        rich_help_panel=FAULTS,
+    ),
 ]
-Errors = Annotated[float, _share_option("Requests answered 500, 502 or 503.")]
-RateLimited = Annotated[float, _share_option("Requests answered 429.")]
-Disconnects = Annotated[float, _share_option("Connections cut before or in the answer.")]
-Malformed = Annotated[float, _share_option("Answers whose first call has half of its arguments.")]
-Truncated = Annotated[float, _share_option("Streams that end too early.")]
+
 ContextLength = Annotated[
-    int | None, typer.Option(min=2, metavar="N", help="Tokens that a prompt and its answer may have.")
+    int | None,
+    typer.Option(min=2, metavar="N", help="Limit prompt and response to N tokens together.", rich_help_panel=FAULTS),
 ]
+
 Unparsed = Annotated[
-    bool, typer.Option("--unparsed", help="Leave tool calls in the text, as with the wrong parser of calls.")
+    bool,
+    typer.Option(
+        "--unparsed",
+        help="Leave tool calls in the text, as an engine with the wrong tool parser does.",
+        rich_help_panel=FAULTS,
+    ),
 ]
-RefuseTools = Annotated[bool, typer.Option("--refuse-tools", help="Refuse tools, as without a parser of calls.")]
+
+RefuseTools = Annotated[
+    bool,
+    typer.Option(
+        "--refuse-tools",
+        help="Reject tools, as an engine without a tool parser does.",
+        rich_help_panel=FAULTS,
+    ),
+]
+app = typer.Typer(
+    help="Serve a scripted policy as an OpenAI-compatible endpoint.", no_args_is_help=True, cls=CommandGroup
+)
+POLICY_SYNTAX = "oracle[:SHARE]|null|echo|random|script:FILE|replay:FILE"
 
 
-def build_faults(**given: Any) -> Faults:
-    """Give the faults that the options ask for; raises `UsageError` where they do not fit."""
+def _share_option(text: str) -> Any:
+    return typer.Option(min=0, max=1, metavar="SHARE", callback=options.check_finite, help=text, rich_help_panel=FAULTS)
+
+
+Errors = Annotated[float, _share_option("Answer this share of requests with 500, 502 or 503.")]
+
+RateLimited = Annotated[float, _share_option("Answer this share of requests with 429.")]
+
+Disconnects = Annotated[float, _share_option("Cut this share of connections before or during the response.")]
+
+Malformed = Annotated[float, _share_option("Cut the arguments of the first tool call in this share of responses.")]
+
+Truncated = Annotated[float, _share_option("End this share of streams too early.")]
+
+
+def build_faults(**fields: Any) -> Faults:
+    """Build the faults that the options describe. Raises `UsageError` if they are invalid."""
     from pydantic import ValidationError
 
     from gymsdk.errors import format_error_detail, format_error_location
     from gymsdk.testing.faults import Faults
 
     try:
-        return Faults(**given)
+        return Faults(**fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = format_error_location(first)
+        option = format_error_location(first)
         raise UsageError(
-            f"--{where}: {format_error_detail(first)}" if where else f"{format_error_detail(first)}; lower one of them"
+            f"--{option}: {format_error_detail(first)}"
+            if option
+            else f"{format_error_detail(first)}; lower one of them"
         ) from None
-
-
-if TYPE_CHECKING:
-    from gymsdk.types import Model
-
-app = typer.Typer(help="Serve a scripted policy as an engine would be.", no_args_is_help=True)
-POLICY_SYNTAX = "oracle[:SHARE]|null|echo|random|script:FILE|replay:FILE"
 
 
 @app.callback()
 def _policy() -> None:
-    """Serve a scripted policy as an engine would be."""
+    """Serve a scripted policy as an OpenAI-compatible endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PolicyOptions:
-    """Who is to play, and what of an environment the oracle is to know."""
+    """The policy to serve and the tasks that its oracle knows."""
 
     kind: str
     env: tuple[str, ...]
@@ -88,38 +123,84 @@ class _PolicyOptions:
     seed: int
 
     def check(self) -> None:
-        """Refuse an oracle without an environment, and an environment without the oracle; raises `UsageError`."""
+        """Raise `UsageError` if the oracle lacks an environment, or another policy has options of the oracle."""
         if self.kind.partition(":")[0] == "oracle":
             if not self.env:
-                raise UsageError("the oracle knows the answers of an environment's tasks; name it with --env")
+                raise UsageError("the oracle needs the environments whose tasks it solves; name them with --env")
             return
-        given = {"env": self.env, "split": self.split, "tasks": self.tasks, "set": self.settings, "limit": self.limit}
-        if named := next((option for option, value in given.items() if value), None):
-            raise UsageError(f"--{named} is the oracle's, and {self.kind} knows no tasks; leave it out")
+        oracle_options = {
+            "env": self.env,
+            "split": self.split,
+            "tasks": self.tasks,
+            "set": self.settings,
+            "limit": self.limit,
+        }
+        if extra := next((option for option, value in oracle_options.items() if value), None):
+            raise UsageError(f"--{extra} applies to the oracle only, and {self.kind} does not read tasks; leave it out")
 
 
-@app.command()
+@app.command(cls=Command)
 def serve(  # noqa: PLR0913  # each is an option of the command
-    kind: Annotated[str, typer.Argument(metavar=POLICY_SYNTAX, help="Who plays.", show_default=False)],
+    kind: Annotated[str, typer.Argument(metavar=POLICY_SYNTAX, help="Choose the policy.", show_default=False)],
     *,
     env: Annotated[
         list[str],
-        typer.Option("--env", metavar="NAME", help="An environment whose tasks the oracle knows.", show_default=False),
+        typer.Option(
+            "--env",
+            metavar="NAME",
+            help="Let the oracle solve the tasks of this environment; can be repeated.",
+            show_default=False,
+            rich_help_panel=options.TASKS,
+        ),
     ] = [],  # noqa: B006  # typer copies it
     split: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The split whose rows the oracle knows; all, if not given.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Let the oracle solve the rows of this split. By default, of all splits.",
+            rich_help_panel=options.TASKS,
+        ),
     ] = None,
     tasks: options.Tasks = None,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Rows the oracle reads at most; 10,000, if not given.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Let the oracle read at most N rows. By default, 10,000.",
+            rich_help_panel=options.TASKS,
+        ),
     ] = None,
-    host: Annotated[str, typer.Option(metavar="HOST", help="Where to listen; beyond loopback with --insecure.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0 is any.")] = 8000,
-    name: Annotated[str, typer.Option(metavar="NAME", help="What the model is called.")] = "policy",
-    insecure: Annotated[bool, typer.Option("--insecure", help="Let anybody who reaches the host use it.")] = False,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST",
+            help="Listen on this host; a non-loopback host needs --insecure.",
+            rich_help_panel=options.NETWORK,
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="N",
+            help="Listen on this port; 0 takes any free port.",
+            rich_help_panel=options.NETWORK,
+        ),
+    ] = 8000,
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Serve the model under this name.", rich_help_panel=options.NETWORK)
+    ] = "policy",
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Allow everyone who reaches the host to use the endpoint.",
+            rich_help_panel=options.SECURITY,
+        ),
+    ] = False,
     reasoning: Reasoning = "field",
     bundles: Bundles = False,
     latency: Latency = "0",
@@ -134,8 +215,13 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     seed: options.Seed = 0,
     json: options.Json = False,
 ) -> None:
-    """Serve a scripted policy until Ctrl-C: Chat Completions, Responses and Messages, streamed or not."""
-    ordered = build_faults(
+    """Serve a scripted policy until Ctrl-C, over Chat Completions, Responses and Messages, also streamed.
+
+    Examples:
+        gymsdk policy serve oracle --env math
+        gymsdk policy serve random --latency 0.1-0.5 --errors 0.05
+    """
+    faults = build_faults(
         latency=latency,
         errors=errors,
         limited=limited,
@@ -148,42 +234,47 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         seed=seed,
     )
     if not name.strip():
-        raise UsageError("--name is empty; say what the model is called")
+        raise UsageError("--name is empty; pass the name that clients send as `model`")
     kind = kind.removeprefix("scripted/")
-    asked = _PolicyOptions(
+    policy_options = _PolicyOptions(
         kind=kind, env=tuple(env), split=split, tasks=tasks, settings=tuple(settings), limit=limit, seed=seed
     )
-    asked.check()
-    engine = {"name": name, "faults": ordered, "reasoning": reasoning, "bundles": bundles}
-    shown = _Announcer(asked, name, out=sys.stdout, json=json)
-    _serve(asked, engine, shown, {"host": host, "port": port, "insecure": insecure})
+    policy_options.check()
+    engine = {"name": name, "faults": faults, "reasoning": reasoning, "bundles": bundles}
+    announce = _Announcer(policy_options, name, out=sys.stdout, json=json)
+    _serve(policy_options, engine, announce, {"host": host, "port": port, "insecure": insecure})
 
 
 @asynccontextmanager
-async def _build_policy(asked: _PolicyOptions) -> AsyncIterator[Model]:
-    """Give the policy; the oracle with environments, whose rows it reads."""
+async def _build_policy(policy_options: _PolicyOptions) -> AsyncIterator[Model]:
+    """Open the policy. The oracle reads the tasks of the environments first."""
     from gymsdk.models import registry as models
     from gymsdk.plugins import registry
     from gymsdk.testing import oracle
 
-    player = models.model(f"scripted/{asked.kind}")
-    if not asked.env:
-        yield player
+    model = models.model(f"scripted/{policy_options.kind}")
+    if not policy_options.env:
+        yield model
         return
-    given = options.parse_settings(asked.env, asked.settings)
-    environments = {name: registry.load(name, **each) for name, each in given.items()}
+    settings = options.parse_settings(policy_options.env, policy_options.settings)
+    environments = {name: registry.load(name, **each) for name, each in settings.items()}
     async with oracle.opened(
-        environments, player, split=asked.split, tasks=asked.tasks, limit=asked.limit, seed=asked.seed
-    ) as found:
-        yield found
+        environments,
+        model,
+        split=policy_options.split,
+        tasks=policy_options.tasks,
+        limit=policy_options.limit,
+        seed=policy_options.seed,
+    ) as oracle_model:
+        yield oracle_model
 
 
 class _Announcer:
-    """Tells on *out* what is served, once it is; *ready* says that it has."""
+    """Prints the address of the endpoint once it is ready, and sets *ready*."""
 
-    def __init__(self, asked: _PolicyOptions, name: str, *, out: TextIO, json: bool) -> None:
+    def __init__(self, policy_options: _PolicyOptions, name: str, *, out: TextIO, json: bool) -> None:
         self.ready = False
-        self._asked = asked
+        self._asked = policy_options
         self._name = name
         self._out = out
         self._json = json
@@ -199,33 +290,35 @@ class _Announcer:
         return (
             f"{self._name}  {url}  scripted/{self._asked.kind}\n"
             f"Try: GYMSDK_BASE_URL={url} gymsdk rollout {names} --model vllm/{self._name}\n"
-            f"     OPENAI_BASE_URL={url} ANTHROPIC_BASE_URL={url.removesuffix('/v1')}; any key will do\n"
-            "Ready. Ctrl-C ends it."
+            f"     OPENAI_BASE_URL={url} ANTHROPIC_BASE_URL={url.removesuffix('/v1')}; any API key works\n"
+            "Ready. Press Ctrl-C to stop."
         )
 
 
-def _serve(asked: _PolicyOptions, engine: dict[str, Any], shown: _Announcer, where: dict[str, Any]) -> None:
+def _serve(
+    policy_options: _PolicyOptions, engine: dict[str, Any], announce: _Announcer, address: dict[str, Any]
+) -> None:
     from contextlib import redirect_stdout
 
-    from gymsdk.cli.rollout import show_warnings
+    from gymsdk.cli.progress import show_warnings
     from gymsdk.cli.stopping import Stopped, run_until_signal
 
     try:
-        # What an author's code prints must not mix with what a program reads.
+        # The output of an environment's code must not mix with the JSON line for programs.
         with show_warnings(), redirect_stdout(sys.stderr):
-            run_until_signal(_serve_policy(asked, engine, shown, where))
+            run_until_signal(_serve_policy(policy_options, engine, announce, address))
     except Stopped as stop:
-        # A server is there to be stopped: once it has been ready, that went well.
-        raise typer.Exit(0 if shown.ready else stop.code) from None
+        # Ctrl-C is the regular way to stop a server, so the exit code is 0 once it has been ready.
+        raise typer.Exit(0 if announce.ready else stop.code) from None
 
 
 async def _serve_policy(
-    asked: _PolicyOptions, engine: dict[str, Any], shown: _Announcer, where: dict[str, Any]
+    policy_options: _PolicyOptions, engine: dict[str, Any], announce: _Announcer, address: dict[str, Any]
 ) -> None:
     import asyncio
 
     from gymsdk import testing
 
-    async with _build_policy(asked) as player, testing.serve(testing.app(player, **engine), **where) as url:
-        shown(url)
+    async with _build_policy(policy_options) as model, testing.serve(testing.app(model, **engine), **address) as url:
+        announce(url)
         await asyncio.Event().wait()

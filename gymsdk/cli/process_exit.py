@@ -1,6 +1,6 @@
-"""The end of the process: within a bound, whatever threads and tasks the code of an environment's author has left.
+"""Exit the process within a time limit, even if an environment's code left threads and tasks running.
 
-Apart from `stopping`, so that a command that needs no event loop does not import `asyncio`.
+This module is separate from `stopping`, so that a command without an event loop does not import `asyncio`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import threading
 from contextlib import suppress
 
 EXIT_SECONDS = 15.0
-"""Seconds that the interpreter may wait for threads before it exits."""
+"""Seconds that the interpreter may wait for threads before the process exits."""
 
 unfinished_tasks: list[object] = []
-"""Tasks that did not end. While they are in this list, they are not destroyed, which would print errors."""
+"""Tasks that did not end. This list keeps them alive, because destroying them prints errors."""
 
 _exit_codes: list[int] = []
 """The exit code, once it is known."""
 
 
 def limit_exit_time(code: int) -> None:
-    """Have this process end with *code* within `PATIENCE` seconds.
+    """Make this process exit with *code* within `EXIT_SECONDS`.
 
-    The interpreter waits for every thread that is no daemon. Threads that still run after `PATIENCE` seconds are named
-    on standard error, and the process exits without them.
+    The interpreter waits for every thread that is not a daemon. After `EXIT_SECONDS`, the process names the threads
+    that still run on standard error and exits without them.
     """
     _exit_codes.append(code)
     clock = threading.Timer(EXIT_SECONDS, _exit_without_threads)
@@ -35,7 +35,7 @@ def limit_exit_time(code: int) -> None:
 
 @atexit.register
 def _exit_without_tasks() -> None:
-    # Registered before all other functions, it runs after them. The interpreter would now destroy the tasks.
+    # Registered before all other functions, so it runs last. Without it, the interpreter would destroy the tasks now.
     if unfinished_tasks and _exit_codes:
         _exit_now()
 
@@ -55,10 +55,10 @@ def _exit_now() -> None:
 
 
 def _find_author_line(thread: threading.Thread) -> str:
-    """Give the line of the author's code that *thread* is at."""
+    """Return the line of the environment's code that *thread* executes."""
     import traceback
 
     from gymsdk.errors import find_author_line
 
     frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001  # documented, in spite of its name
-    return find_author_line(traceback.extract_stack(frame)) or "at no line of Python"
+    return find_author_line(traceback.extract_stack(frame)) or "not in Python code"

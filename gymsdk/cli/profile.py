@@ -1,4 +1,4 @@
-"""`gymsdk profile`: what a model's rollouts say about an environment, before a training run is paid for."""
+"""`gymsdk profile`: estimate from a model's rollouts what training on an environment would learn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     token_ids: options.TokenIds = False,
     tasks: options.Tasks = None,
     split: options.Split = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Take this many tasks.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Play at most N tasks.", rich_help_panel=options.TASKS)
+    ] = 100,
     repeats: options.Repeats = 8,
     concurrency: options.Concurrency = 64,
     seed: options.Seed = 0,
@@ -46,15 +48,20 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     output: options.Output = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
-    plot: Annotated[bool, typer.Option(help="Draw profile.png, where gymsdk[plot] is installed.")] = True,
+    plot: Annotated[
+        bool,
+        typer.Option(help="Draw profile.png if gymsdk[plot] is installed.", rich_help_panel=options.OUTPUT),
+    ] = True,
     traceback: Traceback = False,  # noqa: ARG001  # its callback does the work
     json: options.Json = False,
 ) -> None:
-    """Say what training on an environment would learn.
+    """Estimate what training on an environment would learn, by playing every task several times.
 
-    Plays every task several times.
+    Examples:
+        gymsdk profile math --model vllm/Qwen/Qwen3-4B
+        gymsdk profile math --limit 20 --repeats 4 --output profile
     """
-    from gymsdk.cli.rollout import choose_folder, run_rollouts
+    from gymsdk.cli.progress import choose_folder, run_rollouts
     from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
     from gymsdk.rollouts.run import Pace, Run
@@ -78,28 +85,28 @@ def profile(  # noqa: PLR0913  # each is an option of the command
         sampling=sampled,
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
     )
-    plot = plot and _check_matplotlib()
+    plot = plot and _has_matplotlib()
     folder = choose_folder(output, ["profile", name], resume=resume)
     pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
     run = Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace)
     run_rollouts(run)
-    found = _profile_run(plan, folder, plot=plot)
+    result = _profile_run(plan, folder, plot=plot)
     typer.echo(
-        found.model_dump_json(indent=2)
+        result.model_dump_json(indent=2)
         if json
-        else "\n".join([*_format_profile(found), *_list_output_paths(folder, plot=plot)])
+        else "\n".join([*_format_profile(result), *_list_output_paths(folder, plot=plot)])
     )
-    if found.failures:
+    if result.failures:
         raise typer.Exit(1)
 
 
-def _check_matplotlib() -> bool:
-    """Say in one line that there is no plot where matplotlib is not installed."""
+def _has_matplotlib() -> bool:
+    """Return whether matplotlib is installed, and print a note if it is not."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is not None:
         return True
-    typer.echo("no plot is drawn, as matplotlib is not installed: `pip install 'gymsdk[plot]'`", err=True)
+    typer.echo("no plot is drawn because matplotlib is not installed; run `pip install 'gymsdk[plot]'`", err=True)
     return False
 
 
@@ -110,55 +117,55 @@ def _profile_run(plan: Plan, folder: Path, *, plot: bool) -> Profile:
     name = next(iter(plan.environments))
     with RunFolder(folder) as run:
         maxima = _list_claimed_maxima(plan, run)
-        found = profiled(name, plan.model or "", run.read_rollouts(), run.read_failures(), maxima=maxima)
-        (folder / "profile.json").write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        result = profiled(name, plan.model or "", run.read_rollouts(), run.read_failures(), maxima=maxima)
+        (folder / "profile.json").write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
         if plot:
-            draw(found, folder / "profile.png")
-    return found
+            draw(result, folder / "profile.png")
+    return result
 
 
 def _list_claimed_maxima(plan: Plan, run: RunFolder) -> dict[int, float]:
-    """Give the best reward the environment claims of each of the run's tasks."""
-    from gymsdk.cli.stopping import run_in_new_loop as run_loop
+    """Return the maximum reward that the environment claims for each task of the run, by task index."""
+    from gymsdk.cli.stopping import run_in_new_loop
     from gymsdk.metrics import TASK_INDEX
     from gymsdk.plugins import registry
 
     name, settings = next(iter(plan.environments.items()))
     environment = registry.load(name, **settings)
 
-    async def best() -> dict[int, float]:
+    async def list_maxima() -> dict[int, float]:
         rows = run.read_inputs()
         return {row[TASK_INDEX]: (await environment.claims(environment.read(row))).maximum for row in rows}
 
-    return run_loop(best())
+    return run_in_new_loop(list_maxima())
 
 
 def _list_output_paths(folder: Path, *, plot: bool) -> Iterator[str]:
     from gymsdk.rollouts.folder import DRAWN, FILES
 
-    drawn = [name for name in DRAWN if plot or not name.endswith(".png")]
-    return (str(folder / name) for name in (*drawn, *FILES))
+    names = [name for name in DRAWN if plot or not name.endswith(".png")]
+    return (str(folder / name) for name in (*names, *FILES))
 
 
-def _format_profile(found: Profile) -> Iterator[str]:
-    """Yield the profile for people, its verdict first."""
-    yield typer.style(found.verdict, bold=True)
-    if mean := found.reward:
+def _format_profile(profile: Profile) -> Iterator[str]:
+    """Yield the lines of the profile as text, the verdict first."""
+    yield typer.style(profile.verdict, bold=True)
+    if mean := profile.reward:
         yield f"mean reward        {mean.value:6.3f}   (95 %: {mean.low:.3f} to {mean.high:.3f})"
-    for k, each in found.passes.items():
+    for k, each in profile.passes.items():
         yield f"pass@{k:<13} {each.value:6.1%}   (95 %: {each.low:.1%} to {each.high:.1%})"
-    if found.flat is not None:
-        yield f"groups all alike   {found.flat:6.1%}   (they teach a group-based trainer nothing)"
-    yield f"tasks              {found.tasks:6}"
-    for band, count in found.bands.items():
+    if profile.flat is not None:
+        yield f"groups all alike   {profile.flat:6.1%}   (a group-based trainer learns nothing from them)"
+    yield f"tasks              {profile.tasks:6}"
+    for band, count in profile.bands.items():
         yield f"  {band:<16} {count:6}"
     yield "rewards"
-    most = max((bar.count for bar in found.rewards), default=1)
-    for bar in found.rewards:
-        yield f"  {bar.low:5.2f} to {bar.high:5.2f}   {bar.count:6}  {'█' * round(30 * bar.count / most)}".rstrip()
-    if found.grading:
-        yield f"verify             {found.grading['p50']:6.1f} ms (p50), {found.grading['p99']:.1f} ms (p99)"
-    if found.tokens is not None and found.turns is not None:
-        yield f"tokens per turn    {found.tokens:6.0f}   ({found.turns:.1f} turns per rollout)"
-    for kind, count in found.failures.items():
+    max_count = max((bar.count for bar in profile.rewards), default=1)
+    for bar in profile.rewards:
+        yield f"  {bar.low:5.2f} to {bar.high:5.2f}   {bar.count:6}  {'█' * round(30 * bar.count / max_count)}".rstrip()
+    if profile.grading:
+        yield f"verify             {profile.grading['p50']:6.1f} ms (p50), {profile.grading['p99']:.1f} ms (p99)"
+    if profile.tokens is not None and profile.turns is not None:
+        yield f"tokens per turn    {profile.tokens:6.0f}   ({profile.turns:.1f} turns per rollout)"
+    for kind, count in profile.failures.items():
         yield f"failed: {kind}: {count}"

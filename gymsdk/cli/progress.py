@@ -1,34 +1,137 @@
-"""The progress of a run on standard error: a live bar on a terminal, a line now and then elsewhere."""
+"""Play a run from the command line: show its progress, its warnings and its metrics, and stop it on a signal."""
 
 from __future__ import annotations
 
+import logging
 import re
+import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
+from gymsdk.cli.stopping import Stopped, run_until_signal
+from gymsdk.errors import UsageError
 from gymsdk.rollouts.folder import Standing
+from gymsdk.rollouts.plan import program
 from gymsdk.rollouts.retry import Played
+from gymsdk.rollouts.run import Run, carry_out
+from gymsdk.types import Row
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-EVERY = 10.0
-"""Seconds between two lines where there is no terminal."""
+PROGRESS_SECONDS = 10.0
+"""Seconds between two progress lines if standard error is not a terminal."""
+
+MAX_SIMILAR_WARNINGS = 5
+"""How many warnings with the same message and the same first argument are shown."""
+
+MAX_WARNING_KINDS = 50
+"""How many warnings with the same message are shown."""
+
+ROW_ORDER = (
+    *("scored", "mean", "pass", "majority", "out of", "prompt", "too much", "no reward"),
+    *("tokens in", "tokens out", "seconds"),
+)
+"""How the names of the rows begin, in the order of the table."""
+
+LIMIT_LABELS = {"prompts_too_long": "prompt too long", "grader_timeouts": "too much for the grader"}
+"""Labels of the counts of exceeded limits."""
+
+BUDGET_LABELS = {"turns": "turns", "tools": "tool calls", "tokens": "tokens", "deadline": "time"}
+"""Labels of the exhausted budgets, by the reason an episode ended."""
+
+SMALLEST_SHOWN = 0.0001
+"""The smallest number of seconds that the table shows exactly."""
+
+
+def run_rollouts(run: Run) -> list[Row]:
+    """Play *run* and return its metrics. A signal stops the run, leaves its folder resumable and prints the command."""
+    folder = run.output
+    with Progress() as watch, show_warnings():
+        words = (
+            f"stopped; the finished rollouts are in {folder}; resume with:\n"
+            f"  {format_resume_command(sys.argv[1:], folder)}"
+        )
+        try:
+            # The output of an environment's code must not mix with the metrics, which may be JSON for a program.
+            with redirect_stdout(sys.stderr):
+                return run_until_signal(carry_out(run, watch), last_words=f"{words}\n")
+        except Stopped as stop:
+            code = stop.code
+    if folder.exists():
+        typer.echo(words, err=True)
+    raise typer.Exit(code)
+
+
+def format_resume_command(words: Sequence[str], folder: Path) -> str:
+    """Return the command that resumes the run in *folder* that the arguments *words* started."""
+    kept = [word for word in words if word not in {"--overwrite", "--resume"}]
+    names_output = any(word.startswith("--output") or re.match("-o", word) for word in kept)
+    folder_option = [] if names_output else ["--output", str(folder)]
+    return shlex.join([*program(), *kept, *folder_option, "--resume"])
+
+
+def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) -> Path:
+    """Return the folder to write: *output*, or a new one. Raises `UsageError` if --resume names no folder."""
+    if output is None and resume:
+        raise UsageError("--resume continues the run of a folder; name the folder with --output")
+    return output or name_dated_folder(names)
+
+
+def name_dated_folder(names: Sequence[str]) -> Path:
+    """Return a path with the date and time that does not exist yet."""
+    first = Path("rollouts") / f"{'-'.join(names)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number, path = 1, first
+    while path.exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path
+
+
+@contextmanager
+def show_warnings() -> Iterator[None]:
+    """Print gymsdk's warnings on standard error, but only a few similar ones, because a run may have many episodes."""
+    handler, log = _WarningHandler(), logging.getLogger("gymsdk")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+class _WarningHandler(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._shown: Counter[str] = Counter()
+        self._alike: Counter[tuple[str, str]] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        form, about = str(record.msg), str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
+        if self._shown[form] >= MAX_WARNING_KINDS or self._alike[form, about] >= MAX_SIMILAR_WARNINGS:
+            return
+        self._alike[form, about] += 1
+        self._shown[form] += 1
+        typer.echo(self.format(record), err=True)
+        if self._alike[form, about] == MAX_SIMILAR_WARNINGS or self._shown[form] == MAX_WARNING_KINDS:
+            typer.echo("(further warnings of this kind are not shown)", err=True)
 
 
 class Progress:
-    """Follows a run: how many rollouts are done, what they earned on average, how many have no reward."""
+    """Counts the finished rollouts of a run, their mean reward and their failures, and prints them."""
 
     def __init__(self) -> None:
         self._total = 0
         self._standing = Standing()
         self._bar = _Bar() if sys.stderr.isatty() else None
-        self._next = time.monotonic() + EVERY
+        self._next = time.monotonic() + PROGRESS_SECONDS
 
     def __enter__(self) -> Self:
         return self
@@ -40,29 +143,29 @@ class Progress:
             self._bar.stop()
 
     def told(self, sentence: str) -> None:
-        """Say what a person should know of the run."""
+        """Print a message about the run."""
         typer.echo(sentence, err=True)
 
     def begun(self, *, total: int, standing: Standing) -> None:
-        """Show where the run stands."""
+        """Show the state of the run when it starts or resumes."""
         self._total, self._standing = total, standing
         if standing.done:
-            self.told(f"resumed: {len(standing.done)} of {total} rollouts are done")
+            self.told(f"resumed: {len(standing.done)} of {total} rollouts were finished before")
         if self._bar:
             self._bar.start(total)
             self._bar.show(standing)
 
-    def ended(self, played: Played) -> None:
+    def ended(self, result: Played) -> None:
         """Count one rollout."""
-        standing, reward = self._standing, played.rollout.reward
-        standing.done.add(played.job.key)
+        standing, reward = self._standing, result.rollout.reward
+        standing.done.add(result.job.key)
         standing.scored += reward is not None
         standing.earned += reward or 0.0
         standing.failed += reward is None
         if self._bar:
             self._bar.show(standing)
         elif time.monotonic() >= self._next:
-            self._next = time.monotonic() + EVERY
+            self._next = time.monotonic() + PROGRESS_SECONDS
             self.told(self._line())
 
     def _line(self) -> str:
@@ -73,7 +176,7 @@ class Progress:
 
 
 class _Bar:
-    """The bar; what anybody writes to standard error meanwhile stands above it."""
+    """A progress bar. Other output to standard error appears above it."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
@@ -117,15 +220,17 @@ def _draws_bar() -> Bar:
 
 
 def format_metrics_table(figures: Sequence[dict[str, Any]]) -> str:
-    """Give the figures, a column for each environment, what failed said beneath."""
+    """Return the metrics as a table with a column per environment, followed by the failure messages."""
     columns = [dict(_list_metrics(each)) for each in figures]
-    found = dict.fromkeys(name for column in columns for name in column)
-    names = sorted(found, key=lambda name: next(place for place, word in enumerate(ROW_ORDER) if name.startswith(word)))
+    row_names = dict.fromkeys(name for column in columns for name in column)
+    names = sorted(
+        row_names, key=lambda name: next(place for place, word in enumerate(ROW_ORDER) if name.startswith(word))
+    )
     cells = [["", *(each["environment"] for each in figures)]]
     cells += [[name, *(column.get(name, "") for column in columns)] for name in names]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    told = dict.fromkeys(line for each in figures for line in _list_failures(each))
-    return "\n".join([*(_format_row(row, widths) for row in cells), *told])
+    failures = dict.fromkeys(line for each in figures for line in _list_failures(each))
+    return "\n".join([*(_format_row(row, widths) for row in cells), *failures])
 
 
 def _format_row(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -139,7 +244,7 @@ def _list_metrics(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "mean/reward" in figures:
         yield "mean reward ± standard error", f"{figures['mean/reward']:.3f} ± {figures['stderr/reward']:.3f}"
     for key, value in figures.items():
-        # A majority of one says nothing that pass@1 does not.
+        # majority@1 equals pass@1.
         if re.fullmatch(r"(pass@\d+|majority@([2-9]|\d\d+))/accuracy", key):
             yield key.removesuffix("/accuracy"), f"{value:.1f} %"
     for why, count in summary["ended"].items():
@@ -155,24 +260,8 @@ def _list_metrics(summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"seconds in {stage}", f"{seconds:.4f}" if seconds >= SMALLEST_SHOWN else f"<{SMALLEST_SHOWN}"
 
 
-ROW_ORDER = (
-    *("scored", "mean", "pass", "majority", "out of", "prompt", "too much", "no reward"),
-    *("tokens in", "tokens out", "seconds"),
-)
-"""What the rows begin with, from the top of the table to its end."""
-
-LIMIT_LABELS = {"prompts_too_long": "prompt too long", "grader_timeouts": "too much for the grader"}
-"""What was too much, and for whom."""
-
-BUDGET_LABELS = {"turns": "turns", "tools": "tool calls", "tokens": "tokens", "deadline": "time"}
-"""What an episode ran out of, by how it ended."""
-
-SMALLEST_SHOWN = 0.0001
-"""Seconds below which a stage is shown as that."""
-
-
 def _list_failures(summary: dict[str, Any]) -> Iterator[str]:
     for kind, message in summary["failure_messages"].items():
         yield f"{kind}: {message}"
     if summary["complaint"]:
-        yield f"no figures of its own: {summary['complaint']}"
+        yield f"no metrics of the environment: {summary['complaint']}"

@@ -1,4 +1,4 @@
-"""`gymsdk restart`: one of the supervised servers of a head, ended well and started anew."""
+"""`gymsdk restart`: drain, stop and restart a supervised server."""
 
 from __future__ import annotations
 
@@ -13,30 +13,48 @@ if TYPE_CHECKING:
     from gymsdk.servers.reports import HeadSnapshot, RestartReply
 
 POLL_SECONDS = 0.25
-"""Seconds between two looks whether another is there."""
+"""Seconds between two requests that check whether the new server answers."""
 
 STOP_SECONDS = 15.0
-"""Seconds that a server may take to end, beside what its sessions are given."""
+"""Seconds a server may take to stop, in addition to the time its sessions get."""
 
 HTTP_CONFLICT = 409
 
 
 class _NoSupervisor(GymsdkError):
-    """The head knows nobody who could."""
+    """The head knows no supervisor that can restart the server."""
 
 
 def restart(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A server, as gymsdk status names it.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name the server, as `gymsdk status` shows it.")],
     *,
     head: options.Head = None,
     drain: Annotated[
-        float, typer.Option(min=0, max=3600, metavar="SECONDS", help="How long its sessions may take to end.")
+        float,
+        typer.Option(
+            min=0,
+            max=3600,
+            metavar="SECONDS",
+            help="Wait up to this long for the server's sessions to end.",
+            rich_help_panel=options.LIMITS,
+        ),
     ] = 30.0,
     timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long the new one may take to answer.")
+        float,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="Wait up to this long for the new server to answer.",
+            rich_help_panel=options.LIMITS,
+        ),
     ] = 60.0,
 ) -> None:
-    """Restart a server that gymsdk serve --separate supervises, once its sessions have ended."""
+    """Restart a server that `gymsdk serve --separate` supervises, after its sessions have ended.
+
+    Examples:
+        gymsdk restart math
+        gymsdk restart math --drain 300 --head http://127.0.0.1:11000
+    """
     from gymsdk.cli.stopping import Stopped, run_until_signal
     from gymsdk.client import DEFAULT_HEAD_URL
 
@@ -46,11 +64,11 @@ def restart(
         )
     except Stopped as stop:
         raise typer.Exit(stop.code) from None
-    typer.echo(f"{name} has been restarted, and answers after {seconds:.1f} s")
+    typer.echo(f"{name} restarted; it answers again after {seconds:.1f} s")
 
 
 async def _restart_and_wait(name: str, head: str, *, drain: float, seconds: float) -> float:
-    """Give the seconds after which another *name* answers."""
+    """Restart the server *name* and return the seconds until its replacement answers."""
     import asyncio
     from urllib.parse import quote
 
@@ -60,13 +78,15 @@ async def _restart_and_wait(name: str, head: str, *, drain: float, seconds: floa
     began = clock()
     try:
         before = await _request_head("GET", head, "/nodes")
-        begins = await _request_restart(head, f"/servers/{quote(name, safe='')}/restart?drain={drain:g}")
-        # They go one after another.
-        bound = len(begins.pids) * (drain + STOP_SECONDS + seconds)
-        while not await _has_restarted(name, head, before, begins):
+        restarting = await _request_restart(head, f"/servers/{quote(name, safe='')}/restart?drain={drain:g}")
+        # The instances restart one after another.
+        bound = len(restarting.pids) * (drain + STOP_SECONDS + seconds)
+        while not await _has_restarted(name, head, before, restarting):
             if clock() - began > bound:
-                look = f"gymsdk status --head {head}"
-                raise GymsdkError(f"{name!r} does not answer again after {clock() - began:.0f} s; {look} says more")
+                command = f"gymsdk status --head {head}"
+                raise GymsdkError(
+                    f"{name!r} does not answer again after {clock() - began:.0f} s; run `{command}` for details"
+                )
             await asyncio.sleep(POLL_SECONDS)
         return clock() - began
     finally:
@@ -74,7 +94,7 @@ async def _restart_and_wait(name: str, head: str, *, drain: float, seconds: floa
 
 
 async def _request_restart(head: str, path: str) -> RestartReply:
-    """Give what ends; a head that has just begun may be about to hear who could start them again."""
+    """Request the restart. A head that has just started may not know the supervisors yet, so retry until it does."""
     import asyncio
 
     from gymsdk.servers.reports import RestartReply
@@ -90,28 +110,28 @@ async def _request_restart(head: str, path: str) -> RestartReply:
 
 
 async def _has_restarted(name: str, head: str, before: Any, ending: RestartReply) -> bool:
-    """Whether all that are *ending* of the server *name* are gone, and others there instead."""
+    """Return whether every stopping instance of *name* is gone and as many new ones answer."""
     from gymsdk.servers.reports import HEAD_NODE_ID, HeadSnapshot
 
     try:
         now = HeadSnapshot.model_validate(await _request_head("GET", head, "/nodes"))
     except GymsdkError:
-        # The head itself is between two lives, or a moment too busy.
+        # The head itself is restarting, or is too busy to answer.
         return False
     then = HeadSnapshot.model_validate(before)
     if name == HEAD_NODE_ID:
-        # Those that it knew are of no use to anybody before they have joined the new one.
+        # A new head is of use only after the servers that the old one knew have registered with it.
         return _get_last_exit_time(now, name) != _get_last_exit_time(then, name) and (
             now.settled or _includes(now, then)
         )
-    known = {each.id for each in then.instances}
-    there = [each for each in now.instances if each.name == name]
-    new = [each for each in there if each.id not in known and each.status == "success"]
-    return len(new) >= len(ending.pids) and not any(each.id in ending.instances for each in there)
+    known_ids = {each.id for each in then.instances}
+    instances = [each for each in now.instances if each.name == name]
+    new = [each for each in instances if each.id not in known_ids and each.status == "success"]
+    return len(new) >= len(ending.pids) and not any(each.id in ending.instances for each in instances)
 
 
 def _includes(now: HeadSnapshot, then: HeadSnapshot) -> bool:
-    """Whether all that were there or expected *then* are there *now*; what the head itself has is so by its name."""
+    """Return whether *now* has all instances and servers of *then*. Servers in the head's process count by name."""
     members = {each.id for each in then.instances if each.node}
     names = {*then.expected, *(each.name for each in then.instances)}
     return members <= {each.id for each in now.instances} and names <= {each.name for each in now.instances}
@@ -123,26 +143,26 @@ def _get_last_exit_time(nodes: HeadSnapshot, name: str) -> float | None:
 
 
 async def _request_head(method: str, head: str, path: str) -> Any:
-    """Give what the head answers; raises `GymsdkError` where it does not, or refuses."""
+    """Send a request to the head and return its JSON object. Raises `GymsdkError` if the head fails or refuses."""
     from gymsdk import credentials
     from gymsdk.client import parse_value
     from gymsdk.http import client
 
-    carried, once = credentials.resolve_auth_headers(None), client.NO_RETRY
+    headers, once = credentials.resolve_auth_headers(None), client.NO_RETRY
     try:
         if method == "POST":
-            answer = await client.post(head + path, {}, headers=carried, timeout=5.0, retry=once)
+            answer = await client.post(head + path, {}, headers=headers, timeout=5.0, retry=once)
         else:
-            answer = await client.get(head + path, headers=carried, timeout=5.0, retry=once)
+            answer = await client.get(head + path, headers=headers, timeout=5.0, retry=once)
     except Failed as error:
-        cure = "start one with `gymsdk serve NAME --separate`, or name it with --head"
+        cure = "start a head with `gymsdk serve NAME --separate`, or pass another address with --head"
         raise GymsdkError(f"no head answers at {head} ({error}); {cure}") from None
     if answer.status == credentials.UNAUTHORIZED:
-        raise credentials.build_unauthorized_error(answer.host, had_token=bool(carried))
+        raise credentials.build_unauthorized_error(answer.host, had_token=bool(headers))
     value = parse_value(answer)
     if answer.ok and isinstance(value, dict):
         return value
     if answer.status == HTTP_CONFLICT and isinstance(value, dict):
         raise _NoSupervisor(str(value.get("detail")))
-    message = f"{client.get_host(head)} is no head of gymsdk: it answered {answer.status}"
-    raise GymsdkError(f"{message}; name the right one with --head")
+    message = f"{client.get_host(head)} is not a gymsdk head: it answered HTTP {answer.status}"
+    raise GymsdkError(f"{message}; pass the address of the head with --head")

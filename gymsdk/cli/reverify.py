@@ -1,4 +1,4 @@
-"""`gymsdk reverify`: the rewards of stored rollouts, worked out once more."""
+"""`gymsdk reverify`: compute the rewards of stored rollouts again."""
 
 from __future__ import annotations
 
@@ -18,52 +18,86 @@ if TYPE_CHECKING:
     from gymsdk.types import Row
 
 PROGRESS_SECONDS = 10.0
-"""Seconds between two lines that say how far it is."""
+"""Seconds between two progress lines."""
 
 MAX_LISTED = 50
-"""How many changes, and how many rollouts without a reward, are shown to people; `--json` has them all."""
+"""How many changed rewards, and how many rollouts without a reward, the text lists. `--json` lists all."""
 
 
 def reverify(  # noqa: PLR0913  # each is an option of the command
     path: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A run's folder, or a file of rollouts.", show_default=False)
+        Path, typer.Argument(metavar="FOLDER", help="Name the folder of a run, or a file.", show_default=False)
     ],
     *,
     head: options.Head = None,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     agent: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The agent, or the environment, of rollouts that name none."),
+        typer.Option(
+            metavar="NAME",
+            help="Use this agent or environment for rollouts that name none.",
+            rich_help_panel=options.TASKS,
+        ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Take the first N rollouts only.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Verify the first N rollouts only.", rich_help_panel=options.TASKS),
+    ] = None,
     at_once: Annotated[
-        int, typer.Option("--at-once", "--concurrency", min=1, metavar="C", help="Rollouts being judged at once.")
+        int,
+        typer.Option(
+            "--at-once",
+            "--concurrency",
+            min=1,
+            metavar="C",
+            help="Verify up to C rollouts concurrently.",
+            rich_help_panel=options.RUN,
+        ),
     ] = 64,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write the lines as they are now.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the lines with the new rewards to this file.",
+            rich_help_panel=options.OUTPUT,
+        ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file that is there.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=options.OUTPUT)
+    ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Ask servers too that do not say they judge without a session.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Also use servers that do not declare stateless verification.",
+            rich_help_panel=options.RUN,
+        ),
     ] = False,
     fail_on_change: Annotated[
-        bool, typer.Option("--fail-on-change", help="Exit with 1 where a reward changed.")
+        bool,
+        typer.Option("--fail-on-change", help="Exit with 1 if a reward changed.", rich_help_panel=options.OUTPUT),
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Work out the rewards of stored rollouts again.
+    """Compute the rewards of stored rollouts again.
 
-    The stored run stays as it is; what changes is listed.
+    The stored run stays unchanged. The command lists the rewards that differ.
+
+    Examples:
+        gymsdk reverify rollouts/math-20260101-120000
+        gymsdk reverify rollouts.jsonl --agent math --fail-on-change
     """
     from gymsdk.rollouts.reverify import Run
 
     run = Run(path, agent=agent)
     if output is not None:
         _check_output(run, output, overwrite=overwrite)
-    found = _Results()
-    _report_progress(_reverify_run(run, found, _Options(head, settings, limit, at_once, output, overwrite, force)))
-    _print(found, json=json)
-    if found.unscored or (fail_on_change and found.changed):
+    results = _Results()
+    _report_progress(_reverify_run(run, results, _Options(head, settings, limit, at_once, output, overwrite, force)))
+    _print(results, json=json)
+    if results.unscored or (fail_on_change and results.changed):
         raise typer.Exit(1)
 
 
@@ -80,7 +114,7 @@ class _Options:
 
 @dataclass(slots=True)
 class _Results:
-    """What judging once more has come to."""
+    """The rewards before and after, with the differences."""
 
     rollouts: int = 0
     before: list[float] = field(default_factory=list)
@@ -90,7 +124,7 @@ class _Results:
     unsure: list[str] = field(default_factory=list)
 
     def add(self, each: Rejudged) -> None:
-        """Count one."""
+        """Count one rollout."""
         case = each.case
         place = {"line": case.number, "environment": case.environment, "task": case.task, "repeat": case.repeat}
         self.rollouts += 1
@@ -107,7 +141,7 @@ def _check_output(run: Run, output: Path, *, overwrite: bool) -> None:
     from gymsdk.rollouts.tasks import free
 
     if run.holds(output):
-        raise UsageError(f"{output} is the stored run's own, which stays as it is; choose another --output")
+        raise UsageError(f"{output} belongs to the stored run, which stays unchanged; choose another --output")
     free(output, overwrite=overwrite)
 
 
@@ -115,7 +149,7 @@ def _report_progress(work: Any) -> None:
     from contextlib import redirect_stdout
     from sys import stderr
 
-    from gymsdk.cli.rollout import show_warnings
+    from gymsdk.cli.progress import show_warnings
     from gymsdk.cli.stopping import Stopped, run_until_signal
 
     with show_warnings(), redirect_stdout(stderr):
@@ -125,7 +159,7 @@ def _report_progress(work: Any) -> None:
             raise typer.Exit(stop.code) from None
 
 
-async def _reverify_run(run: Run, found: _Results, asked: _Options) -> None:
+async def _reverify_run(run: Run, results: _Results, reverify_options: _Options) -> None:
     import asyncio
 
     from gymsdk.http import client
@@ -133,21 +167,23 @@ async def _reverify_run(run: Run, found: _Results, asked: _Options) -> None:
     from gymsdk.rollouts.reverify import elsewhere, has_judges, here, sessionless, wanted
 
     try:
-        if asked.head is None:
-            async with here(run, options.parse_settings(run.names(), asked.settings)) as judge:
-                await _judge_cases(run, judge, found, asked)
+        if reverify_options.head is None:
+            async with here(run, options.parse_settings(run.names(), reverify_options.settings)) as judge:
+                await _judge_cases(run, judge, results, reverify_options)
             return
-        if asked.settings:
-            raise UsageError(f"--set {asked.settings[0]}: the servers have their settings; leave out --set")
+        if reverify_options.settings:
+            raise UsageError(
+                f"--set {reverify_options.settings[0]}: running servers have their settings already; leave out --set"
+            )
         judges = await asyncio.to_thread(wanted, run)
-        servers = await served(asked.head, lambda found: has_judges(found, judges))
-        found.unsure = await sessionless(servers, run, force=asked.force)
-        await _judge_cases(run, elsewhere(servers), found, asked)
+        servers = await served(reverify_options.head, lambda results: has_judges(results, judges))
+        results.unsure = await sessionless(servers, run, force=reverify_options.force)
+        await _judge_cases(run, elsewhere(servers), results, reverify_options)
     finally:
         await client.aclose()
 
 
-async def _judge_cases(run: Run, judge: Judge, found: _Results, asked: _Options) -> None:
+async def _judge_cases(run: Run, judge: Judge, results: _Results, reverify_options: _Options) -> None:
     from contextlib import aclosing, nullcontext
     from itertools import islice
 
@@ -155,47 +191,54 @@ async def _judge_cases(run: Run, judge: Judge, found: _Results, asked: _Options)
     from gymsdk.rollouts.reverify import rejudged
     from gymsdk.rollouts.tasks import Sheet
 
-    at_once = min(asked.at_once, descriptors.count_affordable(2))
-    ends, said = rejudged(islice(run.cases(), asked.limit), judge, at_once=at_once), time.monotonic()
-    with Sheet(asked.output, overwrite=asked.overwrite) if asked.output else nullcontext() as sheet:
-        async with aclosing(ends):
-            async for each in ends:
-                found.add(each)
+    at_once = min(reverify_options.at_once, descriptors.count_affordable(2))
+    rejudgements, last_report = (
+        rejudged(islice(run.cases(), reverify_options.limit), judge, at_once=at_once),
+        time.monotonic(),
+    )
+    with (
+        Sheet(reverify_options.output, overwrite=reverify_options.overwrite)
+        if reverify_options.output
+        else nullcontext() as sheet
+    ):
+        async with aclosing(rejudgements):
+            async for each in rejudgements:
+                results.add(each)
                 if sheet and (line := each.line()) is not None:
                     sheet.add(line)
-                if time.monotonic() >= said + PROGRESS_SECONDS:
-                    said = time.monotonic()
-                    typer.echo(f"{found.rollouts:,} judged, {len(found.changed):,} rewards changed", err=True)
+                if time.monotonic() >= last_report + PROGRESS_SECONDS:
+                    last_report = time.monotonic()
+                    typer.echo(f"{results.rollouts:,} verified, {len(results.changed):,} rewards changed", err=True)
 
 
-def _print(found: _Results, *, json: bool) -> None:
+def _print(results: _Results, *, json: bool) -> None:
     from gymsdk import jsonl
 
     if not json:
-        typer.echo("\n".join(_format_results(found)))
+        typer.echo("\n".join(_format_results(results)))
         return
-    told = {
-        "rollouts": found.rollouts,
-        "mean": {"old": _mean(found.before), "new": _mean(found.after)},
-        "changed": found.changed,
-        "unscored": found.unscored,
-        "not_stateless": found.unsure,
+    document = {
+        "rollouts": results.rollouts,
+        "mean": {"old": _mean(results.before), "new": _mean(results.after)},
+        "changed": results.changed,
+        "unscored": results.unscored,
+        "not_stateless": results.unsure,
     }
-    typer.echo(jsonl.dump_document(told), nl=False)
+    typer.echo(jsonl.dump_document(document), nl=False)
 
 
-def _format_results(found: _Results) -> Iterator[str]:
-    for name in found.unsure:
-        yield f"{name} does not say that it judges without a session: these rewards may differ for that alone"
-    for each in found.changed[:MAX_LISTED]:
+def _format_results(results: _Results) -> Iterator[str]:
+    for name in results.unsure:
+        yield f"{name} does not declare stateless verification: its rewards may differ for that reason alone"
+    for each in results.changed[:MAX_LISTED]:
         yield f"{_format_case(each)}: {_format_reward(each['old'])} is now {_format_reward(each['new'])}"
-    yield from _format_remainder(found.changed)
-    for each in found.unscored[:MAX_LISTED]:
+    yield from _format_remainder(results.changed)
+    for each in results.unscored[:MAX_LISTED]:
         yield f"{_format_case(each)}: no reward ({each['kind']}): {each['reason']}"
-    yield from _format_remainder(found.unscored)
-    judged = f"{found.rollouts:,} rollouts judged once more: {len(found.changed):,} rewards changed"
-    yield f"{judged}, {len(found.unscored):,} have none now"
-    yield f"mean reward {_format_reward(_mean(found.before))}, now {_format_reward(_mean(found.after))}"
+    yield from _format_remainder(results.unscored)
+    summary = f"{results.rollouts:,} rollouts verified again: {len(results.changed):,} rewards changed"
+    yield f"{summary}, {len(results.unscored):,} have no reward now"
+    yield f"mean reward {_format_reward(_mean(results.before))}, now {_format_reward(_mean(results.after))}"
 
 
 def _format_case(each: Row) -> str:
@@ -204,7 +247,7 @@ def _format_case(each: Row) -> str:
 
 def _format_remainder(listed: list[Row]) -> Iterator[str]:
     if len(listed) > MAX_LISTED:
-        yield f"and {len(listed) - MAX_LISTED:,} more, all in --json"
+        yield f"and {len(listed) - MAX_LISTED:,} more; --json lists all"
 
 
 def _format_reward(value: float | None) -> str:

@@ -1,30 +1,16 @@
-"""`gymsdk serve`: environments behind HTTP, for trainers and everything that speaks to NeMo Gym."""
+"""`gymsdk serve`: serve environments over HTTP, for trainers and clients of NeMo Gym."""
 
 from __future__ import annotations
 
-import asyncio
-import logging as logs
 import re
-import secrets
-import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from gymsdk import credentials
 from gymsdk.cli import options
-from gymsdk.cli.announce import Announcer
-from gymsdk.cli.deployment import ServeOptions
-from gymsdk.deploy import supervisor
 from gymsdk.errors import UsageError
-
-WHAT, SAFE, WATCH, WHERE = "What is served", "Who may ask", "What is told", "Where"
-"""The headings of the options."""
 
 
 def serve(  # noqa: PLR0913  # each is an option of the command
@@ -32,15 +18,12 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         list[str] | None,
         typer.Argument(
             metavar="[NAME | KEY=VALUE...] [-- FLAGS]",
-            help="Environments, settings that win over the files', and behind -- flags for vllm serve.",
+            help="Name environments, settings that override the files, and after -- flags for vllm serve.",
             show_default=False,
         ),
     ] = None,
     *,
-    config: Annotated[
-        list[Path],
-        typer.Option("--config", metavar="FILE", help="A configuration; later ones win.", show_default=False),
-    ] = [],  # noqa: B006  # typer copies it
+    config: options.Configs = [],  # noqa: B006  # typer copies it
     model: options.OptionalModelName = None,
     base_url: options.BaseUrl = [],  # noqa: B006  # typer copies it
     api: options.Api = None,
@@ -48,61 +31,141 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     token_ids: options.TokenIds = False,
     timeout: options.Timeout = 300.0,
     launch_vllm: Annotated[
-        bool, typer.Option("--launch-vllm", help="Start vLLM here with the model; flags for it stand behind --.")
+        bool,
+        typer.Option(
+            "--launch-vllm",
+            help="Start vLLM with the model; put flags for vLLM after --.",
+            rich_help_panel=options.MODEL,
+        ),
     ] = False,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
-    separate: Annotated[bool, typer.Option("--separate", help="Have a supervised process for each server.")] = False,
+    separate: Annotated[
+        bool,
+        typer.Option("--separate", help="Run each server in a supervised process.", rich_help_panel=options.RUN),
+    ] = False,
     role: Annotated[
-        Literal["head", "resources", "agent", "model"] | None, typer.Option(help="Serve these alone.")
+        Literal["head", "resources", "agent", "model"] | None,
+        typer.Option(help="Run only the servers of this role.", rich_help_panel=options.RUN),
     ] = None,
     head: Annotated[
-        str | None, typer.Option(metavar="URL", help="The head of other nodes to be known to, in place of one here.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Register with this head on another node instead of starting one.",
+            rich_help_panel=options.RUN,
+        ),
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(metavar="HOST", help="Where to listen; beyond loopback with a token.", show_default="127.0.0.1"),
+        typer.Option(
+            metavar="HOST",
+            help="Listen on this host; a non-loopback host needs a token.",
+            show_default="127.0.0.1",
+            rich_help_panel=options.NETWORK,
+        ),
     ] = None,
     advertise_host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Where others reach what listens here.", show_default="the host")
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="Announce this host to other nodes as the address of the servers.",
+            show_default="the host",
+            rich_help_panel=options.NETWORK,
+        ),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, metavar="N", help="The head's port; 0 is any.", show_default="11000"),
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="N",
+            help="Let the head listen on this port; 0 takes any free port.",
+            show_default="11000",
+            rich_help_panel=options.NETWORK,
+        ),
     ] = None,
     server_port: Annotated[
         list[str],
-        typer.Option(metavar="SERVER=N", help="The port of another server; any, if not given.", show_default=False),
+        typer.Option(
+            metavar="SERVER=N",
+            help="Let another server listen on this port. By default, on any free port.",
+            show_default=False,
+            rich_help_panel=options.NETWORK,
+        ),
     ] = [],  # noqa: B006  # typer copies it
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Ask everybody for the token in it.", show_default="GYMSDK_TOKEN_FILE"),
+        typer.Option(
+            metavar="FILE",
+            help="Require the token in this file from every client.",
+            show_default="GYMSDK_TOKEN_FILE",
+            rich_help_panel=options.SECURITY,
+        ),
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Let anybody who reaches the host use them.")] = False,
-    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS, with this certificate.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Allow everyone who reaches the host to use the servers.",
+            rich_help_panel=options.SECURITY,
+        ),
+    ] = False,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Use TLS with this certificate.", rich_help_panel=options.SECURITY),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Use this key of the certificate.", rich_help_panel=options.SECURITY),
+    ] = None,
     root_path: Annotated[
         str,
         typer.Option(
-            metavar="PATH", help="Where a proxy shows the head; the others are at PATH/SERVER.", show_default=False
+            metavar="PATH",
+            help="Set the path at which a proxy serves the head; other servers are at PATH/SERVER.",
+            show_default=False,
+            rich_help_panel=options.NETWORK,
         ),
     ] = "",
     max_body: Annotated[
-        int | None, typer.Option(min=1024, metavar="BYTES", help="What a request may have.", show_default="256 MiB")
+        int | None,
+        typer.Option(
+            min=1024,
+            metavar="BYTES",
+            help="Limit the body of a request.",
+            show_default="256 MiB",
+            rich_help_panel=options.LIMITS,
+        ),
     ] = None,
     max_bodies: Annotated[
         int | None,
         typer.Option(
             min=1024,
             metavar="BYTES",
-            help="Memory that all large requests may take together.",
+            help="Limit the memory for all large requests together.",
             show_default="a quarter of the memory",
+            rich_help_panel=options.LIMITS,
         ),
     ] = None,
     max_connections: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Connections to one server.", show_default="20000")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Limit the connections to each server.",
+            show_default="20000",
+            rich_help_panel=options.LIMITS,
+        ),
     ] = None,
     max_output: Annotated[
-        int | None, typer.Option(min=1, metavar="CHARS", help="What a tool may put out.", show_default="4 Mi")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="CHARS",
+            help="Limit the output of a tool call.",
+            show_default="4 Mi",
+            rich_help_panel=options.LIMITS,
+        ),
     ] = None,
     turns: options.Turns = 32,
     tool_calls: options.ToolCalls = 128,
@@ -110,62 +173,102 @@ def serve(  # noqa: PLR0913  # each is an option of the command
     ttl: Annotated[
         float,
         typer.Option(
-            min=1, metavar="SECONDS", callback=options.check_finite, help="How long an unused session is kept."
+            min=1,
+            metavar="SECONDS",
+            callback=options.check_finite,
+            help="Close sessions that are unused for this long.",
+            rich_help_panel=options.LIMITS,
         ),
     ] = 3600.0,
     sessions: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Sessions of an environment that may be open.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Limit the open sessions of an environment.", rich_help_panel=options.LIMITS
+        ),
     ] = 10_000,
-    mcp: Annotated[bool, typer.Option("--mcp", help="Offer the tools at /mcp too.")] = False,
+    mcp: Annotated[
+        bool, typer.Option("--mcp", help="Also serve the tools at /mcp.", rich_help_panel=options.NETWORK)
+    ] = False,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
-        typer.Option(help="What is logged; from info on, a line for each request.", show_default="warning"),
+        typer.Option(
+            help="Log messages from this level on; info adds a line per request.",
+            show_default="warning",
+            rich_help_panel=options.LOGGING,
+        ),
     ] = None,
-    log_format: Annotated[Literal["text", "json"] | None, typer.Option(help="How.", show_default="text")] = None,
+    log_format: Annotated[
+        Literal["text", "json"] | None,
+        typer.Option(help="Choose the format of log lines.", show_default="text", rich_help_panel=options.LOGGING),
+    ] = None,
     log_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A file for each server; standard error, if not given."),
+        typer.Option(
+            metavar="DIR",
+            help="Log to a file per server in this folder instead of standard error.",
+            rich_help_panel=options.LOGGING,
+        ),
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Tell CPU time by hook and route at /stats, and here at the end.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Record CPU time per hook and route; write it to DIR on exit and serve it at /stats.",
+            rich_help_panel=options.LOGGING,
+        ),
     ] = None,
     capture_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Capture the model calls of each rollout there, as NeMo Gym does."),
+        typer.Option(
+            metavar="DIR",
+            help="Write the model calls of each rollout to this folder, as NeMo Gym does.",
+            rich_help_panel=options.LOGGING,
+        ),
     ] = None,
-    tries: Annotated[bool, typer.Option("--open", help="Print curl lines to try.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one line of JSON when ready.")] = False,
+    tries: Annotated[
+        bool, typer.Option("--open", help="Print curl commands to try.", rich_help_panel=options.OUTPUT)
+    ] = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one line of JSON when ready.", rich_help_panel=options.OUTPUT),
+    ] = False,
     only: Annotated[str | None, typer.Option(hidden=True)] = None,
     file: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,
 ) -> None:
-    """Serve environments over HTTP until Ctrl-C, as NeMo Gym's clients expect them."""
+    """Serve environments over HTTP until Ctrl-C, with the API that clients of NeMo Gym expect.
+
+    Examples:
+        gymsdk serve math
+        gymsdk serve math --model vllm/NAME --base-url http://HOST:8000/v1
+        gymsdk serve --config math.yaml --separate
+    """
     from gymsdk.cli.announce import Announcer
-    from gymsdk.cli.deployment import ListenOptions, ModelOptions, ServeOptions
+    from gymsdk.cli.deployment import ListenOptions, ModelOptions, ServeOptions, serve_until_stopped
     from gymsdk.deploy import supervisor, validate
     from gymsdk.episode import Budget
 
     names, overrides, flags = _split_words(words or [])
     validate.check_names(names)
-    handed = supervisor.Handed()
+    inherited = supervisor.Handed()
     if only is not None and file is not None:
-        handed = supervisor.taken(file)
-        overrides, settings = (*handed.overrides, *overrides), [*handed.settings, *settings]
-        model, pin, base_url = model or handed.model, [*handed.pins, *pin], [*handed.base_urls, *base_url]
+        inherited = supervisor.taken(file)
+        overrides, settings = (*inherited.overrides, *overrides), [*inherited.settings, *settings]
+        model, pin, base_url = model or inherited.model, [*inherited.pins, *pin], [*inherited.base_urls, *base_url]
     if not names and not config and not overrides and role not in {"head", "model"}:
-        raise UsageError("name what to serve: an environment, as in gymsdk serve math, or a file with --config")
+        raise UsageError("name an environment to serve, as in gymsdk serve math, or a configuration file with --config")
     _check_listen_options(role, head, advertise_host)
     limits = {"body": max_body, "bodies": max_bodies, "connections": max_connections}
     budget = Budget(turns=turns, tools=tool_calls, seconds=deadline)
-    order = ServeOptions(
+    serve_options = ServeOptions(
         names=names,
         settings=options.parse_settings(names, settings),
-        pairs=tuple(settings),
+        setting_pairs=tuple(settings),
         files=tuple(config),
         overrides=overrides,
-        player=ModelOptions(
-            model, tuple(base_url), api, tuple(pin), token_ids, timeout, launch_vllm, flags, handed.key
+        model=ModelOptions(
+            model, tuple(base_url), api, tuple(pin), token_ids, timeout, launch_vllm, flags, inherited.key
         ),
-        where=ListenOptions(
+        listen=ListenOptions(
             host,
             advertise_host,
             port,
@@ -176,7 +279,7 @@ def serve(  # noqa: PLR0913  # each is an option of the command
             only,
             file,
             root_path,
-            handed.supervisor,
+            inherited.supervisor,
         ),
         token_file=token_file,
         insecure=insecure,
@@ -190,11 +293,11 @@ def serve(  # noqa: PLR0913  # each is an option of the command
         profile=profile,
         capture=capture_dir,
     )
-    serve_until_stopped(order, Announcer(json=json, tries=tries))
+    serve_until_stopped(serve_options, Announcer(json=json, tries=tries))
 
 
 def _split_words(words: list[str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Give the environments, the settings, and the flags for vLLM among *words*."""
+    """Split *words* into environments, settings, and flags for vLLM."""
     at = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
     settings = tuple(word for word in words[:at] if "=" in word or word.startswith(("+", "~")))
     return tuple(word for word in words[:at] if word not in settings), settings, tuple(words[at:])
@@ -202,183 +305,29 @@ def _split_words(words: list[str]) -> tuple[tuple[str, ...], tuple[str, ...], tu
 
 def _parse_server_port(pair: str) -> tuple[str, int]:
     name, equals, port = pair.rpartition("=")
-    if not equals or not name or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:  # noqa: PLR2004  # the last
+    if not equals or not name or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:  # noqa: PLR2004  # the highest port
         raise UsageError(f"--server-port {pair}: write it as SERVER=N, as in --server-port policy_model=11003")
     return name, int(port)
 
 
 def _check_listen_options(role: str | None, head: str | None, advertise_host: str | None) -> None:
-    """Refuse a head or a host that cannot be meant; raises `UsageError`."""
+    """Raise `UsageError` if a head or a host is malformed or contradicts another option."""
     if head is not None and "@" in head:
         credentials.check_head_url(head)
     if role == "head" and head is not None:
-        raise UsageError("--role head is the head, and --head names another; leave one of them out")
+        raise UsageError("--role head starts a head, and --head names another one; leave one of them out")
     if head is not None and not re.fullmatch(r"https?://[^/\s]+/?", head):
         raise UsageError(f"--head {head.rpartition('@')[2]}: write it as http://HOST:PORT")
     if advertise_host is not None and not re.fullmatch(r"[\w.-]+|[0-9A-Fa-f:]+", advertise_host):
-        raise UsageError(f"--advertise-host {advertise_host}: write a name or address alone, without http:// and port")
+        raise UsageError(
+            f"--advertise-host {advertise_host}: write a host name or IP address, without http:// and port"
+        )
 
 
 def _check_tls(certificate: Path | None, key: Path | None) -> tuple[Path, Path] | None:
     if certificate and key:
         return certificate, key
-    if given := "--tls-cert" if certificate else "--tls-key" if key else None:
+    if option := "--tls-cert" if certificate else "--tls-key" if key else None:
         other = "--tls-key" if certificate else "--tls-cert"
-        raise UsageError(f"{given} is given without {other}; TLS needs both")
+        raise UsageError(f"{option} requires {other}; TLS needs both")
     return None
-
-
-if TYPE_CHECKING:
-    from gymsdk.config.model import Deployment, ServerConfig
-    from gymsdk.deploy.plan import Options
-    from gymsdk.observability.logging import LogConfig
-    from gymsdk.types import Model
-
-log = logs.getLogger("gymsdk")
-
-
-def serve_until_stopped(order: ServeOptions, shown: Announcer) -> None:
-    """Serve as *order* says until a signal comes."""
-    from gymsdk.cli.rollout import show_warnings
-    from gymsdk.cli.stopping import Stopped, run_until_signal
-    from gymsdk.observability.logging import log_to
-    from gymsdk.profiling import profile_to_directory
-
-    order.player.check()
-    deployment = order.read_deployment()
-    for note in order.list_warnings(deployment):
-        typer.echo(note, err=True)
-    logging = order.build_logging(deployment)
-    profile = order.profile or (deployment.profile if deployment else None)
-    try:
-        # What an author's code prints must not mix with what a program reads.
-        told = nullcontext() if logging.takes_stderr else show_warnings()
-        with told, log_to(logging), profile_to_directory(profile), redirect_stdout(sys.stderr):
-            run_until_signal(_serve_deployment(order, deployment, logging, shown), quiet=order.where.only is not None)
-    except Stopped as stop:
-        # A server is there to be stopped: once it has been ready, that went well.
-        raise typer.Exit(0 if shown.ready else stop.code) from None
-
-
-async def _serve_deployment(
-    order: ServeOptions, deployment: Deployment | None, logging: LogConfig, shown: Announcer
-) -> None:
-    from gymsdk.deploy import parent
-    from gymsdk.http import client
-
-    if order.where.socket_fd is not None:
-        parent.held()
-    try:
-        async with _start_model(order, deployment) as playing:
-            if order.where.separate:
-                await _serve_separately(order, deployment, logging, shown, playing.inherited)
-            else:
-                await _serve_in_process(order, deployment, playing.model, shown)
-    finally:
-        await client.aclose()
-
-
-@dataclass(frozen=True, slots=True)
-class StartedModel:
-    """Who plays, and what is *handed* down for another process to have the same play."""
-
-    model: Model | None
-    inherited: supervisor.Handed
-
-
-@asynccontextmanager
-async def _start_model(order: ServeOptions, deployment: Deployment | None) -> AsyncIterator[StartedModel]:
-    """Give who plays: a model that is started here for as long as the context is open, where one is to be."""
-    player = order.player
-    handed = supervisor.Handed(
-        overrides=order.overrides,
-        settings=order.pairs,
-        model=player.name,
-        pins=player.pins,
-        base_urls=player.base_urls,
-        supervisor=secrets.token_hex(8),
-    )
-    if not player.launch:
-        yield StartedModel(player.build_model(), handed)
-        return
-    from gymsdk.deploy.vllm import launched
-    from gymsdk.deploy.vllm_command import Launch
-
-    name = (player.name or "").removeprefix("vllm/")
-    seconds = deployment.readiness if deployment and deployment.readiness else 600.0
-    launch = Launch(name=name, flags=player.flags, insecure=order.insecure, ending=5.0, starting=seconds)
-    async with launched(launch) as engine:
-        key = engine.key.get_secret_value() if engine.key else None
-        told = handed.model_copy(update={"base_urls": (engine.url,), "key": key})
-        yield StartedModel(player.build_model(base_url=engine.url, api_key=engine.key), told)
-
-
-async def _serve_in_process(
-    order: ServeOptions, deployment: Deployment | None, model: Model | None, shown: Announcer
-) -> None:
-    from gymsdk.deploy.process import serving
-
-    with TemporaryDirectory(prefix="gymsdk-") as folder:
-        async with serving(
-            order.names,
-            model=model,
-            settings=order.settings,
-            options=order.build_options(deployment),
-            deployment=deployment,
-        ) as running:
-            if order.where.only is None:
-                player = order.player.name or running.model
-                await shown(running.head_url, running.services, player, Path(folder), running.environments)
-            shown.ready = True
-            looking = asyncio.ensure_future(_warn_if_engine_is_down(running.model, order.where.only))
-            try:
-                await running.ended()
-            finally:
-                looking.cancel()
-
-
-async def _warn_if_engine_is_down(model: Model | None, only: str | None) -> None:
-    """Warn where the engine behind the policy's model server does not answer yet; the servers do."""
-    from gymsdk.config.model import POLICY_SERVER
-
-    trouble = getattr(model, "trouble", None)
-    if trouble is not None and only in {None, POLICY_SERVER} and (words := await trouble()):
-        log.warning("%s", words)
-
-
-async def _serve_separately(
-    order: ServeOptions,
-    deployment: Deployment | None,
-    logging: LogConfig,
-    shown: Announcer,
-    handed: supervisor.Handed,
-) -> None:
-    from gymsdk.deploy.process import placed, planned, running_here
-    from gymsdk.deploy.separate import separated
-
-    options = order.build_options(deployment).model_copy(update={"supervisor": handed.supervisor})
-    safety = options.safety()
-    options = await placed(options, deployment, safety)
-    blocks = planned(order.names, order.player.name, order.settings, options, deployment)
-    here = running_here(blocks, options, safety)
-    words = [*supervisor.again(sys.argv[1:], order.overrides), *_build_default_words(order, deployment, options)]
-    bare = logging.takes_stderr and logging.format == "json"
-    async with separated(here, words, options=options, safety=safety, handed=handed.line(), bare=bare) as running:
-        await shown(running.head_url, running.services, _find_served_policy(blocks), None, ())
-        await running.ended()
-
-
-def _find_served_policy(blocks: Sequence[ServerConfig]) -> str:
-    """Who plays behind the policy's model server, where there is one."""
-    from gymsdk.config.model import ModelServerConfig as Named
-
-    parts = [each.part for each in blocks if each.kind == "responses_api_models"]
-    return parts[0].name if parts and isinstance(parts[0], Named) else ""
-
-
-def _build_default_words(order: ServeOptions, deployment: Deployment | None, options: Options) -> list[str]:
-    """The words that say who plays where nobody did: one that has a head elsewhere would leave it to other nodes."""
-    from gymsdk.deploy.process import DEFAULT, leaves_model
-
-    apart = order.player.name or leaves_model(deployment) or options.head or options.role
-    return [] if apart else ["--model", DEFAULT]

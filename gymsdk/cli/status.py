@@ -1,4 +1,4 @@
-"""`gymsdk status`: how the servers of a head are."""
+"""`gymsdk status`: show the health of the servers of a head."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from gymsdk.observability.status import ServerStatus, StatusReport
 
 REFRESH_SECONDS = 2.0
-"""Seconds between two looks."""
+"""Seconds between two refreshes of --watch."""
 
 PROBLEM_LABELS = {
-    "missing": "is expected, and not registered",
-    "unhealthy": "does not answer as it should",
-    "exit": "ended by itself not long ago",
-    "slow": "takes the head more than 100 ms to reach",
+    "missing": "is expected but not registered",
+    "unhealthy": "does not pass its health check",
+    "exit": "exited unexpectedly a short time ago",
+    "slow": "takes more than 100 ms per round trip from the head",
 }
-"""What is wrong, in words."""
+"""What each problem means, for people."""
 
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
@@ -34,21 +34,29 @@ def status(
     *,
     head: options.Head = None,
     json: options.Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Refresh every two seconds until Ctrl-C.", rich_help_panel=options.OUTPUT),
+    ] = False,
 ) -> None:
-    """Tell how the servers of a head are; exit code 1 where something is wrong, or no head answers."""
+    """Show the health of the servers of a head. The exit code is 1 if a server has a problem or no head answers.
+
+    Examples:
+        gymsdk status
+        gymsdk status --head http://127.0.0.1:11000 --watch
+    """
     from gymsdk.cli.stopping import Stopped, run_until_signal
 
-    look = _StatusPrinter(head, json=json)
+    printer = _StatusPrinter(head, json=json)
     try:
-        run_until_signal(look.watch() if watch else look.print_once())
+        run_until_signal(printer.watch() if watch else printer.print_once())
     except Stopped as stop:
-        raise typer.Exit(look.code if watch else stop.code) from None
-    raise typer.Exit(look.code)
+        raise typer.Exit(printer.code if watch else stop.code) from None
+    raise typer.Exit(printer.code)
 
 
 class _StatusPrinter:
-    """Looks at the servers of a *head* and prints what there is; *code* is the exit code of the last look."""
+    """Queries the servers of a head and prints their health; *code* is the exit code of the last query."""
 
     def __init__(self, head: str | None, *, json: bool) -> None:
         self.code = 0
@@ -61,11 +69,11 @@ class _StatusPrinter:
         from gymsdk.observability.status import fetch_status
 
         try:
-            found = await fetch_status(self._head or DEFAULT_HEAD_URL)
+            result = await fetch_status(self._head or DEFAULT_HEAD_URL)
         finally:
             await client.aclose()
-        self.code = 0 if found.is_healthy else 1
-        typer.echo(_format_json(found) if self._json else format_status(found))
+        self.code = 0 if result.is_healthy else 1
+        typer.echo(_format_json(result) if self._json else format_status(result))
 
     async def watch(self) -> None:
         import asyncio
@@ -76,28 +84,28 @@ class _StatusPrinter:
             try:
                 await self.print_once()
             except Failed as error:
-                # It may be back in a moment: that is what one watches for.
+                # The head may be back in a moment, so keep watching.
                 self.code = 1
                 typer.echo(f"Error: {error}", err=True)
             sys.stdout.flush()
             await asyncio.sleep(REFRESH_SECONDS)
 
 
-def _format_json(found: StatusReport) -> str:
+def _format_json(result: StatusReport) -> str:
     from gymsdk.jsonl import dump_json
 
-    return dump_json({"ok": found.is_healthy, **found.model_dump(mode="json")}).decode()
+    return dump_json({"ok": result.is_healthy, **result.model_dump(mode="json")}).decode()
 
 
-def format_status(found: StatusReport) -> str:
-    """Give what there is as a table, and beneath it what is wrong."""
-    with_gpus, with_nodes = (any(each.gpus for each in found.servers), any(each.node for each in found.servers))
-    columns = [dict(_format_cells(each)) for each in found.servers]
+def format_status(result: StatusReport) -> str:
+    """Return the table of servers, followed by the problems."""
+    with_gpus, with_nodes = (any(each.gpus for each in result.servers), any(each.node for each in result.servers))
+    columns = [dict(_format_cells(each)) for each in result.servers]
     names = [name for name in columns[0] if (name != "GPU" or with_gpus) and (name != "node" or with_nodes)]
     cells = [names, *([column[name] for name in names] for column in columns)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return "\n".join([*lines, "", *_list_problems(found)])
+    return "\n".join([*lines, "", *_list_problems(result)])
 
 
 def _format_cells(row: ServerStatus) -> Iterator[tuple[str, str]]:
@@ -137,16 +145,17 @@ def _format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _list_problems(found: StatusReport) -> Iterator[str]:
-    nodes = f", {found.nodes} {'node' if found.nodes == 1 else 'nodes'} beside it" if found.nodes else ""
-    yield f"{found.head}: {found.registered} of {found.expected} expected servers registered{nodes}"
-    if not found.settled and found.registered < found.expected:
-        yield "this head has just begun: it hears of the nodes that were there within 10 seconds"
-    if found.round_trip_by == "command":
-        yield "round trips are from here: this head does not measure them"
-    for row in found.servers:
+def _list_problems(result: StatusReport) -> Iterator[str]:
+    nodes = f", plus {result.nodes} {'node' if result.nodes == 1 else 'nodes'}" if result.nodes else ""
+    yield f"{result.head}: {result.registered} of {result.expected} expected servers registered{nodes}"
+    if not result.settled and result.registered < result.expected:
+        yield "this head has just started: running nodes register with it within 10 seconds"
+    if result.round_trip_by == "command":
+        yield "the round trips are measured from here, because this head does not measure them"
+    for row in result.servers:
         yield from (f"! {row.name} {PROBLEM_LABELS[each]}" for each in row.wrong)
         if row.idle:
-            yield f"! a GPU of {row.name} is used less than half of the time (no fault, but worth a look)"
-    for each in found.lost:
-        yield f"! node {each.id[:8]} with {', '.join(each.servers)} is heard of no more, since {_format_duration(each.age)}"
+            yield f"! a GPU of {row.name} is used less than half of the time (not an error, but worth a look)"
+    for each in result.lost:
+        age = _format_duration(each.age)
+        yield f"! node {each.id[:8]} with {', '.join(each.servers)} has not been heard from for {age}"

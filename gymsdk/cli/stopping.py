@@ -1,7 +1,7 @@
-"""The end of a command: after its work, or after Ctrl-C or SIGTERM, it cleans up within a bound and exits.
+"""Run the work of a command and stop it on Ctrl-C or SIGTERM, within a time limit.
 
-Code of an environment's author may leave tasks that swallow their cancellation, and threads that block. Both would keep
-`asyncio.run` and the interpreter waiting forever.
+The code of an environment may leave tasks that swallow their cancellation, and threads that block. Both would keep
+`asyncio.run` and the interpreter from exiting.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ STOP_SECONDS = 15.0
 """Seconds the work may take to clean up after a signal."""
 
 CANCEL_SECONDS = 3.0
-"""Seconds that tasks which outlive the work may take to end once they are cancelled."""
+"""Seconds that the remaining tasks may take to end after their cancellation."""
 
 T = TypeVar("T")
 log = logging.getLogger("gymsdk")
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended the work; *code* is the exit code that says which."""
+    """A signal stopped the work; *code* is the exit code for the signal."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -39,37 +39,43 @@ class Stopped(KeyboardInterrupt):
 
 
 def run_until_signal(work: Coroutine[Any, Any, T], *, last_words: str = "", quiet: bool = False) -> T:
-    """Give what *work* returns; raises `Stopped` where a signal ends it first.
+    """Run *work* on a new event loop and return its result.
 
-    Work that cannot be stopped ends with the process, after *last_words*. That it is being stopped is said on standard
-    error, unless that is to be *quiet*.
+    Args:
+        work: The coroutine to run.
+        last_words: Text to print before the process exits because *work* did not stop in time.
+        quiet: Do not print that the command is stopping.
+
+    Raises:
+        Stopped: A signal stopped the work first.
     """
-    stop = _SignalHandler(last_words, quiet=quiet)
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    handler = _SignalHandler(last_words, quiet=quiet)
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return run_in_new_loop(stop.around(work))
+        return run_in_new_loop(handler.around(work))
     except asyncio.CancelledError:
-        if not stop.code:
-            # Nobody asked for this: as a stop it would pass for a run that went well.
-            raise RuntimeError("the work was cancelled, and by no signal") from None
-        raise Stopped(stop.code) from None
+        if not handler.code:
+            # Without a signal, reporting this as a stop would make a failed run look successful.
+            raise RuntimeError("the work was cancelled, but not by a signal") from None
+        raise Stopped(handler.code) from None
     except SystemExit as error:
-        # Raised in a task of an author's own, it ends the loop, and would end the command as if all had gone well.
+        # An environment's background task raised it. Without this, the command would seem to have succeeded.
         raise GymsdkError(
-            f"a background task of an environment ended with {describe_exception(error)}; catch that there"
+            f"a background task of an environment ended with {describe_exception(error)};"
+            " catch the exception in that task"
         ) from error
     finally:
-        stop.over()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        handler.over()
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)
 
 
 def run_in_new_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run *work* on a new event loop and give what it returns.
+    """Run *work* on a new event loop and return its result.
 
-    Like `asyncio.run`, but tasks that do not end within `CANCELLING` seconds of their cancellation are named in a
-    warning and left behind, threads of the loop's executor are left to `exiting.exit_in_time`, and this process may
-    have as many files open as the system allows it.
+    Unlike `asyncio.run`, this function names tasks that do not end within `CANCEL_SECONDS` of their cancellation in a
+    warning and leaves them behind, leaves threads of the loop's executor to `process_exit.limit_exit_time`, and raises
+    the limit of open files to the maximum that the system allows.
     """
     raise_open_file_limit()
     loop = asyncio.new_event_loop()
@@ -86,7 +92,7 @@ def run_in_new_loop(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _cancel_others() -> None:
-    """Cancel all other tasks of the running loop, wait for them, and name those that do not end."""
+    """Cancel all other tasks of the running loop, wait for them, and warn about tasks that do not end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -102,12 +108,12 @@ async def _cancel_others() -> None:
 
 def _describe_task(task: asyncio.Task[Any]) -> str:
     frames = task.get_stack(limit=1)
-    where = f" ({Path(frames[0].f_code.co_filename).name}:{frames[0].f_lineno})" if frames else ""
-    return f"{task.get_name()}{where}"
+    location = f" ({Path(frames[0].f_code.co_filename).name}:{frames[0].f_lineno})" if frames else ""
+    return f"{task.get_name()}{location}"
 
 
 def run_interruptibly(work: Callable[[], T]) -> T:
-    """Give what *work* returns, which waits in this thread; raises `Stopped` where a signal ends it first."""
+    """Return the result of *work*, which blocks this thread. Raises `Stopped` if a signal arrives first."""
 
     def stop(number: int, _frame: FrameType | None) -> None:
         raise Stopped(128 + number)
@@ -121,7 +127,7 @@ def run_interruptibly(work: Callable[[], T]) -> T:
 
 
 class _SignalHandler:
-    """A signal handler: the first signal cancels the work, the second ends the process."""
+    """A signal handler: the first signal cancels the work, the second exits the process."""
 
     def __init__(self, last_words: str, *, quiet: bool) -> None:
         self.code = 0
@@ -144,18 +150,18 @@ class _SignalHandler:
         if self.code:
             self._exit()
         self.code = 128 + number
-        # A loop that somebody's code holds hears of nothing: the clock runs in a thread.
+        # The timer runs in a thread, because blocking code may hold the event loop.
         self._clock = threading.Timer(STOP_SECONDS, self._exit)
         self._clock.daemon = True
         self._clock.start()
         if not self._quiet:
-            _print_error("\nstopping; once more to stop at once\n")
+            _print_error("\nstopping; press Ctrl-C again to stop at once\n")
         if self._cancel:
             loop, task = self._cancel
             loop.call_soon_threadsafe(task.cancel)
 
     def over(self) -> None:
-        """Let the process live on: the work has ended."""
+        """Cancel the timer that would exit the process: the work has ended."""
         if self._clock:
             self._clock.cancel()
 
@@ -165,5 +171,5 @@ class _SignalHandler:
 
 
 def _print_error(text: str) -> None:
-    # Past `sys.stderr`, whose lock the interrupted code may hold.
+    # Not through `sys.stderr`: the interrupted code may hold its lock.
     os.write(2, text.encode())

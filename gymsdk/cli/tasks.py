@@ -1,4 +1,4 @@
-"""`gymsdk tasks`: rows of environments as a file for trainers, and a check of such a file."""
+"""`gymsdk tasks`: write an environment's rows to a file for trainers, or check such a file."""
 
 from __future__ import annotations
 
@@ -19,51 +19,75 @@ if TYPE_CHECKING:
     from gymsdk.types import Row
 
 MAX_ERRORS_SHOWN = 100
-"""How many rows are taken of an environment whose split may have no end, where nobody says how many."""
+"""How many rows of each environment are written if --limit is not given. A split may be infinite."""
 
 
 def tasks(  # noqa: PLR0913  # each is an option of the command
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="One or more environments.", show_default=False)
-    ] = None,
+    names: options.OptionalNames = None,
     *,
     split: options.Split = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", "-n", min=1, metavar="N", help="Rows of each environment; 100 if not given."),
+        typer.Option(
+            "--limit",
+            "-n",
+            min=1,
+            metavar="N",
+            help="Write N rows of each environment. By default, 100.",
+            rich_help_panel=options.TASKS,
+        ),
     ] = None,
     seed: options.Seed = 0,
     settings: options.Settings = [],  # noqa: B006  # typer copies it
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The file to write; standard output, if none.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write to this file instead of standard output.",
+            rich_help_panel=options.OUTPUT,
+        ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file that is there.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=options.OUTPUT)
+    ] = False,
     validate: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Check the rows of a file instead of writing any.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Check the rows of this file instead of writing rows.", rich_help_panel=options.TASKS
+        ),
     ] = None,
     config: options.Configs = [],  # noqa: B006  # typer copies it
     dataset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Check the rows that a configuration names so.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Check the rows of this dataset of the configuration.", rich_help_panel=options.TASKS
+        ),
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Write rows for trainers, or check them.
+    """Write task rows for trainers, or check a file of rows.
 
-    Each row names its environment's agent; those of several environments come in turn.
+    Each row names the agent of its environment. The rows of several environments alternate.
+
+    Examples:
+        gymsdk tasks math --split train --limit 1000 --output math.jsonl
+        gymsdk tasks --validate math.jsonl
     """
-    named = list(dict.fromkeys(names or []))
+    environments = list(dict.fromkeys(names or []))
     if dataset is not None or config:
         _check_dataset(config, dataset, {"NAME": names or None, "--validate": validate, "--output": output}, json=json)
         return
     if validate is not None:
-        _validate_file(validate, named, settings, json=json)
+        _validate_file(validate, environments, settings, json=json)
         return
-    if not named:
-        raise UsageError("Missing argument 'NAME': say whose rows are to be written; `gymsdk list` names environments")
-    _write_rows(named, settings, split, seed=seed, limit=limit, output=output, overwrite=overwrite, json=json)
+    if not environments:
+        raise UsageError("Missing argument 'NAME': name the environments to write rows of; `gymsdk list` shows them")
+    _write_rows(environments, settings, split, seed=seed, limit=limit, output=output, overwrite=overwrite, json=json)
 
 
-def _write_rows(  # the command's own options
+def _write_rows(  # the command's options
     names: list[str],
     settings: list[str],
     split: str | None,
@@ -81,27 +105,27 @@ def _write_rows(  # the command's own options
     from gymsdk.plugins import registry
     from gymsdk.rollouts.tasks import Sheet, dealt, equipped
 
-    given = options.parse_settings(names, settings)
-    # What an author's code prints must not mix with the rows.
+    parsed = options.parse_settings(names, settings)
+    # The output of an environment's code must not mix with the rows.
     out, silent = sys.stdout.buffer, redirect_stdout(sys.stderr)
     with silent:
-        loaded = {name: registry.load(name, **each) for name, each in given.items()}
-        found = equipped(loaded, dealt(loaded, split, seed=seed, limit=limit or MAX_ERRORS_SHOWN), seed=seed)
+        loaded = {name: registry.load(name, **each) for name, each in parsed.items()}
+        rows_to_write = equipped(loaded, dealt(loaded, split, seed=seed, limit=limit or MAX_ERRORS_SHOWN), seed=seed)
         if limit is None:
-            typer.echo(f"at most {MAX_ERRORS_SHOWN} rows of each environment; -n N takes another number", err=True)
+            typer.echo(f"at most {MAX_ERRORS_SHOWN} rows of each environment; pass another number with -n N", err=True)
         if output is None:
-            run_in_new_loop(_iter_rows(found, lambda row: out.write(jsonl.dump_row(row))))
+            run_in_new_loop(_iter_rows(rows_to_write, lambda row: out.write(jsonl.dump_row(row))))
             out.flush()
             return
         with Sheet(output, overwrite=overwrite) as sheet:
-            run_in_new_loop(_iter_rows(found, sheet.add))
-    told = {"output": str(output), "rows": sheet.count, "environments": names}
-    typer.echo(jsonl.dump_document(told) if json else f"{sheet.count:,} rows in {output}\n", nl=False)
+            run_in_new_loop(_iter_rows(rows_to_write, sheet.add))
+    summary = {"output": str(output), "rows": sheet.count, "environments": names}
+    typer.echo(jsonl.dump_document(summary) if json else f"{sheet.count:,} rows in {output}\n", nl=False)
 
 
-async def _iter_rows(found: AsyncIterator[Row], take: Callable[[Row], object]) -> None:
-    async for row in found:
-        take(row)
+async def _iter_rows(rows: AsyncIterator[Row], write: Callable[[Row], object]) -> None:
+    async for row in rows:
+        write(row)
 
 
 def _validate_file(path: Path, names: list[str], settings: list[str], *, json: bool) -> None:
@@ -110,47 +134,47 @@ def _validate_file(path: Path, names: list[str], settings: list[str], *, json: b
     from gymsdk.plugins import registry
     from gymsdk.rollouts.tasks import checked
 
-    given = options.parse_settings(names, settings) if names or not settings else _parse_unprefixed_settings(settings)
+    parsed = options.parse_settings(names, settings) if names or not settings else _parse_unprefixed_settings(settings)
 
     @cache
     def environment_of(name: str) -> Environment | GymsdkError:
         try:
-            return registry.load(name, **given.get(name, {}))
+            return registry.load(name, **parsed.get(name, {}))
         except (UnknownEnvironment, BrokenEnvironment) as error:
             return error
 
-    found = checked(path, environment_of, only=names[0] if len(names) == 1 else None)
-    _print_errors(path, found, json=json)
-    if found.bad:
+    report = checked(path, environment_of, only=names[0] if len(names) == 1 else None)
+    _print_errors(path, report, json=json)
+    if report.bad:
         raise typer.Exit(1)
 
 
 def _check_dataset(files: list[Path], name: str | None, others: dict[str, object], *, json: bool) -> None:
-    from gymsdk.cli.options import select_dataset
+    from gymsdk.cli.datasets import select_dataset
     from gymsdk.plugins import registry
     from gymsdk.rollouts.tasks import checked
 
-    rows = select_dataset(files, name, others, played=True)
-    environment = registry.load(rows.environment, **rows.settings)
-    found = checked(rows.path, lambda _: environment, only=rows.environment)
-    _print_errors(rows.path, found, json=json)
-    if found.bad:
+    chosen = select_dataset(files, name, others, played=True)
+    environment = registry.load(chosen.environment, **chosen.settings)
+    report = checked(chosen.path, lambda _: environment, only=chosen.environment)
+    _print_errors(chosen.path, report, json=json)
+    if report.bad:
         raise typer.Exit(1)
 
 
 def _parse_unprefixed_settings(settings: list[str]) -> dict[str, dict[str, object]]:
-    raise UsageError(f"--set {settings[0]}: name the environment it is a setting of, as in `gymsdk tasks NAME --set …`")
+    raise UsageError(f"--set {settings[0]}: name the environment of the setting, as in `gymsdk tasks NAME --set …`")
 
 
-def _print_errors(path: Path, found: Checked, *, json: bool) -> None:
+def _print_errors(path: Path, report: Checked, *, json: bool) -> None:
     from gymsdk import jsonl
 
     if json:
-        bad = [{"line": number, "reason": reason} for number, reason in found.bad]
-        told = {"file": str(path), "good": found.good.total(), "bad": bad, "environments": dict(found.good)}
-        typer.echo(jsonl.dump_document(told), nl=False)
+        bad = [{"line": number, "reason": reason} for number, reason in report.bad]
+        document = {"file": str(path), "good": report.good.total(), "bad": bad, "environments": dict(report.good)}
+        typer.echo(jsonl.dump_document(document), nl=False)
         return
-    for number, reason in found.bad:
+    for number, reason in report.bad:
         typer.echo(f"{path}:{number}: {reason}")
-    by_name = "".join(f", {count:,} of {name}" for name, count in found.good.items())
-    typer.echo(f"{found.good.total():,} rows fit{by_name}; {len(found.bad):,} do not")
+    by_name = "".join(f", {count:,} of {name}" for name, count in report.good.items())
+    typer.echo(f"{report.good.total():,} rows are valid{by_name}; {len(report.bad):,} are not")

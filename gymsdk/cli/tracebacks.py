@@ -1,4 +1,4 @@
-"""`--traceback`: the whole traceback of what an environment's code raised, on standard error."""
+"""`--traceback`: print the whole traceback of an exception in an environment's code on standard error."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Annotated, TextIO
 import typer
 
 LOGGER_NAME = "gymsdk.tracebacks"
-"""The logger that `gymsdk.plugins.calls` writes tracebacks to."""
+"""The logger that receives the tracebacks."""
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes tracebacks to standard error; others, such as a test runner, may add handlers for their own purposes."""
+    """Writes tracebacks to standard error. The subclass tells these handlers from those of a test runner."""
 
 
 def enable(*, asked: bool) -> None:
-    """Show tracebacks from now on, where that is *asked* for."""
+    """Print tracebacks from now on if *asked* is set."""
     log = logging.getLogger(LOGGER_NAME)
     log.handlers = [each for each in log.handlers if not isinstance(each, _Handler)]
     if asked:
@@ -27,12 +27,12 @@ def enable(*, asked: bool) -> None:
 
 
 def is_enabled() -> bool:
-    """Whether this command shows tracebacks."""
+    """Return whether this command prints tracebacks."""
     return any(isinstance(each, _Handler) for each in logging.getLogger(LOGGER_NAME).handlers)
 
 
 def print_cause(error: BaseException) -> None:
-    """Print the traceback of what *error* comes from."""
+    """Print the traceback of the cause of *error*."""
     cause = error.__cause__ or error
     traceback: TracebackType | None = cause.__traceback__
     sys.excepthook(type(cause), cause, traceback)
@@ -44,5 +44,6 @@ Traceback = Annotated[
         "--traceback",
         callback=lambda asked: enable(asked=asked),
         help="Show whole tracebacks of the environment's code.",
+        rich_help_panel="Output",
     ),
 ]

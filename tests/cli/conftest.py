@@ -1,4 +1,4 @@
-"""What the tests of the command line share: the command in this process, and as a process of its own."""
+"""Fixtures of the command line's tests: the command in this process, and as a separate process."""
 
 from __future__ import annotations
 

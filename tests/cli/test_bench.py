@@ -1,4 +1,4 @@
-"""`gymsdk bench` as people and programs run it."""
+"""`gymsdk bench`, with text for people and JSON for programs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _head(start: Callable[..., subprocess.Popen[str]], model: str) -> str:
     return str(json.loads(process.stdout.readline())["head"])
 
 
-def test_running_servers_are_asked_by_their_head(
+def test_bench_measures_the_servers_of_a_head(
     gymsdk: Callable[..., Any], start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     ended = gymsdk("bench", "sums", *SMALL, "--head", _head(start, "scripted/oracle:0.5"), "--json")
@@ -53,13 +53,13 @@ def test_running_servers_are_asked_by_their_head(
     assert all(load["wrong"] == 0 and "servers" in load["memory"] for load in found["loads"])
 
 
-def test_wrong_rewards_are_told_and_end_with_1(
+def test_wrong_rewards_are_reported_with_exit_code_1(
     gymsdk: Callable[..., Any], start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     ended = gymsdk("bench", "sums", *SMALL, "--head", _head(start, "scripted/null"), "--model", "scripted/oracle")
     assert ended.code == 1
-    assert "WRONG REWARDS: at 3 at once 8 of 8 differ from the recording" in ended.out
-    assert "the mean is 0.0000 where it should be 1.0000" in ended.out
+    assert "WRONG REWARDS: with 3 at once, 8 of 8 rewards differ from the recording" in ended.out
+    assert "the mean is 0.0000, expected 1.0000" in ended.out
 
 
 def test_a_load_may_last_so_long(gymsdk: Callable[..., Any]) -> None:
@@ -74,9 +74,9 @@ def test_a_load_may_last_so_long(gymsdk: Callable[..., Any]) -> None:
     ("words", "complaint"),
     [
         (["nosuch"], "no environment named 'nosuch'"),
-        (["sums", "--at-once", "0"], "--at-once 0: write it as numbers from 1 on"),
-        (["sums", "--at-once", "1,x"], "--at-once 1,x: write it as numbers"),
-        (["sums", "--model", "vllm/x"], "--model vllm/x: rewards are known beforehand of scripted policies alone"),
+        (["sums", "--at-once", "0"], "--at-once 0: write positive integers"),
+        (["sums", "--at-once", "1,x"], "--at-once 1,x: write positive integers"),
+        (["sums", "--model", "vllm/x"], "--model vllm/x: only rewards of scripted policies can be checked"),
         (["sums", "--head", "127.0.0.1:1"], "write it as a URL"),
         (["sums", "--split", "tran"], "has no split 'tran'; did you mean 'train'?"),
     ],
@@ -87,7 +87,7 @@ def test_wrong_input_is_refused(gymsdk: Callable[..., Any], words: list[str], co
     assert complaint in ended.err
 
 
-def test_a_signal_ends_it_with_all_it_started(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_a_signal_stops_all_started_processes(start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start("bench", "sums", "--minutes", 5, "--at-once", 2)
     while "at once" not in process.stderr.readline():
         assert process.poll() is None

@@ -1,4 +1,4 @@
-"""`gymsdk check`: a line for each check as it ends, an exit code for programs."""
+"""`gymsdk check`: a line per check and an exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_check_that_passes_is_a_line_and_exit_code_0(gymsdk):
     assert last.startswith("1 passed in ")
 
 
-def test_what_is_found_is_told_with_why_and_how_and_exit_code_1(gymsdk):
+def test_findings_are_printed_with_reason_and_fix_and_exit_code_1(gymsdk):
     ended = gymsdk("check", "sums", "--only", "packaging.metadata")
     assert ended.code == 1
     assert "FAIL  packaging.metadata" in ended.out
@@ -39,7 +39,7 @@ def test_json_is_the_whole_report(gymsdk):
     assert {"seen", "mend"} <= told["results"][0]["findings"][0].keys()
 
 
-def test_what_an_environment_prints_stays_off_the_results(gymsdk, installed):
+def test_output_of_the_environment_stays_out_of_the_results(gymsdk, installed):
     installed(
         "loud", "print('hello')\nfrom gymsdk import *\n@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n"
     )
@@ -48,7 +48,7 @@ def test_what_an_environment_prints_stays_off_the_results(gymsdk, installed):
     assert "hello" in ended.err
 
 
-def test_what_it_prints_while_rows_of_a_file_are_read_stays_off_too(gymsdk, installed, tmp_path):
+def test_output_while_reading_rows_stays_out_of_the_results(gymsdk, installed, tmp_path):
     installed(
         "loud", "print('hello')\nfrom gymsdk import *\n@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n"
     )
@@ -101,10 +101,10 @@ def test_wrong_usage_is_a_sentence_and_exit_code_2(gymsdk, words, told):
 def test_the_rows_of_a_file_are_looked_at(gymsdk, there):
     (there / "rows.jsonl").write_text('{"responses_create_params": {"input": ""}, "answer": 3}\n')
     ended = gymsdk("check", "sums", "--only", "runtime.prompts", "--tasks", "rows.jsonl")
-    assert "an episode opens without a word to the policy" in ended.out
+    assert "an episode opens without text for the policy" in ended.out
 
 
-def test_one_split_and_few_tasks_are_looked_at_where_asked(gymsdk):
+def test_split_and_limit_restrict_the_checked_tasks(gymsdk):
     ended = gymsdk("check", "sums", "--only", "runtime.rows", "--split", "test", "--limit", 1, "--json")
     assert (ended.code, json.loads(ended.out)["results"][0]["status"]) == (0, "passed")
 
@@ -116,5 +116,5 @@ def test_the_list_shows_every_check(gymsdk):
     assert [each["id"] for each in told] == [each for each in shown if not each.startswith("packaging.")]
 
 
-def test_what_is_skipped_is_not_run(gymsdk):
+def test_skipped_checks_do_not_run(gymsdk):
     assert "page" not in gymsdk("check", "sums", "--only", "packaging", "--skip", "packaging.page").out

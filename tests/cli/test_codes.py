@@ -1,4 +1,4 @@
-"""Exit codes of commands that ask a head: 1 for whatever it cannot give, 2 for what is wrong by itself."""
+"""Exit codes of commands that query a head: 1 for failures of the head, 2 for wrong input."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_head_that_is_not_there_or_will_not_answer_is_a_failure(
 
 
 @pytest.mark.parametrize("words", [COMMANDS[0], COMMANDS[2]], ids=lambda each: each[0])
-async def test_what_a_head_does_not_have_is_a_failure(
+async def test_a_missing_item_of_a_head_exits_with_1(
     words: tuple[str, ...], installed: Callable[..., Any], there: Path
 ) -> None:
     installed()
@@ -84,7 +84,7 @@ async def test_certificates_that_cannot_be_read_are_wrong_by_themselves(monkeypa
         assert (code, "Error: the certificates in /nowhere/ca.pem cannot be read" in said) == (2, True), said
 
 
-async def test_what_is_no_address_is_wrong_by_itself(installed: Callable[..., Any], there: Path) -> None:
+async def test_a_malformed_address_exits_with_2(installed: Callable[..., Any], there: Path) -> None:
     installed()
     code, said = await ended("rollout", "sums", "--head", "localhost:11000")
     assert (code, "write it as a URL" in said) == (2, True), said

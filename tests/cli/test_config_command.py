@@ -34,7 +34,7 @@ def worker(there: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_every_setting_says_where_it_comes_from(gymsdk: Command, worker: Path) -> None:
+def test_every_setting_has_its_origin(gymsdk: Command, worker: Path) -> None:
     ended = gymsdk("config", "--config", "worker.yaml", "head_server.port=8000", "policy_api_key=sk-tell-nobody")
     assert ended.code == 0
     lines = {line.split(":")[0].strip(): line.split("# ")[-1] for line in ended.out.splitlines() if "# " in line}
@@ -52,19 +52,19 @@ def test_every_setting_says_where_it_comes_from(gymsdk: Command, worker: Path) -
     )
 
 
-def test_what_is_shown_is_yaml(gymsdk: Command, worker: Path) -> None:
+def test_settings_are_printed_as_yaml(gymsdk: Command, worker: Path) -> None:
     read = yaml.safe_load(gymsdk("config", "--config", "worker.yaml").out)
     assert read["head_server"] == {"host": "192.168.1.100", "port": 11000}
     assert read["policy_model"]["responses_api_models"]["openai_model"]["port"] == 8000
 
 
-def test_as_json_settings_and_places_are_one_object(gymsdk: Command, worker: Path) -> None:
+def test_json_contains_settings_and_origins(gymsdk: Command, worker: Path) -> None:
     told = json.loads(gymsdk("config", "+config_paths=[worker.yaml]", "--json").out)
     assert told["settings"]["head_server.host"] == {"value": "192.168.1.100", "from": "worker.yaml:2"}
     assert told["ignored"] == ["ray_head_node_address"]
 
 
-def test_a_wrong_configuration_is_told_line_by_line(gymsdk: Command, there: Path) -> None:
+def test_a_wrong_configuration_is_reported_line_by_line(gymsdk: Command, there: Path) -> None:
     (there / "a.yaml").write_text("lo_level: 2\nhed_server: {}\n")
     ended = gymsdk("config", "--config", "a.yaml")
     assert (ended.code, ended.out) == (2, "")
@@ -84,7 +84,7 @@ def test_a_starting_file_replaces_nothing(gymsdk: Command, there: Path) -> None:
     (there / "a.yaml").write_text("mine")
     ended = gymsdk("config", "sums", "--output", "a.yaml")
     assert (ended.code, (there / "a.yaml").read_text()) == (2, "mine")
-    assert ended.err == "Error: a.yaml is there and is not replaced; choose another --output\n"
+    assert ended.err == "Error: a.yaml already exists; choose another --output\n"
 
 
 def test_a_setting_that_is_mistyped_is_blamed_and_not_the_environment(gymsdk: Command) -> None:
@@ -93,7 +93,7 @@ def test_a_setting_that_is_mistyped_is_blamed_and_not_the_environment(gymsdk: Co
     assert ended.code == 2
 
 
-def test_a_file_without_its_option_is_told_where_it_goes(gymsdk: Command) -> None:
+def test_a_file_without_config_gets_a_hint(gymsdk: Command) -> None:
     for command in ("config", "serve"):
         ended = gymsdk(command, "a.yaml")
         assert (ended.code, ended.err) == (2, "Error: 'a.yaml' is a file; give it with --config a.yaml\n")
@@ -123,9 +123,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("words", [("config",), ("serve", "--port", 0), ("serve", "--port", 0, "--separate")])
-def test_what_does_not_fit_an_environment_or_a_model_has_its_line(
-    gymsdk: Command, there: Path, words: tuple[object, ...]
-) -> None:
+def test_invalid_settings_are_reported_with_their_line(gymsdk: Command, there: Path, words: tuple[object, ...]) -> None:
     (there / "sums.yaml").write_text(MISFIT)
     ended = gymsdk(*words, "--config", "sums.yaml")
     assert ended.code == 2
@@ -139,7 +137,7 @@ def test_what_does_not_fit_an_environment_or_a_model_has_its_line(
     )
 
 
-def test_a_wrong_setting_that_is_a_key_is_not_told(gymsdk: Command, there: Path) -> None:
+def test_a_wrong_secret_setting_is_redacted(gymsdk: Command, there: Path) -> None:
     (there / "a.yaml").write_text("sums:\n  resources_servers:\n    sums:\n      key: [sk-12345678]\n")
     ended = gymsdk("config", "--config", "a.yaml")
     assert "a.yaml:4: sums.resources_servers.sums.key: input should be a valid string" in ended.err
@@ -147,7 +145,7 @@ def test_a_wrong_setting_that_is_a_key_is_not_told(gymsdk: Command, there: Path)
     assert "sk-12345678" not in gymsdk("serve", "sums", "--set", 'key=["sk-12345678"]').err
 
 
-def test_a_node_needs_no_environment_that_it_does_not_serve(gymsdk: Command, there: Path) -> None:
+def test_a_node_validates_only_the_environments_it_serves(gymsdk: Command, there: Path) -> None:
     (there / "a.yaml").write_text(MISFIT.replace("scripted/orakel", "scripted/null"))
     ended = gymsdk("serve", "--config", "a.yaml", "--role", "model", "--host", "203.0.113.7", "--insecure")
     assert "203.0.113.7 is no address of this machine" in ended.err
@@ -157,14 +155,11 @@ def test_a_file_without_servers_is_not_served(gymsdk: Command, there: Path) -> N
     (there / "a.yaml").write_text("")
     ended = gymsdk("serve", "--config", "a.yaml")
     assert ended.code == 2
-    assert (
-        ended.err
-        == "Error: no server is named in a.yaml; `gymsdk config NAME` writes a file that serves an environment\n"
-    )
+    assert ended.err == "Error: a.yaml names no server; `gymsdk config NAME` writes a file that serves an environment\n"
 
 
 @pytest.mark.parametrize("words", [("sums", "head_server.port=1"), ("sums", "--config", "a.yaml"), ("smus",)])
-def test_a_word_that_is_neither_setting_nor_environment_is_told(gymsdk: Command, words: tuple[str, ...]) -> None:
+def test_a_word_that_is_neither_setting_nor_environment_is_rejected(gymsdk: Command, words: tuple[str, ...]) -> None:
     ended = gymsdk("config", *words)
     assert (ended.code, ended.out) == (2, "")
     assert words[0] in ended.err

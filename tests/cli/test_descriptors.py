@@ -51,7 +51,7 @@ def test_a_run_raises_the_soft_limit_of_open_files(start: Start, there: Path) ->
     assert "open files" not in ended.stderr
 
 
-def test_a_run_plays_no_more_at_once_than_the_hard_limit_allows_and_says_so(start: Start, there: Path) -> None:
+def test_concurrency_is_limited_by_the_hard_limit_of_files(start: Start, there: Path) -> None:
     url = _policy(start, "--latency", 0.5)
     ended = _limited(_rollout(url, "out", 400), soft=200, hard=400)
     assert ended.returncode == 0, ended.stderr

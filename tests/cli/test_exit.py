@@ -1,4 +1,4 @@
-"""A command ends by itself within a bound, with the right exit code, whatever its environment's code has left."""
+"""A command exits within a time limit and with the right code, even if an environment left threads or tasks running."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_task_that_swallows_its_cancellation_is_named_and_left_behind(
 
 
 @pytest.mark.slow
-def test_what_a_hook_leaves_running_does_not_keep_the_command_from_ending(
+def test_running_threads_of_a_hook_do_not_block_the_exit(
     start: Start, installed: Callable[..., Path], there: Path
 ) -> None:
     installed("leaving", SOURCE)

@@ -1,4 +1,4 @@
-"""What a supervisor hands down to its servers: settings where nobody else reads them, and no socket any further."""
+"""A supervisor passes settings to its servers through a pipe, and each server inherits only its socket."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_port_of_a_server_that_reads_like_a_setting_stays() -> None:
     assert supervisor.again(words, ("a=1",)) == ["serve", "--server-port", "a=1"]
 
 
-def test_what_was_handed_down_is_what_is_taken() -> None:
+def test_handed_options_survive_the_pipe() -> None:
     handed = supervisor.Handed(overrides=("policy_api_key=a\nb",), settings=("key=hush",), key="hush", supervisor="one")
     with socket.create_server(("127.0.0.1", 0)) as listening, stdin_of(handed.line()):
         assert supervisor.taken(listening.fileno()) == handed
@@ -155,7 +155,7 @@ def test_no_process_has_a_setting_in_its_words_or_its_environment(start: Start, 
     assert "hush-" not in line + said
 
 
-def test_what_was_handed_down_is_what_is_served(start: Start, installed: Callable[..., Path]) -> None:
+def test_a_child_serves_with_the_handed_options(start: Start, installed: Callable[..., Path]) -> None:
     process = start(
         "serve", "sums", "--separate", "--port", 0, "--json", "--set", "digits=1", "--model", "scripted/null"
     )
@@ -166,7 +166,7 @@ def test_what_was_handed_down_is_what_is_served(start: Start, installed: Callabl
     assert httpx.post(f"{agent}/run", json=asked, timeout=30).json()["reward"] == 0.0
 
 
-async def test_a_key_that_was_handed_down_is_what_the_model_is_asked_with() -> None:
+async def test_a_handed_key_is_sent_to_the_model() -> None:
     heads: list[bytes] = []
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

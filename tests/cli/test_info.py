@@ -42,7 +42,7 @@ def verify(task: Row):
 '''
 
 
-def test_an_environment_is_shown_as_one_writes_it(gymsdk: Command, installed: Callable[..., Path]) -> None:
+def test_info_prints_types_as_source_code(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("shown", SHOWN)
     out = gymsdk("info", "shown").out
     assert out.startswith("shown (env_shown 1.0)\nMade.\n\nsplits: train, test\n")
@@ -86,13 +86,13 @@ def test_an_environment_without_tasks_or_tools_is_shown(gymsdk: Command, install
     assert out.endswith("\ntools: none\n")
 
 
-def test_an_unknown_environment_is_told_in_one_sentence(gymsdk: Command) -> None:
+def test_an_unknown_environment_is_reported_in_one_sentence(gymsdk: Command) -> None:
     ended = gymsdk("info", "summs")
     assert ended.err.startswith("Error: no environment named 'summs'; did you mean 'sums'?")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
 
 
-def test_a_broken_environment_is_told_in_one_sentence(gymsdk: Command, installed: Callable[..., Path]) -> None:
+def test_a_broken_environment_is_reported_in_one_sentence(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("torn", "import nothing_of_that_name\n")
     ended = gymsdk("info", "torn")
     assert "nothing_of_that_name" in ended.err

@@ -1,4 +1,4 @@
-"""A run is killed wherever it stands, gone on with, and ends as if nothing had happened."""
+"""A run that is killed at any point can be resumed and ends like an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_twenty_kills_neither_repeat_nor_drop_a_rollout(start: Start, gymsdk: Co
     assert {key: pytest.approx(value) for key, value in whole.items()} == own
 
 
-def test_a_kill_at_any_change_of_the_folder_can_be_gone_on_with(start: Start, gymsdk: Command, there: Path) -> None:
+def test_a_run_killed_at_any_change_of_the_folder_can_be_resumed(start: Start, gymsdk: Command, there: Path) -> None:
     old = ("rollout", "sums", "--limit", 3, "-o", "out")
     new = ("rollout", "sums", "--limit", 4, "-o", "out")
     changes = 0

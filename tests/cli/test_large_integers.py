@@ -1,4 +1,4 @@
-"""Integers beyond 64 bits are the same on every way: rows, tool arguments, verdicts, files, resumed and served runs."""
+"""Integers beyond 64 bits survive rows, tool arguments, verdicts, files, and resumed and served runs."""
 
 from __future__ import annotations
 

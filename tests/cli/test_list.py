@@ -50,9 +50,11 @@ def verify(config: Settings):
     assert "broken" not in gymsdk("list", "--load").out
 
 
-def test_an_empty_list_says_what_to_do(gymsdk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_list_says_how_to_install_an_environment(gymsdk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_DISABLE", "math,tool_call,multineedle,sums")
-    assert gymsdk("list").out == "No environment is installed; `pip install gym-env-math` is one.\n"
+    assert (
+        gymsdk("list").out == "No environment is installed. Install one, for example with `pip install gym-env-math`.\n"
+    )
 
 
 def test_listing_imports_no_environment(start: Start, tmp_path: Path) -> None:
@@ -61,14 +63,14 @@ def test_listing_imports_no_environment(start: Start, tmp_path: Path) -> None:
     assert (out, err) == ("sums  env_sums 1.0  Made.\n", "")
 
 
-def test_the_command_line_starts_without_what_is_heavy() -> None:
+def test_the_command_line_starts_without_heavy_imports() -> None:
     heavy = {"rich", "aiohttp", "matplotlib", "openai", "sympy", "numpy", "gymnasium", "pebble", "fastapi"}
     code = f"import gymsdk.cli, sys; print(sorted({heavy} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout == "[]\n"
 
 
-def test_the_version_is_told(gymsdk: Command) -> None:
+def test_the_version_is_printed(gymsdk: Command) -> None:
     from gymsdk import __version__
 
     assert gymsdk("--version").out == f"gymsdk {__version__}\n"

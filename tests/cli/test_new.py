@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.conftest import Command, Start
-from gymsdk.cli.new import NAME_PATTERN
+from gymsdk.cli.new import NAME_PATTERN, parse_name
 from gymsdk.plugins import registry
 
 RIGHT = {
@@ -29,7 +29,7 @@ RIGHT = {
     "x" * 64: "gym_env_" + "x" * 64,
 }
 WRONG = {
-    "math-v2": "leave out the `-v<digits>`",
+    "math-v2": "leave out `-v<digits>`",
     "gym-env-maze": "`gymsdk new maze`",
     "Gym-Env-": "`gymsdk new NAME`",
     "": "1 to 64 letters",
@@ -75,18 +75,18 @@ def test_a_right_name_is_the_registrys_and_gymnasiums_too(name: str) -> None:
     assert registry._NAME_PATTERN.fullmatch(name)
     assert not registry._VERSIONED_NAME_PATTERN.fullmatch(name)
     assert parse_env_id(f"nemo/{name}") == ("nemo", name, None)
-    assert new.parse_name(name).module.isidentifier()
+    assert parse_name(name).module.isidentifier()
 
 
 def test_an_existing_folder_is_left_alone(gymsdk: Command, there: Path) -> None:
     (there / "gym-env-maze").mkdir()
     ended = gymsdk("new", "maze")
     assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith("Error: gym-env-maze is there already; choose another name")
+    assert ended.err.startswith("Error: gym-env-maze already exists; choose another name")
     assert list((there / "gym-env-maze").iterdir()) == []
 
 
-def test_a_link_to_nowhere_is_left_alone(gymsdk: Command, there: Path) -> None:
+def test_a_broken_link_is_left_alone(gymsdk: Command, there: Path) -> None:
     (there / "gym-env-maze").symlink_to(there / "nowhere")
     assert gymsdk("new", "maze").code == 2
     assert not (there / "nowhere").exists()
@@ -96,12 +96,12 @@ def test_a_link_to_nowhere_is_left_alone(gymsdk: Command, there: Path) -> None:
 def test_the_name_of_an_installed_environment_is_refused(gymsdk: Command, there: Path, name: str) -> None:
     ended = gymsdk("new", name)
     assert ended.code == 2
-    assert "an environment named 'sums' is installed already (env_sums 1.0); choose another name" in ended.err
+    assert "an environment named 'sums' is already installed (env_sums 1.0); choose another name" in ended.err
     assert list(there.iterdir()) == []
 
 
 def test_a_name_whose_distribution_is_installed_is_refused(gymsdk: Command) -> None:
-    assert "'tool_call' is installed already" in gymsdk("new", "tool-call").err
+    assert "'tool_call' is already installed" in gymsdk("new", "tool-call").err
 
 
 @pytest.mark.parametrize("author", ["", " ", "two\nlines", "{{ 1 }}", "\udcff", "nul\0"])
@@ -137,7 +137,7 @@ def test_each_licence_comes_with_its_text(gymsdk: Command, there: Path, license:
     assert ("Private :: Do Not Upload" in project["classifiers"]) is (license == "proprietary")
 
 
-def test_it_says_what_comes_next(gymsdk: Command, there: Path) -> None:
+def test_new_prints_the_next_commands(gymsdk: Command, there: Path) -> None:
     told = gymsdk("new", "maze", "--output", "new folder").out
     assert "pip install -e './new folder/gym-env-maze[dev]'" in told
     assert "gymsdk check maze" in told
@@ -155,7 +155,7 @@ def test_an_output_that_is_no_folder_is_refused(gymsdk: Command, there: Path) ->
     (there / "file").write_text("")
     ended = gymsdk("new", "maze", "--output", "file")
     assert ended.code == 2
-    assert "name another folder with --output" in ended.err
+    assert "choose another folder with --output" in ended.err
 
 
 def test_nothing_is_read_from_or_left_in_the_home_folder(start: Start, there: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_nothing_is_read_from_or_left_in_the_home_folder(start: Start, there: Pa
     assert [path.name for path in home.iterdir()] == [".cookiecutterrc"]
 
 
-def test_without_cookiecutter_it_says_what_to_install(there: Path) -> None:
+def test_without_cookiecutter_new_says_what_to_install(there: Path) -> None:
     code = "import sys; sys.modules['cookiecutter'] = None; from gymsdk.cli import main; main(['new', 'maze'])"
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=there, capture_output=True, text=True, check=False, timeout=60

@@ -68,7 +68,7 @@ def test_a_person_calls_tools(start: Start, installed: Callable[..., Path]) -> N
 @pytest.mark.parametrize("text", ["/quit\n", ""])
 def test_a_person_may_leave(start: Start, text: str) -> None:
     code, out = _typed(start, "sums", text=text)
-    assert out.endswith("failed in model (person_left): the person left\n")
+    assert out.endswith("failed in model (person_left): the person at the terminal quit the episode\n")
     assert code == 1
 
 
@@ -107,7 +107,7 @@ def test_the_task_is_picked_by_number(gymsdk: Command) -> None:
 def test_a_task_is_not_looked_for_without_end(gymsdk: Command) -> None:
     ended = gymsdk("play", "sums", "--model", "scripted/null", "--task", "99999999999")
     assert ended.code == 2
-    assert ended.err.startswith("Error: --task 99999999999 is beyond the first 100,000 tasks of a split; take a lower")
+    assert ended.err.startswith("Error: --task 99999999999 is beyond the first 100,000 tasks of a split; pass a lower")
 
 
 def test_a_file_of_tasks_is_played(gymsdk: Command, there: Path) -> None:
@@ -117,11 +117,11 @@ def test_a_file_of_tasks_is_played(gymsdk: Command, there: Path) -> None:
         in gymsdk("play", "sums", "--tasks", "tasks.jsonl", "--model", "scripted/oracle").out
     )
     ended = gymsdk("play", "sums", "--tasks", "tasks.jsonl", "--task", "1", "--model", "scripted/oracle")
-    assert ended.err == "Error: --task 1: tasks.jsonl has no task with that number; they count from 0\n"
+    assert ended.err == "Error: --task 1: tasks.jsonl has no task with this number; numbers start at 0\n"
     assert ended.code == 2
 
 
-def test_a_failure_is_told_with_its_stage(gymsdk: Command, installed: Callable[..., Path]) -> None:
+def test_a_failure_is_printed_with_its_stage(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("finding", TOOLS)
     ended = gymsdk("play", "finding", "--model", "scripted/oracle")
     assert ended.out.splitlines()[-1].startswith(

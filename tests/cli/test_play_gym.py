@@ -55,7 +55,7 @@ def test_programs_get_the_same_rollout(gymsdk: Command) -> None:
     assert plain == through
 
 
-def test_a_failure_is_told_the_same(gymsdk: Command, installed: Callable[..., Path]) -> None:
+def test_a_failure_is_printed_the_same(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("finding", TOOLS)
     plain, through = _both(gymsdk, "finding", "--model", "scripted/oracle")
     assert plain == through
@@ -76,7 +76,7 @@ def test_a_person_plays_through_gymnasium(start: Start, installed: Callable[...,
 def test_a_person_may_leave(start: Start) -> None:
     process = start("play", "sums", "--gym")
     out, _ = process.communicate("/quit\n", timeout=60)
-    assert out.endswith("failed in model (person_left): the person left\n")
+    assert out.endswith("failed in model (person_left): the person at the terminal quit the episode\n")
     assert process.returncode == 1
 
 

@@ -1,4 +1,4 @@
-"""`gymsdk policy serve` as people and programs start, ask and stop it."""
+"""`gymsdk policy serve`: start, requests and stop."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def reply(url: str, body: dict[str, Any] | None = None) -> Any:
     return httpx.post(f"{url}/chat/completions", json=body or SUM).json()["choices"][0]["message"]["content"]
 
 
-def test_a_program_reads_one_line_and_ends_it_by_a_signal(start: Start) -> None:
+def test_json_prints_one_line_and_a_signal_stops_the_endpoint(start: Start) -> None:
     process, said = told(start, "echo", "--name", "parrot")
     assert (said["pid"], said["model"]) == (process.pid, "parrot")
     assert reply(said["url"]) == "What is 40 + 2?"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
-    assert (process.returncode, out, err) == (0, "", "\nstopping; once more to stop at once\n")
+    assert (process.returncode, out, err) == (0, "", "\nstopping; press Ctrl-C again to stop at once\n")
 
 
-def test_a_person_reads_what_to_try(start: Start) -> None:
+def test_text_output_suggests_commands(start: Start) -> None:
     process = start("policy", "serve", "null", "--port", 0)
     lines = [process.stdout.readline() for _ in range(4)]
     url = lines[0].split()[1]
     assert lines[1] == f"Try: GYMSDK_BASE_URL={url} gymsdk rollout math --model vllm/policy\n"
-    assert lines[3] == "Ready. Ctrl-C ends it.\n"
+    assert lines[3] == "Ready. Press Ctrl-C to stop.\n"
     assert reply(url) == ""
 
 
-def test_a_rollout_plays_with_what_a_script_says(start: Start, gymsdk: Command, there: Path) -> None:
+def test_a_rollout_plays_a_script_file(start: Start, gymsdk: Command, there: Path) -> None:
     script = there / "lines.jsonl"
     script.write_text('{"text": "I pass."}\n{"text": "42", "when": "40 + 2"}\n')
     _, said = told(start, f"scripted/script:{script}")
@@ -88,7 +88,7 @@ def test_faults_are_named_on_the_command_line(start: Start) -> None:
     ("words", "complaint"),
     [
         (["oracel"], "no scripted policy named 'oracel'"),
-        (["oracle"], "name it with --env"),
+        (["oracle"], "name them with --env"),
         (["oracle", "--env", "sumz"], "no environment named 'sumz'"),
         (["oracle", "--env", "sums", "--split", "nowhere"], "no split 'nowhere'"),
         (["echo", "--env", "sums"], "--env is the oracle's"),
@@ -102,7 +102,7 @@ def test_faults_are_named_on_the_command_line(start: Start) -> None:
         (["echo", "--reasoning", "loud"], "loud"),
     ],
 )
-def test_what_cannot_be_served_is_refused_in_a_sentence(gymsdk: Command, words: list[str], complaint: str) -> None:
+def test_invalid_policies_are_rejected_in_one_sentence(gymsdk: Command, words: list[str], complaint: str) -> None:
     ended = gymsdk("policy", "serve", *words, "--port", 0)
     assert (ended.code, ended.out) == (2, "")
     assert complaint in ended.err

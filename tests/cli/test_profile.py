@@ -11,7 +11,7 @@ from cli.conftest import Command
 pytest.importorskip("matplotlib")
 
 
-def test_a_profile_says_what_training_would_learn_from(gymsdk: Command, there: Path) -> None:
+def test_a_profile_reports_what_training_would_learn(gymsdk: Command, there: Path) -> None:
     ended = gymsdk("profile", "sums", "--limit", 6, "-k", 4, "--model", "scripted/oracle:0.5", "-o", "out")
     lines = ended.out.splitlines()
     assert lines[0].startswith("Ready to train: ")
@@ -39,7 +39,7 @@ def test_programs_get_json(gymsdk: Command, there: Path) -> None:
     assert not (there / "out" / "profile.png").exists()
 
 
-def test_the_best_reward_is_the_one_claimed(gymsdk: Command, installed: object) -> None:
+def test_the_maximum_reward_is_the_claimed_one(gymsdk: Command, installed: object) -> None:
     source = """
 from typing import Literal
 from gymsdk import Claims, Message, Task, Verdict, hookimpl
@@ -66,7 +66,7 @@ def claims():
     assert (told["maximum"], told["bands"]["medium"], told["bands"]["always right"]) == (4.0, 1, 0)
 
 
-def test_a_profile_can_be_gone_on_with(gymsdk: Command) -> None:
+def test_a_profile_can_be_resumed(gymsdk: Command) -> None:
     words = ("profile", "sums", "--limit", 3, "-k", 2, "-o", "out", "--no-plot")
     first = gymsdk(*words)
     assert gymsdk(*words).code == 2
@@ -84,11 +84,11 @@ def test_failures_come_first_and_the_exit_code_is_1(gymsdk: Command, there: Path
     assert ended.code == 1
 
 
-def test_without_matplotlib_the_profile_has_no_plot_and_says_so(
+def test_without_matplotlib_the_profile_has_no_plot_and_a_note(
     gymsdk: Command, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     ended = gymsdk("profile", "sums", "--limit", 2, "-k", 2, "-o", "out")
-    assert ended.err == "no plot is drawn, as matplotlib is not installed: `pip install 'gymsdk[plot]'`\n"
+    assert ended.err == "no plot is drawn because matplotlib is not installed; run `pip install 'gymsdk[plot]'`\n"
     assert (ended.code, "out/profile.json" in ended.out, "profile.png" in ended.out) == (0, True, False)
     assert (there / "out" / "profile.json").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Command
-from gymsdk.cli import progress, rollout
+from gymsdk.cli import progress
 
 HOLDING = """
 import time
@@ -30,54 +30,52 @@ def solve():
 """
 
 
-def test_where_there_is_no_terminal_a_line_is_told_now_and_then(
-    gymsdk: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+def test_without_a_terminal_progress_is_printed_at_intervals(gymsdk: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
     err = gymsdk("rollout", "sums", "--limit", 2, "-o", "out", "--concurrency", 1).err
     assert err == "1 of 2 rollouts, reward 1.000, failed 0\n2 of 2 rollouts, reward 1.000, failed 0\n"
 
 
-def test_the_mean_counts_what_an_earlier_run_has_scored(
+def test_the_mean_includes_rewards_of_the_resumed_run(
     gymsdk: Command, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)
     words = ("rollout", "sums", "--limit", 2, "-o", "out", "--concurrency", 1)
     gymsdk(*words)
     rollouts = there / "out" / "rollouts.jsonl"
     first = rollouts.read_text().splitlines()[0].replace('"reward":1.0', '"reward":0.5')
     rollouts.write_text(f"{first}\n")
     err = gymsdk(*words, "--resume").err
-    assert err == "resumed: 1 of 2 rollouts are done\n2 of 2 rollouts, reward 0.750, failed 0\n"
+    assert err == "resumed: 1 of 2 rollouts were finished before\n2 of 2 rollouts, reward 0.750, failed 0\n"
 
 
-def test_a_warning_of_one_form_is_shown_five_times(gymsdk: Command, installed: Callable[..., Path]) -> None:
+def test_similar_warnings_are_shown_five_times(gymsdk: Command, installed: Callable[..., Path]) -> None:
     installed("holding", HOLDING)
     err = gymsdk("rollout", "holding", "--limit", 8, "-o", "out").err
     assert err.count("held the event loop for") == 5
-    assert err.count("(further warnings like this one are not shown)") == 1
+    assert err.count("(further warnings of this kind are not shown)") == 1
     assert logging.getLogger("gymsdk").handlers == []
 
 
 def test_each_thing_that_is_warned_of_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("gymsdk")
-    with rollout.show_warnings():
-        for _ in range(2 * rollout.MAX_SIMILAR_WARNINGS):
+    with progress.show_warnings():
+        for _ in range(2 * progress.MAX_SIMILAR_WARNINGS):
             log.warning("%s held the event loop for %.0f ms", "hook 'verify'", 70)
         log.warning("%s held the event loop for %.0f ms", "hook 'step'", 70)
     err = capfd.readouterr().err
-    assert (err.count("'verify'"), err.count("'step'")) == (rollout.MAX_SIMILAR_WARNINGS, 1)
+    assert (err.count("'verify'"), err.count("'step'")) == (progress.MAX_SIMILAR_WARNINGS, 1)
 
 
-def test_warnings_of_one_form_end_whatever_they_are_about(capfd: pytest.CaptureFixture[str]) -> None:
+def test_warnings_with_one_message_are_limited(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("gymsdk")
-    with rollout.show_warnings():
-        for number in range(2 * rollout.MAX_WARNING_KINDS):
+    with progress.show_warnings():
+        for number in range(2 * progress.MAX_WARNING_KINDS):
             log.warning("episode %s: it broke", number)
         log.warning("something else")
     err = capfd.readouterr().err
     assert (err.count("it broke"), err.count("not shown"), err.count("something else")) == (
-        rollout.MAX_WARNING_KINDS,
+        progress.MAX_WARNING_KINDS,
         1,
         1,
     )

@@ -1,4 +1,4 @@
-"""`gymsdk restart` of a name that several nodes have: one after another, whatever the numbers of their processes."""
+"""`gymsdk restart` of a server with instances on several nodes: they restart one after another."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Supervised:
         await self._begin()
 
 
-async def test_the_instances_of_a_name_are_restarted_one_by_one_though_their_processes_have_the_same_numbers() -> None:
+async def test_instances_with_equal_process_ids_restart_one_by_one() -> None:
     async with (
         heading() as head_url,
         listening(head.create_app((), host="127.0.0.1", port=0)) as port,

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cli.conftest import Command, Start
-from gymsdk.cli.rollout import format_resume_command, name_dated_folder
+from gymsdk.cli.progress import format_resume_command, name_dated_folder
 from gymsdk.rollouts.folder import FILES
 
 GOOD = '{"responses_create_params": {"input": "What is 2 + 2?"}, "answer": 4}\n'
@@ -67,14 +67,14 @@ def test_a_model_that_never_answers_earns_no_reward_of_0(gymsdk: Command, there:
     ] * 3
 
 
-def test_failures_are_told_and_the_exit_code_is_1(gymsdk: Command, there: Path) -> None:
+def test_failures_are_reported_with_exit_code_1(gymsdk: Command, there: Path) -> None:
     (there / "tasks.jsonl").write_text(GOOD)
     ended = gymsdk("rollout", "sums", "--tasks", "tasks.jsonl", "--set", "breaks=[4]", "-o", "out", "--attempts", 1)
     assert "no reward: hook_raised" in ended.out
     assert "hook_raised: hook 'verify' of environment 'sums' raised ValueError: cannot add to 4" in ended.out
     assert ended.err == (
-        "1 of 1 without a reward: the environment's own code raised an exception; correct the lines that the table"
-        " names, then the same command with --output out --resume tries them again\n"
+        "1 of 1 rollouts without a reward: the environment's own code raised an exception; fix the lines that the table"
+        " names, then the same command with --output out --resume plays them again\n"
     )
     assert ended.code == 1
 
@@ -106,7 +106,7 @@ def test_a_split_with_fewer_tasks_than_the_limit_is_named_first_and_last(
     ended = gymsdk("rollout", "splits", "--limit", 5, "-o", "out")
     assert ended.err.splitlines() == [
         f"split 'example' of environment 'splits' has 3 tasks, fewer than --limit 5; {others}",
-        "splits: 3 tasks, of --limit 5",
+        "splits: 3 tasks, fewer than --limit 5",
     ]
     assert ended.code == 0
     assert gymsdk("rollout", "splits", "--limit", 5, "--split", "train", "-o", "train").err == ""
@@ -147,7 +147,7 @@ def test_a_failure_inside_a_library_names_the_authors_own_line_first(
     assert "Traceback" not in gymsdk(*words).err
 
 
-def test_a_run_that_names_no_folder_gets_one_of_its_own(gymsdk: Command, there: Path) -> None:
+def test_a_run_without_output_gets_a_new_folder(gymsdk: Command, there: Path) -> None:
     gymsdk("rollout", "sums", "--limit", 1)
     (folder,) = (there / "rollouts").iterdir()
     assert folder.name.startswith("sums-20")
@@ -157,7 +157,7 @@ def test_a_finished_run_that_is_resumed_prints_its_table_again(gymsdk: Command) 
     words = ("rollout", "sums", "--limit", 3, "-o", "out")
     first, again = gymsdk(*words), gymsdk(*words, "--resume")
     assert again.out == first.out
-    assert again.err == "resumed: 3 of 3 rollouts are done\n"
+    assert again.err == "resumed: 3 of 3 rollouts were finished before\n"
 
 
 WRONG = {
@@ -166,13 +166,13 @@ WRONG = {
     "no setting 'digit'; did you mean 'digits'?": ["sums", "--set", "digit=3"],
     "setting 'digits' is wrong": ["sums", "--set", "digits=three"],
     "--set digits: write it as KEY=VALUE": ["sums", "--set", "digits"],
-    "--set breaks=[1: the value is no JSON": ["sums", "--set", "breaks=[1"],
+    "--set breaks=[1: the value is not valid JSON": ["sums", "--set", "breaks=[1"],
     "no scripted policy named 'orcale'; did you mean 'oracle'?": ["sums", "--model", "scripted/orcale"],
     "no model named 'opnai/x'; did you mean 'openai'?": ["sums", "--model", "opnai/x"],
     "vllm/x needs a base URL": ["sums", "--model", "vllm/x"],
     "--param top_k: write it as KEY=JSON": ["sums", "--param", "top_k"],
-    "--param stop=end: the value is no JSON; a text needs quotes": ["sums", "--param", "stop=end"],
-    "--param input=1: 'input' is the host's to fill": ["sums", "--param", "input=1"],
+    "--param stop=end: the value is not valid JSON; put text in quotes": ["sums", "--param", "stop=end"],
+    "--param input=1: the host sets 'input' itself": ["sums", "--param", "input=1"],
     "--tasks none.jsonl: there is no such file": ["sums", "--tasks", "none.jsonl"],
     "--tasks .: it is a folder": ["sums", "--tasks", "."],
     "bad.jsonl:2: not valid JSON": ["sums", "--tasks", "bad.jsonl"],
@@ -189,7 +189,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("told", WRONG)
-def test_wrong_input_is_told_in_one_sentence_and_leaves_no_trace(gymsdk: Command, there: Path, told: str) -> None:
+def test_wrong_input_is_reported_and_leaves_no_files(gymsdk: Command, there: Path, told: str) -> None:
     (there / "bad.jsonl").write_text(f"{GOOD}{{broken\n")
     (there / "empty.jsonl").touch()
     ended = gymsdk("rollout", *WRONG[told], "-o", "out")
@@ -200,14 +200,14 @@ def test_wrong_input_is_told_in_one_sentence_and_leaves_no_trace(gymsdk: Command
     assert not (there / "out").exists()
 
 
-def test_an_output_that_is_a_file_is_told(gymsdk: Command, there: Path) -> None:
+def test_an_output_that_is_a_file_is_reported(gymsdk: Command, there: Path) -> None:
     (there / "out").write_text("mine")
     ended = gymsdk("rollout", "sums", "-o", "out")
     assert (ended.code, ended.err) == (2, "Error: out is a file; name a folder with --output\n")
     assert (there / "out").read_text() == "mine"
 
 
-def test_a_run_that_is_there_is_told(gymsdk: Command) -> None:
+def test_an_existing_run_is_reported(gymsdk: Command) -> None:
     gymsdk("rollout", "sums", "--limit", 1, "-o", "out")
     ended = gymsdk("rollout", "sums", "--limit", 1, "-o", "out")
     assert ended.err == "Error: out holds a run; go on with --resume, replace it with --overwrite\n"
@@ -215,7 +215,7 @@ def test_a_run_that_is_there_is_told(gymsdk: Command) -> None:
     assert gymsdk("rollout", "sums", "--limit", 2, "-o", "out", "--overwrite").code == 0
 
 
-def test_bad_rows_can_be_skipped_and_are_told(gymsdk: Command, there: Path) -> None:
+def test_skipped_bad_rows_are_reported(gymsdk: Command, there: Path) -> None:
     (there / "bad.jsonl").write_text(f"{GOOD}{{broken\n{GOOD}")
     ended = gymsdk("rollout", "sums", "--tasks", "bad.jsonl", "-o", "out", "--skip-bad-rows")
     assert ended.err.startswith("skipped bad.jsonl:2: not valid JSON")
@@ -230,7 +230,7 @@ def test_settings_of_several_environments_are_named(gymsdk: Command, installed: 
     assert gymsdk(*words, "--set", "more.sums.digits=1", "--set", "sums.digits=2").code == 0
 
 
-def test_keys_are_written_nowhere(gymsdk: Command, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_is_written_to_disk(gymsdk: Command, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMSDK_API_KEY", "hush-1")
     address = f"http://127.0.0.1:{_free_port()}/v1"
     model = ("--model", "endpoint/x", "--base-url", address, "--timeout", 0.2, "--attempts", 1)
@@ -240,7 +240,7 @@ def test_keys_are_written_nowhere(gymsdk: Command, there: Path, monkeypatch: pyt
     assert "hush" not in told
 
 
-def test_what_is_pinned_reaches_the_replica_that_is_there(gymsdk: Command) -> None:
+def test_pinned_keys_reach_the_running_replica(gymsdk: Command) -> None:
     with _heard() as (address, bodies):
         servers = ("--base-url", f"http://127.0.0.1:{_free_port()}/v1", "--base-url", address)
         pins = ("--pin", "temperature=0.5", "--pin", "stop=END", "--pin", "top_p=null", "--token-ids")
@@ -252,9 +252,9 @@ def test_what_is_pinned_reaches_the_replica_that_is_there(gymsdk: Command) -> No
 
 
 @pytest.mark.parametrize(
-    ("pin", "told"), [("top_k", "write it as KEY=VALUE"), ("stream=true", "'stream' is the caller's to say")]
+    ("pin", "told"), [("top_k", "write it as KEY=VALUE"), ("stream=true", "every request sets 'stream' itself")]
 )
-def test_a_pin_that_cannot_be_is_told_in_one_sentence(gymsdk: Command, pin: str, told: str) -> None:
+def test_an_invalid_pin_is_reported_in_one_sentence(gymsdk: Command, pin: str, told: str) -> None:
     ended = gymsdk("rollout", "sums", "--model", "vllm/x", "--base-url", "http://127.0.0.1:9/v1", "--pin", pin)
     assert (ended.code, told in ended.err) == (2, True)
 
@@ -278,15 +278,15 @@ def test_a_model_server_that_is_down_ends_the_run(gymsdk: Command) -> None:
     assert (ended.code, ended.err.count("\n")) == (1, 1)
 
 
-def test_what_is_set_up_wrongly_is_not_said_to_go_well_another_time(gymsdk: Command) -> None:
+def test_a_setup_error_is_not_reported_as_retryable(gymsdk: Command) -> None:
     with _heard() as (address, _):
         ended = gymsdk(
             *("rollout", "sums", "--limit", 2, "-o", "out", "--attempts", 1),
             *("--model", "endpoint/x", "--base-url", address),
         )
     assert ended.err.endswith(
-        "2 of 2 without a reward fail again unless that is mended;"
-        " then the same command with --output out --resume tries them again\n"
+        "2 of 2 rollouts without a reward fail again until the cause is fixed;"
+        " then the same command with --output out --resume plays them again\n"
     )
 
 
@@ -339,7 +339,7 @@ def test_a_signal_leaves_a_folder_to_go_on_with(start: Start, there: Path, numbe
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (128 + number, "")
     assert "Traceback" not in err
-    assert "stopped; what has finished is in out; go on with:\n  python -m gymsdk rollout sums --limit 40" in err
+    assert "stopped; the finished rollouts are in out; resume with:\n  python -m gymsdk rollout sums --limit 40" in err
     assert err.endswith("--resume\n")
     kept = (there / "out" / "rollouts.jsonl").read_text().count("\n")
     assert 5 <= kept < 40
@@ -349,7 +349,7 @@ def test_a_signal_leaves_a_folder_to_go_on_with(start: Start, there: Path, numbe
     assert opened - 3 <= closed <= opened
 
     out, err = start(*words, "--set", "notes=notes", "--resume").communicate(timeout=60)
-    assert err == f"resumed: {kept} of 40 rollouts are done\n"
+    assert err == f"resumed: {kept} of 40 rollouts were finished before\n"
     assert out.splitlines()[1].split() == ["scored", "40", "of", "40"]
 
 
@@ -357,7 +357,7 @@ def notes(there: Path, word: str) -> int:
     return (there / "notes").read_text().split().count(word)
 
 
-def test_a_second_signal_ends_what_does_not_stop(start: Start, there: Path) -> None:
+def test_a_second_signal_exits_if_the_work_does_not_stop(start: Start, there: Path) -> None:
     process = start("rollout", "sums", "--limit", 4, "-o", "out", "--set", "hangs=true")
     for _ in range(6000):
         if (there / "out" / "inputs.jsonl").exists():
@@ -420,7 +420,7 @@ def test_a_terminal_shows_a_live_bar(installed: object, there: Path) -> None:
     assert b"\x1b[" in shown
 
 
-def test_elsewhere_there_are_no_control_characters(start: Start) -> None:
+def test_without_a_terminal_there_are_no_control_characters(start: Start) -> None:
     out, err = start("rollout", "sums", "--limit", 30, "-o", "out").communicate(timeout=60)
     assert err == ""
     assert "\x1b" not in out
@@ -453,7 +453,7 @@ def verify():
 
 def test_a_resume_needs_to_know_its_folder(gymsdk: Command) -> None:
     ended = gymsdk("rollout", "sums", "--limit", 1, "--resume")
-    assert ended.err == "Error: --resume goes on with the run in a folder; name the folder with --output\n"
+    assert ended.err == "Error: --resume continues the run of a folder; name the folder with --output\n"
     assert ended.code == 2
 
 

@@ -1,4 +1,4 @@
-"""`gymsdk serve` as people and programs start and stop it."""
+"""`gymsdk serve`: start, output and stop."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def agent(told: dict[str, Any]) -> str:
     return str(told["servers"]["sums_simple_agent"]["url"])
 
 
-def test_a_program_reads_one_line_when_all_of_them_answer(served: Served) -> None:
+def test_json_prints_one_line_when_all_servers_are_ready(served: Served) -> None:
     process, told = served("sums")
     assert httpx.get(f"{told['head']}/readyz").json() == {"status": "ok"}
     assert told["pid"] == process.pid
@@ -80,12 +80,12 @@ def test_a_program_reads_one_line_when_all_of_them_answer(served: Served) -> Non
     }
 
 
-def test_the_oracle_plays_where_no_model_is_named(served: Served) -> None:
+def test_the_oracle_plays_by_default(served: Served) -> None:
     _, told = served("sums")
     assert httpx.post(f"{agent(told)}/run", json=row()).json()["reward"] == 1.0
 
 
-def test_a_key_in_a_models_address_is_not_told(served: Served) -> None:
+def test_a_key_in_a_model_address_is_redacted(served: Served) -> None:
     _, told = served("sums", "--model", "endpoint/x@http://127.0.0.1:9/v1?key=hush")
     assert told["model"] == "endpoint/x@http://127.0.0.1:9/v1"
     assert "hush" not in httpx.get(f"{told['head']}/global_config_dict_yaml").text
@@ -113,7 +113,7 @@ sums_simple_agent:
 
 
 @pytest.mark.parametrize("words", [("scripted/oracle",), ("vllm/x", "--base-url", "http://127.0.0.1:9/v1")])
-def test_a_file_that_leaves_the_model_to_others_is_served_with_one_named(
+def test_a_file_without_a_model_is_served_with_the_model_option(
     served: Served, there: Path, words: tuple[str, ...]
 ) -> None:
     (there / "sums.yaml").write_text(THEIRS)
@@ -123,23 +123,23 @@ def test_a_file_that_leaves_the_model_to_others_is_served_with_one_named(
         assert httpx.post(f"{agent(told)}/run", json=row()).json()["reward"] == 1.0
 
 
-def test_a_secret_setting_is_told_to_nobody(served: Served) -> None:
+def test_a_secret_setting_is_redacted(served: Served) -> None:
     _, told = served("sums", "--set", "key=s3cr3t")
     said = [httpx.get(f"{told['head']}/{path}").text for path in ("global_config_dict_yaml", "server_instances")]
     assert "s3cr3t" not in "".join([json.dumps(told), *said])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_well(served: Served, number: signal.Signals) -> None:
+def test_a_signal_stops_the_server_with_exit_code_0(served: Served, number: signal.Signals) -> None:
     process, told = served("sums")
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
-    assert (process.returncode, out, err) == (0, "", "\nstopping; once more to stop at once\n")
+    assert (process.returncode, out, err) == (0, "", "\nstopping; press Ctrl-C again to stop at once\n")
     with pytest.raises(httpx.ConnectError):
         httpx.get(told["head"])
 
 
-def test_episodes_under_way_are_told_and_closed_when_it_ends(served: Served, tmp_path: Path) -> None:
+def test_running_episodes_are_reported_and_closed_on_exit(served: Served, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     process, told = served("sums", "--set", "pause=60", "--set", f"notes={notes}")
     answers: list[httpx.Response] = []
@@ -155,14 +155,14 @@ def test_episodes_under_way_are_told_and_closed_when_it_ends(served: Served, tmp
     assert "Traceback" not in err
 
 
-def test_a_second_signal_ends_it_at_once(served: Served, tmp_path: Path) -> None:
+def test_a_second_signal_exits_immediately(served: Served, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     process, told = served("sums", "--set", "hangs=true", "--set", f"notes={notes}")
     asking = threading.Thread(target=_cut_off, args=(f"{agent(told)}/run",))
     asking.start()
     until_there(notes, process)
     process.send_signal(signal.SIGINT)
-    assert [process.stderr.readline() for _ in range(2)] == ["\n", "stopping; once more to stop at once\n"]
+    assert [process.stderr.readline() for _ in range(2)] == ["\n", "stopping; press Ctrl-C again to stop at once\n"]
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 128 + signal.SIGINT
     asking.join(10)
@@ -194,7 +194,7 @@ def test_after_a_kill_its_ports_are_free_at_once(served: Served, start: Start) -
     assert again["servers"] == told["servers"]
 
 
-def test_a_port_in_use_is_told_in_a_sentence(start: Start) -> None:
+def test_a_port_in_use_is_reported(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = start("serve", "sums", "--port", port)
@@ -217,7 +217,7 @@ def test_a_port_in_use_is_told_in_a_sentence(start: Start) -> None:
         (["sums", "--server-port", "sums=65536"], "write it as SERVER=N"),
         (["sums", "--only", "sums", "--fd", "77", "--head", "http://127.0.0.1:9"], "--fd 77: no socket that listens"),
         (["sums", "--server-port", "sum=1"], "no server 'sum' to give a port; did you mean 'sums'?"),
-        (["sums", "--ttl", "inf"], "inf is no finite number"),
+        (["sums", "--ttl", "inf"], "inf is not a finite number"),
         (
             ["sums", "--role", "resource"],
             "--role': 'resource' is not one of 'head', 'resources', 'agent', 'model'; did",
@@ -246,15 +246,17 @@ def test_what_an_environment_prints_does_not_mix_with_what_a_program_reads(
     assert err.startswith("the engine is warm\njudging\n")
 
 
-def test_people_are_told_where_each_server_is_and_who_plays(start: Start) -> None:
+def test_text_output_lists_servers_and_the_model(start: Start) -> None:
     process = start("serve", "sums", "--port", 0)
     lines = [process.stdout.readline() for _ in range(6)]
     assert re.fullmatch(r"head +http://127\.0\.0\.1:\d+\n", lines[0])
     assert re.fullmatch(r"sums +http://127\.0\.0\.1:\d+  resources\n", lines[1])
-    assert lines[5].startswith("Ready: scripted/oracle plays, which knows the answers; name another with --model.")
+    assert lines[5].startswith(
+        "Ready: scripted/oracle plays, which knows the solutions; choose another model with --model."
+    )
 
 
-def test_an_engine_that_does_not_answer_yet_is_told_of_once_it_serves(start: Start) -> None:
+def test_an_unreachable_engine_is_reported_after_start(start: Start) -> None:
     process = start("serve", "sums", "--port", 0, "--model", "vllm/x", "--base-url", "http://127.0.0.1:9/v1", "--json")
     assert json.loads(process.stdout.readline())["model"] == "vllm/x"
     assert process.stderr.readline() == (
@@ -277,7 +279,7 @@ def test_the_lines_to_try_work_as_they_are(start: Start, name: str) -> None:
     assert [each["reward"] for each in answers[-2:]] == [1.0, 1.0]
 
 
-def test_the_folder_s_env_yaml_holds_where_nothing_but_a_name_is_given(served: Served, there: Path) -> None:
+def test_env_yaml_of_the_folder_applies_to_a_named_environment(served: Served, there: Path) -> None:
     (there / "token.txt").write_text("0123456789abcdef" * 2)
     (there / "env.yaml").write_text("token_file: token.txt\ndefault_host: 127.0.0.2\nsomebody_elses: 1\n")
     for each in ("token.txt", "env.yaml"):
@@ -301,7 +303,7 @@ def test_the_folder_s_env_yaml_holds_where_nothing_but_a_name_is_given(served: S
         ("policy_base_url: http://127.0.0.1:1/${oc.env:HOME}\n", "env.yaml:1: policy_base_url uses a function"),
     ],
 )
-def test_an_env_yaml_that_nobody_named_may_not_weaken_safety(
+def test_an_automatically_read_env_yaml_cannot_weaken_safety(
     start: Start, there: Path, text: str, complaint: str
 ) -> None:
     (there / "env.yaml").write_text(text)
@@ -310,7 +312,7 @@ def test_an_env_yaml_that_nobody_named_may_not_weaken_safety(
     assert (process.returncode, out, complaint in err) == (2, "", True)
 
 
-def test_an_env_yaml_that_cannot_be_read_is_told_before_anything_is_served(start: Start, there: Path) -> None:
+def test_an_unreadable_env_yaml_is_reported_before_serving(start: Start, there: Path) -> None:
     (there / "env.yaml").write_text("default_host: [1\n")
     process = start("serve", "sums", "--port", 0)
     _, err = process.communicate(timeout=30)

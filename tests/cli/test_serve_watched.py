@@ -1,4 +1,4 @@
-"""`gymsdk serve` as a process: its log has the requests, the command goes before a file, a wrong head is told."""
+"""`gymsdk serve` as a process: request logs, precedence of options over files, and wrong heads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Start: TypeAlias = Callable[..., subprocess.Popen[str]]
 FILE = "head_server: {port: 1}\nsums:\n  resources_servers:\n    sums:\n"
 
 
-def test_a_process_that_is_just_begun_logs_each_request(start: Start, there: Path) -> None:
+def test_a_new_process_logs_each_request(start: Start, there: Path) -> None:
     process = start("serve", "sums", "--port", 0, "--json", "--log-level", "info", "--log-dir", "logs")
     told = json.loads(process.stdout.readline())
     row = {"responses_create_params": {"input": [{"role": "user", "content": "What is 1 + 2?"}]}, "answer": 3}
@@ -40,13 +40,13 @@ def test_the_port_of_the_command_goes_before_that_of_a_file(start: Start, there:
     ("words", "sentence"),
     [
         (["--head", "127.0.0.1:11000"], "--head 127.0.0.1:11000: write it as http://HOST:PORT"),
-        (["--role", "head", "--head", "http://127.0.0.1:9"], "--role head is the head, and --head names another"),
-        (["--advertise-host", "http://here"], "--advertise-host http://here: write a name or address alone"),
-        (["--advertise-host", "10.0.0.5:11000"], "--advertise-host 10.0.0.5:11000: write a name or address alone"),
+        (["--role", "head", "--head", "http://127.0.0.1:9"], "--role head starts a head, and --head names another one"),
+        (["--advertise-host", "http://here"], "--advertise-host http://here: write a host name or IP address"),
+        (["--advertise-host", "10.0.0.5:11000"], "--advertise-host 10.0.0.5:11000: write a host name or IP address"),
         (["--root-path", "gym"], "--root-path gym: write the path that a proxy shows the servers at"),
     ],
 )
-def test_a_place_that_cannot_be_meant_is_refused_at_once(start: Start, words: list[str], sentence: str) -> None:
+def test_an_invalid_host_or_port_is_rejected(start: Start, words: list[str], sentence: str) -> None:
     process = start("serve", "sums", "--port", 0, *words)
     _, said = process.communicate(timeout=20)
     assert (process.returncode, said.startswith(f"Error: {sentence}")) == (2, True)

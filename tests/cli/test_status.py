@@ -1,4 +1,4 @@
-"""`gymsdk status` as people and programs ask it."""
+"""`gymsdk status`, with text for people and JSON for programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def served(start: Start) -> tuple[subprocess.Popen[str], str]:
     return process, json.loads(process.stdout.readline())["head"]
 
 
-def test_all_is_well_where_every_server_answers(start: Start):
+def test_status_is_healthy_if_every_server_answers(start: Start):
     _, head = served(start)
     code, out, _ = told(start, "--head", head)
     assert (code, f"{head}: 4 of 4 expected servers registered" in out) == (0, True)
@@ -42,13 +42,13 @@ def test_all_is_well_where_every_server_answers(start: Start):
     assert all(each["uptime"] >= 0 for each in servers.values())
 
 
-def test_where_no_head_is_it_says_how_to_start_one(start: Start):
+def test_without_a_head_status_says_how_to_start_one(start: Start):
     with socket.create_server(("127.0.0.1", 0)) as one:
         free = one.getsockname()[1]
     code, out, err = told(start, "--head", f"http://127.0.0.1:{free}")
     assert (code, out) == (1, "")
     assert f"no head answers at http://127.0.0.1:{free}" in err
-    assert "start one with `gymsdk serve NAME`" in err
+    assert "start a head with `gymsdk serve NAME`" in err
 
 
 def test_a_process_that_is_killed_is_no_head_any_more(start: Start):
@@ -69,7 +69,7 @@ def test_a_slow_way_and_an_idle_gpu_are_marked():
     assert found.model_copy(update={"servers": rows[1:]}).is_healthy
 
 
-def test_one_node_is_told_of_as_one():
+def test_a_single_node_is_printed_in_singular():
     found = StatusReport(
         head="http://h:1", nodes=1, expected=0, registered=0, round_trip_by="head", servers=[ServerStatus(name="a")]
     )
@@ -77,13 +77,13 @@ def test_one_node_is_told_of_as_one():
     assert format_status(found.model_copy(update={"nodes": 2})).endswith("registered, 2 nodes beside it")
 
 
-def test_an_exit_is_told_in_words():
+def test_an_exit_is_described_in_words():
     row = ServerStatus(name="math", exit_code=-9, exit_at=time.time() - 5, restarts=3, wrong=["exit"])
     found = StatusReport(head="http://h:1", nodes=1, expected=1, registered=0, round_trip_by="head", servers=[row])
     assert "killed by SIGKILL 5 s ago, 3 restarts !" in format_status(found)
 
 
-def test_what_is_watched_is_told_again_until_it_is_stopped(start: Start):
+def test_watch_refreshes_until_a_signal(start: Start):
     _, head = served(start)
     process = start("status", "--head", head, "--json", "--watch")
     lines = [process.stdout.readline() for _ in range(2)]

@@ -10,7 +10,7 @@ import pytest
 from gymsdk.cli.stopping import Stopped, run_until_signal
 
 
-def test_whoever_goes_on_after_a_stop_is_left_alive() -> None:
+def test_a_process_that_continues_after_a_stop_stays_alive() -> None:
     async def work() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(60)
@@ -28,5 +28,5 @@ def test_a_cancellation_by_no_signal_does_not_pass_for_a_stop() -> None:
     async def work() -> None:
         raise asyncio.CancelledError
 
-    with pytest.raises(RuntimeError, match="the work was cancelled, and by no signal"):
+    with pytest.raises(RuntimeError, match="the work was cancelled, but not by a signal"):
         run_until_signal(work())

@@ -40,15 +40,13 @@ async def test_python_gives_the_rows_that_the_command_writes(start: Start, name:
     assert [task.row() for task in drawn] == written
 
 
-def test_rows_go_to_standard_output_where_no_file_is_named(gymsdk: Command) -> None:
+def test_rows_go_to_standard_output_by_default(gymsdk: Command) -> None:
     ended = gymsdk("tasks", "sums", "-n", 2, "--set", "digits=1")
     assert [json.loads(line)["number"] < 10 for line in ended.out.splitlines()] == [True, True]
     assert ended.err == ""
 
 
-def test_environments_come_in_turn_until_each_has_given_its_rows(
-    gymsdk: Command, installed: Callable[..., Path]
-) -> None:
+def test_rows_of_several_environments_alternate(gymsdk: Command, installed: Callable[..., Path]) -> None:
     short = """
 from typing import Literal
 from gymsdk import Task, Verdict, hookimpl
@@ -69,7 +67,7 @@ def verify():
     assert ended.err == "mind the rows\n"
 
 
-def test_a_file_that_is_there_is_replaced_only_when_asked(gymsdk: Command, there: Path) -> None:
+def test_an_existing_file_is_replaced_only_with_overwrite(gymsdk: Command, there: Path) -> None:
     (there / "rows.jsonl").write_text("mine")
     ended = gymsdk("tasks", "sums", "-n", 1, "-o", "rows.jsonl")
     assert (ended.code, (there / "rows.jsonl").read_text()) == (2, "mine")
@@ -101,13 +99,13 @@ def verify():
     assert gymsdk("tasks", "sums", "-o", "no/rows.jsonl").code == 2
 
 
-def test_how_many_are_taken_of_an_endless_split_is_told(gymsdk: Command) -> None:
+def test_the_default_limit_is_reported(gymsdk: Command) -> None:
     ended = gymsdk("tasks", "sums")
     assert len(ended.out.splitlines()) == 100
-    assert ended.err == "at most 100 rows of each environment; -n N takes another number\n"
+    assert ended.err == "at most 100 rows of each environment; pass another number with -n N\n"
 
 
-def test_a_reader_that_has_enough_ends_it_quietly(start: Start) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(start: Start) -> None:
     process = start("tasks", "sums", "-n", 100_000)
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["answer"] > 0
@@ -136,13 +134,13 @@ def test_a_check_names_each_bad_line_with_its_reason(gymsdk: Command, there: Pat
         strict=False,
     ):
         assert words in reason
-    assert ended.out.splitlines()[-1] == "2 rows fit, 2 of sums; 5 do not"
+    assert ended.out.splitlines()[-1] == "2 rows are valid, 2 of sums; 5 are not"
     assert ended.code == 1
 
 
-def test_a_row_that_names_no_agent_is_for_the_one_environment_named(gymsdk: Command, there: Path) -> None:
+def test_a_row_without_an_agent_belongs_to_the_named_environment(gymsdk: Command, there: Path) -> None:
     (there / "rows.jsonl").write_text('{"responses_create_params": {"input": "?"}, "answer": 4}\n')
-    assert gymsdk("tasks", "sums", "--validate", "rows.jsonl").out == "1 rows fit, 1 of sums; 0 do not\n"
+    assert gymsdk("tasks", "sums", "--validate", "rows.jsonl").out == "1 rows are valid, 1 of sums; 0 are not\n"
 
 
 def test_a_finished_runs_lines_are_rows_that_fit(gymsdk: Command) -> None:
@@ -165,12 +163,12 @@ def test_programs_get_a_check_as_json(gymsdk: Command, there: Path) -> None:
         (["summs"], "no environment named 'summs'"),
         (["sums", "--split", "trian"], "no split 'trian'"),
         (["--validate", "none.jsonl"], "none.jsonl: No such file"),
-        (["--validate", "none.jsonl", "--set", "digits=1"], "name the environment it is a setting of"),
+        (["--validate", "none.jsonl", "--set", "digits=1"], "name the environment of the setting"),
         (["sums", "-n", "0"], "Invalid value for '--limit'"),
         (["sums", "-o", "."], "is a folder"),
     ],
 )
-def test_wrong_input_is_told_in_one_sentence(gymsdk: Command, words: list[str], told: str) -> None:
+def test_wrong_input_is_reported_in_one_sentence(gymsdk: Command, words: list[str], told: str) -> None:
     ended = gymsdk("tasks", *words)
     assert ended.code == 2
     assert told in ended.err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""`tasks` may run an event loop of its own, whichever command or face asks for the tasks."""
+"""A `tasks` hook may run an event loop, whichever command or interface requests the tasks."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_gymsdk_s_own_words_do_the_same(checkout: Place) -> None:
 def test_the_rows_that_a_file_lists_are_those_of_the_checkout(checkout: Place) -> None:
     count = len((checkout.folder / ROWS).read_text().splitlines())
     ended = checkout.run(f"gymsdk tasks --config {ENVIRONMENT} --dataset example")
-    assert ended.out.startswith(f"{count} rows fit"), ended.out + ended.err
+    assert ended.out.startswith(f"{count} rows are valid"), ended.out + ended.err
 
 
 def test_what_is_ignored_of_a_file_is_told_with_its_place(checkout: Place) -> None:

@@ -58,14 +58,17 @@ def test_servers_play_a_dataset_with_the_agent_it_stands_at(sums: Place) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--dataset smal", "--dataset smal: sums.yaml has no such dataset; did you mean 'small'? There are small"),
-        ("", "--config has the datasets of a configuration; name one with --dataset"),
+        (
+            "--dataset smal",
+            "--dataset smal: sums.yaml does not define this dataset; did you mean 'small'? Its datasets are small",
+        ),
+        ("", "--config requires the name of one of its datasets; pass it with --dataset"),
         ("--dataset small tool_call", "leave out NAME"),
         ("--dataset small --tasks rows.jsonl", "leave out --tasks"),
         ("--dataset small --agent assistant_agent", "leave out --agent"),
         (
             "--dataset small --pin temperature=1",
-            "the configuration says who plays; write it there, or name --model too",
+            "the configuration defines the model; change it there, or pass --model too",
         ),
     ],
 )
@@ -79,7 +82,10 @@ def test_what_does_not_fit_is_said_in_a_sentence(sums: Place, words: str, said: 
 def test_a_file_that_is_missing_is_named_with_the_line_that_names_it(sums: Place) -> None:
     (sums.folder / "rows.jsonl").unlink()
     ended = sums.run("gymsdk rollout --config sums.yaml --dataset small --output out")
-    assert (ended.code, ended.err.startswith("Error: sums.yaml:10: dataset 'small' is to be in rows.jsonl")) == (
+    assert (
+        ended.code,
+        ended.err.startswith("Error: sums.yaml:10: the file rows.jsonl of dataset 'small' does not exist"),
+    ) == (
         2,
         True,
     )
@@ -87,7 +93,7 @@ def test_a_file_that_is_missing_is_named_with_the_line_that_names_it(sums: Place
 
 def test_the_rows_of_a_dataset_are_checked_without_being_played(sums: Place) -> None:
     good = sums.run("gymsdk tasks --config sums.yaml --dataset small")
-    assert (good.code, good.out) == (0, "2 rows fit, 2 of tool_call; 0 do not\n")
+    assert (good.code, good.out) == (0, "2 rows are valid, 2 of tool_call; 0 are not\n")
     with (sums.folder / "rows.jsonl").open("a") as file:
         file.write('{"responses_create_params": {}}\n')
     bad = sums.run("gymsdk tasks --config sums.yaml --dataset small")
@@ -100,6 +106,9 @@ def test_two_of_one_name_are_told_apart_by_their_servers(sums: Place) -> None:
     )
     sums.write("sums.yaml", text)
     ended = sums.run("gymsdk rollout --config sums.yaml --dataset small --output out")
-    assert "--dataset small: there are assistant.small and assistant_agent.small; write one of them so" in ended.err
+    assert (
+        "--dataset small: several datasets have this name; write one of assistant.small and assistant_agent.small"
+        in ended.err
+    )
     assert sums.run("gymsdk rollout --config sums.yaml --dataset assistant.small --output out").code == 0
     assert rewards(sums, "out") == [1.0] * 2

@@ -118,4 +118,4 @@ def test_rows_are_not_played_here_without_the_judge_that_stands_behind_a_server(
     place.write("a.yaml", text + MODEL.format(name="judge_model", url="http://127.0.0.1:9/v1"))
     place.write("rows.jsonl", "{}\n")
     ended = place.run("gymsdk rollout --config a.yaml --dataset few --model scripted/null --output out")
-    assert (ended.code, "asks the model server 'judge_model' as its judge" in ended.err) == (2, True), ended.err
+    assert (ended.code, "calls the model server 'judge_model' as its judge" in ended.err) == (2, True), ended.err

@@ -64,7 +64,7 @@ def test_a_collection_goes_on_or_begins_anew_and_never_adds(started: Place) -> N
     whole = [started.run(f"{command} {words}").code for words in ("+limit=1", "+limit=2", "+limit=2")]
     on = started.run(f"{command} +limit=2 +resume_from_cache=true")
     assert (whole, on.code) == ([0, 0, 0], 0)
-    assert "2 of 2 rollouts are done" in on.err
+    assert "2 of 2 rollouts were finished before" in on.err
     assert len(lines(started.folder / "again" / "out.jsonl")) == 2
 
 
@@ -243,7 +243,7 @@ def test_a_collection_that_is_stopped_leaves_what_it_has_and_goes_on(place: Plac
     assert stopped.endswith("stopped; the same words with +resume_from_cache=true go on\n"), stopped
     assert 0 < have < 4
     assert (ended.code, len(lines(place.folder / "out.jsonl"))) == (0, 4)
-    assert f"{have} of 4 rollouts are done" in ended.err
+    assert f"{have} of 4 rollouts were finished before" in ended.err
 
 
 @pytest.mark.parametrize("command", ["ng_run", "ng_status", "ng_collect_rollouts"])

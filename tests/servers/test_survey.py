@@ -59,9 +59,9 @@ async def test_a_server_that_is_killed_is_told_and_then_missing(installed: Calla
         code, out, _ = await told("--head", head)
     assert (code, url in out) == (1, False)
     assert "0 of 1 expected servers registered" in out
-    assert "this head has just begun: it hears of the nodes that were there within 10 seconds" in out
-    assert "! sums is expected, and not registered" in out
-    assert re.search(r"! node [0-9a-f]{8} with sums is heard of no more, since \d+ s", out)
+    assert "this head has just started: running nodes register with it within 10 seconds" in out
+    assert "! sums is expected but not registered" in out
+    assert re.search(r"! node [0-9a-f]{8} with sums has not been heard from for \d+ s", out)
 
 
 async def test_a_lost_node_is_told_of_while_another_has_its_servers_and_until_it_is_back():

@@ -1,0 +1,69 @@
+"""The help of the commands: panels of options, examples, and the commands to start with."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from cli.conftest import Command
+from gymsdk.cli import app
+from gymsdk.cli.help import START
+
+ROOT: Any = typer.main.get_command(app)
+COMMANDS: dict[str, Any] = {
+    **{name: each for name, each in ROOT.commands.items() if name != "policy"},
+    "policy serve": ROOT.commands["policy"].commands["serve"],
+}
+
+
+def test_the_help_begins_with_the_commands_to_start_with(gymsdk: Command) -> None:
+    first, *_ = gymsdk("--help").out.partition("Environments:")
+    assert all(command in first for command, _ in START)
+    assert [command.split()[1] in COMMANDS for command, _ in START] == [True] * 3
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_ends_its_help_with_examples_of_its_own_options(gymsdk: Command, name: str) -> None:
+    examples = gymsdk(*name.split(), "--help").out.partition("\nExamples:\n")[2].splitlines()
+    assert 1 <= len(examples) <= 3
+    options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    for example in examples:
+        words = shlex.split(example)
+        assert " ".join(words).startswith(f"gymsdk {name}")
+        assert {word for word in words if word.startswith("--")} <= options
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_with_many_options_groups_all_of_them_but_help(gymsdk: Command, name: str) -> None:
+    out = gymsdk(*name.split(), "--help").out
+    headings = re.findall(r"^(\S[\w ]*):$", out, re.MULTILINE)
+    if "Options" in headings:
+        assert len(re.findall(r"^  (?:-\w, )?--", out, re.MULTILINE)) <= 5
+    else:
+        assert re.findall(r"^  \S+", out.partition("\nOther options:\n")[2].partition("\n\n")[0], re.MULTILINE) == [
+            "  --help"
+        ]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_every_option_starts_with_a_capital_and_ends_with_a_full_stop(name: str) -> None:
+    for parameter in COMMANDS[name].params:
+        text = getattr(parameter, "help", None)
+        if text and not getattr(parameter, "hidden", False):
+            assert text[0].isupper(), parameter.name
+            assert text.endswith("."), parameter.name
+
+
+def test_a_wrong_choice_is_answered_with_the_nearest_one(gymsdk: Command) -> None:
+    ended = gymsdk("new", "maze", "--kind", "tool")
+    assert (ended.code, "did you mean 'tools'?" in ended.err) == (2, True)
+
+
+def test_the_help_is_plain_text(gymsdk: Command) -> None:
+    out = click.unstyle(gymsdk("serve", "--help").out)
+    assert out.isascii()
