@@ -1,1 +1,1 @@
-"""The conformance kit: what is wrong with an environment, found before a training run finds it."""
+"""The conformance kit: find defects of an environment before a training run does."""

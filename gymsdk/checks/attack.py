@@ -1,4 +1,4 @@
-"""An attack: what a policy says that understands nothing, and what it earned by that."""
+"""Attacks: scripted policies that do not understand the task, and the rewards they earn."""
 
 from __future__ import annotations
 
@@ -29,19 +29,59 @@ from gymsdk.models.scripted import PolicyFunction, play_null
 from gymsdk.types import Claims, Episode, Item, Rollout, Task, extract_text
 
 CONCURRENCY = 8
-"""How many episodes a check plays at a time."""
+"""How many episodes a check plays concurrently."""
 
 T = TypeVar("T")
 
 Turns: TypeAlias = list[list[Item]]
-"""What a policy says, turn by turn; the last turn is said again for as long as it is asked."""
+"""The turns of a scripted policy. The last turn repeats until the episode ends."""
+
+FIX_WHOLE_ANSWER = (
+    "compare the single answer at the end of the reply as a whole with the expected one; do not search the reply for"
+    " the expected answer"
+)
+FIX_SINGLE_ANSWER = "take one answer from a reply, and give nothing to a reply with several"
+FIX_EMPTY_ANSWER = "give nothing to a reply without an answer, before you compare anything"
+FIX_CHANCE = "put the chance that one of the options earns into `claims(task).chance`"
+FIX_PREFIX_MATCH = "compare the whole answer: a prefix of it, or a character in it, is not an answer"
+FIX_REASONING = "grade replies and calls only; a policy's reasoning is not an answer"
+FIX_EVALUATION = "treat a reply as data: never compute it with `eval` or a solver"
+FIX_TOOL_NAME = "pay for the right arguments and their effect, not for the name of a tool"
+FIX_BUDGET_REWARD = "pay nothing for reaching the end of a budget"
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+MAX_LISTED = 40
+
+SHORT_CHARS = 80
+"""The maximum length of a reply that is only an answer."""
+
+MAX_TOOLS = 32
+"""How many tools of a task are called."""
+
+SIGNIFICANCE = 1e-3
+"""The probability below which chance does not explain a mean."""
+
+MIN_STEADY_ATTEMPTS = 6
+"""How many similar rewards are needed to rule out chance."""
+
+STANDARD_ERRORS = 4.0
+"""How many standard errors above the chance these rewards must lie."""
+
+TOLERANCE = 1e-6
+"""Differences of rewards up to this value do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """What a policy is shown of *task* when it opens; *own* is how the oracle plays it, *other* another task.
+    """The view of a task that a policy gets when its episode starts.
 
-    *replies* are those of the oracle to all tasks that take one reply and no more.
+    Attributes:
+        task: The task.
+        claims: The rewards that the environment claims for the task.
+        opening: The opening items of the conversation.
+        tools: The schemas of the offered tools.
+        other: How the oracle plays another task.
+        own: How the oracle plays this task.
+        replies: The oracle's replies to all sampled tasks that take a single reply.
     """
 
     task: Task
@@ -54,17 +94,17 @@ class TaskView:
 
     @property
     def prompt(self) -> str:
-        """The whole prompt."""
+        """The text of the whole prompt."""
         return "\n\n".join(extract_text(item.get("content")) for item in self.opening)
 
     def last_message(self, *roles: str) -> str:
-        """Give what one of *roles* said last."""
-        said = [extract_text(item.get("content")) for item in self.opening if item.get("role") in roles]
-        return said[-1] if said else ""
+        """Return the text of the last opening message of one of *roles*."""
+        texts = [extract_text(item.get("content")) for item in self.opening if item.get("role") in roles]
+        return texts[-1] if texts else ""
 
     @property
     def reply(self) -> str:
-        """What the oracle replies, where one reply is all it does, else nothing."""
+        """The oracle's reply if the oracle plays a single reply, otherwise an empty string."""
         items = [item for turn in self.own for item in turn if item.get("type") != "reasoning"]
         only = len(self.own) == 1 and len(items) == 1 and items[0].get("role") == "assistant"
         return extract_text(items[0].get("content")).strip() if only else ""
@@ -72,9 +112,13 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One way to play without understanding; *name* ends the sentence "a policy that …".
+    """A way to play without understanding the task.
 
-    *script* gives nothing where there is nothing to attack; *tasks* is on how many it is tried.
+    Attributes:
+        name: Completes the sentence "a policy that …".
+        script: Returns the turns to play, or no turns if the attack does not apply to the task.
+        mend: How to fix an environment that rewards the attack.
+        tasks: The maximum number of tasks to try it on.
     """
 
     name: str
@@ -85,7 +129,7 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attack on one task: what was *said*, and the rollout that came of it."""
+    """An attack on one task: the turns it played in *said*, and the rollout."""
 
     attack: Attack
     seen: TaskView
@@ -94,58 +138,56 @@ class Attempt:
 
     @property
     def earned(self) -> float:
-        """What it earned; nothing where it was not scored."""
+        """The reward, or 0 if the rollout was not scored."""
         return self.rollout.reward or 0.0
 
     @property
     def words(self) -> str:
-        """The beginning of what was said."""
+        """The beginning of the attack's turns as text."""
         return shorten_text("; ".join(_format_item(item) for turn in self.said for item in turn))
 
 
-def build_reply_attack(
-    name: str, reply: Callable[[TaskView], str | None], *, mend: str = "", tasks: int = 12
-) -> Attack:
-    """Give the attack that makes one reply, none where *reply* gives `None`."""
+def build_reply_attack(name: str, reply: Callable[[TaskView], str | None], *, fix: str = "", tasks: int = 12) -> Attack:
+    """Build the attack that sends one reply. It does not apply to tasks for which *reply* returns `None`."""
 
-    def script(seen: TaskView) -> Turns:
-        text = reply(seen)
+    def script(view: TaskView) -> Turns:
+        text = reply(view)
         return [] if text is None else [[responses.build_message(text, id="msg_0")]]
 
-    return Attack(name, script, mend, tasks)
+    return Attack(name, script, fix, tasks)
 
 
-def build_text_attack(name: str, text: str, *, mend: str = "", tasks: int = 12) -> Attack:
-    """Give the attack that replies *text*."""
-    return build_reply_attack(name, lambda _: text, mend=mend, tasks=tasks)
+def build_text_attack(name: str, text: str, *, fix: str = "", tasks: int = 12) -> Attack:
+    """Build the attack that replies *text*."""
+    return build_reply_attack(name, lambda _: text, fix=fix, tasks=tasks)
 
 
-def build_call_turn(*asked: tuple[str, str]) -> list[Item]:
-    """Give one turn that calls tools: their names and their arguments as text."""
+def build_call_turn(*calls: tuple[str, str]) -> list[Item]:
+    """Return a turn of tool calls from pairs of a tool's name and its arguments as JSON text."""
     return [
-        responses.build_function_call(name, text, f"call_{n}", id=f"fc_{n}") for n, (name, text) in enumerate(asked)
+        responses.build_function_call(name, text, f"call_{n}", id=f"fc_{n}") for n, (name, text) in enumerate(calls)
     ]
 
 
 def build_policy(script: Turns) -> PolicyFunction:
-    """Give the policy that says *script* in one episode, then its last turn again."""
-    asked = 0
+    """Build the policy that plays *script* in one episode and then repeats its last turn."""
+    turns_played = 0
 
     async def choose(_request: Item, _episode: Episode | None) -> list[Item]:
-        nonlocal asked
-        turn, asked = asked, asked + 1
+        nonlocal turns_played
+        turn, turns_played = turns_played, turns_played + 1
         return script[turn] if turn < len(script) else _renumber_calls(script[-1], turn)
 
     return choose
 
 
 def _renumber_calls(items: list[Item], turn: int) -> list[Item]:
-    """Give *items* with call ids of the turn's own: a script says its last turn again and again."""
+    """Return *items* with call ids that are unique to the turn, because a repeated turn would reuse them."""
     return [item | {"call_id": f"{item['call_id']}_{turn}"} if item.get("call_id") else item for item in items]
 
 
 async def gather_bounded(jobs: Iterable[Awaitable[T]]) -> list[T]:
-    """Give what all *jobs* give, `AT_ONCE` at a time."""
+    """Return the results of *jobs*, `CONCURRENCY` of which run at a time."""
     gate = asyncio.Semaphore(CONCURRENCY)
 
     async def bounded(job: Awaitable[T]) -> T:
@@ -158,65 +200,68 @@ async def gather_bounded(jobs: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def open_tasks(subject: Subject, environment: Environment, tasks: Sequence[Task]) -> list[TaskView]:
-    """Give what a policy sees of each of *tasks*, left out where it does not open."""
-    shown_first = await gather_bounded(subject.play_script(environment, play_null, task) for task in tasks)
-    ways = [
+    """Return the views of the tasks that a policy gets. Tasks that fail to open are left out."""
+    openings = await gather_bounded(subject.play_script(environment, play_null, task) for task in tasks)
+    solutions = [
         extract_turns(play) for play in await gather_bounded(subject.play_oracle(environment, task) for task in tasks)
     ]
     claims = [await environment.claims(task) for task in tasks]
-    seen = [
-        TaskView(task, claimed, first.opening, first.tools, own=way)
-        for task, claimed, first, way in zip(tasks, claims, shown_first, ways, strict=True)
+    views = [
+        TaskView(task, claimed, first.opening, first.tools, own=solution)
+        for task, claimed, first, solution in zip(tasks, claims, openings, solutions, strict=True)
     ]
-    replied = tuple(dict.fromkeys(each.reply for each in seen if each.reply))
+    replied = tuple(dict.fromkeys(each.reply for each in views if each.reply))
     return [
-        replace(each, other=_pick_other_turns([*seen[number + 1 :], *seen[:number]], each), replies=replied)
-        for number, each in enumerate(seen)
+        replace(each, other=_pick_other_turns([*views[number + 1 :], *views[:number]], each), replies=replied)
+        for number, each in enumerate(views)
         if each.opening
     ]
 
 
 def extract_turns(play: Play) -> Turns:
-    """Give what was said in *play*, turn by turn, nothing where it was not scored."""
+    """Return the turns of *play*, or none if it was not scored."""
     return list(play.turns) if play.rollout.outcome == "scored" else []
 
 
-def _pick_other_turns(others: Sequence[TaskView], seen: TaskView) -> Turns:
-    """Give how another task is played; where nothing is left to chance, otherwise than this one."""
-    mine = format_turns(seen.own)
-    ways = (each.own for each in others if each.prompt != seen.prompt)
-    return next((way for way in ways if way and mine and (seen.claims.chance > 0 or format_turns(way) != mine)), [])
+def _pick_other_turns(others: Sequence[TaskView], view: TaskView) -> Turns:
+    """Return how the oracle plays another task. If the claimed chance is 0, its turns must differ from this task's."""
+    own = format_turns(view.own)
+    candidates = (each.own for each in others if each.prompt != view.prompt)
+    return next(
+        (turns for turns in candidates if turns and own and (view.claims.chance > 0 or format_turns(turns) != own)), []
+    )
 
 
-def format_turns(way: Turns) -> list[str]:
-    """Give the words and calls of *way*."""
-    return [_format_item(item) for turn in way for item in turn]
+def format_turns(turns: Turns) -> list[str]:
+    """Return one text per item of the turns."""
+    return [_format_item(item) for turn in turns for item in turn]
 
 
 async def run_attacks(
-    subject: Subject, environment: Environment, attacks: Sequence[Attack], seen: Sequence[TaskView]
+    subject: Subject, environment: Environment, attacks: Sequence[Attack], views: Sequence[TaskView]
 ) -> list[Attempt]:
-    """Give every attempt of *attacks* on what was *seen*; what two attacks say alike is played once."""
-    most = await subject.count_affordable(environment, len(seen), each=len(attacks) / CONCURRENCY)
+    """Play every attack on every task of *views*. Equal turns on the same task are played once."""
+    max_tasks = await subject.count_affordable(environment, len(views), each=len(attacks) / CONCURRENCY)
     planned = [
         (attack, each, attack.script(each))
         for attack in attacks
-        for each in sample_tasks(seen, min(attack.tasks, most))
+        for each in sample_tasks(views, min(attack.tasks, max_tasks))
     ]
-    kept = list(_deduplicate((attack, each, way) for attack, each, way in planned if way))
+    attempts = list(_deduplicate((attack, each, turns) for attack, each, turns in planned if turns))
     rollouts = await gather_bounded(
-        subject.play_script(environment, build_policy(way), each.task, turns=len(way)) for _, each, way in kept
+        subject.play_script(environment, build_policy(turns), each.task, turns=len(turns))
+        for _, each, turns in attempts
     )
-    return [Attempt(*plan, rollout) for plan, rollout in zip(kept, rollouts, strict=True)]
+    return [Attempt(*plan, rollout) for plan, rollout in zip(attempts, rollouts, strict=True)]
 
 
 def _deduplicate(planned: Iterable[tuple[Attack, TaskView, Turns]]) -> Iterator[tuple[Attack, TaskView, Turns]]:
-    had: set[tuple[int, str]] = set()
-    for attack, seen, way in planned:
-        key = (id(seen), repr(way))
-        if key not in had:
-            had.add(key)
-            yield attack, seen, way
+    seen_keys: set[tuple[int, str]] = set()
+    for attack, view, turns in planned:
+        key = (id(view), repr(turns))
+        if key not in seen_keys:
+            seen_keys.add(key)
+            yield attack, view, turns
 
 
 def _format_item(item: Item) -> str:
@@ -225,214 +270,183 @@ def _format_item(item: Item) -> str:
     return extract_text(item.get("content"))
 
 
-FIX_WHOLE_ANSWER = (
-    "compare the one answer the reply ends with, whole, with the expected one; do not look for the expected answer"
-    " anywhere in the reply"
-)
-FIX_SINGLE_ANSWER = "take one answer from a reply, and give nothing to a reply that holds several"
-FIX_EMPTY_ANSWER = "give nothing where no answer can be found in the reply, before anything is compared"
-FIX_CHANCE = "put the chance that one of the options earns into `claims(task).chance`"
-
-
-FIX_PREFIX_MATCH = "compare the whole answer: a beginning of it, or a sign that is in it, is none"
-FIX_REASONING = "grade what is replied and done; what a policy thinks is nobody's answer"
-FIX_EVALUATION = "read a reply as data: let no `eval` or solver compute what it says"
-FIX_TOOL_NAME = "pay for the right arguments and what they led to, not for the name of a tool"
-FIX_BUDGET_REWARD = "pay nothing for reaching the end of a budget: who never stops has done nothing"
-ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
-MAX_LISTED = 40
-SHORT_CHARS = 80
-"""Characters of a reply that is an answer and nothing else."""
-
-MAX_TOOLS = 32
-"""How many tools of a task are called."""
-
-
 def format_every_form(answers: list[str]) -> str:
-    """Give one reply that holds each of *answers* in every form that is asked for somewhere."""
+    """Return one reply that contains each of *answers* in every usual form."""
     lines = [f"{answer}\n\\boxed{{{answer}}}\n<answer>{answer}</answer>\nAnswer: {answer}" for answer in answers]
     return "\n".join([", ".join(answers), *lines])
 
 
 def format_answer(answer: str) -> str:
-    """Give *answer* as prompts ask for it: in a box, in a tag, behind a word."""
+    """Return *answer* in the forms that prompts ask for: in a box, in a tag, after a word."""
     return f"<answer>\\boxed{{{answer}}}</answer>\nAnswer: {answer}"
 
 
-def _list_prompt_options(seen: TaskView) -> str | None:
-    found = list_options(seen.prompt)
-    return format_every_form(found) if found else None
+def _list_prompt_options(view: TaskView) -> str | None:
+    options = list_options(view.prompt)
+    return format_every_form(options) if options else None
 
 
 def _build_listing_attack(form: Callable[[list[str]], str]) -> Attack:
-    """Give the policy that lists the answers of all tasks: one that guesses often enough has this one's among them.
+    """Build the policy that lists the answers of all tasks, as a policy that guesses often enough would.
 
-    It stands in the middle: whoever takes the first or the last answer of a reply takes another.
+    This task's answer stands in the middle, so a verifier that reads the first or the last answer does not take it.
     """
 
-    def reply(seen: TaskView) -> str | None:
-        own = seen.reply
-        # Who is asked to use a word may use others beside it.
-        if not own or len(own) > SHORT_CHARS or own.casefold() in seen.prompt.casefold():
+    def reply(view: TaskView) -> str | None:
+        own = view.reply
+        # A policy that must use a word of the prompt may use other words of it too.
+        if not own or len(own) > SHORT_CHARS or own.casefold() in view.prompt.casefold():
             return None
-        others = [each for each in seen.replies if len(each) <= SHORT_CHARS and not _overlaps(each, own)]
+        others = [each for each in view.replies if len(each) <= SHORT_CHARS and not _overlaps(each, own)]
         middle = len(others) // 2
         return form([*others[:middle], own, *others[middle:]]) if len(others) >= 2 else None  # noqa: PLR2004  # ends
 
-    return build_reply_attack("lists many answers in one reply", reply, mend=FIX_SINGLE_ANSWER, tasks=6)
+    return build_reply_attack("lists many answers in one reply", reply, fix=FIX_SINGLE_ANSWER, tasks=6)
 
 
-def _overlaps(one: str, other: str) -> bool:
-    """Whether one of two answers holds the other: to find it there would say nothing."""
-    return one.casefold() in other.casefold() or other.casefold() in one.casefold()
+def _overlaps(answer: str, other: str) -> bool:
+    """Return whether one of two answers contains the other, in which case finding one proves nothing."""
+    return answer.casefold() in other.casefold() or other.casefold() in answer.casefold()
 
 
 def _build_option_attack(place: int, which: str) -> Attack:
-    def reply(seen: TaskView) -> str | None:
-        asked = seen.last_message("user") or seen.prompt
-        found = list_letters(asked) or list_options(asked)
-        return found[place] if -1 <= place < len(found) and found else None
+    def reply(view: TaskView) -> str | None:
+        prompt = view.last_message("user") or view.prompt
+        options = list_letters(prompt) or list_options(prompt)
+        return options[place] if -1 <= place < len(options) and options else None
 
-    return build_reply_attack(f"always takes the {which} option it is given", reply, mend=FIX_CHANCE)
+    return build_reply_attack(f"always takes the {which} option", reply, fix=FIX_CHANCE)
 
 
 def _build_sign_attack(sign: str) -> Attack:
-    """Give the policy that replies one letter or digit where that is not the whole of an answer."""
+    """Build the policy that replies one letter or digit, unless it is a whole answer."""
 
-    def reply(seen: TaskView) -> str | None:
-        whole = any(re.search(rf"(?<!\w){sign}(?!\w)", each, re.IGNORECASE) for each in format_turns(seen.own))
-        return None if whole or seen.claims.chance > 0 else sign
+    def reply(view: TaskView) -> str | None:
+        whole = any(re.search(rf"(?<!\w){sign}(?!\w)", each, re.IGNORECASE) for each in format_turns(view.own))
+        return None if whole or view.claims.chance > 0 else sign
 
-    return build_reply_attack(f"replies {sign!r} and nothing else", reply, mend=FIX_PREFIX_MATCH, tasks=1)
+    return build_reply_attack(f"replies {sign!r} and nothing else", reply, fix=FIX_PREFIX_MATCH, tasks=1)
 
 
 def _build_reasoning_attack(name: str, thought: Callable[[TaskView], str]) -> Attack:
-    def script(seen: TaskView) -> Turns:
-        text = thought(seen)
+    def script(view: TaskView) -> Turns:
+        text = thought(view)
         return (
             [[responses.build_reasoning(text, id="rs_0"), responses.build_message("Done.", id="msg_0")]] if text else []
         )
 
-    return Attack(f"thinks of {name} and says nothing of it", script, FIX_REASONING, 6)
+    return Attack(f"reasons about {name} and does not reply it", script, FIX_REASONING, 6)
 
 
 def _build_expression_attack(place: int, form: Callable[[str], str]) -> Attack:
-    def reply(seen: TaskView) -> str | None:
-        found = find_expressions(seen.prompt)
-        return form(found[place]) if found else None
+    def reply(view: TaskView) -> str | None:
+        matches = find_expressions(view.prompt)
+        return form(matches[place]) if matches else None
 
-    return build_reply_attack("repeats the expression it is to compute", reply, mend=FIX_EVALUATION, tasks=6)
+    return build_reply_attack(
+        "repeats the expression of the prompt instead of its value", reply, fix=FIX_EVALUATION, tasks=6
+    )
 
 
 def _build_tool_attack(place: int, times: int) -> Attack:
-    """Give the policy that calls one tool with plain values, so many times in a turn."""
+    """Build the policy that calls one tool with plain values *times* times in a turn."""
 
-    def script(seen: TaskView) -> Turns:
-        if place >= len(seen.tools):
+    def script(view: TaskView) -> Turns:
+        if place >= len(view.tools):
             return []
-        tool = seen.tools[place]
+        tool = view.tools[place]
         plain = json.dumps(build_plain_value((tool.get("parameters") or {}) | {"type": "object"}))
-        return [build_call_turn(*[(str(tool["name"]), plain)] * times), *build_text_attack("", "Done.").script(seen)]
+        return [build_call_turn(*[(str(tool["name"]), plain)] * times), *build_text_attack("", "Done.").script(view)]
 
-    how = "and nothing else" if times == 1 else f"{times} times"
-    return Attack(f"calls one tool with plain values {how}", script, FIX_TOOL_NAME, 2)
+    times_text = "and nothing else" if times == 1 else f"{times} times"
+    return Attack(f"calls one tool with plain values {times_text}", script, FIX_TOOL_NAME, 2)
 
 
-def _call_until_budget(seen: TaskView) -> Turns:
-    tool = seen.tools[0] if seen.tools else {}
+def _call_until_budget(view: TaskView) -> Turns:
+    tool = view.tools[0] if view.tools else {}
     plain = json.dumps(build_plain_value((tool.get("parameters") or {}) | {"type": "object"}))
     return [build_call_turn((str(tool.get("name", "no_such_tool")), plain))]
 
 
-def _list_every_number(seen: TaskView) -> str | None:
-    found = list_numbers(seen.prompt)
-    return format_every_form(found[:60]) if found else None
+def _list_every_number(view: TaskView) -> str | None:
+    found_numbers = list_numbers(view.prompt)
+    return format_every_form(found_numbers[:60]) if found_numbers else None
 
 
-def _repeat_prompt(seen: TaskView) -> str:
-    return " ".join([*map(str, range(201)), *list_options(seen.prompt)])
+def _repeat_prompt(view: TaskView) -> str:
+    return " ".join([*map(str, range(201)), *list_options(view.prompt)])
 
 
-def _list_every_choice(seen: TaskView) -> Turns:
-    asked = [(str(tool["name"]), json.dumps(given)) for tool in seen.tools for given in iter_enum_arguments(tool)]
-    return [build_call_turn(*asked[:60]), *build_text_attack("", "Done.").script(seen)] if asked else []
+def _list_every_choice(view: TaskView) -> Turns:
+    tool_calls = [
+        (str(tool["name"]), json.dumps(arguments)) for tool in view.tools for arguments in iter_enum_arguments(tool)
+    ]
+    return [build_call_turn(*tool_calls[:60]), *build_text_attack("", "Done.").script(view)] if tool_calls else []
 
 
 PANEL: tuple[Attack, ...] = (
-    build_text_attack("says nothing", "", mend=FIX_EMPTY_ANSWER),
-    build_text_attack("says blanks", " \n\t ", mend=FIX_EMPTY_ANSWER, tasks=4),
-    build_text_attack("says that it does not know", "I don't know.", mend=FIX_EMPTY_ANSWER, tasks=6),
-    build_text_attack("gives an empty box", "\\boxed{}\n<answer></answer>\nAnswer:", mend=FIX_EMPTY_ANSWER, tasks=6),
+    build_text_attack("says nothing", "", fix=FIX_EMPTY_ANSWER),
+    build_text_attack("says blanks", " \n\t ", fix=FIX_EMPTY_ANSWER, tasks=4),
+    build_text_attack("says that it does not know", "I don't know.", fix=FIX_EMPTY_ANSWER, tasks=6),
+    build_text_attack("gives an empty box", "\\boxed{}\n<answer></answer>\nAnswer:", fix=FIX_EMPTY_ANSWER, tasks=6),
     build_reply_attack(
-        "repeats the user's message", lambda seen: seen.last_message("user") or None, mend=FIX_WHOLE_ANSWER
+        "repeats the user's message", lambda seen: seen.last_message("user") or None, fix=FIX_WHOLE_ANSWER
     ),
     build_reply_attack(
         "repeats the system's message",
         lambda seen: seen.last_message("system", "developer") or None,
-        mend=FIX_WHOLE_ANSWER,
+        fix=FIX_WHOLE_ANSWER,
     ),
-    build_reply_attack("repeats the whole prompt", lambda seen: seen.prompt or None, mend=FIX_WHOLE_ANSWER),
+    build_reply_attack("repeats the whole prompt", lambda seen: seen.prompt or None, fix=FIX_WHOLE_ANSWER),
     Attack("gives the answer of another task", lambda seen: seen.other, "compare with this task's own answer"),
-    build_reply_attack("gives every option at once", _list_prompt_options, mend=FIX_SINGLE_ANSWER),
+    build_reply_attack("gives every option at once", _list_prompt_options, fix=FIX_SINGLE_ANSWER),
     *(_build_listing_attack(form) for form in ("\n".join, format_every_form)),
     *(_build_option_attack(place, which) for place, which in enumerate(ORDINALS)),
     _build_option_attack(-1, "last"),
     Attack(
-        "calls the tools with every value on their lists",
+        "calls the tools with every value of their schemas",
         _list_every_choice,
         "let wrong calls cost what right ones pay",
     ),
-    build_text_attack("says every number from 0 to 200", " ".join(map(str, range(201))), mend=FIX_SINGLE_ANSWER),
+    build_text_attack("says every number from 0 to 200", " ".join(map(str, range(201))), fix=FIX_SINGLE_ANSWER),
     build_text_attack(
         "says every letter and yes and no",
         format_every_form([*"ABCDE", "yes", "no", "True", "False"]),
-        mend=FIX_SINGLE_ANSWER,
+        fix=FIX_SINGLE_ANSWER,
     ),
-    build_reply_attack("says every number of the prompt", _list_every_number, mend=FIX_SINGLE_ANSWER),
+    build_reply_attack("says every number of the prompt", _list_every_number, fix=FIX_SINGLE_ANSWER),
     build_text_attack(
         "fills thirty boxes",
         "\n".join(format_answer(str(number)) for number in range(30)),
-        mend=FIX_SINGLE_ANSWER,
+        fix=FIX_SINGLE_ANSWER,
         tasks=6,
     ),
-    build_text_attack("always says yes", "yes", mend=FIX_CHANCE),
-    build_text_attack("always says no", "no", mend=FIX_CHANCE),
-    build_text_attack("always says 0", format_answer("0"), mend=FIX_CHANCE),
-    build_text_attack("always says 1", format_answer("1"), mend=FIX_CHANCE),
+    build_text_attack("always says yes", "yes", fix=FIX_CHANCE),
+    build_text_attack("always says no", "no", fix=FIX_CHANCE),
+    build_text_attack("always says 0", format_answer("0"), fix=FIX_CHANCE),
+    build_text_attack("always says 1", format_answer("1"), fix=FIX_CHANCE),
     build_text_attack(
-        "answers with a wildcard", ".*", mend="never use the reply as a pattern; escape it or compare it", tasks=4
+        "answers with a wildcard", ".*", fix="never use the reply as a pattern; escape it or compare it", tasks=4
     ),
     *(_build_sign_attack(sign) for sign in string.ascii_letters + string.digits),
     *(_build_expression_attack(place, form) for place in (0, -1) for form in (str, format_answer)),
     _build_reasoning_attack("another task's answer", lambda seen: "\n".join(format_turns(seen.other))),
     _build_reasoning_attack("every number from 0 to 200 and every option", _repeat_prompt),
-    Attack("calls a tool at every turn until its turns are over", _call_until_budget, FIX_BUDGET_REWARD, 2),
+    Attack("calls a tool at every turn until its turn budget ends", _call_until_budget, FIX_BUDGET_REWARD, 2),
     *(_build_tool_attack(place, times) for place in range(MAX_TOOLS) for times in (1, MAX_LISTED)),
 )
 """Every policy of the panel."""
 
 
-SIGNIFICANCE = 1e-3
-"""The probability below which luck does not explain a mean any more."""
-
-MIN_STEADY_ATTEMPTS = 6
-"""How many rewards have to be alike to tell that they are no luck."""
-
-STANDARD_ERRORS = 4.0
-"""How many standard errors above the chance they have to lie."""
-
-TOLERANCE = 1e-6
-"""A difference of rewards that is none."""
-
-
 def find_gain_beyond_chance(attempts: Sequence[Attempt]) -> list[Finding]:
-    """Give what one attack earned beyond the claimed chance, nothing where luck may explain it.
+    """Return what one attack earned beyond the claimed chance, or nothing if chance may explain it.
 
-    Three rules. A task that claims a chance of 0 pays nothing to a policy that understands nothing. Over the others
-    the mean of the rewards may lie above the mean of the claimed chances by what luck explains: rewards are taken as
-    shares of the claimed maximum, and Hoeffding's bound for a mean of independent shares must stay above `SURPRISE`
-    (with a chance of 0.02 on 12 tasks: three hits pass, four do not). That bound is for rewards that are all or
-    nothing; crumbs that hardly vary are found by their own spread: `STEADY` tasks or more, `ERRORS` standard errors.
+    Three rules apply. A task that claims a chance of 0 must pay nothing to a policy without understanding. On the other
+    tasks, the mean reward may exceed the mean claimed chance by what chance explains: rewards count as shares of the
+    claimed maximum, and Hoeffding's bound for the mean of independent shares must stay above `SIGNIFICANCE` (with a
+    chance of 0.02 on 12 tasks, three hits pass and four do not). This bound suits rewards that are all or nothing.
+    Small rewards that hardly vary are found by their own spread: at least `MIN_STEADY_ATTEMPTS` tasks and
+    `STANDARD_ERRORS` standard errors.
     """
     scored = [attempt for attempt in attempts if attempt.rollout.outcome == "scored"]
     barred = [attempt for attempt in scored if attempt.seen.claims.chance <= 0]
@@ -468,7 +482,7 @@ def _compute_share(reward: float, attempt: Attempt, lowest: float) -> float:
 
 
 def compute_hoeffding_bound(mean: float, chance: float, count: int) -> float:
-    """Give Hoeffding's bound of the probability that *count* independent shares whose mean is *chance* reach *mean*."""
+    """Return Hoeffding's bound of the probability that *count* independent shares of mean *chance* reach *mean*."""
     if chance >= 1 or mean <= chance:
         return 1.0
     if chance <= 0:
@@ -487,7 +501,7 @@ def _build_finding(attempts: Sequence[Attempt], worst: Attempt) -> Finding:
     mean, chance = fmean(each.earned for each in attempts), fmean(each.seen.claims.chance for each in attempts)
     tasks = "the one task tried" if count == 1 else f"{count} tasks"
     return Finding(
-        seen=f"a policy that {worst.attack.name} earns {mean:.3g} on average over {tasks}, where the claimed chance is"
+        seen=f"a policy that {worst.attack.name} earns {mean:.3g} on average over {tasks}; the claimed chance is"
         f" {chance:.3g}; here it said {worst.words} and got {worst.earned:g} of {claims.maximum:g}",
         task=describe_task(worst.seen.task),
         mend=worst.attack.mend,

@@ -1,4 +1,4 @@
-"""Blocking: coroutines of the environment that hold the event loop, and every other episode with it."""
+"""Check that no coroutine of the environment blocks the event loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gymsdk.checks.subject import Subject
 from gymsdk.deadlines import MAX_LOOP_BLOCK_SECONDS
 
 MAX_TASKS = 3
-"""Tasks that are played, by the oracle and at random."""
+"""How many tasks are played, by the oracle and at random."""
 
 PLAY_ROUNDS = 2
-"""How often each script is played; a machine under load makes anyone late once."""
+"""How often each script is played. On a busy machine, any code can exceed the limit once."""
 
 
 class _BlockedLoopHandler(logging.Handler):
-    """Counts who was named for holding the loop."""
+    """Counts the warnings about code that blocked the event loop."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -31,23 +31,24 @@ class _BlockedLoopHandler(logging.Handler):
 
 
 async def _check_blocking(subject: Subject) -> list[Finding]:
-    held, log = _BlockedLoopHandler(), logging.getLogger("gymsdk")
+    handler, log = _BlockedLoopHandler(), logging.getLogger("gymsdk")
     async with subject.enter_environment() as environment:
-        played = await build_scripts(
+        played_scripts = await build_scripts(
             subject, environment, tasks=await subject.count_affordable(environment, MAX_TASKS, each=6)
         )
-        log.addHandler(held)
+        log.addHandler(handler)
         try:
-            for script in played * PLAY_ROUNDS:
+            for script in played_scripts * PLAY_ROUNDS:
                 await Performance(script, environment).play_all()
         finally:
-            log.removeHandler(held)
-    episodes = len(played) * PLAY_ROUNDS
+            log.removeHandler(handler)
+    episodes = len(played_scripts) * PLAY_ROUNDS
     return [
         Finding(
-            seen=f"{what} held the event loop for more than {MAX_LOOP_BLOCK_SECONDS * 1e3:.0f} ms {times} times in {episodes} episodes"
+            seen=f"{name} held the event loop for more than {MAX_LOOP_BLOCK_SECONDS * 1e3:.0f} ms"
+            f" {times} times in {episodes} episodes"
         )
-        for what, times in held.by.items()
+        for name, times in handler.by.items()
         if times >= max(3, episodes // 4)
     ]
 
@@ -56,7 +57,7 @@ CHECKS = (
     Check(
         id="runtime.blocking",
         asks="no `async def` hook or tool holds the event loop",
-        why="while one holds it, every other episode of the process waits, and deadlines pass",
+        why="while it blocks, every other episode of the process waits, and deadlines pass",
         mend="write it as a plain `def`, which runs in a thread, or put CPU-heavy work into an `@offload` function",
         run=_check_blocking,
     ),

@@ -1,4 +1,4 @@
-"""Closing: however an episode ends, it is closed once, and closing goes well."""
+"""Check that every episode is closed exactly once and without an error, however it ends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gymsdk.models.scripted import ScriptedModel, build, play_null
 from gymsdk.types import Action, Episode, Item, Row, Step, Task, Verdict
 
 MAX_TASKS = 2
-"""Tasks whose episodes are ended in every way."""
+"""How many tasks have their episodes ended in every way."""
 
 SHORT_DEADLINE_SECONDS = 0.05
-"""Seconds after which an episode is cancelled, or its deadline passes."""
+"""Seconds after which an episode is cancelled, or its deadline expires."""
 
 
 class _CountingEnvironment:
-    """An environment whose openings and closings are counted, by episode; it is played like the one it watches."""
+    """An environment that counts how often its episodes are opened and closed."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -35,7 +35,7 @@ class _CountingEnvironment:
     async def reset(
         self, row: Row | Task, *, seed: int = 0, id: str = "", repeat: int = 0, deadline: float | None = None
     ) -> Episode:
-        """Open an episode."""
+        """Open an episode and record it."""
         episode = await self._environment.reset(row, seed=seed, id=id, repeat=repeat, deadline=deadline)
         self.opened.append(episode)
         return episode
@@ -49,11 +49,11 @@ class _CountingEnvironment:
         return await self._environment.verify(episode)
 
     async def solve(self, episode: Episode) -> list[Action] | None:
-        """Give what a perfect policy does next."""
+        """Return the next action of a perfect policy."""
         return await self._environment.solve(episode)
 
     async def close(self, episode: Episode) -> None:
-        """End the episode, keeping what goes wrong."""
+        """Close the episode and record an error."""
         self.closed[id(episode)] += 1
         try:
             await self._environment.close(episode)
@@ -78,8 +78,8 @@ async def _exhaust_turns(watched: _CountingEnvironment, task: Task, budget: Budg
 
 async def _play_garbage(watched: _CountingEnvironment, task: Task, budget: Budget) -> object:
     async def choose(_request: Item, episode: Episode | None) -> list[Item]:
-        said = sum(item.get("type") == "function_call" for item in episode.transcript.items) if episode else 0
-        return GARBAGE_TURNS[min(said, len(GARBAGE_TURNS) - 1)]
+        calls = sum(item.get("type") == "function_call" for item in episode.transcript.items) if episode else 0
+        return GARBAGE_TURNS[min(calls, len(GARBAGE_TURNS) - 1)]
 
     return await play(watched, ScriptedModel("garbage", choose), task, budget=budget)
 
@@ -116,10 +116,12 @@ async def _check_closing(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=len(ENDINGS))
         for task in sample_tasks(subject.tasks, tasks):
-            for how, ending in ENDINGS.items():
+            for description, ending in ENDINGS.items():
                 watched = _CountingEnvironment(environment)
                 await ending(watched, task, subject.budget)
-                findings += [Finding(seen=f"an episode {how}: {seen}") for seen in _list_miscounts(watched)]
+                findings += [
+                    Finding(seen=f"an episode {description}: {problem}") for problem in _list_miscounts(watched)
+                ]
     return list({finding.seen: finding for finding in findings}.values())
 
 
@@ -131,9 +133,9 @@ def _list_miscounts(watched: _CountingEnvironment) -> list[str]:
 CHECKS = (
     Check(
         id="runtime.close_once",
-        asks="every episode is closed once, however it ends, and closing goes well",
-        why="what `close` does not release is lost to every later episode, and its failures go unseen among the rest",
-        mend="let `close` release what `reset` gave, whatever has happened since, and raise nothing",
+        asks="every episode is closed exactly once and without an error, however it ends",
+        why="what `close` does not release is lost to every later episode, and an error in it goes unnoticed",
+        mend="let `close` always release what `reset` acquired, and let it raise nothing",
         run=_check_closing,
     ),
 )

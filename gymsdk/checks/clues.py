@@ -1,4 +1,4 @@
-"""Clues: what a policy that only looks for the answer finds in the text it is shown."""
+"""Rules that search the visible text of a task for its answer."""
 
 from __future__ import annotations
 
@@ -14,39 +14,64 @@ from urllib.parse import unquote
 from gymsdk.types import Item
 
 MAX_OPTIONS = 60
-"""How many options are taken."""
+"""How many options are listed."""
 
 _LINES = re.compile(r"^\s*(?:\(?([^\W\d_]|\d{1,2})[).:]|[-*])\s+(\S.*)$", re.MULTILINE)
 _INLINE = re.compile(r"\(([^\W\d_]|\d{1,2})\)\s*([^()\n,;]*)")
 _LETTERS = re.compile(r"(?<![A-Za-z])([A-H])[).:]\s*([^\n]*?)(?=\s+[A-H][).:]|\n|$)")
+
 _QUOTED = re.compile(r"""['"`\N{LEFT DOUBLE QUOTATION MARK}]([^'"`\n]{1,40})['"`\N{RIGHT DOUBLE QUOTATION MARK}]""")
+
 _EITHER = re.compile(r"\b(\w+)(?:, (\w+))* or (\w+)\b")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+ANSWER_WORDS = r"answer|solution|expected|gold|correct|truth|target|result|label|wanted|missing|secret|reference"
+
+_AFTER_WORD = re.compile(
+    rf"\b(?:\w*_)?(?:{ANSWER_WORDS})\w*\b[\"'*]*\s*(?:is|was|are|[:=])+\s*[\"'(]?([^\n\"']+)", re.IGNORECASE
+)
+_FIELD = re.compile(rf"[\"'](?:\w*_)?(?:{ANSWER_WORDS})\w*[\"']\s*:\s*(?:\"([^\"]*)\"|([^,}}\]\s]+))", re.IGNORECASE)
+_COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
+_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
+_TAG = re.compile(rf"<(?:{ANSWER_WORDS})>(.*?)</", re.IGNORECASE | re.DOTALL)
+_BRACKETS = re.compile(r"[\[(]([^\[\]()\n]{1,60})[\])]")
+
+_STATEMENT = re.compile(
+    r"\b(?:is|are|was|were|called|named)\s+(?:the\s+|an?\s+)?([^.;,!?\n]{1,80})(?:[.;,!]|\n|$)", re.IGNORECASE
+)
+
+_BASE64 = re.compile(
+    r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{4}){1,200}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?(?![A-Za-z0-9+/=])"
+)
+_HEX = re.compile(r"(?<![0-9A-Za-z])(?:0x)?((?:[0-9a-fA-F]{2}){2,200})(?![0-9A-Za-z])")
+_PERCENT = re.compile(r"(?:%[0-9A-Fa-f]{2}|[\w.-])*%[0-9A-Fa-f]{2}(?:%[0-9A-Fa-f]{2}|[\w.-])*")
+_EXPRESSION = re.compile(r"\(*\d[\d\s().+*/^-]*[\d)]")
+_ENCODED = r"\b(?:de|en)(?:cod|cipher|crypt)\w*|cipher"
+_TRAILING = " \t.;,)]}\"'"
 
 
 def list_options(prompt: str) -> list[str]:
-    """Give what *prompt* offers to choose from: listed letters and their texts, quoted words, one thing or another."""
-    found: dict[str, None] = {}
+    """Return the options in *prompt*: listed letters with their texts, quoted words, and alternatives like "a or b"."""
+    options: dict[str, None] = {}
     for pattern in (_LINES, _INLINE, _LETTERS, _QUOTED, _EITHER):
         for match in pattern.findall(prompt):
             parts = (match,) if isinstance(match, str) else match
-            found.update(dict.fromkeys(part.strip() for part in parts if part.strip()))
-    return list(found)[:MAX_OPTIONS]
+            options.update(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    return list(options)[:MAX_OPTIONS]
 
 
 def list_letters(prompt: str) -> list[str]:
-    """Give the letters or numbers that stand before the options *prompt* lists, each once."""
+    """Return the distinct letters or numbers in front of the options that *prompt* lists."""
     marks = [match[0] for pattern in (_LINES, _INLINE, _LETTERS) for match in pattern.findall(prompt)]
     return list(dict.fromkeys(mark for mark in marks if mark))
 
 
 def list_numbers(text: str) -> list[str]:
-    """Give the numbers in *text*, each once."""
+    """Return the distinct numbers in *text*."""
     return list(dict.fromkeys(_NUMBER.findall(text)))
 
 
 def iter_enum_arguments(tool: Item) -> Iterator[dict[str, Any]]:
-    """Yield arguments of *tool* with each value its schema lists, something plain for the rest."""
+    """Yield arguments of *tool* with each value that its schema lists, and plain values for the others."""
     properties = (tool.get("parameters") or {}).get("properties") or {}
     plain = {name: build_plain_value(schema) for name, schema in properties.items()}
     for name, schema in properties.items():
@@ -54,7 +79,7 @@ def iter_enum_arguments(tool: Item) -> Iterator[dict[str, Any]]:
 
 
 def list_choices(schema: Any) -> list[Any]:
-    """Give the values *schema* lists."""
+    """Return the values that *schema* lists."""
     if not isinstance(schema, dict):
         return []
     nested = [value for each in schema.get("anyOf") or [] for value in list_choices(each)]
@@ -62,7 +87,7 @@ def list_choices(schema: Any) -> list[Any]:
 
 
 def _list_small_range(schema: Item) -> list[Any]:
-    """Give both truth values, or the whole numbers of a small range."""
+    """Return both Boolean values, or the integers of a small range."""
     if schema.get("type") == "boolean":
         return [True, False]
     low, high = _compute_bound(schema, "inimum", 1), _compute_bound(schema, "aximum", -1)
@@ -72,7 +97,7 @@ def _list_small_range(schema: Item) -> list[Any]:
 
 
 def _compute_bound(schema: Item, name: str, inward: int) -> int | None:
-    """Give the outermost whole number that a `minimum` or `maximum`, exclusive or not, allows."""
+    """Return the outermost integer that a `minimum` or `maximum`, exclusive or not, allows."""
     bound, beyond = schema.get(f"m{name}"), schema.get(f"exclusiveM{name}")
     if isinstance(bound, int):
         return bound
@@ -80,12 +105,12 @@ def _compute_bound(schema: Item, name: str, inward: int) -> int | None:
 
 
 def build_plain_value(schema: Any) -> Any:
-    """Give a plain value of about the shape *schema* describes."""
+    """Build a plain value of the shape that *schema* describes."""
     return fill_values(schema, {"string": "a", "integer": 1, "number": 1.0, "boolean": True})
 
 
 def fill_values(schema: Any, values: dict[str, Any]) -> Any:
-    """Give a value of the shape *schema* describes, its plain parts taken from *values* by their type."""
+    """Build a value of the shape that *schema* describes, with scalars from *values* by type."""
     if not isinstance(schema, dict):
         return values["string"]
     if listed_values := list_choices(schema):
@@ -104,95 +129,75 @@ def _list_types(schema: Item) -> list[str]:
         return [kind]
     if isinstance(kind, list):
         return [str(each) for each in kind]
-    return [each for one in schema.get("anyOf") or [] if isinstance(one, dict) for each in _list_types(one)] or [
-        "string"
-    ]
-
-
-ANSWER_WORDS = r"answer|solution|expected|gold|correct|truth|target|result|label|wanted|missing|secret|reference"
-
-_AFTER_WORD = re.compile(
-    rf"\b(?:\w*_)?(?:{ANSWER_WORDS})\w*\b[\"'*]*\s*(?:is|was|are|[:=])+\s*[\"'(]?([^\n\"']+)", re.IGNORECASE
-)
-_FIELD = re.compile(rf"[\"'](?:\w*_)?(?:{ANSWER_WORDS})\w*[\"']\s*:\s*(?:\"([^\"]*)\"|([^,}}\]\s]+))", re.IGNORECASE)
-_COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
-_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
-_TAG = re.compile(rf"<(?:{ANSWER_WORDS})>(.*?)</", re.IGNORECASE | re.DOTALL)
-_BRACKETS = re.compile(r"[\[(]([^\[\]()\n]{1,60})[\])]")
-_STATEMENT = re.compile(
-    r"\b(?:is|are|was|were|called|named)\s+(?:the\s+|an?\s+)?([^.;,!?\n]{1,80})(?:[.;,!]|\n|$)", re.IGNORECASE
-)
-_BASE64 = re.compile(
-    r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{4}){1,200}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?(?![A-Za-z0-9+/=])"
-)
-_HEX = re.compile(r"(?<![0-9A-Za-z])(?:0x)?((?:[0-9a-fA-F]{2}){2,200})(?![0-9A-Za-z])")
-_PERCENT = re.compile(r"(?:%[0-9A-Fa-f]{2}|[\w.-])*%[0-9A-Fa-f]{2}(?:%[0-9A-Fa-f]{2}|[\w.-])*")
-_EXPRESSION = re.compile(r"\(*\d[\d\s().+*/^-]*[\d)]")
-_ENCODED = r"\b(?:de|en)(?:cod|cipher|crypt)\w*|cipher"
-_TRAILING = " \t.;,)]}\"'"
+    return [
+        each
+        for alternative in schema.get("anyOf") or []
+        if isinstance(alternative, dict)
+        for each in _list_types(alternative)
+    ] or ["string"]
 
 
 def find_after_words(text: str) -> list[str]:
-    """Give what stands behind words such as `answer:`."""
-    return [found.strip(_TRAILING) for found in _AFTER_WORD.findall(text)]
+    """Return the text after words such as `answer:`."""
+    return [match.strip(_TRAILING) for match in _AFTER_WORD.findall(text)]
 
 
 def find_in_fields(text: str) -> list[str]:
-    """Give what JSON fields of such names hold."""
+    """Return the values of JSON fields with names such as `answer`."""
     return [quoted or bare for quoted, bare in _FIELD.findall(text)]
 
 
 def find_in_comments(text: str) -> list[str]:
-    """Give what HTML comments hold, and what stands behind a colon in them."""
-    return [part.strip() for found in _COMMENT.findall(text) for part in (found, found.rpartition(":")[2])]
+    """Return the content of HTML comments, whole and after their last colon."""
+    return [part.strip() for comment in _COMMENT.findall(text) for part in (comment, comment.rpartition(":")[2])]
 
 
 def find_in_boxes(text: str) -> list[str]:
-    """Give what boxes and answer tags hold."""
-    return [found.strip() for pattern in (_BOX, _TAG) for found in pattern.findall(text)]
+    """Return the content of boxes and answer tags."""
+    return [match.strip() for pattern in (_BOX, _TAG) for match in pattern.findall(text)]
 
 
 def find_in_brackets(text: str) -> list[str]:
-    """Give what brackets hold."""
-    return [found.strip() for found in _BRACKETS.findall(text)]
+    """Return the text in brackets."""
+    return [match.strip() for match in _BRACKETS.findall(text)]
 
 
 def find_in_prose(text: str) -> list[str]:
-    """Give what a sentence says that something is."""
-    return [found.strip(_TRAILING) for found in _STATEMENT.findall(text)]
+    """Return the text after verbs such as `is` or `are`."""
+    return [match.strip(_TRAILING) for match in _STATEMENT.findall(text)]
 
 
 def find_in_base64(text: str) -> list[str]:
-    """Give what reads as base64 of text."""
-    return [plain for found in _BASE64.findall(text) if (plain := _decode_text(_decode_base64, found))]
+    """Return the texts that are encoded as base64."""
+    return [plain for match in _BASE64.findall(text) if (plain := _decode_text(_decode_base64, match))]
 
 
 def find_in_hex(text: str) -> list[str]:
-    """Give what reads as the bytes of text in hexadecimal."""
-    return [plain for found in _HEX.findall(text) if (plain := _decode_text(bytes.fromhex, found))]
+    """Return the texts that are encoded as hexadecimal."""
+    return [plain for match in _HEX.findall(text) if (plain := _decode_text(bytes.fromhex, match))]
 
 
 def find_in_percent_encoding(text: str) -> list[str]:
-    """Give what percent signs hide of words."""
-    return [plain for found in _PERCENT.findall(text) if (plain := unquote(found).strip()).isprintable()]
+    """Return the texts that are percent-encoded."""
+    return [plain for match in _PERCENT.findall(text) if (plain := unquote(match).strip()).isprintable()]
 
 
 def find_in_rot13(text: str) -> list[str]:
-    """Give what stands in a place for answers, its letters shifted by thirteen."""
+    """Return the likely places of an answer, decoded as ROT13."""
     return [codecs.encode(each, "rot13") for each in _find_candidates(text) if re.search("[A-Za-z]", each)]
 
 
 def find_reversed(text: str) -> list[str]:
-    """Give what stands in a place for answers, read backwards."""
+    """Return the likely places of an answer, reversed."""
     return [each[::-1] for each in _find_candidates(text)]
 
 
 def _find_candidates(text: str) -> list[str]:
-    found = [
-        each for look in (find_after_words, find_in_fields, find_in_comments, find_in_brackets) for each in look(text)
+    candidates = [
+        each for find in (find_after_words, find_in_fields, find_in_comments, find_in_brackets) for each in find(text)
     ]
-    # Within brackets, what is hidden follows a word that says what it is.
-    return [*found, *(each.rpartition(" ")[2] for each in found if " " in each)]
+    # In brackets, the hidden text follows a word that names it.
+    return [*candidates, *(each.rpartition(" ")[2] for each in candidates if " " in each)]
 
 
 def _decode_base64(text: str) -> bytes:
@@ -208,22 +213,26 @@ def _decode_text(decode: Callable[[str], bytes], text: str) -> str:
 
 
 def find_expressions(text: str) -> list[str]:
-    """Give the sums and products of plain numbers, longest first."""
-    found = [each.strip() for each in _EXPRESSION.findall(text)]
-    return sorted((each for each in found if re.search(r"\d\s*[-+*/^]", each)), key=len, reverse=True)
+    """Return the sums and products of plain numbers, the longest first."""
+    matches = [each.strip() for each in _EXPRESSION.findall(text)]
+    return sorted((each for each in matches if re.search(r"\d\s*[-+*/^]", each)), key=len, reverse=True)
 
 
 def find_last_line(text: str) -> list[str]:
-    """Give the last line."""
+    """Return the last line."""
     return [line.strip() for line in text.splitlines() if line.strip()][-1:]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the answer is looked for: *name* ends the sentence "a policy that …"; it is tried on so many *tasks*.
+    """A way to search for the answer.
 
-    Where a prompt speaks of what is *undone*, undoing it may be the task itself, and the rule is left alone. One that
-    finds what may well be asked for has to earn the *share* of what there is; texts are read for what they say.
+    Attributes:
+        name: Completes the sentence "a policy that …".
+        finds: Returns what the rule finds in a text.
+        undone: A pattern of prompts that ask for this decoding as the task itself. The rule does not apply to them.
+        tasks: How many tasks the rule is tried on.
+        share: The share of the maximum reward that the rule must earn to count as a leak.
     """
 
     name: str
@@ -233,23 +242,23 @@ class Rule:
     share: float = 0.0
 
     def is_asked_for(self, prompt: str) -> bool:
-        """Whether *prompt* may ask for just that."""
+        """Return whether *prompt* may ask for this decoding as its task."""
         return bool(self.encoding_pattern) and re.search(self.encoding_pattern, prompt, re.IGNORECASE) is not None
 
 
 RULES = (
-    Rule('says what stands behind a word such as "answer:"', find_after_words, tasks=10),
-    Rule('says what a field such as "expected" holds', find_in_fields, tasks=10),
-    Rule("says what an HTML comment holds", find_in_comments, tasks=10),
-    Rule("says what a box or an answer tag holds", find_in_boxes, tasks=10),
-    Rule("says what brackets hold", find_in_brackets, tasks=10),
-    Rule("says what base64 hides", find_in_base64, rf"base.?64|{_ENCODED}"),
-    Rule("says what hexadecimal hides", find_in_hex, rf"\bhex|\bbase.?16|{_ENCODED}"),
-    Rule("says what percent signs hide", find_in_percent_encoding, rf"percent|\burl|{_ENCODED}"),
-    Rule("shifts letters by thirteen", find_in_rot13, rf"\brot|caesar|shift|{_ENCODED}"),
+    Rule('replies the text after a word such as "answer:"', find_after_words, tasks=10),
+    Rule('replies the value of a field such as "expected"', find_in_fields, tasks=10),
+    Rule("replies the content of an HTML comment", find_in_comments, tasks=10),
+    Rule("replies the content of a box or an answer tag", find_in_boxes, tasks=10),
+    Rule("replies the text in brackets", find_in_brackets, tasks=10),
+    Rule("decodes base64", find_in_base64, rf"base.?64|{_ENCODED}"),
+    Rule("decodes hexadecimal", find_in_hex, rf"\bhex|\bbase.?16|{_ENCODED}"),
+    Rule("decodes percent-encoding", find_in_percent_encoding, rf"percent|\burl|{_ENCODED}"),
+    Rule("decodes ROT13", find_in_rot13, rf"\brot|caesar|shift|{_ENCODED}"),
     Rule("reads backwards", find_reversed, rf"backward|revers|mirror|{_ENCODED}"),
-    Rule("says what a sentence of the prompt says that something is", find_in_prose, tasks=6, share=0.7),
-    Rule("says the last line", find_last_line, tasks=10),
-    Rule("says a number it is shown", list_numbers, tasks=10),
+    Rule("replies what follows a verb such as `is` in the prompt", find_in_prose, tasks=6, share=0.7),
+    Rule("replies the last line", find_last_line, tasks=10),
+    Rule("replies a number of the prompt", list_numbers, tasks=10),
 )
-"""How the answer is looked for."""
+"""All rules."""

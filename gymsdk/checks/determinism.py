@@ -1,4 +1,4 @@
-"""Determinism: with the same seed an environment gives the same, twice, anew, and in another interpreter."""
+"""Check that the same seed gives the same tasks, openings, answers and verdicts, also in another interpreter."""
 
 from __future__ import annotations
 
@@ -21,10 +21,35 @@ from gymsdk.episode import EpisodeRunner
 from gymsdk.errors import BrokenEnvironment, EpisodeError
 from gymsdk.types import Item, Row, Task
 
+INTERPRETER_SECONDS = 45.0
+"""Time limit of the other interpreter."""
+
+PROGRAM = """
+import asyncio, sys
+from gymsdk.checks.determinism import draw_and_open
+from gymsdk.jsonl import parse_json
+
+request = parse_json(sys.stdin.buffer.read())
+result = asyncio.run(draw_and_open(**request)).model_dump_json()
+sys.stdout.buffer.write(b"\\n" + result.encode())
+"""
+
+MAX_ROWS = 6
+"""How many tasks of a split are compared."""
+
+MAX_TASKS = 3
+"""How many tasks are played."""
+
+MAX_OPENED = 2
+"""How many tasks of a split another interpreter opens."""
+
+MAX_SEEDS = 24
+"""How many seeds have their first task compared. One seed's first tasks, equally many, are the reference."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """How it ended: its exit *code*, what it wrote to standard *output*, and its *last* line on standard error."""
+    """The exit code, the standard output, and the last line of standard error."""
 
     code: int
     output: bytes
@@ -35,11 +60,11 @@ async def run_program(
     program: str,
     *arguments: str,
     seconds: float,
-    given: bytes = b"",
+    stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> ProcessResult:
-    """Give how *program* ended that was *given* a standard input; raises `TimeoutError` after *seconds*."""
+    """Run *program* with *stdin* as its standard input. Raises `TimeoutError` after *seconds*."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", program, *arguments),
         cwd=folder,
@@ -50,31 +75,17 @@ async def run_program(
     )
     try:
         async with asyncio.timeout(seconds):
-            output, errors = await process.communicate(given)
+            output, errors = await process.communicate(stdin)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    assert process.returncode is not None, "it has ended"
+    assert process.returncode is not None, "the process has ended"
     return ProcessResult(process.returncode, output, errors.decode(errors="replace").strip().rpartition("\n")[2])
 
 
-INTERPRETER_SECONDS = 45.0
-"""Seconds the other interpreter may take."""
-
-PROGRAM = """
-import asyncio, sys
-from gymsdk.checks.determinism import drawn
-from gymsdk.jsonl import parse_json
-
-asked = parsed(sys.stdin.buffer.read())
-told = asyncio.run(drawn(**asked)).model_dump_json()
-sys.stdout.buffer.write(b"\\n" + told.encode())
-"""
-
-
 class Drawn(BaseModel):
-    """The first *rows* of a split, and how the first of them open."""
+    """The first rows of a split, and the openings of the first of them."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -82,18 +93,20 @@ class Drawn(BaseModel):
     openings: list[list[Item]] = []
 
 
-async def drawn(*, name: str, settings: dict[str, object], split: str, seed: int, count: int, opened: int) -> Drawn:
-    """Give what is drawn in this interpreter: *count* rows of *split*, the first *opened* of them opened."""
+async def draw_and_open(
+    *, name: str, settings: dict[str, object], split: str, seed: int, count: int, opened: int
+) -> Drawn:
+    """Draw *count* rows of *split* in this interpreter and open the first *opened* of them."""
     from gymsdk.plugins.registry import load
 
-    found = Subject(name, lambda: load(name, **settings), seed=seed, count=count, split=split)
-    async with found.enter_environment() as environment:
-        openings = [await read_opening(environment, task, seed) for task in found.tasks[:opened]]
-    return Drawn.model_validate({"rows": [to_plain(task.row()) for task in found.tasks], "openings": openings})
+    subject = Subject(name, lambda: load(name, **settings), seed=seed, count=count, split=split)
+    async with subject.enter_environment() as environment:
+        openings = [await read_opening(environment, task, seed) for task in subject.tasks[:opened]]
+    return Drawn.model_validate({"rows": [to_plain(task.row()) for task in subject.tasks], "openings": openings})
 
 
 async def read_opening(environment: Environment, task: Task, seed: int) -> Plain:
-    """Give what an episode of *task* opens with, or how that fails, as plain JSON."""
+    """Return the opening items of an episode of *task*, or its failure, as plain JSON."""
     sitting = EpisodeRunner(environment)
     try:
         return to_plain((await sitting.open(task, seed=seed)).transcript.opening)
@@ -106,47 +119,35 @@ async def read_opening(environment: Environment, task: Task, seed: int) -> Plain
 async def draw_in_new_interpreter(
     subject: Subject, split: str, *, seed: int, count: int, opened: int = 0, hash_seed: int = 1
 ) -> Drawn:
-    """Give what a new interpreter draws of *split*.
+    """Draw rows of *split* in a new interpreter.
 
-    Raises `NotApplicable` where *subject* is not installed or its settings are no JSON, `BrokenEnvironment` where it
-    breaks there.
+    Raises:
+        NotApplicable: The environment is not installed, or its settings cannot be written as JSON.
+        BrokenEnvironment: The environment fails in the new interpreter.
     """
     question = _build_request(subject, split=split, seed=seed, count=count, opened=opened)
     hashed = {"PYTHONHASHSEED": str(hash_seed)}
-    ended = await run_program(PROGRAM, seconds=INTERPRETER_SECONDS, given=question, environment=hashed)
+    ended = await run_program(PROGRAM, seconds=INTERPRETER_SECONDS, stdin=question, environment=hashed)
     if ended.code:
-        raise BrokenEnvironment(f"in a new process its rows cannot be drawn: {ended.last}")
-    # What the environment itself prints comes before the last line.
+        raise BrokenEnvironment(f"a new process cannot draw its rows: {ended.last}")
+    # The environment itself may print lines before the last one.
     return Drawn.model_validate_json(ended.output.rpartition(b"\n")[2])
 
 
-def _build_request(subject: Subject, **asked: str | int) -> bytes:
+def _build_request(subject: Subject, **parameters: str | int) -> bytes:
     if subject.entry is None:
         raise NotApplicable("the environment is not installed, so no other process can load it")
     try:
-        return jsonl.dump_json({"name": subject.name, "settings": dict(subject.settings), **asked})
+        return jsonl.dump_json({"name": subject.name, "settings": dict(subject.settings), **parameters})
     except (TypeError, ValueError):
-        raise NotApplicable("its settings are no JSON, so they cannot be handed to another process") from None
-
-
-MAX_ROWS = 6
-"""Tasks of a split that are compared."""
-
-MAX_TASKS = 3
-"""Tasks that are played."""
-
-MAX_OPENED = 2
-"""Tasks of a split that another interpreter opens."""
-
-MAX_SEEDS = 24
-"""Seeds whose first tasks are compared with the first so many tasks of one seed."""
+        raise NotApplicable("its settings cannot be written as JSON, so another process cannot receive them") from None
 
 
 async def _check_determinism(subject: Subject) -> list[Finding]:
     rows = [
-        found
+        finding
         for split in _check_splits(subject)
-        for found in [*await _check_rows(subject, split), *_find_constant_draws(subject, split)]
+        for finding in [*await _check_rows(subject, split), *_find_constant_draws(subject, split)]
     ]
     return rows + await _check_plays(subject)
 
@@ -156,32 +157,32 @@ def _check_splits(subject: Subject) -> tuple[str, ...]:
 
 
 async def _check_rows(subject: Subject, split: str) -> list[Finding]:
-    drawn = _draw_rows(subject.make(), split, subject.seed)
+    expected = _draw_rows(subject.make(), split, subject.seed)
     about = f"split {split!r} with seed {subject.seed}, drawn"
     for where, again in (
         ("a second time", subject.make()),
         ("after another seed", _enter_used_environment(subject, split)),
     ):
-        if found := find_difference(drawn, _draw_rows(again, split, subject.seed), "row"):
-            return [Finding(seen=f"{about} {where}: {found}")]
-    found = await _compare_interpreters(subject, split, drawn)
-    mend = "sort sets before drawing from them or showing them, and seed with a string or a number, never with hash()"
-    return [Finding(seen=f"{about} in another interpreter: {found}", mend=mend)] if found else []
+        if change := find_difference(expected, _draw_rows(again, split, subject.seed), "row"):
+            return [Finding(seen=f"{about} {where}: {change}")]
+    change = await _compare_interpreters(subject, split, expected)
+    fix = "sort sets before you draw from them or print them, and seed with a string or a number, never with hash()"
+    return [Finding(seen=f"{about} in another interpreter: {change}", mend=fix)] if change else []
 
 
 def _find_constant_draws(subject: Subject, split: str) -> list[Finding]:
-    """Find what never varies in the first task of a seed, though it varies from task to task."""
+    """Find fields that vary between tasks but are the same in the first task of every seed."""
     environment = subject.make()
     row = [task.row() for task in draw_tasks(environment, split, subject.seed, MAX_SEEDS)]
     opening = [task.row() for seed in range(MAX_SEEDS) for task in draw_tasks(environment, split, seed, 1)]
     if len(opening) < MAX_SEEDS or all(each == opening[0] for each in opening):
-        # There are not so many, or the split does not depend on the seed.
+        # There are too few tasks, or the split does not depend on the seed.
         return []
-    mend = "where kinds of tasks follow each other in turn, let the seed choose which comes first"
+    fix = "if kinds of tasks alternate, let the seed choose which kind comes first"
     return [
         Finding(
             seen=f"split {split!r}: {key!r} is {_list_values(opening, key)[0]!r} in the first task of every seed",
-            mend=mend,
+            mend=fix,
         )
         for key in row[0]
         if not is_numbering_field(key)
@@ -191,22 +192,22 @@ def _find_constant_draws(subject: Subject, split: str) -> list[Finding]:
 
 
 def _list_values(rows: list[Row], key: str) -> list[str | int | bool]:
-    """Give the values of a row's field without repeats, of those that a kind of task may be told by."""
+    """Return the distinct values of a row's field, if they can name a kind of task."""
     return list(dict.fromkeys(row[key] for row in rows if isinstance(row.get(key), (str, int, bool))))
 
 
-async def _compare_interpreters(subject: Subject, split: str, drawn: list[Plain]) -> str | None:
-    """Give where another interpreter draws *split* otherwise, or opens its first tasks with something else."""
+async def _compare_interpreters(subject: Subject, split: str, expected: list[Plain]) -> str | None:
+    """Return where another interpreter draws *split* differently or opens its first tasks differently."""
     try:
-        there = await draw_in_new_interpreter(subject, split, seed=subject.seed, count=len(drawn), opened=MAX_OPENED)
+        other = await draw_in_new_interpreter(subject, split, seed=subject.seed, count=len(expected), opened=MAX_OPENED)
     except NotApplicable:
         return None
-    if found := find_difference(drawn, to_plain(there.rows), "row"):
-        return found
+    if change := find_difference(expected, to_plain(other.rows), "row"):
+        return change
     async with subject.enter_environment() as environment:
         tasks = draw_tasks(environment, split, subject.seed, MAX_OPENED)
-        here = [await read_opening(environment, task, subject.seed) for task in tasks]
-    return find_difference(here, to_plain(there.openings), "opening")
+        openings = [await read_opening(environment, task, subject.seed) for task in tasks]
+    return find_difference(openings, to_plain(other.openings), "opening")
 
 
 def _draw_rows(environment: Environment, split: str, seed: int) -> list[Plain]:
@@ -214,7 +215,7 @@ def _draw_rows(environment: Environment, split: str, seed: int) -> list[Plain]:
 
 
 def _enter_used_environment(subject: Subject, split: str) -> Environment:
-    """Give an environment that has drawn with another seed before."""
+    """Return an environment that has drawn tasks with another seed before."""
     environment = subject.make()
     _draw_rows(environment, split, subject.seed + 1)
     return environment
@@ -223,20 +224,20 @@ def _enter_used_environment(subject: Subject, split: str) -> Environment:
 async def _check_plays(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
-        found = [
+        findings = [
             await _compare_replay(subject, environment, each)
             for each in await build_scripts(subject, environment, tasks=tasks)
         ]
-    return [finding for finding in found if finding]
+    return [finding for finding in findings if finding]
 
 
 async def _compare_replay(subject: Subject, environment: Environment, script: Script) -> Finding | None:
     once, again = [await Performance(script, environment).play_all() for _ in range(2)]
     async with subject.enter_environment() as other:
-        anew = await Performance(script, other).play_all()
-    for where, second in (("again", again), ("in a new environment", anew)):
-        if found := find_difference(once, second):
-            return Finding(seen=f"{script.title}, played {where}: {found}")
+        fresh = await Performance(script, other).play_all()
+    for where, second in (("again", again), ("in a new environment", fresh)):
+        if change := find_difference(once, second):
+            return Finding(seen=f"{script.title}, played {where}: {change}")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Faces: the same task and actions give the same in process, as a Gymnasium environment, in a vector, over HTTP."""
+"""Check that a task gives the same results in process, through Gymnasium, in a vector environment and over HTTP."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gymsdk.environment import Environment
 from gymsdk.types import Item, Playable, Rollout, Verdict
 
 START_SECONDS = 30.0
-"""Seconds a server may take until it answers."""
+"""Seconds the server may take until it answers."""
 
 STOP_SECONDS = 15.0
-"""Seconds it may take to end."""
+"""Seconds the server may take to stop."""
 
 SERVER_LABEL = "the server of this check"
 
 
 @asynccontextmanager
 async def serve_environment(environment: Environment) -> AsyncIterator[Playable]:
-    """Give *environment* as clients reach it."""
+    """Serve *environment* and yield its HTTP client."""
     from gymsdk.deploy.runner import Strand
     from gymsdk.servers import listener, resources
     from gymsdk.servers.remote import RemoteEnvironment
@@ -49,57 +49,59 @@ if TYPE_CHECKING:
     from gymsdk.gym.vector import VectorEnv
 
 MAX_TASKS = 3
-"""Tasks that are played, by the oracle and at random."""
+"""How many tasks are played, by the oracle and at random."""
 
 NUM_ENVS = 2
-"""Seats of the vector that is compared."""
+"""The size of the vector environment."""
 
 COMPARED_FIELDS = ("outcome", "ended", "verdict", "reward_components")
-"""What the last step's info tells, on every face."""
+"""The fields of the last step's info that every interface reports."""
 
 REWARD_DIGITS = 9
-"""Digits of a reward that are compared: faces add up what steps pay in other orders."""
+"""How many digits of a reward are compared. Interfaces add up step rewards in different orders."""
 
 Face: TypeAlias = "Callable[[Environment, Sequence[Script], Budget], list[Plain]]"
-"""Plays every script to its end on one face and gives what was seen of each."""
+"""Plays every script on one interface and returns the observations."""
 
 
 async def _check_faces(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=12)
-        played = await build_scripts(subject, environment, tasks=tasks)
-        here = [await _perform(environment, script) for script in played]
+        played_scripts = await build_scripts(subject, environment, tasks=tasks)
+        in_process = [await _perform(environment, script) for script in played_scripts]
     with restore_process_state():
-        return await _compare_faces(subject, played, here)
+        return await _compare_faces(subject, played_scripts, in_process)
 
 
-async def _compare_faces(subject: Subject, played: Sequence[Script], here: Sequence[Performance]) -> list[Finding]:
-    """Give where *played* went otherwise than *here*, in process."""
-    expected = [_describe_performance(performance) for performance in here]
+async def _compare_faces(
+    subject: Subject, played_scripts: Sequence[Script], in_process: Sequence[Performance]
+) -> list[Finding]:
+    """Compare how the scripts went in process with the other interfaces."""
+    expected = [_describe_performance(performance) for performance in in_process]
     findings = []
     for name, face in FACES.items():
-        for budget in dict.fromkeys(script.budget for script in played):
-            chosen = [number for number, script in enumerate(played) if script.budget == budget]
-            scripts_of = [played[number] for number in chosen]
-            # These faces have a loop of their own, and callers that wait for it.
-            seen = await asyncio.to_thread(face, subject.make(), scripts_of, budget)
-            findings += _find_mismatch(name, scripts_of, [expected[number] for number in chosen], seen)
-    carried = [performance for performance in here if _is_expressible_over_http(performance)]
-    return [*findings, *await _compare_http(subject, carried)]
+        for budget in dict.fromkeys(script.budget for script in played_scripts):
+            chosen = [number for number, script in enumerate(played_scripts) if script.budget == budget]
+            scripts_of = [played_scripts[number] for number in chosen]
+            # These interfaces run their own event loop and block the caller.
+            observed = await asyncio.to_thread(face, subject.make(), scripts_of, budget)
+            findings += _find_mismatch(name, scripts_of, [expected[number] for number in chosen], observed)
+    expressible = [performance for performance in in_process if _is_expressible_over_http(performance)]
+    return [*findings, *await _compare_http(subject, expressible)]
 
 
 def _find_mismatch(
-    name: str, played: Sequence[Script], expected: Sequence[Plain], seen: Sequence[Plain]
+    name: str, played_scripts: Sequence[Script], expected: Sequence[Plain], observed: Sequence[Plain]
 ) -> list[Finding]:
-    """Give the first script that went otherwise on the face *name*."""
-    for script, one, other in zip(played, expected, seen, strict=True):
-        if found := find_difference(one, other):
-            return [Finding(seen=f"{script.title}, in process and {name}: {found}")]
+    """Return the first script whose results differ on the interface *name*."""
+    for script, first, other in zip(played_scripts, expected, observed, strict=True):
+        if change := find_difference(first, other):
+            return [Finding(seen=f"{script.title}, in process and {name}: {change}")]
     return []
 
 
 async def _perform(environment: Playable, script: Script) -> Performance:
-    """Give the play of *script*, judged where it came to an end."""
+    """Play *script* and judge it if it came to an end."""
     performance = Performance(script, environment)
     try:
         await performance.play_until_verdict()
@@ -112,12 +114,12 @@ async def _perform(environment: Playable, script: Script) -> Performance:
 
 def _describe_performance(performance: Performance) -> Plain:
     opening = performance.episode.transcript.opening if performance.episode else []
-    seen = [_list_messages(items or []) for items in performance.answers]
-    told = _describe_rollout(performance.rollout) if performance.has_ended else None
+    steps = [_list_messages(items or []) for items in performance.answers]
+    end = _describe_rollout(performance.rollout) if performance.has_ended else None
     if performance.episode is None:
-        # On the other faces an episode that could not be opened ends at its first step.
-        seen, told = ([[]], told) if performance.script.turns else ([], None)
-    return to_plain({"opening": _list_messages(opening), "steps": seen, "end": told})
+        # On the other interfaces, an episode that cannot be opened ends at its first step.
+        steps, end = ([[]], end) if performance.script.turns else ([], None)
+    return to_plain({"opening": _list_messages(opening), "steps": steps, "end": end})
 
 
 def _list_messages(items: Sequence[Item]) -> list[Item]:
@@ -134,7 +136,7 @@ def _describe_rollout(rollout: Rollout) -> Plain:
 
 
 def _serialize_verdict(verdict: Verdict | None) -> Plain:
-    """Give *verdict* as a line of rollouts has it, as far as JSON can hold it."""
+    """Return *verdict* as a line of rollouts contains it, as far as JSON can represent it."""
     try:
         return to_plain(verdict.model_dump(mode="json") if verdict else None)
     except ValueError:
@@ -152,30 +154,30 @@ def _describe_info(info: Mapping[str, object], total: float) -> Plain:
     return to_plain({key: info.get(key) for key in COMPARED_FIELDS} | {"failure": kind, "reward": reward})
 
 
-def _play_env(environment: Environment, played: Sequence[Script], budget: Budget) -> list[Plain]:
+def _play_env(environment: Environment, played_scripts: Sequence[Script], budget: Budget) -> list[Plain]:
     from gymsdk.gym.env import Env
 
     env = Env(environment, turns=budget.turns, tools=budget.tools, seconds=budget.seconds)
     try:
-        return [_play_one(env, script) for script in played]
+        return [_play_one(env, script) for script in played_scripts]
     finally:
         env.close()
 
 
 def _play_one(env: Env, script: Script) -> Plain:
     opening, info = env.reset(seed=script.seed, options={"task": script.task})
-    seen, paid, over = [], [], False
+    observations, paid, over = [], [], False
     for turn in script.turns:
         if not over:
             observation, reward, terminated, truncated, info = env.step(list(turn))
-            seen.append(observation)
+            observations.append(observation)
             paid.append(float(reward))
             over = terminated or truncated
     end = _describe_info(info, sum(paid)) if over else None
-    return to_plain({"opening": opening, "steps": seen, "end": end})
+    return to_plain({"opening": opening, "steps": observations, "end": end})
 
 
-def _play_vector_env(environment: Environment, played: Sequence[Script], budget: Budget) -> list[Plain]:
+def _play_vector_env(environment: Environment, played_scripts: Sequence[Script], budget: Budget) -> list[Plain]:
     from gymsdk.gym.vector import VectorEnv
 
     env = VectorEnv(
@@ -187,7 +189,7 @@ def _play_vector_env(environment: Environment, played: Sequence[Script], budget:
         seconds=budget.seconds,
     )
     try:
-        return [_play_last_env(env, script) for script in played]
+        return [_play_last_env(env, script) for script in played_scripts]
     finally:
         env.close()
 
@@ -198,26 +200,26 @@ def _play_last_env(env: VectorEnv, script: Script) -> Plain:
     from gymsdk.gym.vector import info_of
 
     opening, infos = env.reset(seed=[script.seed] * NUM_ENVS, options={"task": [script.task] * NUM_ENVS})
-    seen, paid, over = [], [], False
+    last_observations, paid, over = [], [], False
     for turn in script.turns:
         if not over:
             observations, rewards, terminated, truncated, infos = env.step([list(turn)] * NUM_ENVS)
-            seen.append(observations[-1])
+            last_observations.append(observations[-1])
             paid.append(float(rewards[-1]))
             over = bool(np.any(terminated | truncated))
     last = info_of(infos, NUM_ENVS - 1)
     end = _describe_info(last, sum(paid)) if over and "outcome" in last else None
-    return to_plain({"opening": opening[-1], "steps": seen, "end": end})
+    return to_plain({"opening": opening[-1], "steps": last_observations, "end": end})
 
 
 FACES: dict[str, Face] = {"through Env": _play_env, "through VectorEnv": _play_vector_env}
-"""The Gymnasium faces that are compared with the play in process."""
+"""The Gymnasium interfaces that are compared with the play in process."""
 
 
 def _is_expressible_over_http(performance: Performance) -> bool:
-    """Whether HTTP can carry it: outputs of tools and a verdict in JSON, but no messages on the way.
+    """Return whether HTTP can represent the play: tool outputs and a verdict in JSON, and no messages in between.
 
-    To clients of NeMo Gym a plain reply ends an episode: what an environment says to it, they are never told.
+    For clients of NeMo Gym, a plain reply ends an episode. They never receive an environment's answer to it.
     """
     if performance.episode is None:
         return False
@@ -235,33 +237,33 @@ def _is_json_verdict(verdict: Verdict | None) -> bool:
     return True
 
 
-async def _compare_http(subject: Subject, carried: Sequence[Performance]) -> list[Finding]:
-    if not carried:
+async def _compare_http(subject: Subject, performances: Sequence[Performance]) -> list[Finding]:
+    if not performances:
         return []
     async with serve_environment(subject.make()) as remote:
-        for performance in carried:
-            there = await _perform(remote, performance.script)
-            if found := find_difference(_describe_http_view(performance), _describe_http_view(there)):
-                return [Finding(seen=f"{performance.script.title}, in process and over HTTP: {found}")]
+        for performance in performances:
+            remote_performance = await _perform(remote, performance.script)
+            if change := find_difference(_describe_http_view(performance), _describe_http_view(remote_performance)):
+                return [Finding(seen=f"{performance.script.title}, in process and over HTTP: {change}")]
     return []
 
 
 def _describe_http_view(performance: Performance) -> Plain:
-    """Give what HTTP can carry of a play: what it opened with, what its tools gave, and how it ended."""
+    """Return the part of a play that HTTP can represent: the opening, the tool outputs and the end."""
     opening = performance.episode.transcript.opening if performance.episode else []
-    told = _describe_rollout(performance.rollout) if performance.has_ended else None
-    return to_plain({"opening": opening, "steps": performance.answers, "end": _encode_nonfinite(told)})
+    end = _describe_rollout(performance.rollout) if performance.has_ended else None
+    return to_plain({"opening": opening, "steps": performance.answers, "end": _encode_nonfinite(end)})
 
 
-def _encode_nonfinite(told: Plain) -> Plain:
-    """Give *told* as it comes through JSON, which has no nan and no infinity; the reward stands beside the verdict."""
-    assert isinstance(told, dict) or told is None, "it is an object"
-    verdict = (told or {}).get("verdict")
+def _encode_nonfinite(end: Plain) -> Plain:
+    """Return *end* as JSON transports it: without nan and infinity, and with the reward beside the verdict."""
+    assert isinstance(end, dict) or end is None, "a rollout is described by an object"
+    verdict = (end or {}).get("verdict")
     if not isinstance(verdict, dict):
-        return told
+        return end
     fields = {key: value for key, value in verdict.items() if key not in {"reward", "components"}}
     return {
-        **(told or {}),
+        **(end or {}),
         "verdict": {key: None if value in NONFINITE_NAMES else value for key, value in fields.items()},
     }
 
@@ -272,9 +274,9 @@ CHECKS = (
     Check(
         id="runtime.faces_agree",
         asks="the same task and actions give the same in process, through Env, through VectorEnv and over HTTP",
-        why="what was evaluated in one of these ways and trained in another must be the same environment",
-        mend="let nothing depend on the event loop, the thread or the process an episode runs in; what episodes share "
-        "belongs into `lifespan`, which is entered in each of these ways",
+        why="evaluation and training may use different interfaces and must see the same environment",
+        mend="let nothing depend on the event loop, the thread or the process of an episode; put shared objects into "
+        "`lifespan`, which every interface enters",
         run=_check_faces,
     ),
 )

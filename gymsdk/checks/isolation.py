@@ -1,4 +1,4 @@
-"""Isolation: episodes interleaved at random, and side by side, give what they give one by one."""
+"""Check that interleaved and concurrent episodes give the same results as sequential ones."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from hypothesis import settings
 
 MAX_EXAMPLES = 15
-"""Interleavings that are tried."""
+"""How many interleavings are tried."""
 
 MAX_TASKS = 3
-"""Tasks that are played, by the oracle and at random; the first one twice."""
+"""How many tasks are played, by the oracle and at random; the first one twice."""
 
 MAX_PHASES = 12
-"""Steps of an interleaving that a finding prints."""
+"""How many steps of an interleaving a finding prints."""
 
 
 class _Drift(AssertionError):
-    """An interleaved episode went otherwise than alone; the message says where, and after what."""
+    """An interleaved episode differed from the sequential one; the message says where, and after which steps."""
 
 
 @dataclass(slots=True)
 class _Stage:
-    """The episodes that are interleaved: what each of *played* gave *alone*, until when they may be played."""
+    """The interleaved scripts, the observations of their sequential plays, and the deadline in monotonic seconds."""
 
     environment: Environment
     played: Sequence[Script]
@@ -45,18 +45,18 @@ class _Stage:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more is to be played."""
+        """Whether no more episodes may be played."""
         return self.over.is_set() or time.monotonic() >= self.ends
 
 
 async def _check_isolation(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=8)
-        played = await build_scripts(subject, environment, tasks=tasks)
-        played = [*played, *played[:1]]
-        examples = await subject.count_affordable(environment, MAX_EXAMPLES, each=len(played), least=2)
-        alone = [await Performance(script, environment).play_all() for script in played]
-        stage = _Stage(environment, played, alone, time.monotonic() + TIME_SHARE * subject.seconds_left)
+        played_scripts = await build_scripts(subject, environment, tasks=tasks)
+        played_scripts = [*played_scripts, *played_scripts[:1]]
+        examples = await subject.count_affordable(environment, MAX_EXAMPLES, each=len(played_scripts), least=2)
+        alone = [await Performance(script, environment).play_all() for script in played_scripts]
+        stage = _Stage(environment, played_scripts, alone, time.monotonic() + TIME_SHARE * subject.seconds_left)
         return await _check_concurrent(stage) or await _check_interleaved(stage, examples)
 
 
@@ -64,8 +64,8 @@ async def _check_concurrent(stage: _Stage) -> list[Finding]:
     plays = [Performance(script, stage.environment) for script in (*stage.played, *stage.played)]
     await asyncio.gather(*(each.play_all() for each in plays))
     for each, expected in zip(plays, [*stage.alone, *stage.alone], strict=True):
-        if found := find_difference(expected, each.seen):
-            return [Finding(seen=f"{each.script.title}, played beside {len(plays) - 1} others: {found}")]
+        if change := find_difference(expected, each.seen):
+            return [Finding(seen=f"{each.script.title}, played beside {len(plays) - 1} others: {change}")]
     return []
 
 
@@ -73,7 +73,7 @@ async def _check_interleaved(stage: _Stage, examples: int) -> list[Finding]:
     loop = asyncio.get_running_loop()
 
     def run(picks: list[int]) -> None:
-        """Play one interleaving, and none any more where the time is over: nobody could stop this thread."""
+        """Play one interleaving, unless the time is up: this thread cannot be interrupted."""
         if stage.closed:
             return
         playing = asyncio.run_coroutine_threadsafe(_play_interleaving(stage, picks), loop)
@@ -84,35 +84,35 @@ async def _check_interleaved(stage: _Stage, examples: int) -> list[Finding]:
             playing.cancel()
 
     try:
-        found = await asyncio.to_thread(_shrink, run, len(stage.played), examples)
+        difference = await asyncio.to_thread(_shrink, run, len(stage.played), examples)
     finally:
         stage.over.set()
-    return [Finding(seen=found)] if found else []
+    return [Finding(seen=difference)] if difference else []
 
 
 async def _play_interleaving(stage: _Stage, picks: Sequence[int]) -> None:
-    """Play all, the next phase of a picked one at a time, then the rest one by one; raises `_Drift`."""
+    """Play the next phase of each picked script in turn, then finish all. Raises `_Drift` on a difference."""
     plays = [Performance(script, stage.environment) for script in stage.played]
     try:
         steps = [f"{chr(ord('A') + pick)} {await plays[pick].advance()}" for pick in picks if not plays[pick].over]
-        seen = [await each.play_all() for each in plays]
+        observed = [await each.play_all() for each in plays]
     finally:
         for each in plays:
             await each.close()
-    for each, expected, got in zip(plays, stage.alone, seen, strict=True):
-        if found := find_difference(expected, got):
+    for each, expected, got in zip(plays, stage.alone, observed, strict=True):
+        if change := find_difference(expected, got):
             order = ", ".join(steps[:MAX_PHASES]) + (", …" if len(steps) > MAX_PHASES else "")
-            raise _Drift(f"{each.script.title}, after the interleaved steps [{order}] of several episodes: {found}")
+            raise _Drift(f"{each.script.title}, after the interleaved steps [{order}] of several episodes: {change}")
 
 
 def _shrink(run: Callable[[list[int]], None], count: int, examples: int) -> str | None:
-    """Give what the smallest interleaving that goes wrong shows, `None` where none does."""
+    """Return the difference that the smallest failing interleaving shows, or `None` if none fails."""
     try:
         from hypothesis import given
         from hypothesis import strategies as st
         from hypothesis.errors import Flaky
     except ImportError:
-        raise UsageError('this check draws with hypothesis; run: pip install "gymsdk[author]"') from None
+        raise UsageError('this check needs hypothesis; run: pip install "gymsdk[author]"') from None
     wrong: list[str] = []
 
     @_build_hypothesis_settings(examples)
@@ -127,13 +127,13 @@ def _shrink(run: Callable[[list[int]], None], count: int, examples: int) -> str 
     try:
         interleaved()
     except (_Drift, Flaky):
-        # Where the environment remembers across episodes not even the same interleaving goes the same way twice.
+        # If the environment keeps state across episodes, even the same interleaving gives different results.
         return wrong[-1]
     return None
 
 
 def _build_hypothesis_settings(examples: int) -> settings:
-    """Give hypothesis' settings for so many *examples*: nothing kept, nothing left to chance, nothing said."""
+    """Return settings of hypothesis for *examples* examples: deterministic, quiet and without a database."""
     from hypothesis import HealthCheck, Phase, Verbosity, settings
 
     return settings(
@@ -150,10 +150,10 @@ def _build_hypothesis_settings(examples: int) -> settings:
 CHECKS = (
     Check(
         id="runtime.episode_isolation",
-        asks="episodes interleaved at random give what they give one by one",
-        why="a host plays hundreds of episodes at once; what one leaves behind changes the others' rewards",
-        mend="keep what an episode remembers in its `State`, never in the module, the plugin, `shared` or a cache "
-        "whose key two episodes can have in common",
+        asks="episodes interleaved at random give the same results as sequential ones",
+        why="a host plays hundreds of episodes at once; state that one leaves behind changes the rewards of others",
+        mend="keep the state of an episode in its `State`, never in the module, the plugin, `shared` or a cache "
+        "whose key two episodes can share",
         run=_check_isolation,
         needs=("hypothesis",),
     ),

@@ -1,10 +1,10 @@
-"""Leaks: the answer in what a policy can see, which are its prompt, its tools, and what it is told when it is wrong.
+"""Check that the answer does not show in the prompt, the tools or the answers to wrong actions.
 
-Two ways of looking, both made to be wrong seldom. Policies that answer with what a simple rule finds in the visible
-text must not earn more than chance: a retrieval task has parts of its answer in the prompt, and still pays nothing
-to them. That the answer stands in the prompt is no leak by itself, since tasks ask for what is to be read there. And
-in what should not depend on the answer (schemas, replies to wrong calls and wrong answers) a task's own answer must
-not stand markedly more often than it stands in the same place of other tasks.
+The check searches in two ways, both of which avoid false alarms. Policies that reply with what a simple rule finds in
+the visible text must not earn more than chance: the prompt of a retrieval task contains parts of its answer, and still
+pays nothing to them. An answer in the prompt alone is not a leak, because a task may ask to find it there. And in
+places that should not depend on the answer (schemas, answers to wrong calls and wrong replies), a task's own answer
+must not appear markedly more often than in the same place of other tasks.
 """
 
 from __future__ import annotations
@@ -41,38 +41,61 @@ from gymsdk.responses import is_policy_item
 from gymsdk.types import Item, Rollout, Task, extract_text, iter_tool_calls
 
 MIN_SECRET_CHARS = 3
-"""Characters a secret has: shorter ones stand everywhere by chance."""
+"""The minimum length of a secret. Shorter texts appear everywhere by chance."""
 
 MAX_SECRET_CHARS = 200
 
 SHARED_SHARE = 0.34
-"""The share of tasks that may have the same secret: what more of them have is a word of the trade."""
+"""The share of tasks that may have the same secret. A text that more tasks share is a common term."""
 
 MAX_PEERS = 6
-"""Entries of a list that are looked at on either side of one."""
+"""How many entries of a list are examined on either side of a secret."""
 
 MIN_ALTERNATIVES = 2
-"""Other entries that make a list of one."""
+"""How many other entries make a list."""
 
 _PEER = re.compile(r"""['"\[({]*[\w.-]+(?: [\w.-]+){0,2}['"\])}.]*""")
+
 _ANSWER_FIELD = re.compile(ANSWER_WORDS, re.IGNORECASE)
 
+MAX_TASKS = 10
+"""How many tasks are searched."""
 
-def list_secrets(task: Task, way: Turns, prompt: str) -> set[str]:
-    """Give what the oracle answers and hands to tools, and what the row's fields named like an answer hold."""
-    texts = [extract_text(item.get("content")) for turn in way[-1:] for item in turn]
-    said = {found for text in texts for found in [*find_in_boxes(text), *find_after_words(text), text.strip()]}
-    for call in iter_tool_calls(item for turn in way for item in turn):
-        said.update(_iter_named_values(call.parsed(), named=True))
+MIN_SHARE = 0.25
+"""The share of tasks whose own answer must appear in a place to count as a leak. At least two tasks are required."""
+
+MAX_TOOLS = 6
+"""How many tools of a task are called wrongly."""
+
+MAX_FINDINGS = 4
+"""How many findings about policies are reported."""
+
+CONTROL_ATTACKS = (
+    build_text_attack("says something", "xyzzy"),
+    build_text_attack("says something in form", format_answer("xyzzy")),
+)
+"""Replies without content. What they earn is not a leak."""
+
+FIX_LEAK = "keep the answer in fields of the row or in the state; write prompts, schemas and errors without it"
+
+
+def list_secrets(task: Task, turns: Turns, prompt: str) -> set[str]:
+    """Return the oracle's answers and tool arguments, and the values of row fields that are named like an answer."""
+    texts = [extract_text(item.get("content")) for turn in turns[-1:] for item in turn]
+    answers = {answer for text in texts for answer in [*find_in_boxes(text), *find_after_words(text), text.strip()]}
+    for call in iter_tool_calls(item for turn in turns for item in turn):
+        answers.update(_iter_named_values(call.parsed(), named=True))
     row = {key: value for key, value in task.row().items() if key != "responses_create_params"}
-    held = said.union(_iter_named_values(row, named=False))
+    candidates = answers.union(_iter_named_values(row, named=False))
     return {
-        each for each in held if MIN_SECRET_CHARS <= len(each) <= MAX_SECRET_CHARS and not contains_words(each, prompt)
+        each
+        for each in candidates
+        if MIN_SECRET_CHARS <= len(each) <= MAX_SECRET_CHARS and not contains_words(each, prompt)
     }
 
 
 def _iter_named_values(value: Any, *, named: bool) -> Iterator[str]:
-    """Yield the plain values beneath fields that are named like an answer."""
+    """Yield the scalar values of fields that are named like an answer, at every depth."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield from _iter_named_values(each, named=named or bool(_ANSWER_FIELD.search(str(key))))
@@ -83,16 +106,19 @@ def _iter_named_values(value: Any, *, named: bool) -> Iterator[str]:
         yield str(value).strip()
 
 
-def drop_shared_secrets(known: list[set[str]]) -> list[set[str]]:
-    """Give the secrets of each task without those that many tasks share."""
-    owners = Counter(secret for secrets in known for secret in secrets)
-    return [{secret for secret in secrets if owners[secret] <= max(1, SHARED_SHARE * len(known))} for secrets in known]
+def drop_shared_secrets(secrets_by_task: list[set[str]]) -> list[set[str]]:
+    """Return the secrets of each task without those that many tasks share."""
+    owners = Counter(secret for secrets in secrets_by_task for secret in secrets)
+    return [
+        {secret for secret in secrets if owners[secret] <= max(1, SHARED_SHARE * len(secrets_by_task))}
+        for secrets in secrets_by_task
+    ]
 
 
 def is_one_of_many(secret: str, text: str, known: set[str]) -> bool:
-    """Whether *secret* stands in a list in *text* beside others that are none of those *known*.
+    """Return whether *secret* appears in a list in *text* beside entries that are not in *known*.
 
-    Who is told every city there is, is not told which one to go to.
+    For example, a prompt that lists all cities does not give away which one is the answer.
     """
     parts = [part.strip() for part in re.split(r",| or | and |;", text)]
     for number, part in enumerate(parts):
@@ -107,78 +133,58 @@ def is_one_of_many(secret: str, text: str, known: set[str]) -> bool:
 
 
 def contains_words(secret: str, text: str) -> bool:
-    """Whether *secret* stands in *text* as whole words."""
+    """Return whether *text* contains *secret* as whole words."""
     return re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", text, re.IGNORECASE) is not None
-
-
-MAX_TASKS = 10
-"""Tasks whose visible text is searched."""
-
-MIN_SHARE = 0.25
-"""The share of tasks whose own answer must stand in a place for that to be a leak, and two of them at least."""
-
-MAX_TOOLS = 6
-"""How many tools of a task are called wrongly."""
-
-MAX_FINDINGS = 4
-"""Findings about policies that are told."""
-
-CONTROL_ATTACKS = (
-    build_text_attack("says something", "xyzzy"),
-    build_text_attack("says something in form", format_answer("xyzzy")),
-)
-"""What any words earn."""
-
-FIX_LEAK = "keep the answer in fields of the row or in the state; write prompts, schemas and errors without it"
 
 
 async def _check_leaks(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
-        seen = await open_tasks(subject, environment, sample_tasks(subject.tasks, MAX_TASKS))
-        if not seen:
-            raise NotApplicable("the environment has no task that could be opened; give it a `tasks` hook")
-        told = await gather_bounded(_collect_responses(subject, environment, each) for each in seen)
-        attempts = await run_attacks(subject, environment, [*CONTROL_ATTACKS, *_build_attacks(seen, told)], seen)
-    return [*_find_earned(attempts)[:MAX_FINDINGS], *_find_betrayals(seen, told)]
+        views = await open_tasks(subject, environment, sample_tasks(subject.tasks, MAX_TASKS))
+        if not views:
+            raise NotApplicable("no task of the environment could be opened; give it a `tasks` hook")
+        responses = await gather_bounded(_collect_responses(subject, environment, each) for each in views)
+        attempts = await run_attacks(subject, environment, [*CONTROL_ATTACKS, *_build_attacks(views, responses)], views)
+    return [*_find_earned(attempts)[:MAX_FINDINGS], *_find_betrayals(views, responses)]
 
 
 def _find_earned(attempts: Sequence[Attempt]) -> list[Finding]:
-    """Give what was earned by looking, not what any words earn: that is the affair of the floor."""
+    """Return what the rules earned beyond what any reply earns, which `semantic.floor_gap` reports."""
     by_attack: defaultdict[Attack, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         by_attack[attempt.attack].append(attempt)
     plain = max(fmean(attempt.earned for attempt in by_attack[control]) for control in CONTROL_ATTACKS)
     looked = [tried for attack, tried in by_attack.items() if attack not in CONTROL_ATTACKS]
     return [
-        found
+        finding
         for tried in looked
         if fmean(each.earned for each in tried) > max(plain, _compute_threshold(tried))
-        for found in find_gain_beyond_chance(tried)
+        for finding in find_gain_beyond_chance(tried)
     ]
 
 
 def _compute_threshold(tried: Sequence[Attempt]) -> float:
-    """Give what a policy has to earn on average whose rule also finds what is there to be found."""
+    """Return the mean reward that a rule must exceed if it also finds text that the task asks for."""
     share = next((rule.share for rule in RULES if rule.name == tried[0].attack.name), 0.0)
     return share * fmean(each.seen.claims.maximum for each in tried) - TOLERANCE
 
 
-def _list_schemas(seen: TaskView) -> str:
-    return json.dumps(seen.tools, ensure_ascii=False, default=str)
+def _list_schemas(view: TaskView) -> str:
+    return json.dumps(view.tools, ensure_ascii=False, default=str)
 
 
-async def _collect_responses(subject: Subject, environment: Environment, seen: TaskView) -> list[Item]:
-    """Give all that the environment says to calls and replies that are wrong."""
-    names = [str(tool["name"]) for tool in seen.tools[:MAX_TOOLS]]
+async def _collect_responses(subject: Subject, environment: Environment, view: TaskView) -> list[Item]:
+    """Return everything that the environment answers to wrong calls and replies."""
+    names = [str(tool["name"]) for tool in view.tools[:MAX_TOOLS]]
     empty = [(name, "{}") for name in ("no_such_tool", *names)]
-    plain = [(str(tool["name"]), _build_plain_call(tool)) for tool in seen.tools[:MAX_TOOLS]]
+    plain = [(str(tool["name"]), _build_plain_call(tool)) for tool in view.tools[:MAX_TOOLS]]
     calls = [
         responses.build_function_call(name, text, f"call_{n}", id=f"fc_{n}")
         for n, (name, text) in enumerate(empty + plain)
     ]
-    ends = [[responses.build_message(text, id="msg_0")] for text in ("I do not know.", format_answer("17"))]
+    wrong_replies = [[responses.build_message(text, id="msg_0")] for text in ("I do not know.", format_answer("17"))]
     rollouts = await gather_bounded(
-        subject.play_script(environment, build_policy(way), seen.task) for way in ([calls, ends[0]], ends)
+        subject.play_script(environment, build_policy(turns), view.task)
+        for turns in ([calls, wrong_replies[0]], wrong_replies)
     )
     return [item for rollout in rollouts for item in _list_environment_items(rollout)]
 
@@ -197,67 +203,73 @@ def _extract_texts(items: Sequence[Item], *, calls: bool) -> str:
     return "\n".join(extract_text(item.get("output") if calls else item.get("content")) for item in chosen)
 
 
-def _build_attacks(seen: Sequence[TaskView], told: Sequence[list[Item]]) -> list[Attack]:
-    """Give the policies that answer with what a rule finds: the first and the last find, bare and in form."""
-    shown = {
+def _build_attacks(views: Sequence[TaskView], responses: Sequence[list[Item]]) -> list[Attack]:
+    """Build the policies that reply with the first or the last match of a rule, bare and in answer form."""
+    texts = {
         id(each): [
             each.prompt,
             _list_schemas(each),
-            _extract_texts(said, calls=True),
-            _extract_texts(said, calls=False),
+            _extract_texts(items, calls=True),
+            _extract_texts(items, calls=False),
         ]
-        for each, said in zip(seen, told, strict=True)
+        for each, items in zip(views, responses, strict=True)
     }
     return [
-        _build_rule_attack(rule, shown, place, form)
+        _build_rule_attack(rule, texts, place, form)
         for rule in RULES
         for place in (0, -1)
         for form in (str, format_answer)
     ]
 
 
-def _build_rule_attack(rule: Rule, shown: dict[int, list[str]], place: int, form: Callable[[str], str]) -> Attack:
-    def reply(seen: TaskView) -> str | None:
-        if rule.is_asked_for(seen.prompt):
+def _build_rule_attack(rule: Rule, texts: dict[int, list[str]], place: int, form: Callable[[str], str]) -> Attack:
+    def reply(view: TaskView) -> str | None:
+        if rule.is_asked_for(view.prompt):
             return None
-        found = [each for text in shown[id(seen)] for each in rule.find(text)]
-        return form(found[place]) if found else None
+        matches = [each for text in texts[id(view)] for each in rule.find(text)]
+        return form(matches[place]) if matches else None
 
-    return build_reply_attack(rule.name, reply, mend=FIX_LEAK, tasks=rule.tasks)
+    return build_reply_attack(rule.name, reply, fix=FIX_LEAK, tasks=rule.tasks)
 
 
-def _find_betrayals(seen: Sequence[TaskView], told: Sequence[list[Item]]) -> list[Finding]:
-    """Give the places in which tasks' own answers stand."""
-    own = drop_shared_secrets([list_secrets(each.task, each.own, each.prompt) for each in seen])
+def _find_betrayals(views: Sequence[TaskView], responses: Sequence[list[Item]]) -> list[Finding]:
+    """Return the places in which tasks' own answers appear."""
+    own_secrets = drop_shared_secrets([list_secrets(each.task, each.own, each.prompt) for each in views])
     places = {
-        "the schema of a tool": [_list_schemas(each) for each in seen],
-        "the answer to a wrong call": [_extract_texts(said, calls=True) for said in told],
-        "what is said to a wrong reply": [_extract_texts(said, calls=False) for said in told],
+        "the schema of a tool": [_list_schemas(each) for each in views],
+        "the answer to a wrong call": [_extract_texts(items, calls=True) for items in responses],
+        "the answer to a wrong reply": [_extract_texts(items, calls=False) for items in responses],
     }
-    return [found for name, texts in places.items() for found in _find_betrayal(seen, name, texts, own)]
+    return [finding for name, texts in places.items() for finding in _find_betrayal(views, name, texts, own_secrets)]
 
 
-def _find_betrayal(seen: Sequence[TaskView], place: str, texts: list[str], own: list[set[str]]) -> list[Finding]:
+def _find_betrayal(
+    views: Sequence[TaskView], place: str, texts: list[str], own_secrets: list[set[str]]
+) -> list[Finding]:
     hits = [
         (each, secret)
-        for number, (each, known) in enumerate(zip(seen, own, strict=True))
-        for secret in sorted(known)
+        for number, (each, own) in enumerate(zip(views, own_secrets, strict=True))
+        for secret in sorted(own)
         if contains_words(secret, texts[number])
         and not _is_common(secret, texts, number)
-        and not is_one_of_many(secret, texts[number], known)
+        and not is_one_of_many(secret, texts[number], own)
     ]
     tasks = {id(each) for each, _ in hits}
-    if len(tasks) < max(2, MIN_SHARE * len(seen)):
+    if len(tasks) < max(2, MIN_SHARE * len(views)):
         return []
     first, secret = hits[0]
-    told = f"{place} holds {secret!r}, which belongs to the right answer; so it is on {len(tasks)} of {len(seen)} tasks"
+    text = f"{place} contains {secret!r}, which belongs to the right answer; {len(tasks)} of {len(views)} tasks show"
     return [
-        Finding(seen=f"{told}, and hardly ever there on other tasks", task=describe_task(first.task), mend=FIX_LEAK)
+        Finding(
+            seen=f"{text} their answer there, and other tasks hardly ever do",
+            task=describe_task(first.task),
+            mend=FIX_LEAK,
+        )
     ]
 
 
 def _is_common(secret: str, texts: list[str], number: int) -> bool:
-    """Whether *secret* stands in half of the other tasks' texts as well."""
+    """Return whether *secret* appears in half of the other tasks' texts as well."""
     others = [text for other, text in enumerate(texts) if other != number]
     return sum(contains_words(secret, text) for text in others) * 2 >= max(1, len(others))
 
@@ -265,8 +277,8 @@ def _is_common(secret: str, texts: list[str], number: int) -> bool:
 CHECKS = (
     Check(
         id="semantic.no_solution_leakage",
-        asks="a simple look at what a policy can see does not find the answer",
-        why="a policy learns to copy an answer that it is shown, and scores that say so look like skill",
+        asks="a simple search of the text that a policy sees does not find the answer",
+        why="a policy learns to copy an answer that it sees, and its scores look like skill",
         mend=FIX_LEAK,
         run=_check_leaks,
     ),

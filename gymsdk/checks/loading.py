@@ -1,4 +1,4 @@
-"""Checks of what is there before anybody plays: it loads, its splits have tasks, its rows are whole."""
+"""Checks that run before any episode: the environment loads, its splits have tasks, its rows survive JSON."""
 
 from __future__ import annotations
 
@@ -20,16 +20,36 @@ from gymsdk.threads import ThreadPool
 from gymsdk.types import Rollout, Row, Task, extract_text
 
 MAX_FINDINGS = 20
-"""Rows that cannot be read which are told of one file."""
+"""How many unreadable rows of one file are reported."""
 
 MAX_DRAWN_ROWS = 100
-"""Rows of a split that are drawn where there is no file."""
+"""How many rows of a split are drawn if the split has no file."""
 
-FIX_LINE = "mend or remove the line; a run that comes to it ends there"
+FIX_LINE = "fix or remove the line; a run that reaches it stops"
+
+LOAD_SECONDS = 30.0
+"""Seconds that loading the environment and drawing its tasks may take."""
+
+FIRST_TASK_SECONDS = 5.0
+"""Seconds the first task of a split may take."""
+
+MAX_COMPARED = 100
+"""How many rows of each split are compared with those of the others."""
+
+VARIED_SHARE = 0.9
+"""The share of a split's prompts that must differ for prompts to identify tasks."""
+
+OVERLAP_SHARE = 0.2
+"""The share of prompts that two splits must have in common. A few may be equal by chance and ask something else."""
+
+FIX_MISSING_SETTING = "pass the missing settings with --set (in pytest with --gymsdk-set NAME.KEY=VALUE)"
+
+EXAMPLE_SPLIT = "example"
+"""The split that shows rows to people. Its rows may also be in another split."""
 
 
 def find_unreadable_rows(subject: Subject) -> list[Finding]:
-    """Give the rows of each split that cannot be read: all of a file are looked at, the first of what is drawn."""
+    """Return the unreadable rows of each split: of a file all, of a generated split the first."""
     if subject.given is not None:
         return []
     return [finding for split in subject.splits for finding in islice(_find_in_split(subject, split), MAX_FINDINGS)]
@@ -41,7 +61,7 @@ def _find_in_split(subject: Subject, split: str) -> Iterator[Finding]:
 
 
 def _find_split_file(subject: Subject, split: str) -> Path | None:
-    """Give the file that *split* is read from, `None` where the environment draws its tasks itself."""
+    """Return the file that *split* is read from, or `None` if the environment generates its tasks."""
     plugin = subject.environment.plugin
     home = getattr(plugin, "__file__", None)
     path = Path(home or "").parent / "data" / f"{split}.jsonl"
@@ -50,16 +70,16 @@ def _find_split_file(subject: Subject, split: str) -> Path | None:
 
 def _read_file(subject: Subject, path: Path) -> Iterator[Finding]:
     for number, line in jsonl.read_lines(path):
-        where = f"{path.parent.name}/{path.name}:{number}"
+        location = f"{path.parent.name}/{path.name}:{number}"
         try:
-            row = jsonl.parse_row(line, where=where)
+            row = jsonl.parse_row(line, where=location)
         except BadRow as error:
             yield Finding(seen=str(error), mend=FIX_LINE)
             continue
         try:
             subject.environment.read(row)
         except BadRow as error:
-            yield Finding(seen=f"{where}: {error}", mend=FIX_LINE)
+            yield Finding(seen=f"{location}: {error}", mend=FIX_LINE)
 
 
 def _read_drawn(subject: Subject, split: str) -> Iterator[Finding]:
@@ -71,34 +91,13 @@ def _read_drawn(subject: Subject, split: str) -> Iterator[Finding]:
         yield Finding(seen=f"row {number + 1} of the split {split!r} cannot be read: {error}")
 
 
-LOAD_SECONDS = 30.0
-"""Seconds it may take until an environment is there, and until the tasks that are looked at are."""
-
-FIRST_TASK_SECONDS = 5.0
-"""Seconds the first task of a split may take."""
-
-MAX_COMPARED = 100
-"""Rows of each split that are compared with those of the others."""
-
-VARIED_SHARE = 0.9
-"""The share of a split's prompts that differ where prompts tell tasks apart."""
-
-OVERLAP_SHARE = 0.2
-"""The share of prompts that two splits must have in common; a few may be alike by chance, and ask for other things."""
-
-FIX_MISSING_SETTING = "give what it asks for with --set (in pytest with --gymsdk-set NAME.KEY=VALUE)"
-
-EXAMPLE_SPLIT = "example"
-"""The split whose rows are shown to people; they may be some of another split's."""
-
-
 async def check_loading(subject: Subject, *, seconds: float = LOAD_SECONDS) -> list[Finding]:
-    """Give why the environment, or the tasks that are looked at, are not there within *seconds* each."""
+    """Return why the environment or its tasks do not load within *seconds* each."""
     threads = ThreadPool()
     try:
         environment = await threads.run(lambda: subject.environment, timeout=seconds)
     except TimeoutError:
-        return [Finding(seen=f"it was not loaded after {seconds:g} seconds")]
+        return [Finding(seen=f"it did not load within {seconds:g} seconds")]
     except BadConfig as error:
         if subject.settings:
             raise
@@ -111,67 +110,70 @@ async def check_loading(subject: Subject, *, seconds: float = LOAD_SECONDS) -> l
     try:
         tasks = await threads.run(lambda: subject.tasks, timeout=seconds)
     except TimeoutError:
-        seen = f"{subject.count} tasks of each split were not there after {seconds:g} seconds"
-        return [Finding(seen=seen, mend="yield tasks one by one as they are made")]
+        text = f"{subject.count} tasks of each split were not drawn within {seconds:g} seconds"
+        return [Finding(seen=text, mend="yield tasks one by one as they are made")]
     except BadRow as error:
         return find_unreadable_rows(subject) or [Finding(seen=str(error))]
     if tasks:
         return []
-    seen = (
+    text = (
         f"none of its splits has a task: {', '.join(environment.splits)}" if environment.splits else "it has no split"
     )
-    return [Finding(seen=seen, mend="write a `tasks` hook, put rows into `data/<split>.jsonl`, or name a file of rows")]
+    return [Finding(seen=text, mend="write a `tasks` hook, put rows into `data/<split>.jsonl`, or name a file of rows")]
 
 
 async def check_splits(subject: Subject, *, seconds: float = FIRST_TASK_SECONDS) -> list[Finding]:
-    """Give which splits have no name or no task, or keep one waiting for the first more than *seconds*."""
+    """Return which splits have no name or no task, or take more than *seconds* to yield the first."""
     if not subject.environment.splits:
-        raise NotApplicable("it has no splits; it is played with files of rows")
-    found = [await _draw_first_task(subject, split, seconds) for split in subject.splits]
-    return [finding for finding in found if finding]
+        raise NotApplicable("it has no splits; it plays files of rows")
+    findings = [await _draw_first_task(subject, split, seconds) for split in subject.splits]
+    return [finding for finding in findings if finding]
 
 
 async def _draw_first_task(subject: Subject, split: str, seconds: float) -> Finding | None:
-    """Draw the first task of *split* from a new environment, and tell what is wrong with that."""
+    """Draw the first task of *split* from a new environment and return a finding if it fails."""
     if not split.strip():
-        return Finding(seen=f"a split is named {split!r}", mend="name each split by a word")
+        return Finding(seen=f"a split is named {split!r}", mend="give each split a name that is a word")
     started = time.perf_counter()
-    drawn = partial(next, subject.make().tasks(split, seed=subject.seed), None)
+    draw = partial(next, subject.make().tasks(split, seed=subject.seed), None)
     try:
-        task = await ThreadPool().run(drawn, timeout=LOAD_SECONDS)
+        task = await ThreadPool().run(draw, timeout=LOAD_SECONDS)
     except TimeoutError:
-        return Finding(seen=f"the first task of {split!r} was not there after {LOAD_SECONDS:g} seconds")
+        return Finding(seen=f"the first task of {split!r} did not arrive within {LOAD_SECONDS:g} seconds")
     if task is None:
         return Finding(seen=f"the split {split!r} has no task")
-    spent = time.perf_counter() - started
-    if spent > seconds:
-        return Finding(seen=f"the first task of {split!r} took {spent:.1f} seconds; {seconds:g} are enough for one")
+    duration = time.perf_counter() - started
+    if duration > seconds:
+        return Finding(
+            seen=f"the first task of {split!r} took {duration:.1f} seconds, more than the allowed {seconds:g}"
+        )
     return None
 
 
 async def _check_overlap(subject: Subject) -> list[Finding]:
     splits = [split for split in subject.environment.splits if split != EXAMPLE_SPLIT]
     if len(splits) < 2:  # noqa: PLR2004  # it takes two to share
-        raise NotApplicable("it has one split; there is nothing to keep apart")
-    drawn = {split: _compute_fingerprints(subject, split) for split in splits}
-    found = []
-    for one, other in combinations(splits, 2):
-        if shared := drawn[one].rows.keys() & drawn[other].rows.keys():
-            what, shown = "rows", drawn[one].rows[min(shared)]
+        raise NotApplicable("it has a single split; there is nothing to compare")
+    fingerprints = {split: _compute_fingerprints(subject, split) for split in splits}
+    findings = []
+    for first, other in combinations(splits, 2):
+        if shared := fingerprints[first].rows.keys() & fingerprints[other].rows.keys():
+            kind, example = "rows", fingerprints[first].rows[min(shared)]
         elif (
-            len(shared := drawn[one].prompts.keys() & drawn[other].prompts.keys()) > OVERLAP_SHARE * drawn[other].count
+            len(shared := fingerprints[first].prompts.keys() & fingerprints[other].prompts.keys())
+            > OVERLAP_SHARE * fingerprints[other].count
         ):
-            what, shown = "prompts", drawn[one].prompts[min(shared)]
+            kind, example = "prompts", fingerprints[first].prompts[min(shared)]
         else:
             continue
-        seen = f"{len(shared)} of the first {drawn[other].count} {what} of {other!r} are in {one!r} too"
-        found.append(Finding(seen=seen, task=shown))
-    return found
+        text = f"{len(shared)} of the first {fingerprints[other].count} {kind} of {other!r} are in {first!r} too"
+        findings.append(Finding(seen=text, task=example))
+    return findings
 
 
 @dataclass(frozen=True, slots=True)
 class _Fingerprints:
-    """What tells the first *count* tasks of a split apart: *rows*, and *prompts* where they vary, each with a name."""
+    """The rows of a split, and its prompts if they vary, each by its fingerprint with a description."""
 
     count: int
     rows: dict[str, str]
@@ -179,7 +181,7 @@ class _Fingerprints:
 
 
 def _compute_fingerprints(subject: Subject, split: str) -> _Fingerprints:
-    """Give the first rows of *split* without what only numbers them, and their prompts unless they are much alike."""
+    """Return the fingerprints of the first rows of *split* without numbering fields, and of prompts if they vary."""
     tasks = draw_tasks(subject.environment, split, subject.seed, MAX_COMPARED)
     rows = {
         _hash_value({key: each for key, each in task.row().items() if not is_numbering_field(key)}): describe_task(task)
@@ -195,52 +197,52 @@ def _hash_value(value: Row) -> str:
 
 
 def is_numbering_field(key: str) -> bool:
-    """Give whether the field *key* of a row only numbers it."""
+    """Return whether the field *key* of a row only numbers the row."""
     return key in {"id", "uuid", "index", "split"} or key.endswith(("_id", "_uuid", "_index"))
 
 
 async def _check_rows(subject: Subject) -> list[Finding]:
-    found = [_check_round_trip(subject, task) for task in subject.tasks]
-    return [*find_unreadable_rows(subject), *(finding for finding in found if finding)]
+    findings = [_check_round_trip(subject, task) for task in subject.tasks]
+    return [*find_unreadable_rows(subject), *(finding for finding in findings if finding)]
 
 
 def _check_round_trip(subject: Subject, task: Task) -> Finding | None:
-    """Write *task* as a line, read it again, and tell what is not as it was."""
+    """Write *task* as a line, read it back, and return what changed."""
     try:
         row = task.row()
         line = json.dumps(row, allow_nan=False, ensure_ascii=False).encode()
-    except Exception as error:  # noqa: BLE001  # an author's field may raise anything where it is written
+    except Exception as error:  # noqa: BLE001  # serialising an author's field may raise anything
         reason = f"{type(error).__name__}: {error}"
         return Finding(seen=f"a row cannot be written as JSON: {reason}", task=describe_task(task))
     try:
-        again = subject.environment.read(jsonl.parse_row(line, where="its own row"))
+        read_back = subject.environment.read(jsonl.parse_row(line, where="its own row"))
     except BadRow as error:
         return Finding(seen=f"a row that was written cannot be read: {error}", task=describe_task(task))
-    if changed := _list_changed_fields(row, again.row()) or _list_differing_fields(task, again):
-        return Finding(seen=f"written and read again, {', '.join(changed)} of a row changed", task=describe_task(task))
+    if changed := _list_changed_fields(row, read_back.row()) or _list_differing_fields(task, read_back):
+        return Finding(seen=f"written and read back, {', '.join(changed)} of a row changed", task=describe_task(task))
     return None
 
 
-def _list_changed_fields(row: Row, again: Row) -> list[str]:
-    return sorted(key for key in row.keys() | again.keys() if row.get(key) != again.get(key))
+def _list_changed_fields(row: Row, read_back: Row) -> list[str]:
+    return sorted(key for key in row.keys() | read_back.keys() if row.get(key) != read_back.get(key))
 
 
-def _list_differing_fields(task: Task, again: Task) -> list[str]:
-    """Give the declared fields that differ though they are written alike."""
-    names = type(again).model_fields.keys() - Task.model_fields.keys()
-    return sorted(name for name in names if getattr(task, name, None) != getattr(again, name))
+def _list_differing_fields(task: Task, read_back: Task) -> list[str]:
+    """Return the declared fields whose values differ although they serialise equally."""
+    names = type(read_back).model_fields.keys() - Task.model_fields.keys()
+    return sorted(name for name in names if getattr(task, name, None) != getattr(read_back, name))
 
 
 async def _check_prompts(subject: Subject) -> list[Finding]:
     silent = [task for task in subject.tasks if not _has_content(task.input)]
     async with subject.enter_environment() as environment:
-        found = []
+        findings = []
         for task in silent:
             episode = await environment.reset(task, seed=subject.seed)
             if not _has_content(episode.transcript.opening):
-                found.append(Finding(seen="an episode opens without a word to the policy", task=str(task.row())[:80]))
+                findings.append(Finding(seen="an episode opens without text for the policy", task=str(task.row())[:80]))
             await environment.close(episode)
-    return found
+    return findings
 
 
 def _has_content(items: Sequence[dict[str, object]]) -> bool:
@@ -248,7 +250,7 @@ def _has_content(items: Sequence[dict[str, object]]) -> bool:
 
 
 def _is_visible(content: object) -> bool:
-    """Whether there is anything in *content*: words, or a part that is no text."""
+    """Return whether *content* has text, or a part that is not text."""
     if isinstance(content, list):
         return any(extract_text([part]).strip() or "text" not in part for part in content)
     return isinstance(content, str) and bool(content.strip())
@@ -258,17 +260,17 @@ async def _check_verdicts(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         plays = [(name, task) for name in ("oracle", "null") for task in subject.tasks[:2]]
         rollouts = [await subject.play(environment, build(name), task) for name, task in plays]
-    seen = ((_find_verdict_error(rollout), rollout) for rollout in rollouts)
+    errors = ((_find_verdict_error(rollout), rollout) for rollout in rollouts)
     return [
-        Finding(seen=wrong, task=describe_task(subject.environment.read(each.row))) for wrong, each in seen if wrong
+        Finding(seen=wrong, task=describe_task(subject.environment.read(each.row))) for wrong, each in errors if wrong
     ]
 
 
 def _find_verdict_error(rollout: Rollout) -> str | None:
-    """Return what is wrong with the verdict of *rollout*, `None` where nothing is or where there is no verdict."""
+    """Return the error of the verdict of *rollout*, or `None`."""
     failure = rollout.failure
     if failure is not None:
-        # The environment refuses a verdict that is not valid or that JSON cannot hold.
+        # The environment rejects a verdict that is invalid or that JSON cannot represent.
         return failure.message if (failure.stage, failure.kind) == ("verify", "bad_answer") else None
     assert rollout.verdict is not None, "a scored rollout has a verdict"
     try:
@@ -280,9 +282,9 @@ def _find_verdict_error(rollout: Rollout) -> str | None:
 
 LOAD_CHECK = Check(
     id="runtime.load",
-    asks="it loads with the settings given, and its tasks are there soon",
-    why="nobody can play what does not load, and nothing else can be checked",
-    mend="do what the sentence says; `gymsdk info NAME` shows what there is",
+    asks="it loads with the given settings, and its tasks arrive soon",
+    why="an environment that does not load cannot be played, and no other check can run",
+    mend="follow the message; `gymsdk info NAME` describes the environment",
     run=check_loading,
     seconds=70.0,
 )
@@ -291,29 +293,29 @@ CHECKS: tuple[Check, ...] = (
     LOAD_CHECK,
     Check(
         id="runtime.splits",
-        asks="every split has a name and tasks, the first of which is there within seconds",
-        why="a run stands still until the first task is there, and a split without one ends it",
-        mend="yield tasks lazily, without making or reading all of them first; leave out splits that have none",
+        asks="every split has a name and tasks, and its first task arrives within seconds",
+        why="a run waits until the first task arrives, and a split without tasks ends it",
+        mend="yield tasks lazily, without making or reading all of them first; leave out splits without tasks",
         run=check_splits,
     ),
     Check(
         id="runtime.rows",
-        asks="a task's row survives being written to JSON and read again unchanged",
-        why="rows travel as JSON lines; what is lost on the way is graded differently there",
+        asks="a task's row survives being written to JSON and read back unchanged",
+        why="rows travel as JSON lines; a field that changes on the way is graded differently",
         mend="give the task's fields types that JSON has, and validators that leave their own output as it is",
         run=_check_rows,
     ),
     Check(
         id="runtime.prompts",
-        asks="every episode opens with words for the policy",
-        why="a policy that is shown nothing can only guess, and its reward teaches nothing",
+        asks="every episode opens with text for the policy",
+        why="a policy that sees nothing can only guess, and its reward teaches nothing",
         mend="give the row a prompt with `Task.ask`, or have `reset` open with messages",
         run=_check_prompts,
     ),
     Check(
         id="runtime.verdicts",
         asks="a verdict's fields can be written as JSON",
-        why="a rollout's line holds them; what cannot be written is lost, and the rollout with it",
+        why="a rollout's line contains them; a verdict that cannot be written is lost, and the rollout with it",
         mend="give the verdict's fields types that JSON has, and finite numbers",
         run=_check_verdicts,
     ),
@@ -321,8 +323,8 @@ CHECKS: tuple[Check, ...] = (
         id="semantic.split_overlap",
         asks="no row is in two splits",
         why="a policy that has trained on a row of the test split is not tested by it",
-        mend="derive the generator from split and seed, as in `random.Random(f'{split}:{seed}')`, and keep their spaces"
-        " apart; numbers and ids do not make two rows of one",
+        mend="derive the generator from split and seed, as in `random.Random(f'{split}:{seed}')`, and keep the splits'"
+        " tasks apart; another number or id does not make another task",
         run=_check_overlap,
     ),
 )

@@ -1,4 +1,4 @@
-"""The oracle: what `solve` plays earns what is claimed, and so do the other right answers that are claimed."""
+"""Check that `solve` earns the claimed maximum, and that the claimed variants of its answer do too."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gymsdk.models.scripted import ScriptedModel, build
 from gymsdk.types import Claims, Rollout, Task
 
 MAX_TASKS = 16
-"""Tasks the oracle plays."""
+"""How many tasks the oracle plays."""
 
 MAX_FINDINGS = 3
-"""Findings that are told one by one."""
+"""How many findings are reported one by one."""
 
 BUDGET_LABELS = {
     "turns": "its budget of turns",
@@ -26,25 +26,25 @@ BUDGET_LABELS = {
     "deadline": "its deadline",
     "tokens": "its budget of tokens",
 }
-"""What ends an episode from without."""
+"""Labels of the budgets that can end an episode."""
 
 NO_SOLVE = (
-    "the environment does not say how a task is solved: add a hook `solve(task)` that answers a Message, or a"
+    "the environment has no solution for its tasks: add a hook `solve(task)` that returns a Message, or a"
     " list of ToolCall for the next turn"
 )
-"""What is missing where there is no oracle."""
+"""The message if there is no oracle."""
 
 
 async def play_oracle(
-    subject: Subject, environment: Environment, most: int = MAX_TASKS
+    subject: Subject, environment: Environment, max_tasks: int = MAX_TASKS
 ) -> list[tuple[Task, Claims, Play]]:
-    """Give how the oracle plays the sampled tasks it can play; raises `NotApplicable` where there is none."""
-    tasks = sample_tasks(subject.tasks, await subject.count_affordable(environment, most, each=2 / CONCURRENCY))
+    """Play the sampled tasks with the oracle. Raises `NotApplicable` if it can solve none."""
+    tasks = sample_tasks(subject.tasks, await subject.count_affordable(environment, max_tasks, each=2 / CONCURRENCY))
     plays = await gather_bounded(subject.play_oracle(environment, task) for task in tasks)
-    known = [(task, play) for task, play in zip(tasks, plays, strict=True) if not _is_unsolved(play.rollout)]
-    if not known:
+    solved = [(task, play) for task, play in zip(tasks, plays, strict=True) if not _is_unsolved(play.rollout)]
+    if not solved:
         raise NotApplicable(NO_SOLVE if tasks else "the environment has no tasks to solve")
-    return [(task, await environment.claims(task), play) for task, play in known]
+    return [(task, await environment.claims(task), play) for task, play in solved]
 
 
 def _is_unsolved(rollout: Rollout) -> bool:
@@ -55,36 +55,37 @@ async def _check_maximum(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
         played_out = await play_oracle(subject, environment)
     return limit_findings(
-        [found for task, claims, play in played_out for found in _find_shortfall(task, claims, play.rollout)]
+        [finding for task, claims, play in played_out for finding in _find_shortfall(task, claims, play.rollout)]
     )
 
 
 def limit_findings(findings: list[Finding]) -> list[Finding]:
-    """Give the first of *findings*, and how many more there are."""
+    """Return the first findings, and how many more there are."""
     more = len(findings) - MAX_FINDINGS
     return findings if more <= 0 else [*findings[:MAX_FINDINGS], Finding(seen=f"and {more} more like these")]
 
 
 def _find_shortfall(task: Task, claims: Claims, rollout: Rollout) -> Iterator[Finding]:
-    said = f"what `solve` plays ({_get_last_reply(rollout)})"
+    play_text = f"what `solve` plays ({_get_last_reply(rollout)})"
     if rollout.reward is None:
         failure = rollout.failure
-        assert failure is not None, "what is not scored has a failure"
+        assert failure is not None, "a rollout without a reward has a failure"
         yield Finding(
-            seen=f"{said} is not scored: {failure.stage} {rollout.outcome} ({failure.kind}): {failure.message[:200]}",
+            seen=f"{play_text} is not scored: {failure.stage} {rollout.outcome}"
+            f" ({failure.kind}): {failure.message[:200]}",
             task=describe_task(task),
         )
     elif abs(rollout.reward - claims.maximum) > TOLERANCE and rollout.ended in BUDGET_LABELS:
         yield Finding(
-            seen=f"{BUDGET_LABELS[rollout.ended]} ended the episode after {rollout.turns} turns, before what `solve`"
-            f" plays was over: it had earned {rollout.reward:g}, the claimed maximum is {claims.maximum:g}",
+            seen=f"{BUDGET_LABELS[rollout.ended]} ended the episode after {rollout.turns} turns, before `solve` was"
+            f" done: it had earned {rollout.reward:g}, the claimed maximum is {claims.maximum:g}",
             task=describe_task(task),
-            mend="allow more with --turns, --tool-calls or --deadline, as a run of this environment has to, or let"
-            " `solve` come to an end",
+            mend="allow more with --turns, --tool-calls or --deadline, which a run of this environment needs too, or"
+            " let `solve` come to an end",
         )
     elif abs(rollout.reward - claims.maximum) > TOLERANCE:
-        seen = f"{said} earns {rollout.reward:g}, the claimed maximum is {claims.maximum:g}"
-        yield Finding(seen=seen, task=describe_task(task))
+        text = f"{play_text} earns {rollout.reward:g}, the claimed maximum is {claims.maximum:g}"
+        yield Finding(seen=text, task=describe_task(task))
 
 
 def _get_last_reply(rollout: Rollout) -> str:
@@ -95,21 +96,21 @@ def _get_last_reply(rollout: Rollout) -> str:
 
 async def _check_variants(subject: Subject) -> list[Finding]:
     async with subject.enter_environment() as environment:
-        asked = [
+        variants = [
             (task, claims, variant, play)
             for task, claims, play in await play_oracle(subject, environment)
             for variant in claims.variants
             if play.rollout.outcome == "scored"
         ]
-        if not asked:
-            raise NotApplicable("no task claims another right reply; list some in `claims(task).variants`")
-        rollouts = await gather_bounded(_play_variant(subject, environment, *each) for each in asked)
-    pairs = zip(asked, rollouts, strict=True)
+        if not variants:
+            raise NotApplicable("no task claims another right reply; list variants in `claims(task).variants`")
+        rollouts = await gather_bounded(_play_variant(subject, environment, *each) for each in variants)
+    pairs = zip(variants, rollouts, strict=True)
     return limit_findings(
         [
-            found
+            finding
             for (task, claims, variant, _), rollout in pairs
-            for found in _find_refused_variant(task, claims, variant, rollout)
+            for finding in _find_refused_variant(task, claims, variant, rollout)
         ]
     )
 
@@ -117,10 +118,10 @@ async def _check_variants(subject: Subject) -> list[Finding]:
 async def _play_variant(
     subject: Subject, environment: Environment, task: Task, _claims: Claims, variant: str, play: Play
 ) -> Rollout:
-    """Play as the oracle did, *variant* in place of its last reply."""
-    way = extract_turns(play)
-    replied = any(item.get("type") == "message" for item in way[-1]) if way else False
-    before = way[:-1] if replied else way
+    """Play as the oracle did, with *variant* in place of its last reply."""
+    turns = extract_turns(play)
+    replied = any(item.get("type") == "message" for item in turns[-1]) if turns else False
+    before = turns[:-1] if replied else turns
     policy = ScriptedModel("variant", build_policy([*before, [responses.build_message(variant, id="msg_0")]]))
     return await subject.play(environment, policy, task)
 
@@ -139,7 +140,7 @@ async def _check_range(subject: Subject) -> list[Finding]:
         tasks = sample_tasks(
             subject.tasks, await subject.count_affordable(environment, MAX_TASKS // 2, each=3 / CONCURRENCY)
         )
-        findings = [found for task in tasks for found in _find_claims_error(task, await environment.claims(task))]
+        findings = [finding for task in tasks for finding in _find_claims_error(task, await environment.claims(task))]
         for name in ("oracle", "null", "random"):
             budget = subject.budget if name == "oracle" else subject.brief_budget
             plays = (subject.play(environment, build(name), task, budget=budget) for task in tasks)
@@ -152,25 +153,25 @@ async def _check_range(subject: Subject) -> list[Finding]:
 def _find_claims_error(task: Task, claims: Claims) -> Iterator[Finding]:
     if not math.isfinite(claims.maximum) or not math.isfinite(claims.chance):
         yield Finding(
-            seen=f"the claims are no finite numbers: {claims.maximum}, {claims.chance}", task=describe_task(task)
+            seen=f"the claims are not finite numbers: {claims.maximum}, {claims.chance}", task=describe_task(task)
         )
     elif claims.chance > claims.maximum + TOLERANCE:
-        seen = f"the claimed chance {claims.chance:g} is above the claimed maximum {claims.maximum:g}"
-        yield Finding(seen=seen, task=describe_task(task))
+        text = f"the claimed chance {claims.chance:g} is above the claimed maximum {claims.maximum:g}"
+        yield Finding(seen=text, task=describe_task(task))
 
 
-def _find_range_error(task: Task, claims: Claims, rollout: Rollout, who: str) -> Iterator[Finding]:
+def _find_range_error(task: Task, claims: Claims, rollout: Rollout, policy: str) -> Iterator[Finding]:
     if rollout.reward is None:
         if rollout.failure and rollout.failure.kind == "bad_answer":
-            yield Finding(seen=f"{who} gets no reward: {rollout.failure.message[:200]}", task=describe_task(task))
+            yield Finding(seen=f"{policy} gets no reward: {rollout.failure.message[:200]}", task=describe_task(task))
         return
     if rollout.reward > claims.maximum + TOLERANCE:
-        seen = f"{who} earns {rollout.reward:g}, more than the claimed maximum {claims.maximum:g}"
-        yield Finding(seen=seen, task=describe_task(task))
+        text = f"{policy} earns {rollout.reward:g}, more than the claimed maximum {claims.maximum:g}"
+        yield Finding(seen=text, task=describe_task(task))
     total = sum(rollout.components.values())
     if rollout.components and abs(total - rollout.reward) > TOLERANCE:
-        seen = f"{who} earns {rollout.reward:g}, the components sum to {total:g}"
-        yield Finding(seen=seen, task=describe_task(task))
+        text = f"{policy} earns {rollout.reward:g}, but the components sum to {total:g}"
+        yield Finding(seen=text, task=describe_task(task))
 
 
 CHECKS = (
@@ -178,21 +179,21 @@ CHECKS = (
         id="semantic.oracle_max",
         asks="what `solve` plays earns exactly the claimed maximum",
         why="a verifier that does not give full marks to the right answer punishes the policies that find it",
-        mend="correct `solve`, the verifier, or `claims(task).maximum`: the three have to agree on every task",
+        mend="correct `solve`, the verifier, or `claims(task).maximum`: the three must agree on every task",
         run=_check_maximum,
     ),
     Check(
         id="semantic.variants",
-        asks="other right replies, as claimed, earn the maximum as well",
-        why="a right answer in another notation that earns nothing teaches a notation, and adds noise to the reward",
-        mend="make the verifier accept the variant, or take it out of `claims(task).variants`",
+        asks="the claimed variants of a right reply earn the maximum too",
+        why="a right answer in another notation that earns nothing teaches the notation and adds noise to the reward",
+        mend="make the verifier accept the variant, or remove it from `claims(task).variants`",
         run=_check_variants,
     ),
     Check(
         id="semantic.reward_range",
         asks="no reward is above the claimed maximum, and its components sum to it",
-        why="figures are read against the maximum: a reward above it, or one that does not add up, falsifies them",
-        mend="claim the most that can be earned, count what steps pay into it, and let components sum to the reward",
+        why="metrics are read against the maximum: a reward above it, or components with another sum, falsify them",
+        mend="claim the highest possible reward, include what steps pay in it, and let components sum to the reward",
         run=_check_range,
     ),
 )

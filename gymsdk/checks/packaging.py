@@ -1,4 +1,4 @@
-"""Checks of the package an environment is installed as: what it says of itself, ships, and does when imported."""
+"""Checks of the package of an environment: its metadata, its files, and the cost of importing it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from gymsdk.checks.subject import Subject
 from gymsdk.plugins.registry import Entry
 
 BUILD_SECONDS = 90.0
-"""Seconds a build may take."""
+"""Time limit of a build."""
 
 OFFLINE_BACKENDS = ("hatchling", "flit_core", "poetry.core", "uv_build", "pdm.backend")
-"""Backends that leave nothing in the project they build; others are given a copy of it."""
+"""Build backends that leave no files in the project. Other backends build a copy of the project."""
 
 IGNORED_PATTERNS = shutil.ignore_patterns(
     ".git", ".venv*", "venv", "__pycache__", ".*_cache", "build", "dist", "node_modules"
@@ -50,101 +50,10 @@ backend.build_wheel(asked["target"])
 """
 
 MISSING_REQUIREMENT_ERRORS = ("ModuleNotFoundError", "ImportError", "importlib.metadata.PackageNotFoundError")
-"""How the last line of a build begins that lacks something it requires."""
-
-
-class BuildFailed(Exception):
-    """The project's wheel cannot be built; the message is the backend's last line."""
-
-
-async def list_files(distribution: Distribution, top: str) -> set[str]:
-    """Give the paths of what *distribution*, whose module is *top*, ships, from the folder it is installed into.
-
-    Raises `NotApplicable` where that cannot be known here, `NotBuilt` where its project builds no wheel.
-    """
-    project = find_editable_project(distribution, top)
-    if project is not None:
-        return await list_wheel_files(project, distribution.version)
-    held = distribution.files
-    if held is None:
-        raise NotApplicable("it was installed without a list of its files")
-    return {path.as_posix() for path in held}
-
-
-def find_editable_project(distribution: Distribution, top: str) -> Path | None:
-    """Give the project of an editable install, `None` for any other."""
-    told = json.loads(distribution.read_text("direct_url.json") or "{}")
-    if told.get("dir_info", {}).get("editable"):
-        return Path(unquote(urlparse(told["url"]).path))
-    # A build hook may install another project's editable wheel, whose address is that of an archive.
-    home = Path(str(distribution.locate_file(""))).resolve()
-    folders = [path.resolve() for path in find_module_paths(top)]
-    if not folders or home in folders[0].parents:
-        return None
-    return next((each for each in folders[0].parents if (each / "pyproject.toml").is_file()), None)
-
-
-def find_module_paths(top: str) -> list[Path]:
-    """Give where the module or package *top* lies: its folders, or its file."""
-    spec = find_spec(top)
-    if spec is None:
-        return []
-    return [Path(each) for each in spec.submodule_search_locations or filter(None, [spec.origin])]
-
-
-async def list_wheel_files(project: Path, version: str) -> set[str]:
-    """Give the paths in the wheel that *project*'s own backend builds, without network and beside the project."""
-    try:
-        system = tomllib.loads((project / "pyproject.toml").read_text()).get("build-system", {})
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise BuildFailed(f"pyproject.toml cannot be read: {error}") from None
-    backend = system.get("build-backend", "setuptools.build_meta:__legacy__")
-    top = backend.partition(":")[0].split(".")[0]
-    if not system.get("backend-path") and find_spec(top) is None:
-        raise NotApplicable(
-            f"its build backend {top!r} is not installed here, so no wheel can be built; {_format_install_command(system, top)}"
-        )
-    with tempfile.TemporaryDirectory(prefix="gymsdk-wheel-") as folder:
-        source = project
-        if not backend.startswith(OFFLINE_BACKENDS):
-            source = Path(shutil.copytree(project, Path(folder) / "source", ignore=IGNORED_PATTERNS))
-        target = Path(tempfile.mkdtemp(dir=folder))
-        asked = {
-            "backend": backend,
-            "path": system.get("backend-path", []),
-            "requires": system.get("requires", []),
-            "target": str(target),
-        }
-        await _build_wheel(source, asked, version, _format_install_command(system, top))
-        return _list_folder(target)
-
-
-def _format_install_command(system: dict[str, list[str]], top: str) -> str:
-    """Give the command that brings what a build requires."""
-    return f"`pip install {shlex.join(system.get('requires') or [top])}` brings it"
-
-
-def _list_folder(folder: Path) -> set[str]:
-    [wheel] = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
-
-
-async def _build_wheel(source: Path, asked: dict[str, object], version: str, install: str) -> None:
-    # The copy has no history to read a version from.
-    version_of = {"SETUPTOOLS_SCM_PRETEND_VERSION": version}
-    question = json.dumps(asked).encode()
-    ended = await determinism.run_program(
-        BUILD_PROGRAM, seconds=BUILD_SECONDS, given=question, environment=version_of, folder=source
-    )
-    if ended.code:
-        if ended.last.startswith(MISSING_REQUIREMENT_ERRORS):
-            raise NotApplicable(f"something its build needs is not installed here: {ended.last}; {install}")
-        raise BuildFailed(ended.last)
-
+"""How the last line of a build begins if a requirement is missing."""
 
 IMPORT_SECONDS = 45.0
-"""Seconds an import may take."""
+"""Time limit of the import."""
 
 IMPORT_PROGRAM = """
 import json, os, sys, threading, time
@@ -168,9 +77,124 @@ sys.stdout.flush()
 print("\\n" + json.dumps(told), flush=True)
 """
 
+IMPORT_CPU_SECONDS = 2.0
+"""Seconds of CPU an import may cost."""
+
+IMPORT_WALL_SECONDS = 3.0
+"""Seconds an import may take if it mostly waits."""
+
+BUSY_SHARE = 0.25
+"""The least share of its time that an import computes if it waits for nothing, even on a busy machine."""
+
+FIX_WAITING = "do not wait at import: open connections and read files in `lifespan` or where they are needed"
+
+HEAVY_MODULES = frozenset({"torch", "tensorflow", "jax", "transformers", "vllm", "ray"})
+"""Packages that cost every command seconds if a module imports them at its top level."""
+
+STRAY_MODULES = frozenset(
+    {"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "build", "dist", "data"}
+)
+"""Names of folders that must not be installed beside a package, because other packages use them too."""
+
+MIN_README_CHARS = 80
+"""The minimum length of a README."""
+
+
+class BuildFailed(Exception):
+    """The project's wheel cannot be built; the message is the last line of the backend."""
+
+
+async def list_files(distribution: Distribution, top: str) -> set[str]:
+    """Return the paths of the files that *distribution* with the module *top* ships, relative to where it is installed.
+
+    Raises:
+        NotApplicable: The files cannot be determined on this machine.
+        BuildFailed: The wheel of the project cannot be built.
+    """
+    project = find_editable_project(distribution, top)
+    if project is not None:
+        return await list_wheel_files(project, distribution.version)
+    installed = distribution.files
+    if installed is None:
+        raise NotApplicable("it was installed without a list of its files")
+    return {path.as_posix() for path in installed}
+
+
+def find_editable_project(distribution: Distribution, top: str) -> Path | None:
+    """Return the project folder of an editable install, or `None`."""
+    direct_url = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if direct_url.get("dir_info", {}).get("editable"):
+        return Path(unquote(urlparse(direct_url["url"]).path))
+    # A build hook may install another project's editable wheel, whose URL is that of an archive.
+    home = Path(str(distribution.locate_file(""))).resolve()
+    folders = [path.resolve() for path in find_module_paths(top)]
+    if not folders or home in folders[0].parents:
+        return None
+    return next((each for each in folders[0].parents if (each / "pyproject.toml").is_file()), None)
+
+
+def find_module_paths(top: str) -> list[Path]:
+    """Return the folders of the package *top*, or its file."""
+    spec = find_spec(top)
+    if spec is None:
+        return []
+    return [Path(each) for each in spec.submodule_search_locations or filter(None, [spec.origin])]
+
+
+async def list_wheel_files(project: Path, version: str) -> set[str]:
+    """Return the paths in the wheel that *project*'s own backend builds, without network access."""
+    try:
+        system = tomllib.loads((project / "pyproject.toml").read_text()).get("build-system", {})
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise BuildFailed(f"cannot read pyproject.toml: {error}") from None
+    backend = system.get("build-backend", "setuptools.build_meta:__legacy__")
+    top = backend.partition(":")[0].split(".")[0]
+    if not system.get("backend-path") and find_spec(top) is None:
+        raise NotApplicable(
+            f"its build backend {top!r} is not installed, so no wheel can be built;"
+            f" {_format_install_command(system, top)}"
+        )
+    with tempfile.TemporaryDirectory(prefix="gymsdk-wheel-") as folder:
+        source = project
+        if not backend.startswith(OFFLINE_BACKENDS):
+            source = Path(shutil.copytree(project, Path(folder) / "source", ignore=IGNORED_PATTERNS))
+        target = Path(tempfile.mkdtemp(dir=folder))
+        request = {
+            "backend": backend,
+            "path": system.get("backend-path", []),
+            "requires": system.get("requires", []),
+            "target": str(target),
+        }
+        await _build_wheel(source, request, version, _format_install_command(system, top))
+        return _list_folder(target)
+
+
+def _format_install_command(system: dict[str, list[str]], top: str) -> str:
+    """Return the command that installs the requirements of a build."""
+    return f"`pip install {shlex.join(system.get('requires') or [top])}` installs it"
+
+
+def _list_folder(folder: Path) -> set[str]:
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+async def _build_wheel(source: Path, request: dict[str, object], version: str, install: str) -> None:
+    # The copy has no version control history to derive a version from.
+    version_of = {"SETUPTOOLS_SCM_PRETEND_VERSION": version}
+    question = json.dumps(request).encode()
+    ended = await determinism.run_program(
+        BUILD_PROGRAM, seconds=BUILD_SECONDS, stdin=question, environment=version_of, folder=source
+    )
+    if ended.code:
+        if ended.last.startswith(MISSING_REQUIREMENT_ERRORS):
+            raise NotApplicable(f"a requirement of its build is not installed: {ended.last}; {install}")
+        raise BuildFailed(ended.last)
+
 
 class ImportEffects(BaseModel):
-    """What an import did: seconds of *cpu* and on the *wall*, *modules* and *threads* it left, what it *printed*."""
+    """The effects of an import: seconds of CPU and wall-clock time, new modules and threads, and printed text."""
 
     cpu: float = 0.0
     wall: float = 0.0
@@ -180,35 +204,12 @@ class ImportEffects(BaseModel):
 
 
 async def measure_import(module: str) -> ImportEffects:
-    """Give what importing *module* did beyond importing gymsdk; raises `ImportError` where it cannot be imported."""
+    """Measure the import of *module* beyond that of gymsdk. Raises `ImportError` if it fails."""
     ended = await determinism.run_program(IMPORT_PROGRAM, module, seconds=IMPORT_SECONDS)
-    printed, _, told = ended.output.decode(errors="replace").strip().rpartition("\n")
+    printed, _, report = ended.output.decode(errors="replace").strip().rpartition("\n")
     if ended.code:
-        raise ImportError(told)
-    return ImportEffects.model_validate_json(told).model_copy(update={"printed": printed.strip()})
-
-
-IMPORT_CPU_SECONDS = 2.0
-"""Seconds of CPU an import may cost."""
-
-IMPORT_WALL_SECONDS = 3.0
-"""Seconds an import may wait for what is no computing of its own."""
-
-BUSY_SHARE = 0.25
-"""The share of its time that an import computes which waits for nothing, be the machine as busy as it may."""
-
-FIX_WAITING = "wait for nothing at import: open connections and read files in `lifespan` or where they are needed"
-
-HEAVY_MODULES = frozenset({"torch", "tensorflow", "jax", "transformers", "vllm", "ray"})
-"""Packages that cost every command seconds where a module imports them at its top."""
-
-STRAY_MODULES = frozenset(
-    {"tests", "test", "docs", "doc", "examples", "benchmarks", "scripts", "build", "dist", "data"}
-)
-"""Folders that have no place beside a package, where they would be anybody's."""
-
-MIN_README_CHARS = 80
-"""Characters a README has at least."""
+        raise ImportError(report)
+    return ImportEffects.model_validate_json(report).model_copy(update={"printed": printed.strip()})
 
 
 def _get_entry(subject: Subject) -> Entry:
@@ -226,43 +227,45 @@ def _get_distribution(subject: Subject) -> Distribution:
 
 
 def _describe_location(home: Distribution) -> Message:
-    # What `importlib.metadata` types is a protocol without `items`.
+    # `importlib.metadata` types this as a protocol without `items`.
     from email import message_from_string
 
     return message_from_string(home.read_text("METADATA") or home.read_text("PKG-INFO") or "")
 
 
 async def _check_metadata(subject: Subject) -> list[Finding]:
-    told = _describe_location(_get_distribution(subject))
-    wanted = {
+    metadata = _describe_location(_get_distribution(subject))
+    required_fields = {
         "Name": "`name`",
         "Version": "`version`",
         "Summary": "`description`, a sentence for `gymsdk list`",
         "Requires-Python": "`requires-python`",
     }
-    found = [Finding(seen=f"it has no {words}") for field, words in wanted.items() if not _has_field(told, field)]
-    required = {re.split(r"[^\w.-]", each, maxsplit=1)[0].lower() for each in told.get_all("Requires-Dist", [])}
+    findings = [
+        Finding(seen=f"it lacks {words}") for field, words in required_fields.items() if not _has_field(metadata, field)
+    ]
+    required = {re.split(r"[^\w.-]", each, maxsplit=1)[0].lower() for each in metadata.get_all("Requires-Dist", [])}
     if "gymsdk" not in required:
-        found.append(Finding(seen="it does not depend on `gymsdk`", mend='add `dependencies = ["gymsdk"]`'))
-    return found
+        findings.append(Finding(seen="it does not depend on `gymsdk`", mend='add `dependencies = ["gymsdk"]`'))
+    return findings
 
 
-def _has_field(told: Message, field: str) -> bool:
-    return told.get(field, "").strip() not in {"", "UNKNOWN"}
+def _has_field(metadata: Message, field: str) -> bool:
+    return metadata.get(field, "").strip() not in {"", "UNKNOWN"}
 
 
 async def _read_description(subject: Subject) -> list[Finding]:
-    told = _describe_location(_get_distribution(subject))
-    found = []
-    if not any(map(told.get_all, ("License-Expression", "License", "License-File"))) and not any(
-        each.startswith("License ::") for each in told.get_all("Classifier", [])
+    metadata = _describe_location(_get_distribution(subject))
+    findings = []
+    if not any(map(metadata.get_all, ("License-Expression", "License", "License-File"))) and not any(
+        each.startswith("License ::") for each in metadata.get_all("Classifier", [])
     ):
-        found.append(Finding(seen="it names no licence", mend='add `license = "…"` to pyproject.toml'))
-    page = str(told.get_payload() or told.get("Description", ""))
+        findings.append(Finding(seen="it does not name a licence", mend='add `license = "…"` to pyproject.toml'))
+    page = str(metadata.get_payload() or metadata.get("Description", ""))
     if len(page.strip()) < MIN_README_CHARS:
-        seen = f"its README has {len(page.strip())} characters" if page.strip() else "it has no README"
-        found.append(Finding(seen=seen, mend='write one and add `readme = "README.md"` to pyproject.toml'))
-    return found
+        text = f"its README has {len(page.strip())} characters" if page.strip() else "it has no README"
+        findings.append(Finding(seen=text, mend='write one and add `readme = "README.md"` to pyproject.toml'))
+    return findings
 
 
 async def _check_entry_point(subject: Subject) -> list[Finding]:
@@ -271,27 +274,29 @@ async def _check_entry_point(subject: Subject) -> list[Finding]:
         return [Finding(seen=entry.error)]
     top = re.split(r"[.:\[\s]", entry.module)[0]
     if top in sys.stdlib_module_names | {"gymsdk", "gymnasium"}:
-        return [Finding(seen=f"its module {top!r} has the name of another's", mend="name the package `gym_env_<name>`")]
+        return [Finding(seen=f"its module {top!r} shadows another package", mend="name the package `gym_env_<name>`")]
     return []
 
 
 async def _check_files(subject: Subject) -> list[Finding]:
     home, top = _get_distribution(subject), re.split(r"[.:\[\s]", _get_entry(subject).module)[0]
     try:
-        held = await list_files(home, top)
+        shipped = await list_files(home, top)
     except BuildFailed as error:
-        return [Finding(seen=f"its wheel cannot be built: {error}", mend="run `pip wheel --no-deps .` and mend that")]
-    found = []
-    if missing := sorted(set(_iter_source_files(top)) - held):
+        return [
+            Finding(seen=f"its wheel cannot be built: {error}", mend="run `pip wheel --no-deps .` and fix the error")
+        ]
+    findings = []
+    if missing := sorted(set(_iter_source_files(top)) - shipped):
         listed = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")  # noqa: PLR2004
-        found.append(Finding(seen=f"not shipped: {listed}"))
-    if stray := sorted(_list_strays(held)):
-        found.append(Finding(seen=f"beside the package it ships {', '.join(stray)}", mend="ship the package alone"))
-    return found
+        findings.append(Finding(seen=f"not shipped: {listed}"))
+    if stray := sorted(_list_strays(shipped)):
+        findings.append(Finding(seen=f"it ships {', '.join(stray)} beside the package", mend="ship the package alone"))
+    return findings
 
 
 def _iter_source_files(top: str) -> Iterator[str]:
-    """Yield the files of the package as they lie here, without what a run leaves and what only its tests need."""
+    """Yield the files of the package on disk, except caches and files that only its tests need."""
     for folder in find_module_paths(top):
         if folder.is_file():
             yield folder.name
@@ -302,11 +307,11 @@ def _iter_source_files(top: str) -> Iterator[str]:
                 yield inside.as_posix()
 
 
-def _list_strays(held: set[str]) -> Iterator[str]:
-    # Scripts are listed as `../../bin/…`.
-    tops = {path.split("/")[0] for path in held if not path.startswith((".", "/"))}
+def _list_strays(shipped: set[str]) -> Iterator[str]:
+    # The wheel lists scripts as `../../bin/…`.
+    tops = {path.split("/")[0] for path in shipped if not path.startswith((".", "/"))}
     for name in tops:
-        alone = name in held
+        alone = name in shipped
         if name in STRAY_MODULES or (
             alone and (name in {"conftest.py", "setup.py"} or not name.endswith((".py", ".pth")))
         ):
@@ -314,36 +319,36 @@ def _list_strays(held: set[str]) -> Iterator[str]:
 
 
 async def check_import(subject: Subject, *, cpu: float = IMPORT_CPU_SECONDS) -> list[Finding]:
-    """Give how importing the package is a burden: what it prints, starts and brings, or costs beyond *cpu* seconds."""
+    """Check the import of the package: whether it prints, starts threads, loads heavy packages or costs too much."""
     module = _get_entry(subject).module.split(":")[0].split("[")[0].strip()
     try:
-        seen = await measure_import(module)
+        effects = await measure_import(module)
     except ImportError as error:
-        return [Finding(seen=f"it cannot be imported: {error}", mend="mend that first")]
+        return [Finding(seen=f"it cannot be imported: {error}", mend="fix the import first")]
     except TimeoutError:
-        return [Finding(seen=f"its import was not over after {IMPORT_SECONDS:g} s", mend=FIX_WAITING)]
-    return [Finding(seen=each) for each in _list_import_costs(seen, cpu)]
+        return [Finding(seen=f"its import did not end within {IMPORT_SECONDS:g} s", mend=FIX_WAITING)]
+    return [Finding(seen=each) for each in _list_import_costs(effects, cpu)]
 
 
-def _list_import_costs(seen: ImportEffects, cpu: float) -> Iterator[str]:
-    heavy = sorted(HEAVY_MODULES & set(seen.modules))
+def _list_import_costs(effects: ImportEffects, cpu: float) -> Iterator[str]:
+    heavy = sorted(HEAVY_MODULES & set(effects.modules))
     if heavy:
-        yield f"its import brings {', '.join(heavy)} along"
-    if seen.cpu > cpu:
-        yield f"its import costs {seen.cpu:.1f} s of CPU; {cpu:g} are enough"
-    if seen.wall > IMPORT_WALL_SECONDS and seen.cpu < BUSY_SHARE * seen.wall:
-        yield f"its import takes {seen.wall:.1f} s, and computes {seen.cpu:.1f} s of them: it waits for something"
-    if seen.printed:
-        yield f"its import prints {seen.printed[:120]!r}"
-    if seen.threads:
-        yield f"its import starts the threads {', '.join(seen.threads)}"
+        yield f"its import loads {', '.join(heavy)}"
+    if effects.cpu > cpu:
+        yield f"its import costs {effects.cpu:.1f} s of CPU, more than the allowed {cpu:g}"
+    if effects.wall > IMPORT_WALL_SECONDS and effects.cpu < BUSY_SHARE * effects.wall:
+        yield f"its import takes {effects.wall:.1f} s but computes for only {effects.cpu:.1f} s: it waits for something"
+    if effects.printed:
+        yield f"its import prints {effects.printed[:120]!r}"
+    if effects.threads:
+        yield f"its import starts the threads {', '.join(effects.threads)}"
 
 
 CHECKS: tuple[Check, ...] = (
     Check(
         id="packaging.metadata",
-        asks="the package says its name, version, what it is, which Python it needs, and that it depends on gymsdk",
-        why="`gymsdk list` shows what it says, and `pip install` brings what it depends on",
+        asks="the package declares its name, version, summary and Python version, and depends on gymsdk",
+        why="`gymsdk list` shows its metadata, and `pip install` installs its dependencies",
         mend="complete `[project]` in pyproject.toml and install it again",
         run=_check_metadata,
         loads=False,
@@ -351,32 +356,32 @@ CHECKS: tuple[Check, ...] = (
     Check(
         id="packaging.page",
         asks="the package has a README and names its licence",
-        why="nobody may use what has no licence, or will use what explains nothing",
+        why="a package without a licence may not be used, and one without an explanation is not used",
         mend="add both to `[project]` in pyproject.toml and install it again",
         run=_read_description,
         loads=False,
     ),
     Check(
         id="packaging.entry_point",
-        asks="its entry point has a name that can be used and that no other has, and a module that is there",
-        why="commands and `gymnasium.make` find an environment by that name alone",
-        mend='mend `[project.entry-points."gymsdk.environments"]` in pyproject.toml and install it again',
+        asks="its entry point has a valid and unique name and refers to an existing module",
+        why="commands and `gymnasium.make` find an environment by this name alone",
+        mend='correct `[project.entry-points."gymsdk.environments"]` in pyproject.toml and install it again',
         run=_check_entry_point,
         loads=False,
     ),
     Check(
         id="packaging.files",
-        asks="the wheel holds every module and data file of the package, and nothing beside it",
-        why="what works in the project's folder and is not in the wheel breaks for everybody else",
-        mend="include the files in the build backend's settings; look whether `.gitignore` leaves them out",
+        asks="the wheel contains every module and data file of the package, and nothing else",
+        why="a file that is in the project's folder but not in the wheel is missing for every user",
+        mend="include the files in the build backend's settings; check whether `.gitignore` excludes them",
         run=_check_files,
         loads=False,
     ),
     Check(
         id="packaging.import",
         asks="importing it is cheap, prints nothing and starts nothing",
-        why="every command, worker and server imports it, often many times over",
-        mend="import what is heavy inside the function that needs it; open resources in `lifespan`",
+        why="every command, worker and server imports it, often many times",
+        mend="import heavy packages inside the function that needs them; open resources in `lifespan`",
         run=check_import,
         loads=False,
     ),

@@ -1,4 +1,4 @@
-"""A performance: what one episode gave, phase by phase, while a script was played; two of them can be compared."""
+"""Play a script through an episode phase by phase and record the results of each phase, to compare two plays."""
 
 from __future__ import annotations
 
@@ -17,33 +17,45 @@ from gymsdk.types import Episode, Item, Playable, Rollout, Task, Verdict, extrac
 
 T = TypeVar("T")
 
+GARBAGE_TURNS = (
+    [responses.build_function_call("no_such_tool", "{}", "call_g0", id="fc_g0")],
+    [responses.build_function_call("no_such_tool", "{not json", "call_g1", id="fc_g1")],
+    [responses.build_message("I would rather not say. 0 1 2 3", id="msg_g2")],
+)
+"""Turns that a sensible policy would not play."""
 
-def sample_tasks(tasks: Sequence[T], most: int) -> list[T]:
-    """Give *most* of *tasks*, spread evenly over them."""
-    count = min(most, len(tasks))
+Observations: TypeAlias = dict[str, Plain]
+"""What each phase of a performance gave, as plain JSON."""
+
+
+def sample_tasks(tasks: Sequence[T], max_tasks: int) -> list[T]:
+    """Return *max_tasks* of *tasks*, evenly spaced."""
+    count = min(max_tasks, len(tasks))
     return [tasks[number * len(tasks) // count] for number in range(count)]
 
 
 def draw_tasks(environment: Environment, split: str, seed: int, count: int) -> list[Task]:
-    """Give the first *count* tasks of *split*, fewer where a row cannot be read: what is wrong with it is told once."""
-    found: list[Task] = []
+    """Return the first *count* tasks of *split*, or those before an unreadable row, which other checks report."""
+    tasks: list[Task] = []
     try:
-        found.extend(islice(environment.tasks(split, seed=seed), count))
+        tasks.extend(islice(environment.tasks(split, seed=seed), count))
     except BadRow:
-        # `extend` keeps what came before.
-        return found
-    return found
+        # `extend` keeps the tasks before the error.
+        return tasks
+    return tasks
 
 
 def describe_task(task: Task) -> str:
-    """Give *task* as a person would find it: its id, and how its prompt begins, or its fields where it has none."""
+    """Describe *task* by its id and the beginning of its prompt, or by its fields if it has no prompt."""
     fields = {key: value for key, value in task if key != "responses_create_params"}
-    known = fields.get("id", fields.get("task_id"))
-    # A row that an environment has emptied has a name, too.
+    task_id = fields.get("id", fields.get("task_id"))
+    # An environment may have emptied the row.
     items = task.input if "input" in task.responses_create_params else []
     prompt = " ".join(extract_text(item.get("content")) for item in items if _is_message_content(item.get("content")))
-    begins = shorten_text(" ".join(prompt.split()), 60) if prompt.strip() else shorten_text(repr(to_plain(fields)), 60)
-    return begins if known is None else f"{to_plain(known)}: {begins}"
+    beginning = (
+        shorten_text(" ".join(prompt.split()), 60) if prompt.strip() else shorten_text(repr(to_plain(fields)), 60)
+    )
+    return beginning if task_id is None else f"{to_plain(task_id)}: {beginning}"
 
 
 def _is_message_content(content: object) -> bool:
@@ -51,25 +63,14 @@ def _is_message_content(content: object) -> bool:
 
 
 def shorten_text(text: str, longest: int = 80) -> str:
-    """Give the beginning of *text* as a person can read it."""
+    """Return the beginning of *text* in printable form."""
     cut = text if len(text) <= longest else f"{text[:longest]}…"
     return ascii(cut) if any(not sign.isprintable() and sign != "\n" for sign in cut) else repr(cut)
 
 
-GARBAGE_TURNS = (
-    [responses.build_function_call("no_such_tool", "{}", "call_g0", id="fc_g0")],
-    [responses.build_function_call("no_such_tool", "{not json", "call_g1", id="fc_g1")],
-    [responses.build_message("I would rather not say. 0 1 2 3", id="msg_g2")],
-)
-"""Turns no policy should take, and some do."""
-
-Observations: TypeAlias = dict[str, Plain]
-"""What a performance has given so far, by phase, as plain JSON."""
-
-
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The *turns* to play on a *task* within a *budget*; *name* says whose they are."""
+    """The turns to play on a task; *name* says which policy they come from."""
 
     name: str
     task: Task
@@ -79,13 +80,19 @@ class Script:
 
     @property
     def title(self) -> str:
-        """Whose turns on which task, for a sentence."""
+        """The policy and the task, for use in a sentence."""
         return f"{self.name} on {describe_task(self.task)}"
 
 
 @dataclass(slots=True)
 class Performance:
-    """One play of *script*, phase by phase; *seen* is what it has given so far, *answers* what answered each turn."""
+    """One play of a script.
+
+    Attributes:
+        seen: What each phase gave.
+        answers: The items that answered each turn, or `None` for a turn that failed.
+        over: Whether the episode is closed.
+    """
 
     script: Script
     environment: Playable
@@ -96,7 +103,7 @@ class Performance:
     _turn: int = 0
 
     async def advance(self) -> str:
-        """Play the next phase (`reset`, a turn, `verify`, `close`) and give its name."""
+        """Play the next phase (`reset`, a turn, `verify` or `close`) and return its name."""
         if self._sitting is None:
             self._sitting = EpisodeRunner(self.environment, self.script.budget)
             return await self._phase("reset", self._reset(self._sitting))
@@ -110,7 +117,7 @@ class Performance:
         return "close"
 
     async def play_all(self) -> Observations:
-        """Play what is left and give what was seen."""
+        """Play the remaining phases and return what all of them gave."""
         try:
             while not self.over:
                 await self.advance()
@@ -119,36 +126,36 @@ class Performance:
         return self.seen
 
     async def play_until_verdict(self) -> Episode | None:
-        """Play every turn; `None` where the episode broke before it could be judged."""
+        """Play every turn. Return `None` if the episode failed before it could be judged."""
         while self._sitting is None or self._goes_on(self._sitting):
             await self.advance()
         return None if self._sitting.result else self._sitting.episode
 
     async def close(self) -> None:
-        """Close the episode, once."""
+        """Close the episode once."""
         if self._sitting is not None and not self.over:
             self.over = True
             await self._sitting.close()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the episode came to its end, by itself, by a budget or by a failure."""
+        """Whether the episode ended, by itself, by a budget or by a failure."""
         return self._sitting is not None and self._sitting.is_over
 
     @property
     def has_failed(self) -> bool:
-        """Whether it failed on the way."""
+        """Whether the episode failed."""
         return self._sitting is not None and isinstance(self._sitting.result, EpisodeError)
 
     @property
     def episode(self) -> Episode | None:
-        """The episode, `None` where it could not be opened."""
+        """The episode, or `None` if it could not be opened."""
         return self._sitting.episode if self._sitting else None
 
     @property
     def rollout(self) -> Rollout:
-        """The rollout of what was played to its end."""
-        assert self._sitting is not None, "a performance has begun"
+        """The rollout of the finished episode."""
+        assert self._sitting is not None, "the performance has started"
         return self._sitting.build_rollout()
 
     def _goes_on(self, sitting: EpisodeRunner) -> bool:
@@ -158,7 +165,7 @@ class Performance:
         try:
             self.seen[name] = await phase
         except EpisodeError as error:
-            assert self._sitting is not None, "a phase has a sitting"
+            assert self._sitting is not None, "a phase belongs to a run"
             error.stage = error.stage or name.partition(" ")[0].replace("turn", "step")
             self._sitting.result = error
             self.seen[name] = {"failure": error.kind}
@@ -166,18 +173,18 @@ class Performance:
 
     async def _reset(self, sitting: EpisodeRunner) -> Plain:
         episode = await sitting.open(self.script.task, seed=self.script.seed)
-        shown = {"opening": episode.transcript.opening, "tools": episode.tools}
-        return to_plain({**shown, "state": episode.state})
+        view = {"opening": episode.transcript.opening, "tools": episode.tools}
+        return to_plain({**view, "state": episode.state})
 
     async def _step(self, sitting: EpisodeRunner) -> Plain:
-        # A turn that fails is answered by nothing.
+        # The entry stays `None` if the turn fails.
         self.answers.append(None)
-        taken = await sitting.apply_response(
+        result = await sitting.apply_response(
             responses.build_response(list(self.script.turns[self._turn - 1]), model="script")
         )
-        self.answers[-1] = taken.items
+        self.answers[-1] = result.items
         after = sitting.episode.state if sitting.episode else None
-        return to_plain({"answer": taken.items, "reward": taken.reward, "ended": taken.ended, "state": after})
+        return to_plain({"answer": result.items, "reward": result.reward, "ended": result.ended, "state": after})
 
     async def _verify(self, sitting: EpisodeRunner) -> Plain:
         await sitting.verify()
@@ -185,7 +192,7 @@ class Performance:
 
 
 async def record_turns(subject: Subject, environment: Environment, task: Task, policy: str) -> Script | None:
-    """Give the turns the scripted *policy* takes on *task*, `None` where it cannot play it."""
+    """Return the turns of the scripted *policy* on *task*, or `None` if it cannot play the task."""
     budget = subject.budget if policy == "oracle" else subject.brief_budget
     model = RecordingModel(build(policy))
     rollout = await subject.play(environment, model, task, budget=budget)
@@ -195,15 +202,15 @@ async def record_turns(subject: Subject, environment: Environment, task: Task, p
 
 
 async def build_scripts(subject: Subject, environment: Environment, *, tasks: int) -> list[Script]:
-    """Give the turns of the oracle and the random policy on a sample of *tasks*, and garbage on one."""
+    """Return the turns of the oracle and the random policy on a sample of *tasks*, and garbage on the first task."""
     chosen = sample_tasks(subject.tasks, tasks)
-    found = [
+    recorded = [
         await record_turns(subject, environment, task, policy) for task in chosen for policy in ("oracle", "random")
     ]
     garbage = [Script("garbage", task, subject.seed, GARBAGE_TURNS, subject.brief_budget) for task in chosen[:1]]
-    return [script for script in found if script is not None] + garbage
+    return [script for script in recorded if script is not None] + garbage
 
 
-def serialize_verdict(given: object) -> Plain:
-    """Give a verdict as plain JSON."""
-    return to_plain(given) if isinstance(given, Verdict) else None
+def serialize_verdict(verdict: object) -> Plain:
+    """Return a verdict as plain JSON."""
+    return to_plain(verdict) if isinstance(verdict, Verdict) else None

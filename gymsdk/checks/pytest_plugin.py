@@ -1,4 +1,4 @@
-"""The pytest plugin: `pytest --gymsdk NAME` makes a test of every check, and `gymsdk_check` checks inside a test."""
+"""The pytest plugin: `pytest --gymsdk NAME` runs every check as a test; `gymsdk_check` checks inside a test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# pytest imports this module whenever it starts: everything of gymsdk is imported where it is needed.
+# pytest imports this module at every start, so functions import gymsdk where they need it.
 if TYPE_CHECKING:
     from gymsdk.checks.report import Check, Report
     from gymsdk.checks.run import CheckRun
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that names environments."""
+    """Add the options `--gymsdk` and `--gymsdk-set`."""
     parser.getgroup("gymsdk").addoption(
         "--gymsdk",
         action="append",
         default=[],
         metavar="NAME",
-        help="Check this installed environment, each check a test; may be given several times.",
+        help="Check this installed environment, each check as a test; can be repeated.",
     )
     parser.getgroup("gymsdk").addoption(
         "--gymsdk-set",
         action="append",
         default=[],
         metavar="NAME.KEY=VALUE",
-        help="A setting of an environment named by --gymsdk (KEY=VALUE with one); may be given several times.",
+        help="Set a setting of an environment named by --gymsdk (KEY=VALUE with a single one); can be repeated.",
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
-    """Add a test for each check of each environment named, before `-k` and `-m` choose among the tests."""
+    """Add a test for each check of the named environments, before `-k` and `-m` select tests."""
     names = list(dict.fromkeys(session.config.getoption("--gymsdk")))
     for name, settings in _parse_settings(names, session.config.getoption("--gymsdk-set")).items():
         home = EnvironmentCollector.from_parent(session, name=f"gymsdk-{name}", run=_get_run(name, settings))
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 
 def _parse_settings(names: list[str], pairs: list[str]) -> dict[str, dict[str, Any]]:
-    """Give each environment's settings; raises `pytest.UsageError` where they are not written as they have to be."""
+    """Return each environment's settings. Raises `pytest.UsageError` if a setting is malformed."""
     if not pairs:
         return {name: {} for name in names}
     from gymsdk.cli import options
@@ -57,7 +57,7 @@ def _parse_settings(names: list[str], pairs: list[str]) -> dict[str, dict[str, A
 
 
 def _get_run(name: str, settings: dict[str, Any]) -> CheckRun:
-    """Give the run that the tests of environment *name* share; raises `pytest.UsageError` where there is none."""
+    """Return the run that the tests of environment *name* share. Raises `pytest.UsageError` if it is not installed."""
     from gymsdk.checks import run as catalog
     from gymsdk.checks.run import CheckRun
     from gymsdk.checks.subject import build_subject
@@ -71,10 +71,10 @@ def _get_run(name: str, settings: dict[str, Any]) -> CheckRun:
 
 
 class EnvironmentCollector(pytest.Collector):
-    """One environment, whose checks are tests."""
+    """An environment whose checks are tests."""
 
-    def __init__(self, *, run: CheckRun, **given: Any) -> None:
-        super().__init__(nodeid=given["name"], **given)
+    def __init__(self, *, run: CheckRun, **kwargs: Any) -> None:
+        super().__init__(nodeid=kwargs["name"], **kwargs)
         self.run = run
 
     def collect(self) -> Iterator[pytest.Item]:
@@ -86,19 +86,19 @@ class EnvironmentCollector(pytest.Collector):
 
 
 class CheckFailed(Exception):
-    """A check found something; the message is what people read."""
+    """A check failed; the message is its findings."""
 
 
 class CheckItem(pytest.Item):
-    """One check as a test."""
+    """A check as a test."""
 
-    def __init__(self, *, check: Check, run: CheckRun, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, check: Check, run: CheckRun, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.check = check
         self.run = run
 
     def runtest(self) -> None:
-        """Run the check: it fails with what it found, and is skipped with its reason."""
+        """Run the check. The test fails with its findings, or is skipped with its reason."""
         from gymsdk.checks.report import format_details
         from gymsdk.checks.run import run_in_thread
 
@@ -111,7 +111,7 @@ class CheckItem(pytest.Item):
             raise CheckFailed("\n".join([result.asks, *format_details(result)]))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Give what was found without a traceback, which would be the kit's."""
+        """Return the findings without a traceback."""
         from gymsdk.errors import UsageError
 
         if isinstance(excinfo.value, (CheckFailed, UsageError)):
@@ -119,7 +119,7 @@ class CheckItem(pytest.Item):
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Any, int | None, str]:
-        """Give where the test comes from: no file, a check of an environment."""
+        """Return the location of the test: no file, but the check and its environment."""
         return self.config.rootpath, None, f"{self.run.subject.name}: {self.check.id}"
 
 
@@ -127,7 +127,8 @@ class CheckItem(pytest.Item):
 def gymsdk_check() -> Callable[..., Report]:
     """Check an installed environment: `gymsdk_check("name", only=[...], skip=[...], budget=Budget(...), **settings)`.
 
-    *budget* is that of the best plays. The test fails with what was found; where nothing was, the report is returned.
+    *budget* limits the episodes of the oracle. The test fails with the findings. Without findings, the function
+    returns the report.
     """
 
     def check(

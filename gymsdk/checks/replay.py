@@ -1,4 +1,4 @@
-"""Replay: a transcript played again rebuilds the state it left and the verdict it had."""
+"""Check that replaying a transcript rebuilds its state and its verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gymsdk.responses import iter_turn_spans
 from gymsdk.types import Episode
 
 MAX_TASKS = 3
-"""Tasks that are played, by the oracle and at random."""
+"""How many tasks are played, by the oracle and at random."""
 
 
 async def _check_replay(subject: Subject) -> list[Finding]:
@@ -22,8 +22,8 @@ async def _check_replay(subject: Subject) -> list[Finding]:
         tasks = await subject.count_affordable(environment, MAX_TASKS, each=6)
         for script in await build_scripts(subject, environment, tasks=tasks):
             async with subject.enter_environment() as other:
-                if seen := await _find_difference(environment, other, script):
-                    findings.append(Finding(seen=f"{script.title}, replayed in a new environment: {seen}"))
+                if change := await _find_difference(environment, other, script):
+                    findings.append(Finding(seen=f"{script.title}, replayed in a new environment: {change}"))
     return findings
 
 
@@ -31,41 +31,41 @@ async def _find_difference(environment: Environment, other: Environment, script:
     first = Performance(script, environment)
     try:
         episode = await first.play_until_verdict()
-        left = to_plain(episode.state) if episode else None
-        judged = await first.advance()
+        state = to_plain(episode.state) if episode else None
+        phase = await first.advance()
     finally:
         await first.close()
-    if episode is None or judged != "verify" or first.rollout.verdict is None:
-        # What breaks an episode is for other checks; there is nothing to replay.
+    if episode is None or phase != "verify" or first.rollout.verdict is None:
+        # Other checks report a broken episode; there is nothing to replay.
         return None
     if len(list(iter_turn_spans(episode.transcript.items))) < len(first.answers):
-        # Where a step says nothing two replies stand side by side, and a transcript does not tell them apart.
+        # A step without an answer leaves two replies in a row, which a transcript cannot tell apart.
         return None
     return find_difference(
-        {"state": left, "verdict": serialize_verdict(first.rollout.verdict)}, await _rebuild_episode(other, episode)
+        {"state": state, "verdict": serialize_verdict(first.rollout.verdict)}, await _rebuild_episode(other, episode)
     )
 
 
 async def _rebuild_episode(other: Environment, episode: Episode) -> Plain:
-    """Give the state and the verdict that *episode*'s transcript leads to in an *other* environment."""
-    again = await other.replay(episode.task, episode.transcript.items, seed=episode.seed)
-    again.transcript.ended = episode.transcript.ended
+    """Return the state and the verdict of *episode*'s transcript, replayed in an *other* environment."""
+    replayed = await other.replay(episode.task, episode.transcript.items, seed=episode.seed)
+    replayed.transcript.ended = episode.transcript.ended
     try:
-        return {"state": to_plain(again.state), "verdict": serialize_verdict(await other.verify(again))}
+        return {"state": to_plain(replayed.state), "verdict": serialize_verdict(await other.verify(replayed))}
     finally:
-        # How closing goes is for another check.
+        # Another check reports errors of `close`.
         with suppress(EpisodeError):
-            await other.close(again)
+            await other.close(replayed)
 
 
 CHECKS = (
     Check(
         id="semantic.replayability",
-        asks="a transcript played again rebuilds the same state and the same verdict",
-        why="trainers send transcripts to be graded without the episode that made them; the host rebuilds its state by "
-        "playing the calls again",
-        mend="let `reset` and `step` depend on the task, the seed and the actions alone, and keep all that `verify` "
-        "needs in the state or the transcript",
+        asks="replaying a transcript rebuilds the same state and the same verdict",
+        why="trainers send transcripts to be graded without the episode; the host rebuilds its state by replaying "
+        "the calls",
+        mend="let `reset` and `step` depend on the task, the seed and the actions alone, and keep everything that "
+        "`verify` needs in the state or the transcript",
         run=_check_replay,
     ),
 )

@@ -1,4 +1,4 @@
-"""A report as people read it: a line for each check, beneath it what was found."""
+"""The definition of a check, the results of checks, and their report as text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 from gymsdk.checks.subject import Subject
 
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
-"""How a check ended; a skipped one says what it would have needed."""
+"""How a check ended. The result of a skipped check says why."""
+
+STATUS_MARKS = {"passed": "ok", "failed": "FAIL", "skipped": "skip"}
+
+MAX_FINDINGS = 5
+"""How many findings of one check are shown."""
+
+LINE_WIDTH = 110
 
 
 class NotApplicable(Exception):
-    """The environment has nothing this check could look at; the message says what is missing."""
+    """The check does not apply to the environment; the message says why."""
 
 
 def _escape_surrogates(text: str) -> str:
-    """Give *text* with what no file can hold escaped: half a surrogate pair, which a policy may have written."""
+    """Escape lone surrogates, which a policy may write and no file can store."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -29,7 +36,7 @@ EscapedText: TypeAlias = Annotated[str, BeforeValidator(_escape_surrogates)]
 
 
 class Finding(BaseModel):
-    """One thing that is wrong: what was *seen*, in which *task*, how to *mend* it where the check is too wide."""
+    """One problem: the observation, its task, and a fix if the check's own advice is too general."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -39,16 +46,22 @@ class Finding(BaseModel):
 
 
 CheckFunction: TypeAlias = Callable[[Subject], Awaitable[list[Finding]]]
-"""Looks at a subject and gives what is wrong, nothing where all is well; raises `NotApplicable`."""
+"""Checks a subject and returns its findings. Raises `NotApplicable` if the check does not apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: its *id*, what it asks for as a sentence, *why* that matters, how to *mend* what it finds.
+    """One check.
 
-    Ids are `packaging.*`, `runtime.*` and `semantic.*`; where OpenEnv's RFC 008 has one for the same thing it is that.
-    *needs* are the packages of the extra `author` it imports, *seconds* what it may take; *loads* says that it looks
-    at the loaded environment, and so cannot be asked where that does not load.
+    Attributes:
+        id: `packaging.*`, `runtime.*` or `semantic.*`. Where OpenEnv's RFC 008 defines the same check, its id.
+        asks: The requirement as a sentence.
+        why: Why the requirement matters.
+        mend: How to fix what the check finds.
+        look: The function that runs the check.
+        needs: The packages of the extra `author` that the check imports.
+        seconds: The time limit in seconds.
+        loads: Whether the check needs the environment to load.
     """
 
     id: str
@@ -62,9 +75,10 @@ class Check:
 
 
 class Result(BaseModel):
-    """What came of one check; *reason* says why it was skipped, *seconds* how long it took.
+    """The result of one check.
 
-    *warnings* are what gymsdk warned of meanwhile.
+    *reason* says why the check was skipped, *seconds* how long it took, and *warnings* lists the warnings of gymsdk
+    during the check.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -81,7 +95,7 @@ class Result(BaseModel):
 
 
 class Report(BaseModel):
-    """What came of all checks of one environment."""
+    """The results of all checks of one environment."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -96,51 +110,43 @@ class Report(BaseModel):
         return all(result.status != "failed" for result in self.results)
 
 
-STATUS_MARKS = {"passed": "ok", "failed": "FAIL", "skipped": "skip"}
-
-MAX_FINDINGS = 5
-"""Findings of one check that are shown."""
-
-LINE_WIDTH = 110
-
-
 def format_summary(result: Result) -> str:
-    """Give the line of one check."""
-    told = result.reason if result.status == "skipped" else result.asks
-    return f"{STATUS_MARKS[result.status]:<4}  {result.id:<32}  {told}"
+    """Return the line of one check."""
+    text = result.reason if result.status == "skipped" else result.asks
+    return f"{STATUS_MARKS[result.status]:<4}  {result.id:<32}  {text}"
 
 
 def format_details(result: Result) -> Iterator[str]:
-    """Yield what stands beneath that line: what was seen, why it matters, how to mend it, what was warned of."""
+    """Yield the lines after it: the findings, why they matter, how to fix them, and warnings."""
     for finding in result.findings[:MAX_FINDINGS]:
-        where = f"  [{finding.task}]" if finding.task else ""
-        yield _wrap_line("seen", f"{finding.seen}{where}")
+        location = f"  [{finding.task}]" if finding.task else ""
+        yield _wrap_line("seen", f"{finding.seen}{location}")
     if len(result.findings) > MAX_FINDINGS:
         yield _wrap_line("", f"and {len(result.findings) - MAX_FINDINGS} more")
     if result.findings:
         yield _wrap_line("why", result.why)
         mends = dict.fromkeys(finding.mend for finding in result.findings if finding.mend)
-        yield from (_wrap_line("mend", mend) for mend in mends or [result.mend])
+        yield from (_wrap_line("mend", fix) for fix in mends or [result.mend])
     yield from (_wrap_line("warn", warning) for warning in result.warnings)
 
 
 def _wrap_line(word: str, text: str) -> str:
     label = f"{word}:" if word else ""
-    # What was seen may hold whatever a policy wrote.
+    # A finding may quote anything that a policy wrote.
     plain = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     return fill(plain, LINE_WIDTH, initial_indent=f"      {label:<6}", subsequent_indent=" " * 12)
 
 
 def format_counts(results: Iterable[Result]) -> str:
-    """Give how many passed, failed and were skipped, and how long it took."""
-    found = list(results)
-    by = Counter(result.status for result in found)
-    told = ", ".join(f"{by[status]} {status}" for status in ("passed", "failed", "skipped") if by[status])
-    return f"{told or 'nothing checked'} in {sum(result.seconds for result in found):.1f} s"
+    """Return how many checks passed, failed and were skipped, and how long they took."""
+    listed = list(results)
+    by = Counter(result.status for result in listed)
+    parts = ", ".join(f"{by[status]} {status}" for status in ("passed", "failed", "skipped") if by[status])
+    return f"{parts or 'nothing checked'} in {sum(result.seconds for result in listed):.1f} s"
 
 
 def format_report(report: Report, *, failed_only: bool = False) -> str:
-    """Give the whole report; with *failed_only* without the checks that found nothing."""
+    """Return the whole report; with *failed_only*, only the failed checks."""
     shown = [result for result in report.results if result.status == "failed" or not failed_only]
     blocks = [each for result in shown for each in (format_summary(result), *format_details(result))]
     return "\n".join([*blocks, format_counts(report.results)])

@@ -1,4 +1,4 @@
-"""Resources: what episodes leave behind in the process, counted while many are played; what they change in passing."""
+"""Check that episodes leave no resources behind and change no global state of the process."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from gymsdk.checks.subject import Subject, perturb_generators, read_process_stat
 from gymsdk.environment import Environment
 
 WINDOW_EPISODES = 24
-"""Episodes between two counts, and before the first: pools fill, caches warm.
+"""Episodes between two counts, and before the first one, in which pools fill and caches warm up.
 
-What grows by a quarter of it in both windows grows with every few episodes.
+A resource that grows by a quarter of this number in both windows grows with every few episodes.
 """
 
 MIN_EPISODES = 8
-"""Episodes of the smallest window: fewer would take for a leak what is none."""
+"""The smallest window. A smaller one would report leaks that are none."""
 
 MAX_TASKS = 2
-"""Tasks that are played, by the oracle, at random and with garbage."""
+"""How many tasks are played, by the oracle, at random and with garbage."""
 
 
 def _list_threads() -> Iterator[str]:
-    # Threads of one kind are told apart by a number.
+    # Threads of one kind differ by a number.
     return (f"thread {re.sub(r'[-_ ]?[0-9]+', '', thread.name)!r}" for thread in threading.enumerate())
 
 
@@ -41,7 +41,7 @@ def _list_open_files() -> Iterator[str]:
     for entry in os.scandir("/proc/self/fd"):
         try:
             target = str(Path(entry.path).readlink())
-        except OSError:  # the one that lists them is gone by now
+        except OSError:  # the descriptor that lists the folder is closed by now
             continue
         yield f"open file {target.rstrip('0123456789[]')!r}"
 
@@ -50,7 +50,7 @@ def _list_children() -> Iterator[str]:
     for task in os.scandir("/proc/self/task"):
         try:
             listed = Path(task.path, "children").read_text()
-        except OSError:  # a thread that has ended meanwhile
+        except OSError:  # the thread has ended meanwhile
             continue
         yield from (f"process {_read_command(child)!r}" for child in listed.split())
 
@@ -68,7 +68,7 @@ def _list_temporary_files() -> Iterator[str]:
 
 @contextmanager
 def _use_private_tempdir() -> Iterator[None]:
-    """Have temporary files of this process made in a folder where nobody else makes any."""
+    """Redirect the temporary files of this process to a private folder."""
     before = tempfile.tempdir
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         tempfile.tempdir = folder
@@ -89,7 +89,7 @@ RESOURCE_LISTERS: tuple[Callable[[], Iterator[str]], ...] = (
     _list_temporary_files,
     _list_async_tasks,
 )
-"""What is counted: each yields a name for every one there is, alike for those of one kind."""
+"""The counted resources. Each function yields the same name for resources of one kind."""
 
 
 def _count_resources() -> Counter[str]:
@@ -102,26 +102,27 @@ async def _check_growth(subject: Subject) -> list[Finding]:
         window, counts = await _count_windows(subject)
     return [
         Finding(
-            seen=f"{window} episodes left {more} {_pluralize(_classify(name))} behind, such as {name}, and so did the next"
+            seen=f"{window} episodes left {more} {_pluralize(_classify(name))} behind, such as {name},"
+            f" and so did the next {window}"
         )
         for name, more in _list_grown_kinds(counts, window)
     ]
 
 
 async def _count_windows(subject: Subject) -> tuple[int, list[Counter[str]]]:
-    """Give how many episodes a window has, and what was counted at the ends of two."""
+    """Return the number of episodes per window, and the counts after each of three windows."""
     counts = []
     async with subject.enter_environment() as environment:
         window = await subject.count_affordable(environment, WINDOW_EPISODES, each=3.5, least=MIN_EPISODES)
-        played = await build_scripts(subject, environment, tasks=MAX_TASKS)
+        played_scripts = await build_scripts(subject, environment, tasks=MAX_TASKS)
         for _ in range(3):
-            await _play_episodes(environment, played, window)
+            await _play_episodes(environment, played_scripts, window)
             counts.append(_count_resources())
     return window, counts
 
 
 def _list_grown_kinds(counts: list[Counter[str]], window: int) -> Iterator[tuple[str, int]]:
-    """Yield what has grown twice, with one of its names: what leaks may be named by another number each time."""
+    """Yield an example of each kind that grew twice. Names are grouped, because a leak may number them."""
     kinds = [_group_kinds(count) for count in counts]
     for kind in kinds[-1]:
         first, second, third = (each[kind] for each in kinds)
@@ -145,28 +146,28 @@ def _pluralize(kind: str) -> str:
     return f"{kind}es" if kind.endswith("s") else f"{kind}s"
 
 
-async def _play_episodes(environment: Environment, played: list[Script], episodes: int) -> None:
-    for number in range(episodes if played else 0):
-        await Performance(played[number % len(played)], environment).play_all()
+async def _play_episodes(environment: Environment, played_scripts: list[Script], episodes: int) -> None:
+    for number in range(episodes if played_scripts else 0):
+        await Performance(played_scripts[number % len(played_scripts)], environment).play_all()
 
 
 async def _check_process_state(subject: Subject) -> list[Finding]:
-    said = io.StringIO()
+    output = io.StringIO()
     async with subject.enter_environment() as environment:
-        # The first episodes import and warm what they need; what they change otherwise, the next change again.
+        # The first episodes import modules and warm caches. A change that is not part of this happens again.
         with restore_process_state():
-            played = await build_scripts(
+            played_scripts = await build_scripts(
                 subject, environment, tasks=await subject.count_affordable(environment, MAX_TASKS, each=5)
             )
-        with perturb_generators(), redirect_stdout(said), redirect_stderr(said):
+        with perturb_generators(), redirect_stdout(output), redirect_stderr(output):
             before = read_process_state()
-            await _play_episodes(environment, played, len(played))
+            await _play_episodes(environment, played_scripts, len(played_scripts))
             after = read_process_state()
     changed = [name for name in before if after[name] != before[name]]
-    findings = [Finding(seen=f"playing {len(played)} episodes changed {name}") for name in changed]
-    if text := said.getvalue():
-        mend = "log with the `logging` module, or leave it out: standard output is the host's, for programs to read"
-        findings.append(Finding(seen=f"playing {len(played)} episodes printed {text[:80]!r}", mend=mend))
+    findings = [Finding(seen=f"playing {len(played_scripts)} episodes changed {name}") for name in changed]
+    if text := output.getvalue():
+        fix = "log with the `logging` module, or leave it out: programs read the host's standard output"
+        findings.append(Finding(seen=f"playing {len(played_scripts)} episodes printed {text[:80]!r}", mend=fix))
     return findings
 
 
@@ -174,15 +175,15 @@ CHECKS = (
     Check(
         id="runtime.resources",
         asks="episodes leave no thread, open file, process, temporary file or asyncio task behind",
-        why="a host plays millions of episodes in one process; what each leaves behind ends it in an hour",
-        mend="release in `close` what `reset` took, hold what is shared in `lifespan`, and use `with` for the rest",
+        why="a host plays millions of episodes in one process; leaks of each episode exhaust it within an hour",
+        mend="release in `close` what `reset` acquired, hold shared objects in `lifespan`, and use `with` for the rest",
         run=_check_growth,
     ),
     Check(
         id="runtime.side_effects",
         asks="episodes change nothing that belongs to the whole process, and print nothing",
-        why="a seed set or a folder changed in one episode changes every other one, and the trainer around them",
-        mend="draw from a `random.Random` of your own, use absolute paths, and leave the process as it was",
+        why="a global seed or folder that one episode changes affects every other one, and the trainer around them",
+        mend="draw from a `random.Random` of the episode, use absolute paths, and leave the process as it was",
         run=_check_process_state,
     ),
 )

@@ -1,4 +1,4 @@
-"""A run of checks: each looks at the subject under a bound of time, and what came of it is a result."""
+"""Run checks, each within a time limit, and build their results."""
 
 from __future__ import annotations
 
@@ -45,27 +45,91 @@ from gymsdk.errors import (
 from gymsdk.threads import ThreadPool
 
 GRACE_SECONDS = 5.0
-"""Seconds a check has beyond its own to notice that it is over."""
+"""Seconds a check may take beyond its time limit to notice that the time is up."""
 
 MAX_WARNINGS = 5
-"""Warnings of one check that are kept."""
+"""How many warnings of one check are kept."""
 
-FIX_SLOW = "look at fewer tasks with --limit; where that does not help, find the hook or tool that takes so long"
-
-FIX_INTERNAL = "report it as a bug of gymsdk, with what you see here; until then leave the check out with --skip {id}"
+FIX_SLOW = "check fewer tasks with --limit; if that does not help, find the hook or tool that takes so long"
+FIX_INTERNAL = "report it as a bug of gymsdk, with this message; until then leave the check out with --skip {id}"
 
 SLOW_EPISODE_SECONDS = 0.25
-"""Seconds an episode takes whose checks may be late for that alone."""
+"""If an episode takes longer than this, a check that exceeds its time limit is skipped instead of failed."""
 
 T = TypeVar("T")
 
+FAMILIES = (
+    packaging,
+    loading,
+    describing,
+    determinism,
+    oracle,
+    floor,
+    verifier,
+    leaks,
+    isolation,
+    replay,
+    closing,
+    blocking,
+    resources,
+    faces,
+)
+
+CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.CHECKS)
+"""Every check, in the order in which they run."""
+
+
+def select_checks(only: str | Iterable[str] = (), skip: str | Iterable[str] = ()) -> tuple[Check, ...]:
+    """Return the checks that *only* names, or all checks, except the checks that *skip* names.
+
+    Args:
+        only: Ids of checks, or families such as `packaging`. Empty means all checks.
+        skip: Ids of checks, or families.
+
+    Raises:
+        UsageError: A name is unknown, or no check is left.
+    """
+    included, excluded = _match_checks(only), _match_checks(skip)
+    selected = tuple(check for check in CHECKS if (check.id in included or not included) and check.id not in excluded)
+    if not selected:
+        raise UsageError("no check is left: every check is skipped; skip fewer, or select more")
+    return selected
+
+
+def check_requirements(checks: Iterable[Check]) -> None:
+    """Raise `UsageError` if one of *checks* needs a package that is not installed."""
+    for check in checks:
+        for package in check.needs:
+            if find_spec(package) is None:
+                raise UsageError(
+                    f'the check {check.id} needs {package}: `pip install "gymsdk[author]"`, or leave the check out'
+                    f" with --skip {check.id}"
+                )
+
+
+def _match_checks(names: str | Iterable[str]) -> set[str]:
+    ids = [check.id for check in CHECKS]
+    matched: set[str] = set()
+    for name in [names] if isinstance(names, str) else names:
+        meant = {each for each in ids if each == name or each.startswith(f"{name}.")}
+        if not meant:
+            raise UsageError(
+                f"no check has the id {name!r}{format_suggestion(name, ids, '`gymsdk check --list` shows them')}"
+            )
+        matched |= meant
+    return matched
+
 
 class CheckRun:
-    """The checks of one *subject*, one after another.
+    """The checks of one subject, run one after another.
 
-    Where it does not load, the check that came upon that fails, and those that would need it are skipped. Each runs
-    in a thread, on an event loop of its own: code that holds the loop holds up no more than that check, which has
-    *grace* to end when its time is over. *load* is the check that has to pass before any that needs it loaded.
+    If the environment does not load, the check that finds this fails, and the checks that need it are skipped. Each
+    check runs in a thread with its own event loop, so code that blocks the loop blocks that check only.
+
+    Args:
+        subject: The environment to check.
+        grace: Seconds a check may take to end after its time limit.
+        load: The check that must pass before the checks that need the environment to load.
     """
 
     def __init__(self, subject: Subject, *, grace: float = GRACE_SECONDS, load: Check = LOAD_CHECK) -> None:
@@ -77,9 +141,9 @@ class CheckRun:
         self._warned: set[str] = set()
 
     async def run_check(self, check: Check) -> Result:
-        """Give what came of *check*."""
+        """Run *check* and return its result."""
         if self._threads.hung:
-            return _build_skipped(check, "an earlier check has never come back; mend what that one found first")
+            return _build_skipped(check, "an earlier check never returned; fix what that check reports first")
         if check.loads and check.id != self._load.id and self._held is None:
             loaded = await self._run_guarded(self._load)
             if loaded.status == "failed":
@@ -89,81 +153,83 @@ class CheckRun:
         return await self._run_guarded(check)
 
     async def iter_results(self, checks: Iterable[Check]) -> AsyncIterator[Result]:
-        """Yield what came of each of *checks* as it ends."""
+        """Yield the result of each check as it ends."""
         for check in checks:
             yield await self.run_check(check)
 
     async def report(self, checks: Iterable[Check]) -> Report:
-        """Give what came of all *checks*."""
+        """Run all *checks* and return the report."""
         return build_report(self.subject, [result async for result in self.iter_results(checks)])
 
     async def _run_guarded(self, check: Check) -> Result:
-        look = partial(asyncio.run, run_check(check, self.subject))
+        work = partial(asyncio.run, run_check(check, self.subject))
         try:
-            result = await self._threads.run(look, timeout=check.seconds + self._grace)
+            result = await self._threads.run(work, timeout=check.seconds + self._grace)
         except TimeoutError:
-            seen = f"after {check.seconds:g} seconds it was not over and could not be stopped"
-            mend = "find the `async def` hook or tool that never awaits, and make it a plain `def`"
-            result = _build_result(check, [Finding(seen=seen, mend=mend)], since=time.perf_counter() - check.seconds)
+            text = f"it did not end within {check.seconds:g} seconds and could not be stopped"
+            fix = "find the `async def` hook or tool that never awaits, and make it a plain `def`"
+            result = _build_result(check, [Finding(seen=text, mend=fix)], since=time.perf_counter() - check.seconds)
         if check.id == self._load.id:
             self._held = "it does not load" if result.status == "failed" else ""
         return self._drop_repeated_warnings(result)
 
     def _drop_repeated_warnings(self, result: Result) -> Result:
-        """Give *result* without the warnings that an earlier check has told."""
+        """Return *result* without warnings that an earlier check reported."""
         new = [each for each in result.warnings if each not in self._warned]
         self._warned.update(new)
         return result.model_copy(update={"warnings": new})
 
 
 def build_report(subject: Subject, results: list[Result]) -> Report:
-    """Give *results* as a report on *subject*."""
+    """Build the report on *subject* from *results*."""
     version = subject.entry.version if subject.entry else ""
     return Report(environment=subject.name, version=version, seed=subject.seed, results=results)
 
 
 async def run_check(check: Check, subject: Subject) -> Result:
-    """Give what came of *check* alone.
+    """Run *check* alone and return its result.
 
-    Raises `UsageError` where the caller's own setting or split is wrong; anything else that breaks is a finding.
+    Raises:
+        UsageError: The caller named a wrong setting or split. Any other error becomes a finding.
     """
     started = time.perf_counter()
     subject.deadline = time.monotonic() + check.seconds
-    with _collect_warnings() as told:
+    with _collect_warnings() as warnings:
         try:
             async with asyncio.timeout(check.seconds):
                 findings = await check.run(subject)
         except NotApplicable as error:
             return _build_skipped(check, str(error))
-        except Exception as error:  # noqa: BLE001  # whatever broke, the other checks are still worth their results
+        except Exception as error:  # noqa: BLE001  # an error of one check must not stop the others
             first = _unwrap_group(error)
             if isinstance(first, TooSlow) or (isinstance(first, TimeoutError) and _is_slow(subject)):
                 return _build_skipped(check, str(first) or _build_timeout_finding(check, subject))
             findings = [_build_error_finding(first, check, subject)]
-    return _build_result(check, findings, since=started, warnings=told)
+    return _build_result(check, findings, since=started, warnings=warnings)
 
 
 def _is_slow(subject: Subject) -> bool:
-    """Whether an episode by itself takes so long that a check may be late for that alone."""
+    """Return whether an episode takes so long that a check may exceed its time limit for this reason alone."""
     return (subject.episode_seconds or 0.0) > SLOW_EPISODE_SECONDS
 
 
 def _build_timeout_finding(check: Check, subject: Subject) -> str:
     return (
-        f"an episode takes {subject.episode_seconds or 0.0:.1f} s, so it was not over after {check.seconds:g} s; look at fewer"
+        f"an episode takes {subject.episode_seconds or 0.0:.1f} s, so the check did not end within"
+        f" {check.seconds:g} s; check fewer"
         " tasks with --limit"
     )
 
 
 def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """Give what *work* returns, wherever this is called: it has a thread and an event loop of its own."""
+    """Return the result of *work*, run in a new thread with its own event loop, also from within a running loop."""
     ended: list[T] = []
     errors: list[BaseException] = []
 
     def go() -> None:
         try:
             ended.append(asyncio.run(work))
-        except BaseException as error:  # noqa: BLE001  # it is raised again where the caller waits
+        except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
             errors.append(error)
 
     thread = Thread(target=go, name="gymsdk-check", daemon=True)
@@ -192,29 +258,29 @@ def _build_skipped(check: Check, reason: str) -> Result:
 
 
 def _build_error_finding(error: BaseException, check: Check, subject: Subject) -> Finding:
-    """Give *error* as a finding; raises it again where it is the caller's own mistake."""
+    """Return *error* as a finding, or raise it if it is the caller's mistake."""
     if isinstance(error, UnknownSplit) or (isinstance(error, BadConfig) and subject.settings):
         raise error
     if isinstance(error, TimeoutError) and subject.deadline <= time.monotonic():
-        return Finding(seen=f"it was not over after {check.seconds:g} seconds", mend=FIX_SLOW)
+        return Finding(seen=f"it did not end within {check.seconds:g} seconds", mend=FIX_SLOW)
     if isinstance(error, EpisodeError):
-        return Finding(seen=f"it broke in {error.stage or 'an episode'} ({error.kind}): {error}")
+        return Finding(seen=f"it failed in {error.stage or 'an episode'} ({error.kind}): {error}")
     if isinstance(error, GymsdkError):
         return Finding(seen=str(error))
     if _involves_environment(subject, error):
         return Finding(seen=f"the environment's code raised {describe_exception(error)}")
-    return Finding(seen=f"the check itself broke: {describe_exception(error)}", mend=FIX_INTERNAL.format(id=check.id))
+    return Finding(seen=f"the check itself failed: {describe_exception(error)}", mend=FIX_INTERNAL.format(id=check.id))
 
 
 def _unwrap_group(error: BaseException) -> BaseException:
-    """Give what a task group brought up first, any other error as it is."""
+    """Return the first exception of a group, or *error* itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _involves_environment(subject: Subject, error: BaseException) -> bool:
-    """Whether code of the environment's own package stood anywhere on the way to *error*."""
+    """Return whether the traceback of *error* contains code of the environment's package."""
     try:
         plugin = subject.environment.plugin
     except GymsdkError:
@@ -226,81 +292,23 @@ def _involves_environment(subject: Subject, error: BaseException) -> bool:
 
 @contextmanager
 def _collect_warnings() -> Iterator[list[str]]:
-    """Give the list that gymsdk's warnings go to while the block runs, each sentence once."""
-    told: list[str] = []
-    handler, log = _WarningHandler(told), logging.getLogger("gymsdk")
+    """Collect gymsdk's distinct warnings while the block runs."""
+    warnings: list[str] = []
+    handler, log = _WarningHandler(warnings), logging.getLogger("gymsdk")
     log.addHandler(handler)
     try:
-        yield told
+        yield warnings
     finally:
         log.removeHandler(handler)
 
 
 class _WarningHandler(logging.Handler):
-    def __init__(self, told: list[str]) -> None:
+    def __init__(self, warnings: list[str]) -> None:
         super().__init__(logging.WARNING)
-        self._told = told
+        self._told = warnings
 
     def emit(self, record: logging.LogRecord) -> None:
         # The episodes of a check have no id.
         sentence = self.format(record).replace("episode without an id: ", "an episode: ")
         if sentence not in self._told and len(self._told) < MAX_WARNINGS:
             self._told.append(sentence)
-
-
-FAMILIES = (
-    packaging,
-    loading,
-    describing,
-    determinism,
-    oracle,
-    floor,
-    verifier,
-    leaks,
-    isolation,
-    replay,
-    closing,
-    blocking,
-    resources,
-    faces,
-)
-
-CHECKS: tuple[Check, ...] = tuple(check for family in FAMILIES for check in family.CHECKS)
-"""Every check."""
-
-
-def select_checks(only: str | Iterable[str] = (), skip: str | Iterable[str] = ()) -> tuple[Check, ...]:
-    """Give the checks named by *only*, all where it is empty, without those named by *skip*.
-
-    A name is an id or the beginning of one before a dot, as in `packaging`. Raises `UsageError` for one that
-    is none, and where nothing is left.
-    """
-    taken, left = _match_checks(only), _match_checks(skip)
-    found = tuple(check for check in CHECKS if (check.id in taken or not taken) and check.id not in left)
-    if not found:
-        raise UsageError("nothing is left to check: what is skipped is all there is to run; skip less, or name more")
-    return found
-
-
-def check_requirements(checks: Iterable[Check]) -> None:
-    """Raise `UsageError` where one of *checks* needs a package that is not installed."""
-    for check in checks:
-        for package in check.needs:
-            if find_spec(package) is None:
-                raise UsageError(
-                    f'the check {check.id} needs {package}: `pip install "gymsdk[author]"`, or leave the check out'
-                    f" with --skip {check.id}"
-                )
-
-
-def _match_checks(names: str | Iterable[str]) -> set[str]:
-    ids = [check.id for check in CHECKS]
-    found: set[str] = set()
-    for name in [names] if isinstance(names, str) else names:
-        meant = {each for each in ids if each == name or each.startswith(f"{name}.")}
-        if not meant:
-            raise UsageError(
-                f"no check has the id {name!r}{format_suggestion(name, ids, '`gymsdk check --list` shows them')}"
-            )
-        found |= meant
-    return found

@@ -1,4 +1,4 @@
-"""A subject: the environment a check looks at, made anew whenever a check needs one that nobody has touched."""
+"""The environment under check, and how checks play it."""
 
 from __future__ import annotations
 
@@ -28,22 +28,207 @@ from gymsdk.plugins.registry import Entry, installed, load
 from gymsdk.types import Episode, Item, Model, Rollout, Task
 
 Plain: TypeAlias = "bool | int | float | str | Sequence[Plain] | Mapping[str, Plain] | None"
-"""What JSON holds."""
+"""A value that JSON can represent."""
 
 MAX_SHOWN_CHARS = 120
-"""Characters of a value that a sentence quotes."""
+"""How many characters of a value a sentence quotes."""
 
 MAX_DEPTH = 60
-"""Levels of a value that are looked at."""
+"""How many levels of a value are converted."""
 
 MAX_DIGITS = 4_000
-"""Bits of a number that is written out; Python refuses to write very long ones."""
+"""Integers with more bits are written in hexadecimal, because Python refuses to print very long decimals."""
 
 ABSENT = "<not there>"
 
+EPISODE_SECONDS = 20.0
+"""Time limit of an episode of a policy without understanding."""
+
+BRIEF_TURNS = 16
+"""Turn budget of such a policy."""
+
+CHECK_SECONDS = 30.0
+"""Seconds that the episodes of one check should take together."""
+
+QUICK_SECONDS = 0.2
+"""If the first episode is slower than this, a second one is measured, because first episodes load things."""
+
+TIME_SHARE = 0.8
+"""The share of a check's time limit that its planned episodes may take."""
+
+
+class TooSlow(Exception):
+    """Episodes take too long for a check to play enough of them; the message says how long they would take."""
+
+
+class RecordingModel:
+    """A model that records the turns it plays. A transcript cannot separate turns if a step answers nothing."""
+
+    def __init__(self, model: Model) -> None:
+        self.turns: list[list[Item]] = []
+        self._model = model
+
+    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
+        """Ask the model and record its response."""
+        response = await self._model.respond(request, episode=episode)
+        self.turns.append(response["output"])
+        return response
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """The turns of one play of a task, and the rollout."""
+
+    turns: tuple[list[Item], ...]
+    rollout: Rollout
+
+
+@dataclass
+class Subject:
+    """The environment under check.
+
+    Attributes:
+        name: The name of the environment.
+        make: Creates a new `Environment` with the settings.
+        entry: The installed entry point, or `None`.
+        seed: The seed of tasks and episodes.
+        count: How many tasks of each split are checked.
+        split: The only split to check, or `None` for all.
+        given: Tasks to check instead of those of the splits.
+        settings: The settings of the environment.
+        budget: The budget of the oracle's episodes.
+        check_seconds: How long the episodes of one check should take together.
+        deadline: When the running check must end, on the clock of `time.monotonic`.
+        episode_seconds: The measured duration of an episode.
+    """
+
+    name: str
+    make: Callable[[], Environment]
+    entry: Entry | None = None
+    seed: int = 0
+    count: int = 8
+    split: str | None = None
+    given: Sequence[Task] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
+    check_seconds: float = CHECK_SECONDS
+    deadline: float = math.inf
+    episode_seconds: float | None = None
+
+    @cached_property
+    def environment(self) -> Environment:
+        """An environment for queries without side effects: splits, tasks, schemas, claims."""
+        return self.make()
+
+    @property
+    def splits(self) -> Sequence[str]:
+        """The splits to check."""
+        return self.environment.splits if self.split is None else [self.split]
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """The tasks to check: *count* of each split, or the given ones."""
+        if self.given is not None:
+            return list(self.given)
+        return [
+            task for split in self.splits for task in islice(self.environment.tasks(split, seed=self.seed), self.count)
+        ]
+
+    @cached_property
+    def brief_budget(self) -> Budget:
+        """The budget of a policy without understanding."""
+        budget = self.budget
+        return Budget(
+            turns=min(BRIEF_TURNS, budget.turns),
+            tools=min(4 * BRIEF_TURNS, budget.tools),
+            seconds=min(EPISODE_SECONDS, budget.seconds),
+        )
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds that the running check has left."""
+        return self.deadline - time.monotonic()
+
+    async def count_affordable(self, environment: Environment, wanted: int, *, each: float, least: int = 1) -> int:
+        """Return how many of *wanted* rounds of *each* episodes fit into the time of the check.
+
+        Raises:
+            TooSlow: Not even *least* rounds fit.
+        """
+        if self.episode_seconds is None:
+            self.episode_seconds = await self._measure_episode(environment)
+        cost = max(self.episode_seconds * each, 1e-9)
+        least = min(least, wanted)
+        if cost * least > TIME_SHARE * self.seconds_left:
+            raise TooSlow(
+                f"an episode takes {self.episode_seconds:.1f} s, so the required {math.ceil(each * least)} episodes"
+                f" take about {cost * least:.0f} s; the check had {max(self.seconds_left, 0):.0f} s"
+            )
+        return min(wanted, max(least, int(self.check_seconds / cost)))
+
+    async def _measure_episode(self, environment: Environment) -> float:
+        """Return the duration of an episode in seconds: the longer of one without a reply and one of the oracle."""
+        if not self.tasks:
+            return 0.0
+        policies = (build("null"), build("oracle"))
+        first = max([await self._time_episode(environment, policy) for policy in policies])
+        if first < QUICK_SECONDS:
+            return first
+        return max([await self._time_episode(environment, policy) for policy in policies])
+
+    async def _time_episode(self, environment: Environment, policy: Model) -> float:
+        started = time.perf_counter()
+        # A verifier may change the task; another check reports that.
+        await self.play(environment, policy, self.tasks[0].model_copy(deep=True))
+        return time.perf_counter() - started
+
+    @asynccontextmanager
+    async def enter_environment(self) -> AsyncIterator[Environment]:
+        """Enter a new environment, and restore the process state that playing it changes."""
+        environment = self.make()
+        with restore_process_state():
+            async with environment:
+                yield environment
+
+    async def play_oracle(self, environment: Environment, task: Task) -> Play:
+        """Play *task* as its `solve` hook says."""
+        model = RecordingModel(build("oracle"))
+        rollout = await self.play(environment, model, task)
+        return Play(tuple(model.turns), rollout)
+
+    async def play_script(
+        self, environment: Environment, choose: PolicyFunction, task: Task, *, turns: int = 0
+    ) -> Rollout:
+        """Play *task* with the scripted policy *choose* on the brief budget, extended to *turns* turns."""
+        brief = self.brief_budget.model_copy(update={"turns": max(self.brief_budget.turns, turns)})
+        return await self.play(environment, ScriptedModel("told", choose), task, budget=brief)
+
+    async def play(
+        self, environment: Environment, model: Model, task: Task, *, budget: Budget | None = None
+    ) -> Rollout:
+        """Play *task* once within a budget."""
+        return await play(environment, model, task, seed=self.seed, budget=budget or self.budget)
+
+
+def build_subject(
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    count: int = 8,
+    split: str | None = None,
+    budget: Budget | None = None,
+) -> Subject:
+    """Return the installed environment *name* as a subject. Raises `UnknownEnvironment`."""
+    entry = installed().get(name)
+    if entry is None:
+        load(name)
+    make = partial(load, name, **settings)
+    return Subject(name, make, entry, seed, count, split, settings=settings, budget=budget or Budget())
+
 
 def to_plain(value: object, above: tuple[int, ...] = ()) -> Plain:
-    """Give *value* as plain JSON; of what JSON cannot hold, only the type. It never raises."""
+    """Return *value* as plain JSON. A value that JSON cannot represent becomes the name of its type. Never raises."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):
@@ -59,7 +244,7 @@ def _convert_scalar(value: str | float) -> Plain:
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, float):
-        # What is no number must equal itself.
+        # `nan` does not equal itself; its text does.
         return float(value) if math.isfinite(value) else float.__repr__(value)
     return int(value) if value.bit_length() < MAX_DIGITS else hex(value)
 
@@ -72,7 +257,7 @@ def _convert_container(value: object, above: tuple[int, ...]) -> Plain:
     if isinstance(value, (list, tuple)):
         return [to_plain(each, above) for each in value]
     if isinstance(value, AbstractSet):
-        # Its order is no part of a set.
+        # A set has no order.
         return sorted((to_plain(each, above) for each in value), key=repr)
     if isinstance(value, (bytes, bytearray)):
         return bytes(value).hex()
@@ -82,45 +267,45 @@ def _convert_container(value: object, above: tuple[int, ...]) -> Plain:
 def _list_fields(model: BaseModel) -> dict[str, object]:
     try:
         return model.model_dump(mode="python", warnings=False)
-    except Exception:  # noqa: BLE001  # an author's serializer may raise anything; the fields are there all the same
+    except Exception:  # noqa: BLE001  # an author's serializer may raise anything; the fields are readable anyway
         return dict(model)
 
 
 def _convert_leaf(value: object) -> Plain:
-    """Give a date, a path, a decimal and their like as pydantic writes them."""
+    """Return dates, paths, decimals and similar values as pydantic writes them."""
     try:
         written = to_jsonable_python(value)
-    except Exception:  # noqa: BLE001  # whatever an author's object raises, it is none that JSON holds
+    except Exception:  # noqa: BLE001  # JSON cannot represent an object whose serialisation raises
         return _name_type(value)
     return to_plain(written, (id(value),))
 
 
 def _convert_key(key: object) -> str:
-    found = to_plain(key)
-    if isinstance(found, list):
-        return ",".join(map(str, found))
-    return str(found).lower() if isinstance(found, bool) else str(found)
+    converted = to_plain(key)
+    if isinstance(converted, list):
+        return ",".join(map(str, converted))
+    return str(converted).lower() if isinstance(converted, bool) else str(converted)
 
 
 def _name_type(value: object) -> str:
     return f"<{type(value).__name__}>"
 
 
-def find_difference(one: Plain, other: Plain, where: str = "") -> str | None:
-    """Give where *other* first differs from *one* and how, `None` where they are equal: 1 is neither 1.0 nor true."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = [*one, *(other.keys() - one.keys())]
-        return _find_first_difference(((key, one.get(key, ABSENT), other.get(key, ABSENT)) for key in keys), where)
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return _find_first_difference(((str(n), a, b) for n, (a, b) in enumerate(zip(one, other, strict=True))), where)
-    if type(one) is type(other) and one == other:
+def find_difference(first: Plain, other: Plain, path: str = "") -> str | None:
+    """Return where and how *other* first differs from *first*, or `None`. The values 1, 1.0 and true differ."""
+    if isinstance(first, dict) and isinstance(other, dict):
+        keys = [*first, *(other.keys() - first.keys())]
+        return _find_first_difference(((key, first.get(key, ABSENT), other.get(key, ABSENT)) for key in keys), path)
+    if isinstance(first, list) and isinstance(other, list) and len(first) == len(other):
+        return _find_first_difference(((str(n), a, b) for n, (a, b) in enumerate(zip(first, other, strict=True))), path)
+    if type(first) is type(other) and first == other:
         return None
-    return f"{where or 'it'} was {_shorten(one)}, then {_shorten(other)}"
+    return f"{path or 'it'} was {_shorten(first)}, then {_shorten(other)}"
 
 
-def _find_first_difference(pairs: Iterable[tuple[str, Plain, Plain]], where: str) -> str | None:
-    found = (find_difference(one, other, f"{where}.{key}" if where else key) for key, one, other in pairs)
-    return next((each for each in found if each), None)
+def _find_first_difference(pairs: Iterable[tuple[str, Plain, Plain]], path: str) -> str | None:
+    differences = (find_difference(first, other, f"{path}.{key}" if path else key) for key, first, other in pairs)
+    return next((each for each in differences if each), None)
 
 
 def _shorten(value: Plain) -> str:
@@ -130,7 +315,7 @@ def _shorten(value: Plain) -> str:
 
 def _get_cwd() -> str:
     try:
-        return os.getcwd()  # noqa: PTH109  # what is compared is the name
+        return os.getcwd()  # noqa: PTH109  # the name is compared
     except FileNotFoundError:
         return "(removed)"
 
@@ -151,19 +336,19 @@ PROCESS_STATE: dict[str, Callable[[], object]] = {
     "the handler of SIGALRM": partial(signal.getsignal, signal.SIGALRM),
     "warnings.filters": lambda: list(warnings.filters),
 }
-"""What belongs to the whole process: no episode may change it."""
+"""The global state of the process, which no episode may change."""
 
 
 def read_process_state() -> dict[str, object]:
-    """Give what belongs to the whole process, as it is now."""
-    return {name: look() for name, look in PROCESS_STATE.items()}
+    """Return the global state of the process."""
+    return {name: read() for name, read in PROCESS_STATE.items()}
 
 
 @contextmanager
 def restore_process_state() -> Iterator[None]:
-    """Put the variables, the folder and the path back as they were before the block.
+    """Restore the environment variables, the working folder and `sys.path` after the block.
 
-    What an episode changes once and for all would otherwise be found by nobody: the first to look finds it changed.
+    Without this, a permanent change by the first episode would hide the same change by later ones.
     """
     variables, folder, path = dict(os.environ), _get_cwd(), list(sys.path)
     try:
@@ -184,188 +369,14 @@ def _restore_paths(variables: dict[str, str], folder: str, path: list[str]) -> N
 
 @contextmanager
 def perturb_generators() -> Iterator[None]:
-    """Put the global generators where no episode has left them: one that seeds them as before changes nothing else."""
+    """Seed the global generators at random, so that an episode that seeds them causes a visible change."""
     generators = (random, numpy.random) if (numpy := sys.modules.get("numpy")) else (random,)
-    kept = [random.getstate(), *(each.get_state() for each in generators[1:])]
+    states = [random.getstate(), *(each.get_state() for each in generators[1:])]
     for each in generators:
         each.seed(int.from_bytes(os.urandom(4), "big"))
     try:
         yield
     finally:
-        random.setstate(kept[0])
-        for each, state in zip(generators[1:], kept[1:], strict=True):
+        random.setstate(states[0])
+        for each, state in zip(generators[1:], states[1:], strict=True):
             each.set_state(state)
-
-
-EPISODE_SECONDS = 20.0
-"""Seconds one episode of a policy that understands nothing may take."""
-
-BRIEF_TURNS = 16
-"""Turns such a policy is let play."""
-
-CHECK_SECONDS = 30.0
-"""Seconds that the episodes of one check should take together."""
-
-QUICK_SECONDS = 0.2
-"""Seconds of an episode that is measured once: a slower one may only have been the first."""
-
-
-TIME_SHARE = 0.8
-"""The share of a check's time that what is planned may take."""
-
-
-class TooSlow(Exception):
-    """Episodes take so long that a check cannot play enough of them; the message says what it would have needed."""
-
-
-class RecordingModel:
-    """A *model* whose *turns* are written down: where a step says nothing, a transcript does not tell two apart."""
-
-    def __init__(self, model: Model) -> None:
-        self.turns: list[list[Item]] = []
-        self._model = model
-
-    async def respond(self, request: Item, *, episode: Episode | None = None) -> Item:
-        """Answer as the model does."""
-        response = await self._model.respond(request, episode=episode)
-        self.turns.append(response["output"])
-        return response
-
-
-@dataclass(frozen=True, slots=True)
-class Play:
-    """How one task was played: the *turns* that were taken, and the *rollout* that came of them."""
-
-    turns: tuple[list[Item], ...]
-    rollout: Rollout
-
-
-@dataclass
-class Subject:
-    """One environment under check: *make* gives a new `Environment` each time, with the settings asked for.
-
-    *count* tasks of each split, or of the one *split*, are looked at, drawn with *seed*; *given* ones instead, where
-    there are any. *entry* is how it is installed, `None` where not, *settings* what it is loaded with. *budget* is
-    that of the best plays, *patience* how many seconds the episodes of a check should take, *ends* when the check that
-    looks has to be over, on the clock of `time.monotonic`.
-    """
-
-    name: str
-    make: Callable[[], Environment]
-    entry: Entry | None = None
-    seed: int = 0
-    count: int = 8
-    split: str | None = None
-    given: Sequence[Task] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    budget: Budget = field(default_factory=Budget)
-    check_seconds: float = CHECK_SECONDS
-    deadline: float = math.inf
-    episode_seconds: float | None = None
-
-    @cached_property
-    def environment(self) -> Environment:
-        """An environment for questions that leave no trace: splits, tasks, schemas, claims."""
-        return self.make()
-
-    @property
-    def splits(self) -> Sequence[str]:
-        """The splits that are looked at."""
-        return self.environment.splits if self.split is None else [self.split]
-
-    @cached_property
-    def tasks(self) -> list[Task]:
-        """The tasks that are looked at: *count* of each split, or those given."""
-        if self.given is not None:
-            return list(self.given)
-        return [
-            task for split in self.splits for task in islice(self.environment.tasks(split, seed=self.seed), self.count)
-        ]
-
-    @cached_property
-    def brief_budget(self) -> Budget:
-        """What a policy that understands nothing may use."""
-        own = self.budget
-        return Budget(
-            turns=min(BRIEF_TURNS, own.turns),
-            tools=min(4 * BRIEF_TURNS, own.tools),
-            seconds=min(EPISODE_SECONDS, own.seconds),
-        )
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds that the check has left."""
-        return self.deadline - time.monotonic()
-
-    async def count_affordable(self, environment: Environment, wanted: int, *, each: float, least: int = 1) -> int:
-        """Give how many of *wanted* rounds of *each* so many episodes there is time for; raises `TooSlow`."""
-        if self.episode_seconds is None:
-            self.episode_seconds = await self._measure_episode(environment)
-        cost = max(self.episode_seconds * each, 1e-9)
-        least = min(least, wanted)
-        if cost * least > TIME_SHARE * self.seconds_left:
-            raise TooSlow(
-                f"an episode takes {self.episode_seconds:.1f} s, so the {math.ceil(each * least)} it needs at least take about"
-                f" {cost * least:.0f} s; it had {max(self.seconds_left, 0):.0f} s"
-            )
-        return min(wanted, max(least, int(self.check_seconds / cost)))
-
-    async def _measure_episode(self, environment: Environment) -> float:
-        """Give the seconds of an episode, one that says nothing or one played well, whichever takes longer."""
-        if not self.tasks:
-            return 0.0
-        policies = (build("null"), build("oracle"))
-        first = max([await self._time_episode(environment, policy) for policy in policies])
-        if first < QUICK_SECONDS:
-            return first
-        return max([await self._time_episode(environment, policy) for policy in policies])
-
-    async def _time_episode(self, environment: Environment, policy: Model) -> float:
-        started = time.perf_counter()
-        # A verifier may change the task it is given; that is for another check to find.
-        await self.play(environment, policy, self.tasks[0].model_copy(deep=True))
-        return time.perf_counter() - started
-
-    @asynccontextmanager
-    async def enter_environment(self) -> AsyncIterator[Environment]:
-        """Enter a new environment; what playing it changes in the process is put back."""
-        environment = self.make()
-        with restore_process_state():
-            async with environment:
-                yield environment
-
-    async def play_oracle(self, environment: Environment, task: Task) -> Play:
-        """Play *task* as its `solve` says."""
-        model = RecordingModel(build("oracle"))
-        rollout = await self.play(environment, model, task)
-        return Play(tuple(model.turns), rollout)
-
-    async def play_script(
-        self, environment: Environment, choose: PolicyFunction, task: Task, *, turns: int = 0
-    ) -> Rollout:
-        """Play *task* with a policy that *choose* scripts, briefly, though at least so many *turns*."""
-        brief = self.brief_budget.model_copy(update={"turns": max(self.brief_budget.turns, turns)})
-        return await self.play(environment, ScriptedModel("told", choose), task, budget=brief)
-
-    async def play(
-        self, environment: Environment, model: Model, task: Task, *, budget: Budget | None = None
-    ) -> Rollout:
-        """Play *task* once, bounded."""
-        return await play(environment, model, task, seed=self.seed, budget=budget or self.budget)
-
-
-def build_subject(
-    name: str,
-    settings: Mapping[str, Any],
-    *,
-    seed: int = 0,
-    count: int = 8,
-    split: str | None = None,
-    budget: Budget | None = None,
-) -> Subject:
-    """Give the installed environment *name* as a subject; raises `UnknownEnvironment`."""
-    entry = installed().get(name)
-    if entry is None:
-        load(name)
-    made = partial(load, name, **settings)
-    return Subject(name, made, entry, seed, count, split, settings=settings, budget=budget or Budget())

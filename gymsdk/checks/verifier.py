@@ -1,4 +1,4 @@
-"""The verifier: asked again about the same transcript it gives the same verdict, and leaves everything as it was."""
+"""Check that `verify` always gives the same verdict for a transcript and changes nothing that it receives."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gymsdk.models.scripted import ScriptedModel
 from gymsdk.types import Episode, Playable, Task
 
 MAX_TASKS = 4
-"""Tasks whose transcripts are judged again."""
+"""How many tasks have their transcripts judged again."""
 
 FIX_MUTATION = "let `verify` only read: copy what it sorts, fills or pops, and keep counters in the verdict"
-FIX_RANDOMNESS = "take chance, the clock and counters out of `verify`; seed what it draws by the task"
+FIX_RANDOMNESS = "use no randomness, clock or counters in `verify`; seed its random choices by the task"
 FIX_SHARED_STATE = (
     "let `verify` depend on nothing but its arguments: no module variables, no cache that changes an answer"
 )
@@ -30,23 +30,23 @@ WRONG_TURNS = [[responses.build_message(format_answer("17"), id="msg_0")]]
 
 
 async def _check_verifier(subject: Subject) -> list[Finding]:
-    # Drawn anew: a verifier that changes its task may have done so in an earlier check.
-    anew = replace(subject)
+    # Draw new tasks: a verifier that changes its task may have changed these in an earlier check.
+    redrawn = replace(subject)
     async with subject.enter_environment() as environment, subject.enter_environment() as other:
-        tasks = sample_tasks(anew.tasks, await subject.count_affordable(environment, MAX_TASKS, each=4))
+        tasks = sample_tasks(redrawn.tasks, await subject.count_affordable(environment, MAX_TASKS, each=4))
         if not tasks:
             raise NotApplicable("the environment has no tasks")
         plays = [each for task in tasks for each in await _play_right_and_wrong(subject, environment, task)]
         if not plays:
-            raise NotApplicable("no play of a task came to a verdict, so there is none to ask for again")
-        found = [await _judge_repeatedly(subject, environment, other, *play) for play in plays]
-    return _deduplicate_findings([finding for finding in found if finding])
+            raise NotApplicable("no play of a task was scored, so there is no verdict to compare")
+        findings = [await _judge_repeatedly(subject, environment, other, *play) for play in plays]
+    return _deduplicate_findings([finding for finding in findings if finding])
 
 
 async def _play_right_and_wrong(
     subject: Subject, environment: Environment, task: Task
 ) -> list[tuple[Task, Play, Budget]]:
-    """Give a right and a wrong play of *task* that come to a verdict, as far as they are known."""
+    """Return the scored ones of a right and a wrong play of *task*."""
     right = await subject.play_oracle(environment, task.model_copy(deep=True))
     model = RecordingModel(ScriptedModel("wrong", build_policy(WRONG_TURNS)))
     rollout = await subject.play(environment, model, task.model_copy(deep=True), budget=subject.brief_budget)
@@ -61,7 +61,7 @@ async def _judge_repeatedly(
     performance = Performance(script, environment)
     try:
         episode = await performance.play_until_verdict()
-        # What cannot be played is the affair of the checks that play it.
+        # Other checks report tasks that cannot be played.
         return (
             await _find_change(environment, other, episode, serialize_verdict(play.rollout.verdict))
             if episode
@@ -72,7 +72,7 @@ async def _judge_repeatedly(
 
 
 async def _find_change(environment: Environment, other: Environment, episode: Episode, played: Plain) -> Finding | None:
-    """Give what changes about *episode*, or about its verdict, while `verify` is asked again and again."""
+    """Return what changes in *episode* or in its verdict when `verify` judges it repeatedly."""
     name = describe_task(episode.task)
     before, copies = (
         _dump_episode(episode),
@@ -80,21 +80,21 @@ async def _find_change(environment: Environment, other: Environment, episode: Ep
     )
     first = await _ask_verify(environment, episode)
     if changed := find_difference(before, _dump_episode(episode)):
-        return Finding(seen=f"`verify` changes what it is given: {changed}", task=name, mend=FIX_MUTATION)
+        return Finding(seen=f"`verify` changes its arguments: {changed}", task=name, mend=FIX_MUTATION)
     again, once_more, anew = [await _ask_verify(copy.environment, copy) for copy in copies]
     verdicts = {
-        "when it is asked again about one transcript": (first, again, FIX_RANDOMNESS),
-        "when it is asked a third time about one transcript": (again, once_more, FIX_RANDOMNESS),
+        "when one transcript is judged again": (first, again, FIX_RANDOMNESS),
+        "when one transcript is judged a third time": (again, once_more, FIX_RANDOMNESS),
         "between two plays of the same turns": (played, first, FIX_SHARED_STATE),
-        "between two environments that are asked about one transcript": (first, anew, FIX_SHARED_STATE),
+        "between two environments that judge one transcript": (first, anew, FIX_SHARED_STATE),
     }
     return _find_verdict_difference(name, verdicts)
 
 
 def _find_verdict_difference(task: str, verdicts: dict[str, tuple[Plain, Plain, str]]) -> Finding | None:
-    for when, (one, another, mend) in verdicts.items():
-        if differs := find_difference(one, another):
-            return Finding(seen=f"the verdict changes {when}: {differs}", task=task, mend=mend)
+    for when, (first, another, fix) in verdicts.items():
+        if differs := find_difference(first, another):
+            return Finding(seen=f"the verdict changes {when}: {differs}", task=task, mend=fix)
     return None
 
 
@@ -109,13 +109,13 @@ def _copy_episode(episode: Episode, environment: Environment) -> Episode:
     try:
         state, transcript = deepcopy(episode.state), deepcopy(episode.transcript)
     except Exception:  # noqa: BLE001  # an author's state may hold anything
-        raise NotApplicable("its state cannot be copied, so no verdict can be asked for twice") from None
+        raise NotApplicable("its state cannot be copied, so it cannot be judged twice") from None
     task = episode.task.model_copy(deep=True)
     return replace(episode, environment=environment, state=state, transcript=transcript, task=task)
 
 
 def _dump_episode(episode: Episode) -> Plain:
-    """Give everything `verify` could change, as plain JSON."""
+    """Return everything that `verify` could change, as plain JSON."""
     transcript = episode.transcript
     return {
         "state": to_plain(dict(episode.state) | (episode.state.__pydantic_private__ or {})),
@@ -126,15 +126,15 @@ def _dump_episode(episode: Episode) -> Plain:
 
 
 def _deduplicate_findings(findings: list[Finding]) -> list[Finding]:
-    """Give the first finding of each sort."""
+    """Return the first finding of each kind."""
     return list({finding.mend: finding for finding in reversed(findings)}.values())
 
 
 CHECKS = (
     Check(
         id="semantic.verifier_determinism",
-        asks="`verify` judges one transcript always alike, and changes nothing that it is given",
-        why="a reward that changes when nothing has changed is noise to train on, and no result can be checked again",
+        asks="`verify` gives the same verdict for the same transcript, and changes nothing that it receives",
+        why="a reward that changes without a reason is noise in training, and no result can be reproduced",
         mend=FIX_RANDOMNESS,
         run=_check_verifier,
     ),

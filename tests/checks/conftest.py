@@ -1,4 +1,4 @@
-"""What the tests of the checks share: an environment made of source, installed as a healthy package, as a subject."""
+"""Fixtures of the checks' tests: an environment from source, installed as a healthy package, as a subject."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Site:
         self._monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
     def install(self, name: str, source: str, files: dict[str, str] | None = None) -> Path:
-        """Install the environment *name*, its package made of *source* and *files*; give its `.dist-info`.
+        """Install the environment *name* with the package *source* and *files*, and return its `.dist-info` folder.
 
-        What is named like a file of that folder goes there, `{name}` filled in.
+        Files with names of that folder go there, with `{name}` replaced.
         """
         package = f"gym_env_{name}"
         given = {
@@ -86,7 +86,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A folder on the path, here and for the processes a test starts; what was imported of it is forgotten."""
+    """A folder on the path of this process and of child processes. Modules imported from it are removed afterwards."""
     folder = tmp_path / "site"
     folder.mkdir()
     yield Site(folder, monkeypatch)
@@ -97,9 +97,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def subject(site: Site) -> Make:
-    """A subject made of *source*, installed under a name of its own, with its settings.
+    """Install *source* under a new name and return it as a subject with its settings.
 
-    Source that has no `from gymsdk import` of its own is given the usual ones.
+    Source without a `from gymsdk import` line gets the usual one.
     """
     made = 0
 

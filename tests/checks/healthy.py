@@ -1,4 +1,4 @@
-"""An environment in which nothing is wrong: a shelf that a policy puts books on, with state, tools and a verdict."""
+"""A healthy environment: a shelf that a policy puts books on, with state, tools and a verdict."""
 
 HEALTHY = '''
 import random

@@ -1,4 +1,4 @@
-"""The catalog: every check once, in sentences, as the documents have it."""
+"""The catalog of checks, and its table in the documentation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def row(check: Check) -> str:
     return f"| `{check.id}` | {' | '.join(told)} |"
 
 
-def test_every_id_is_there_once():
+def test_check_ids_are_unique():
     ids = [check.id for check in CHECKS]
     assert sorted(set(ids)) == sorted(ids)
 
@@ -59,12 +59,12 @@ def test_a_misspelt_id_suggests_the_nearest():
         run.select_checks(["runtime.lod"])
 
 
-def test_one_id_needs_no_list():
+def test_a_single_id_needs_no_list():
     assert [check.id for check in run.select_checks("runtime.rows")] == ["runtime.rows"]
 
 
-def test_where_nothing_is_left_that_is_a_mistake_of_usage():
-    with pytest.raises(UsageError, match="nothing is left to check"):
+def test_selecting_no_check_is_a_usage_error():
+    with pytest.raises(UsageError, match="no check is left"):
         run.select_checks(["runtime.rows"], ["runtime"])
 
 

@@ -9,7 +9,7 @@ async def test_a_healthy_environment_passes(subject, outcome):
     assert (await outcome(CLOSING, subject(HEALTHY))).status == "passed"
 
 
-async def test_a_close_that_needs_what_only_a_step_leaves_is_found(subject, outcome):
+async def test_a_close_that_depends_on_a_step_is_found(subject, outcome):
     result = await outcome(CLOSING, subject(HEALTHY.replace("state.books.clear()", "state.books.pop()")))
     assert {"answered with nothing", "cancelled", "out of time"} <= {
         ending

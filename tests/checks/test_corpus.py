@@ -1,4 +1,4 @@
-"""The kit can fail: each environment of the corpus fails the check it was broken for, the healthy ones pass all."""
+"""Each broken environment of the corpus fails its check, and the healthy ones pass all checks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def held_to(own: str) -> list[Check]:
 
 
 @pytest.mark.parametrize("case", BROKEN)
-async def test_what_is_broken_fails_its_own_check(case, subject):
+async def test_each_broken_environment_fails_its_check(case, subject):
     own, companions = meant(case)
     made = subject(source_of(case), files=files_of(case))
     report = await CheckRun(made).report(held_to(own))
@@ -67,9 +67,9 @@ async def test_what_is_broken_fails_its_own_check(case, subject):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith(HEALTHY)])
-async def test_what_is_healthy_passes_every_check(case, subject):
+async def test_healthy_environments_pass_every_check(case, subject):
     made = subject(source_of(case), files=files_of(case), **SETTINGS.get(case, {}))
-    made.patience = PATIENCE
+    made.check_seconds = PATIENCE
     # Another interpreter is started for each of the package's checks, and the packages are all made alike.
     report = await CheckRun(made).report(select_checks(SIZED.get(case, ()), [] if case == HEALTHY else ["packaging"]))
     assert [(result.id, result.findings) for result in report.results if result.status == "failed"] == []
@@ -81,7 +81,7 @@ async def test_the_real_environments_pass_every_check(name):
     assert [(result.id, result.findings) for result in report.results if result.status == "failed"] == []
 
 
-def test_every_check_has_something_it_fails():
+def test_every_check_has_a_broken_environment():
     assert sorted({check.id for check in CHECKS} - {meant(case)[0] for case in BROKEN}) == []
 
 

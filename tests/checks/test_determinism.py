@@ -29,7 +29,7 @@ async def test_a_state_drawn_anew_at_every_reset_is_found(subject, outcome):
     assert "reset.state.books.0 was" in result.findings[0].seen
 
 
-async def test_kinds_dealt_in_turn_from_the_same_first_one_are_found(subject, outcome):
+async def test_kinds_that_alternate_from_a_fixed_start_are_found(subject, outcome):
     source = (
         HEALTHY.replace("book: str\n\n\nclass Shelf", "book: str\n    kind: int = 0\n\n\nclass Shelf")
         .replace("    while title :=", "    kind = -1\n    while title :=")

@@ -44,13 +44,13 @@ async def test_episodes_are_opened_there_too(subject):
     assert found.openings == [[{"role": "user", "content": "7 0"}]]
 
 
-async def test_what_breaks_there_is_told(subject):
+async def test_an_error_in_the_other_interpreter_is_reported(subject):
     made = subject(HASHED.replace("MARK", "1 / 0"))
-    with pytest.raises(BrokenEnvironment, match=r"in a new process .*ZeroDivisionError"):
+    with pytest.raises(BrokenEnvironment, match=r"a new process .*ZeroDivisionError"):
         await determinism.draw_in_new_interpreter(made, "train", seed=0, count=1)
 
 
-async def test_what_is_not_installed_is_not_asked(subject):
+async def test_an_environment_that_is_not_installed_is_skipped(subject):
     made = subject(HASHED.replace("MARK", "1"))
     with pytest.raises(NotApplicable, match="not installed"):
         await determinism.draw_in_new_interpreter(Subject(made.name, made.make), "train", seed=0, count=1)

@@ -30,7 +30,7 @@ async def test_episodes_that_fail_agree_too(subject, outcome):
     assert (await outcome(FACES, subject(source))).status == "passed"
 
 
-async def test_what_depends_on_the_thread_is_found_on_every_face(subject, outcome):
+async def test_dependence_on_the_thread_is_found_on_every_interface(subject, outcome):
     source = HEALTHY.replace(
         "Reset(state=Shelf())", "Reset(state=Shelf(), messages=[threading.current_thread().name])"
     ).replace("import random", "import random, threading")
@@ -40,7 +40,7 @@ async def test_what_depends_on_the_thread_is_found_on_every_face(subject, outcom
     assert "through VectorEnv" in faces
 
 
-async def test_what_depends_on_the_id_of_a_call_is_found_over_http(subject, outcome):
+async def test_dependence_on_call_ids_is_found_over_http(subject, outcome):
     step = """
 @hookimpl
 async def step(action):

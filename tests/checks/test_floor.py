@@ -1,4 +1,4 @@
-"""What must not pay: the panel, the canaries, and how much of it luck explains."""
+"""The panel and the canaries must not pay, beyond what chance explains."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_numbers_are_found_once():
     assert list_numbers("3 and -4.5, then 3") == ["3", "-4.5"]
 
 
-def test_a_tool_is_called_with_each_value_it_lists():
+def test_a_tool_is_called_with_each_listed_value():
     unit = {"type": "string", "enum": ["km", "mile"]}
     tool = {"parameters": {"properties": {"unit": unit, "many": {"type": ["integer", "null"]}}}}
     assert list(iter_enum_arguments(tool)) == [{"unit": "km", "many": 1}, {"unit": "mile", "many": 1}]
@@ -113,7 +113,7 @@ def test_a_tool_is_called_with_each_value_it_lists():
         ({"type": "integer", "minimum": 1}, []),
     ],
 )
-def test_what_is_few_is_tried_whole(schema, values):
+def test_a_small_range_is_tried_completely(schema, values):
     assert list_choices(schema) == values
 
 
@@ -126,5 +126,5 @@ def test_a_sample_is_spread():
     assert sample_tasks(range(24), 4) == [0, 6, 12, 18]
 
 
-def test_what_a_person_cannot_read_is_escaped():
+def test_unprintable_text_is_escaped():
     assert shorten_text("\u202e\ud800") == r"'\u202e\ud800'"

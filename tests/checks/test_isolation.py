@@ -20,15 +20,15 @@ async def test_a_healthy_environment_passes(subject, outcome):
     assert (await outcome("runtime.episode_isolation", subject(HEALTHY))).status == "passed"
 
 
-async def test_what_the_module_remembers_is_found_with_the_steps_that_show_it(subject, outcome):
+async def test_module_state_is_found_with_the_steps(subject, outcome):
     result = await outcome("runtime.episode_isolation", subject(LATE))
     assert result.status == "failed"
     assert "reward was 1.0, then 0.0" in result.findings[0].seen
 
 
-async def test_where_the_time_is_over_no_more_is_played(subject):
+async def test_no_episode_starts_after_the_deadline(subject):
     shelf = subject(HEALTHY)
-    async with shelf.fresh() as environment:
+    async with shelf.enter_environment() as environment:
         played = await build_scripts(shelf, environment, tasks=1)
         nothing_like_it = [{} for _ in played]
         assert await _check_interleaved(_Stage(environment, played, nothing_like_it, ends=0.0), MAX_EXAMPLES) == []
@@ -42,11 +42,11 @@ def test_an_interleaving_is_shrunk_to_the_smallest_that_goes_wrong():
     assert sorted(_shrink(run, 3, MAX_EXAMPLES)) == sorted(str([0, 1, 1, 2]))
 
 
-def test_where_no_interleaving_goes_wrong_nothing_is_found():
+def test_a_healthy_environment_has_no_isolation_findings():
     assert _shrink(lambda _: None, 3, MAX_EXAMPLES) is None
 
 
-def test_what_goes_wrong_only_once_is_found_too():
+def test_a_difference_that_occurs_once_is_found():
     wrong = iter([True])
 
     def run(picks):

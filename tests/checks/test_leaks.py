@@ -1,4 +1,4 @@
-"""Answers in what a policy can see."""
+"""Answers that a policy can see."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_prompt_without_the_answer_passes(subject, outcome):
     assert (await outcome(CHECK, subject(ASKED.replace("PROMPT", 'f"{one} + {other}?"')))).findings == []
 
 
-async def test_what_any_reply_earns_is_no_leak(subject, outcome):
+async def test_rewards_of_any_reply_are_not_a_leak(subject, outcome):
     paying = ASKED.replace("PROMPT", 'f"{one} + {other}?"').replace("reply.strip() == str(task.total)", "reply > ''")
     assert (await outcome(CHECK, subject(paying))).findings == []
 
@@ -82,9 +82,9 @@ def test_a_clue_is_found(rule, text, found):
     assert found in rule(text)
 
 
-def test_what_the_task_is_to_undo_is_no_clue():
+def test_decoding_that_the_task_asks_for_is_not_a_leak():
     found = {rule.name for rule in clues.RULES if rule.is_asked_for("Decode this: (uryyb)")}
-    assert {"shifts letters by thirteen", "reads backwards", "says what hexadecimal hides"} <= found
+    assert {"decodes ROT13", "reads backwards", "decodes hexadecimal"} <= found
 
 
 @pytest.mark.parametrize(
@@ -96,17 +96,17 @@ def test_what_the_task_is_to_undo_is_no_clue():
         ("say Nairobi, Bruno", False),
     ],
 )
-def test_one_of_many_is_no_secret_told(text, found):
+def test_a_listed_alternative_is_not_a_leak(text, found):
     assert is_one_of_many("Nairobi", text, {"Nairobi", "Bruno"}) is found
 
 
-def test_a_secret_is_what_the_oracle_says_and_the_row_holds():
+def test_secrets_come_from_the_oracle_and_the_row():
     task = Task.ask("Which of red1 and blue2?", expected={"colour": "red1", "code": "XK77"}, note="unrelated")
     way = [[responses.build_function_call("take", {"code": 1234})], [responses.build_message("Done.\nAnswer: green3")]]
     assert list_secrets(task, way, "Which of red1 and blue2?") == {"XK77", "1234", "green3", "Done.\nAnswer: green3"}
 
 
-def test_what_many_tasks_share_is_no_secret():
+def test_text_that_many_tasks_share_is_not_a_secret():
     assert drop_shared_secrets([{"Done.", "one1"}, {"Done.", "two2"}, {"Done."}]) == [{"one1"}, {"two2"}, set()]
 
 

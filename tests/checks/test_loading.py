@@ -1,4 +1,4 @@
-"""What is there before anybody plays: each check finds what it is for, and lets pass what is right."""
+"""Checks that run before any episode: each finds its defect and passes healthy environments."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ async def test_a_missing_setting_is_named(seen):
     assert "digits" in told
 
 
-async def test_an_environment_without_tasks_is_told(seen):
+async def test_an_environment_without_tasks_fails(seen):
     source = SUMS.replace("while True", "while False")
     assert await seen("runtime.load", source) == ["none of its splits has a task: train, test"]
 
 
-async def test_an_environment_without_splits_is_told(seen):
+async def test_an_environment_without_splits_fails(seen):
     source = "@hookimpl\ndef verify():\n    return Verdict(reward=0.0)"
     assert await seen("runtime.load", source) == ["it has no split"]
 
@@ -53,7 +53,7 @@ async def test_an_environment_without_splits_is_played_with_given_tasks(subject,
     made = subject("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)")
     made.given = [Task.ask("What?")]
     assert (await outcome("runtime.load", made)).status == "passed"
-    assert (await outcome("runtime.splits", made)).reason == "it has no splits; it is played with files of rows"
+    assert (await outcome("runtime.splits", made)).reason == "it has no splits; it plays files of rows"
 
 
 async def test_an_empty_split_is_named(seen):
@@ -61,12 +61,14 @@ async def test_an_empty_split_is_named(seen):
     assert await seen("runtime.splits", source) == ["the split 'test' has no task"]
 
 
-async def test_a_split_without_a_name_is_told(seen):
+async def test_a_split_without_a_name_fails(seen):
     assert await seen("runtime.splits", SUMS.replace('"test"]', '" "]')) == ["a split is named ' '"]
 
 
-async def test_a_slow_first_task_is_told(subject):
-    assert all("seconds; -1 are enough" in each.seen for each in await check_splits(subject(SUMS), seconds=-1.0))
+async def test_a_slow_first_task_fails(subject):
+    assert all(
+        "seconds, more than the allowed -1" in each.seen for each in await check_splits(subject(SUMS), seconds=-1.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,19 +79,19 @@ async def test_a_slow_first_task_is_told(subject):
         ("str", "'\\ud800'", "a row cannot be written as JSON: UnicodeEncodeError"),
     ],
 )
-async def test_what_json_cannot_hold_is_told(seen, field, value, told):
+async def test_values_that_json_cannot_represent_fail(seen, field, value, told):
     source = SUMS.replace("    answer: int", f"    answer: int\n    more: {field} = None").replace(
         "answer=one + other)", f"answer=one + other, more={value})"
     )
     assert {each.startswith(told) for each in await seen("runtime.rows", source)} == {True}
 
 
-async def test_a_row_that_is_not_read_as_it_was_written_is_told(seen):
+async def test_a_row_that_changes_on_a_round_trip_fails(seen):
     source = SUMS.replace("    answer: int", "    answer: int\n    more: int = Field(0, serialization_alias='rest')")
     source = source.replace("answer=one + other)", "answer=one + other, more=2)").replace(
         "class Sum(Task):", "class Sum(Task):\n    model_config = {'serialize_by_alias': True}\n"
     )
-    assert set(await seen("runtime.rows", source)) == {"written and read again, more of a row changed"}
+    assert set(await seen("runtime.rows", source)) == {"written and read back, more of a row changed"}
 
 
 async def test_integers_beyond_64_bits_are_fine_until_python_refuses_to_read_them(seen):
@@ -98,7 +100,7 @@ async def test_integers_beyond_64_bits_are_fine_until_python_refuses_to_read_the
     assert "4300" in report
 
 
-async def test_a_prompt_that_reset_says_is_one(seen):
+async def test_a_prompt_from_reset_counts(seen):
     source = SUMS.replace('f"What is {one} + {other}?"', '""')
     assert await seen("runtime.prompts", source) != []
     assert (
@@ -119,7 +121,7 @@ async def test_a_picture_is_a_prompt(seen):
     assert await seen("runtime.prompts", source) == []
 
 
-async def test_a_verdict_that_is_no_json_is_told(seen):
+async def test_a_verdict_that_is_not_json_fails(seen):
     source = SUMS.replace("class Sum", "class Graded(Verdict):\n    junk: object\n\nclass Sum")
     told = await seen("runtime.verdicts", source.replace("Verdict(reward=", "Graded(junk=object(), reward="))
     assert told[0].startswith("the verdict (Graded) cannot be written as JSON: Unable to serialize unknown type")
@@ -130,35 +132,38 @@ async def test_rows_in_two_splits_are_counted(seen):
     assert told == ["100 of the first 100 rows of 'test' are in 'train' too"]
 
 
-async def test_a_number_of_its_own_does_not_make_a_row_another(seen):
+async def test_a_numbering_field_does_not_distinguish_rows(seen):
     source = SUMS.replace("{split}:{seed}", "{seed}").replace("answer=one + other", "answer=one + other, row_id=split")
     assert len(await seen("semantic.split_overlap", source)) == 1
 
 
 async def test_the_examples_may_be_of_another_split(seen):
     source = SUMS.replace('"test"]', '"example"]').replace("{split}:{seed}", "{seed}")
-    assert await seen("semantic.split_overlap", source) == "it has one split; there is nothing to keep apart"
+    assert await seen("semantic.split_overlap", source) == "it has a single split; there is nothing to compare"
 
 
 @pytest.mark.parametrize(
     ("shape", "told"),
     [
-        ("[]", "its parameters are no schema of an object"),
+        ("[]", "its parameters are not the schema of an object"),
         ("{'type': 'object', 'properties': {'a': {'type': 'text'}}}", "parameters.a has the type 'text'"),
         ("{'type': 'object', 'properties': {'a': {'enum': []}}}", "parameters.a has an `enum` without values"),
-        ("{'type': 'object', 'properties': {'a': 3}}", "parameters.a is no schema but 3"),
-        ("{'type': 'object', 'properties': {}, 'required': ['a']}", "parameters requires a property it does not have"),
+        ("{'type': 'object', 'properties': {'a': 3}}", "parameters.a is 3 instead of a schema"),
+        (
+            "{'type': 'object', 'properties': {}, 'required': ['a']}",
+            "parameters requires a property that it does not define",
+        ),
         ("{'type': 'object', 'properties': {'a': {'$ref': '#/$defs/A'}}}", "parameters.a refers to '#/$defs/A'"),
     ],
 )
-async def test_a_row_that_lists_a_tool_with_a_wrong_schema_is_told(seen, shape, told):
+async def test_a_wrong_tool_schema_in_a_row_fails(seen, shape, told):
     prompt = f"{{'input': 'Add.', 'tools': [{{'type': 'function', 'name': 'add', 'parameters': {shape}}}]}}"
     source = SUMS.replace('Sum.ask(f"What is {one} + {other}?", ', f"Sum(responses_create_params={prompt}, ")
     [seen_there] = await seen("runtime.tool_schemas", source)
     assert seen_there.startswith(f"tool 'add': {told}")
 
 
-async def test_what_calls_itself_strict_and_is_not_is_told(seen):
+async def test_a_strict_schema_that_is_not_strict_fails(seen):
     shape = "{'type': 'object', 'properties': {'a': {'type': 'string'}}}"
     tool = f"{{'type': 'function', 'name': 'add', 'strict': True, 'parameters': {shape}}}"
     source = SUMS.replace(
@@ -166,8 +171,8 @@ async def test_what_calls_itself_strict_and_is_not_is_told(seen):
         f"Sum(responses_create_params={{'input': 'Add.', 'tools': [{tool}]}}, ",
     )
     assert await seen("runtime.tool_schemas", source) == [
-        "tool 'add': parameters is strict, and does not say `additionalProperties: false`",
-        "tool 'add': parameters is strict, and does not require a",
+        "tool 'add': parameters is strict but lacks `additionalProperties: false`",
+        "tool 'add': parameters is strict but does not require a",
     ]
 
 
@@ -181,7 +186,7 @@ async def test_words_in_a_docstring_describe_as_well(seen):
     assert await seen("runtime.descriptions", source) == []
 
 
-async def test_what_has_no_words_is_named(seen):
+async def test_missing_descriptions_are_named(seen):
     source = TOOLS.replace('"""Add two numbers, one to the other."""', "")
     assert await seen("runtime.descriptions", source) == [
         "the tool 'add' has no description",
@@ -218,19 +223,19 @@ def filed(subject):
         ('{"responses_create_params": {"input": "What?"}}', "data/train.jsonl:13: the row does not fit environment"),
     ],
 )
-async def test_a_bad_row_at_the_end_of_a_file_is_told_with_its_line_and_by_one_check(filed, outcome, last, told):
+async def test_a_bad_last_row_is_reported_once_with_its_line(filed, outcome, last, told):
     [finding] = (await outcome("runtime.rows", filed(last))).findings
     assert finding.seen.startswith(told)
     others = [await outcome(check, filed(last)) for check in ("semantic.split_overlap", "runtime.seed_control")]
     assert [result.findings for result in others] == [[], []]
 
 
-async def test_a_bad_row_at_the_beginning_of_a_file_is_told_with_its_line(filed, outcome):
+async def test_a_bad_first_row_is_reported_with_its_line(filed, outcome):
     [finding] = (await outcome("runtime.load", filed("{bad", before=2))).findings
     assert finding.seen.startswith("data/train.jsonl:3: not valid JSON")
 
 
-async def test_a_bad_row_that_is_drawn_is_told_with_its_number(seen):
+async def test_a_bad_generated_row_is_reported_with_its_number(seen):
     source = SUMS.replace("while True:", "for number in range(30):").replace(
         "yield Sum.ask(", "yield {'answer': ''} if number == 19 else Sum.ask("
     )

@@ -1,4 +1,4 @@
-"""The three real environments pass, and each way of breaking one of them by a single hook is found."""
+"""The three real environments pass, and breaking a single hook of one of them is found."""
 
 from __future__ import annotations
 
@@ -235,6 +235,6 @@ async def test_a_mutation_is_found(mutation, check, outcome):
 
 @pytest.mark.parametrize("module", [gym_env_math, gym_env_multineedle, gym_env_tool_call])
 @pytest.mark.parametrize("check", HELD_TO)
-async def test_what_is_not_mutated_passes(module, check, outcome):
+async def test_unchanged_environments_pass(module, check, outcome):
     result = await outcome(check, mutant(module))
     assert result.status == "passed" or result.reason, result.findings

@@ -1,4 +1,4 @@
-"""What the oracle earns, and what else is claimed to be right."""
+"""The rewards of the oracle and of the claimed variants."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_an_oracle_that_is_right_passes(subject, outcome):
 
 
 @pytest.mark.parametrize("check", ["semantic.oracle_max", "semantic.variants"])
-async def test_an_environment_without_an_oracle_is_told_how_to_add_one(subject, outcome, check):
+async def test_without_an_oracle_the_message_says_how_to_add_one(subject, outcome, check):
     result = await outcome(check, subject(ADDED))
     assert result.status == "skipped"
     assert "add a hook `solve(task)`" in result.reason
@@ -55,7 +55,7 @@ async def test_an_oracle_that_earns_more_is_found(subject, outcome):
     assert "earns 1, the claimed maximum is 0.5" in first.seen
 
 
-async def test_a_variant_is_said_in_place_of_the_last_reply(subject, outcome):
+async def test_a_variant_replaces_the_last_reply(subject, outcome):
     made = subject(ADDED + SOLVED + CLAIMED.format('variants=[f"{task.total}.0"]'))
     assert (await outcome("semantic.variants", made)).status == "passed"
 
@@ -65,7 +65,7 @@ async def test_a_variant_that_is_refused_is_found(subject, outcome):
     assert "'many', claimed to be right, earns 0" in (await outcome("semantic.variants", made)).findings[0].seen
 
 
-async def test_what_steps_pay_counts(subject, outcome):
+async def test_step_rewards_count(subject, outcome):
     [first, *_] = (await outcome("semantic.reward_range", subject(ADDED + SOLVED + PAID))).findings
     assert "the oracle policy earns 1.5, more than the claimed maximum 1" in first.seen
 

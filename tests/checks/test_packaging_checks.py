@@ -1,4 +1,4 @@
-"""The package of an environment: what it says, ships and does when imported."""
+"""The package of an environment: its metadata, its files and its import."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def edited(subject, site, tmp_path):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("Summary: Made for a test.\n", "it has no `description`, a sentence for `gymsdk list`"),
-        ("Requires-Python: >=3.11\n", "it has no `requires-python`"),
+        ("Summary: Made for a test.\n", "it lacks `description`, a sentence for `gymsdk list`"),
+        ("Requires-Python: >=3.11\n", "it lacks `requires-python`"),
         ("Requires-Dist: gymsdk\n", "it does not depend on `gymsdk`"),
     ],
 )
@@ -73,7 +73,7 @@ async def test_metadata_that_is_missing_is_named(seen, line, told):
 @pytest.mark.parametrize(
     "requirement", ["gymsdk", "gymsdk>=0.1", "gymsdk[openai]>=0.1; python_version>'3'", "GymSDK (>1)"]
 )
-async def test_gymsdk_is_depended_on_however_it_is_written(seen, requirement):
+async def test_the_dependency_on_gymsdk_is_found_in_any_notation(seen, requirement):
     told = METADATA.replace("Requires-Dist: gymsdk", f"Requires-Dist: {requirement}")
     assert await seen("packaging.metadata", {"METADATA": told}) == []
 
@@ -88,21 +88,21 @@ async def test_a_readme_of_a_line_is_hardly_one(seen):
     assert await seen("packaging.page", {"METADATA": told}) == ["its README has 9 characters"]
 
 
-async def test_an_environment_that_is_not_installed_is_not_asked(subject, outcome):
+async def test_packaging_checks_skip_an_uninstalled_environment(subject, outcome):
     made = subject(SUMS)
     result = await outcome("packaging.metadata", Subject("made", made.make))
     assert result.reason == "it is not installed"
 
 
-async def test_a_module_named_like_one_of_pythons_is_told(site, outcome):
+async def test_a_module_that_shadows_the_standard_library_fails(site, outcome):
     about = site.install("calendars", SUMS)
     (about / "entry_points.txt").write_text("[gymsdk.environments]\ncalendars = calendar\n")
     entry = registry.installed()["calendars"]
     result = await outcome("packaging.entry_point", Subject("calendars", partial(registry.load, "calendars"), entry))
-    assert [each.seen for each in result.findings] == ["its module 'calendar' has the name of another's"]
+    assert [each.seen for each in result.findings] == ["its module 'calendar' shadows another package"]
 
 
-async def test_a_name_like_a_version_is_told(seen):
+async def test_a_name_like_a_version_fails(seen):
     points = "[gymsdk.environments]\n{name}-v3 = gym_env_{name}\n"
     [told] = await seen("packaging.entry_point", {"entry_points.txt": points})
     assert told.endswith("ends like a Gymnasium version; drop the `-v<digits>`")
@@ -114,15 +114,15 @@ async def test_a_file_that_was_not_installed_is_named(seen):
     assert told.startswith("not shipped: gym_env_made1/data/train.jsonl")
 
 
-async def test_what_is_shipped_beside_the_package_is_named(seen, site):
+async def test_files_beside_the_package_are_named(seen, site):
     for path in ("tests/test_it.py", "notes.txt"):
         (site.folder / path).parent.mkdir(exist_ok=True)
         (site.folder / path).touch()
     record = "gym_env_{name}/__init__.py,,\ngym_env_{name}/py.typed,,\ntests/test_it.py,,\nnotes.txt,,\n../bin/it,,\n"
-    assert await seen("packaging.files", {"RECORD": record}) == ["beside the package it ships notes.txt, tests"]
+    assert await seen("packaging.files", {"RECORD": record}) == ["it ships notes.txt, tests beside the package"]
 
 
-async def test_an_install_without_a_list_of_files_is_not_asked(subject, outcome, site):
+async def test_an_install_without_a_file_list_is_skipped(subject, outcome, site):
     made = subject(SUMS)
     (site.folder / f"gym_env_{made.name}-1.0.dist-info" / "RECORD").unlink()
     assert (await outcome("packaging.files", made)).reason == "it was installed without a list of its files"
@@ -135,14 +135,14 @@ async def test_of_an_editable_install_the_wheel_is_built(edited, outcome):
     assert sorted(home.rglob("*")) == before
 
 
-async def test_what_the_wheel_leaves_out_is_named(edited, outcome):
+async def test_files_missing_from_the_wheel_are_named(edited, outcome):
     made, home = edited(files={"data/train.jsonl": "{}"})
     (home / ".gitignore").write_text("*.jsonl\n")
     result = await outcome("packaging.files", made)
     assert [each.seen for each in result.findings] == ["not shipped: gym_env_made1/data/train.jsonl"]
 
 
-async def test_a_project_that_builds_no_wheel_is_told(edited, outcome):
+async def test_a_failing_build_is_reported(edited, outcome):
     made, _ = edited(more='only-include = "no list"')
     [finding] = (await outcome("packaging.files", made)).findings
     assert finding.seen.startswith("its wheel cannot be built: ")
@@ -152,12 +152,11 @@ async def test_a_backend_that_is_missing_is_a_reason_to_skip(edited, outcome):
     made, _ = edited(backend="not_there.build")
     result = await outcome("packaging.files", made)
     assert result.reason == (
-        "its build backend 'not_there' is not installed here, so no wheel can be built; "
-        "`pip install hatchling` brings it"
+        "its build backend 'not_there' is not installed, so no wheel can be built; `pip install hatchling` installs it"
     )
 
 
-async def test_a_build_that_lacks_what_it_requires_is_a_reason_to_skip(edited, outcome):
+async def test_a_missing_build_requirement_skips_the_check(edited, outcome):
     made, home = edited()
     told = (home / "pyproject.toml").read_text().replace('["hatchling"]', '["hatchling", "hatch-not-there>=1"]')
     (home / "pyproject.toml").write_text(told)
@@ -176,7 +175,7 @@ def build_wheel(target, *_):
 """
 
 
-async def test_a_backend_that_litters_is_given_a_copy(edited, outcome):
+async def test_a_backend_that_leaves_files_builds_a_copy(edited, outcome):
     made, home = edited()
     (home / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "litter"\nbackend-path = ["."]'
@@ -200,16 +199,16 @@ async def test_a_backend_that_litters_is_given_a_copy(edited, outcome):
         ("def it(:", "it cannot be imported: SyntaxError: invalid syntax (/"),
     ],
 )
-async def test_an_import_that_does_more_than_import_is_told(seen, line, told):
+async def test_side_effects_of_an_import_are_reported(seen, line, told):
     [seen_there] = await seen("packaging.import", source=f"{SUMS}\n{line}\n")
     assert seen_there.startswith(told)
 
 
-async def test_an_import_that_costs_is_told(subject):
+async def test_an_expensive_import_is_reported(subject):
     [told] = await check_import(subject(SUMS), cpu=-1.0)
     assert told.seen.startswith("its import costs 0.")
 
 
 async def test_a_heavy_import_is_named(seen, site):
     (site.folder / "torch.py").write_text("")
-    assert await seen("packaging.import", source=f"{SUMS}\nimport torch\n") == ["its import brings torch along"]
+    assert await seen("packaging.import", source=f"{SUMS}\nimport torch\n") == ["its import loads torch"]

@@ -8,7 +8,7 @@ from .healthy import HEALTHY
 
 async def test_a_performance_is_seen_phase_by_phase(subject):
     shelf = subject(HEALTHY)
-    async with shelf.fresh() as environment:
+    async with shelf.enter_environment() as environment:
         script = await record_turns(shelf, environment, shelf.tasks[0], "oracle")
         performance = Performance(script, environment)
         phases = [await performance.advance() for _ in range(5)]
@@ -18,17 +18,17 @@ async def test_a_performance_is_seen_phase_by_phase(subject):
     assert performance.seen["verify"]["verdict"]["reward"] == 1.0
 
 
-async def test_what_breaks_a_performance_is_part_of_it(subject):
+async def test_a_failure_is_part_of_the_performance(subject):
     source = HEALTHY.replace("return Reset(state=Shelf())", "raise OSError('no shelf')")
     shelf = subject(source)
-    async with shelf.fresh() as environment:
+    async with shelf.enter_environment() as environment:
         seen = await Performance(Script("garbage", shelf.tasks[0], 0, GARBAGE_TURNS), environment).play_all()
     assert seen == {"reset": {"failure": "hook_raised"}}
 
 
 async def test_who_cannot_play_a_task_leaves_no_script(subject):
     shelf = subject(HEALTHY[: HEALTHY.rindex("@hookimpl")])
-    async with shelf.fresh() as environment:
+    async with shelf.enter_environment() as environment:
         assert await record_turns(shelf, environment, shelf.tasks[0], "oracle") is None
         names = [script.name for script in await build_scripts(shelf, environment, tasks=2)]
     assert names == ["scripted/random", "scripted/random", "garbage"]
@@ -37,7 +37,7 @@ async def test_who_cannot_play_a_task_leaves_no_script(subject):
 async def test_a_state_that_json_cannot_hold_is_seen(subject):
     source = HEALTHY.replace("books: list[str] = []", 'books: list[str] = []\n    cover: bytes = b"\\x89PNG"')
     shelf = subject(source)
-    async with shelf.fresh() as environment:
+    async with shelf.enter_environment() as environment:
         script = await record_turns(shelf, environment, shelf.tasks[0], "oracle")
         seen = await Performance(script, environment).play_all()
     assert seen["reset"]["state"]["cover"] == "89504e47"

@@ -1,4 +1,4 @@
-"""Plain values: whatever an author keeps can be compared, and no object breaks that."""
+"""Conversion of any object to comparable plain JSON."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def test_anything_is_made_plain(value, written):
         ({"a": None}, {"a": None}, None),
     ],
 )
-def test_a_difference_says_where_and_how(one, other, found):
+def test_a_difference_has_its_path_and_values(one, other, found):
     assert find_difference(one, other) == found

@@ -1,4 +1,4 @@
-"""The plugin, in pytest processes of its own: each check is a test, and the fixture checks inside one."""
+"""The pytest plugin, in separate pytest processes: tests per check, and the fixture."""
 
 from __future__ import annotations
 
@@ -57,11 +57,13 @@ def test_every_check_is_a_test(tested):
 def test_settings_reach_the_environments_they_name(tested, site):
     site.install("needy", _whole(SUMS).replace("Field(3, ", "Field("))
     words = ("--gymsdk", "sums", "--gymsdk", "needy", "-k", "runtime.load")
-    assert "give what it asks for with --set (in pytest with --gymsdk-set" in " ".join(tested(*words).stdout.split())
+    assert "pass the missing settings with --set (in pytest with --gymsdk-set" in " ".join(
+        tested(*words).stdout.split()
+    )
     assert "2 passed" in tested(*words, "--gymsdk-set", "needy.digits=2").stdout
 
 
-def test_a_setting_of_nobody_is_a_mistake_of_usage(tested):
+def test_a_setting_without_an_environment_is_a_usage_error(tested):
     ended = tested("--gymsdk", "sums", "--gymsdk", "greedy", "--gymsdk-set", "digits=2")
     assert ended.returncode == 4
     assert "--gymsdk-set digits=2: write it as NAME.KEY=VALUE" in ended.stderr
@@ -75,7 +77,7 @@ def test_several_environments_are_checked_and_tests_chosen_by_their_names(tested
     assert "1 failed, 3 passed" in ended.stdout
 
 
-def test_a_failure_is_told_in_sentences_without_a_traceback(tested):
+def test_a_failure_is_reported_without_a_traceback(tested):
     told = tested("--gymsdk", "greedy", "-k", "floor_gap").stdout
     assert "a policy that understands nothing earns no more than the claimed chance" in told
     assert all(f"\n      {word}:" in told for word in ("seen", "why", "mend"))
@@ -121,7 +123,7 @@ async def test_not_all_is_well(gymsdk_check):
     assert "semantic.oracle_max" not in ended.stdout
 
 
-def test_a_mistake_in_the_fixtures_use_is_told_in_a_sentence(tested, there):
+def test_wrong_use_of_the_fixture_is_reported_in_one_sentence(tested, there):
     (there / "test_it.py").write_text("""
 def test_it(gymsdk_check):
     gymsdk_check("sums", only="runtime.rows", digts=2)
@@ -132,13 +134,13 @@ def test_it(gymsdk_check):
     assert "pytest_plugin.py" not in told
 
 
-def test_a_setting_that_is_misspelt_is_told_without_a_traceback(tested):
+def test_a_misspelt_setting_is_reported_without_a_traceback(tested):
     told = tested("--gymsdk", "sums", "--gymsdk-set", "digts=2", "-k", "runtime.rows").stdout
     assert "did you mean 'digits'?" in told
     assert "run.py" not in told
 
 
-def test_unused_it_brings_nothing_of_gymsdk_but_itself(tested, there):
+def test_the_unused_plugin_imports_nothing_else_of_gymsdk(tested, there):
     (there / "test_it.py").write_text("""
 import sys
 

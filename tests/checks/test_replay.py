@@ -15,6 +15,6 @@ async def test_a_state_that_calls_do_not_rebuild_is_found(subject, outcome):
     assert "replayed in a new environment: state.books.0 was" in result.findings[0].seen
 
 
-async def test_an_environment_whose_episodes_break_has_nothing_to_replay(subject, outcome):
+async def test_broken_episodes_are_not_replayed(subject, outcome):
     source = HEALTHY.replace("return Reset(state=Shelf())", "raise OSError('no shelf')")
     assert (await outcome(REPLAY, subject(source))).status == "passed"

@@ -35,7 +35,7 @@ async def test_a_healthy_environment_passes(subject, outcome, check):
         ("KEPT.append(asyncio.ensure_future(asyncio.sleep(10)))", "asyncio tasks"),
     ],
 )
-async def test_what_episodes_leave_behind_is_named(subject, outcome, line, said):
+async def test_leaked_resources_are_named(subject, outcome, line, said):
     shelf = subject(opening(line).replace("class Shelf", "KEPT = []\n\n\nclass Shelf"))
     try:
         result = await outcome(RESOURCES, shelf)
@@ -46,7 +46,7 @@ async def test_what_episodes_leave_behind_is_named(subject, outcome, line, said)
     assert f"24 {said} behind" in result.findings[0].seen
 
 
-async def test_one_more_in_all_is_no_leak(subject, outcome):
+async def test_a_single_new_resource_is_not_a_leak(subject, outcome):
     line = "KEPT or KEPT.append(tempfile.mkdtemp())"
     shelf = subject(opening(line).replace("class Shelf", "KEPT = []\n\n\nclass Shelf"))
     assert (await outcome(RESOURCES, shelf)).status == "passed"
@@ -65,7 +65,7 @@ async def test_one_more_in_all_is_no_leak(subject, outcome):
         ("print('a shelf')", "printed 'a shelf"),
     ],
 )
-async def test_what_episodes_change_in_passing_is_named(subject, outcome, monkeypatch, line, said):
+async def test_changed_process_state_is_named(subject, outcome, monkeypatch, line, said):
     monkeypatch.setenv("SHELF", "empty")
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
     with __import__("warnings").catch_warnings():
@@ -73,9 +73,9 @@ async def test_what_episodes_change_in_passing_is_named(subject, outcome, monkey
     assert said in result.findings[0].seen
 
 
-async def test_what_playing_changes_is_put_back(subject):
+async def test_process_state_is_restored(subject):
     folder = Path.cwd()
-    async with subject(HEALTHY).fresh():
+    async with subject(HEALTHY).enter_environment():
         os.chdir("/")
         os.environ["BOOKS"] = "none"
         sys.path.append("shelf")

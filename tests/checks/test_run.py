@@ -1,4 +1,4 @@
-"""A run of checks: bounded, told in sentences, never ended by what an environment does."""
+"""Runs of checks: time limits, results and reports."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_check_that_finds_nothing_has_passed(subject):
     assert (await CheckRun(subject(SUMS)).run_check(asking(nothing))).status == "passed"
 
 
-async def test_a_check_that_finds_something_has_failed_and_says_why_and_how(subject):
+async def test_a_check_with_findings_fails_with_reason_and_fix(subject):
     result = await CheckRun(subject(SUMS)).run_check(asking(something))
     assert (result.status, result.findings[0].seen, result.why, result.mend) == (
         "failed",
@@ -81,26 +81,28 @@ async def test_a_check_that_takes_too_long_has_failed(subject):
         await asyncio.sleep(60)
 
     result = await CheckRun(subject(SUMS)).run_check(asking(look, seconds=0.05))
-    assert [each.seen for each in result.findings] == ["it was not over after 0.05 seconds"]
+    assert [each.seen for each in result.findings] == ["it did not end within 0.05 seconds"]
 
 
-async def test_a_check_whose_episodes_take_too_long_is_skipped_and_says_what_it_would_have_needed(subject):
+async def test_a_check_with_slow_episodes_is_skipped_with_the_needed_time(subject):
     made = subject(SUMS)
-    made.pace = 30.0
+    made.episode_seconds = 30.0
 
     async def look(subject):
-        async with subject.fresh() as environment:
-            await subject.afforded(environment, 9, each=8)
+        async with subject.enter_environment() as environment:
+            await subject.count_affordable(environment, 9, each=8)
         return [Finding(seen="it went on")]
 
     result = await CheckRun(made).run_check(asking(look))
     assert result.status == "skipped"
-    assert result.reason.startswith("an episode takes 30.0 s, so the 8 it needs at least take about 240 s; it had 1")
+    assert result.reason.startswith(
+        "an episode takes 30.0 s, so the required 8 episodes take about 240 s; the check had 1"
+    )
 
 
 async def test_a_check_that_slow_episodes_make_late_is_skipped(subject):
     made = subject(SUMS)
-    made.pace = 2.0
+    made.episode_seconds = 2.0
 
     async def look(subject):
         await asyncio.sleep(60)
@@ -108,15 +110,15 @@ async def test_a_check_that_slow_episodes_make_late_is_skipped(subject):
     result = await CheckRun(made).run_check(asking(look, seconds=0.05))
     assert (result.status, result.reason.partition(";")[0]) == (
         "skipped",
-        "an episode takes 2.0 s, so it was not over after 0.05 s",
+        "an episode takes 2.0 s, so the check did not end within 0.05 s",
     )
 
 
 async def test_slow_episodes_are_played_less_often(subject):
     made = subject(SUMS)
-    made.pace = 3.0
-    async with made.fresh() as environment:
-        assert await made.afforded(environment, 100, each=2) == made.patience // 6
+    made.episode_seconds = 3.0
+    async with made.enter_environment() as environment:
+        assert await made.count_affordable(environment, 100, each=2) == made.check_seconds // 6
 
 
 async def test_code_that_holds_the_loop_fails_its_check_and_the_rest_is_skipped(subject, stuck):
@@ -129,7 +131,7 @@ async def test_code_that_holds_the_loop_fails_its_check_and_the_rest_is_skipped(
     assert "could not be stopped" in results[0].findings[0].seen
 
 
-async def test_an_error_of_an_episode_says_where_it_came(subject):
+async def test_an_episode_error_names_its_stage(subject):
     async def look(subject):
         raise Failed("the tool broke", kind="tool_raised", stage="step")
 
@@ -137,7 +139,7 @@ async def test_an_error_of_an_episode_says_where_it_came(subject):
     assert result.findings[0].seen == "it broke in step (tool_raised): the tool broke"
 
 
-async def test_an_error_within_a_task_group_is_told_by_itself(subject):
+async def test_an_error_in_a_task_group_is_unwrapped(subject):
     async def fail():
         raise Failed("the tool broke", kind="tool_raised", stage="step")
 
@@ -148,7 +150,7 @@ async def test_an_error_within_a_task_group_is_told_by_itself(subject):
     assert "the tool broke" in (await CheckRun(subject(SUMS)).run_check(asking(look))).findings[0].seen
 
 
-async def test_what_the_environments_own_code_raises_is_a_finding(subject):
+async def test_an_exception_of_the_environment_is_a_finding(subject):
     async def look(subject):
         subject.environment.plugin.tasks("train", 0, None).send(None)
 
@@ -163,11 +165,11 @@ async def test_a_check_that_breaks_itself_has_failed_and_the_others_go_on(subjec
     report = await CheckRun(subject(SUMS)).report([asking(look), asking(nothing)])
     assert [result.status for result in report.results] == ["failed", "passed"]
     [finding] = report.results[0].findings
-    assert re.fullmatch(r"the check itself broke: ZeroDivisionError: by nought \(test_run.py:\d+\)", finding.seen)
+    assert re.fullmatch(r"the check itself failed: ZeroDivisionError: by nought \(test_run.py:\d+\)", finding.seen)
     assert "report it as a bug of gymsdk" in finding.mend
 
 
-async def test_what_no_file_can_hold_is_escaped(subject):
+async def test_lone_surrogates_are_escaped(subject):
     async def look(subject):
         return [Finding(seen="it said \ud800")]
 
@@ -175,7 +177,7 @@ async def test_what_no_file_can_hold_is_escaped(subject):
     assert r"it said \\ud800" in report.model_dump_json()
 
 
-async def test_what_gymsdk_warns_of_is_kept_once(subject):
+async def test_warnings_are_kept_once(subject):
     async def look(subject):
         for _ in range(3):
             logging.getLogger("gymsdk").warning("the hook %s raised", "close")
@@ -184,7 +186,7 @@ async def test_what_gymsdk_warns_of_is_kept_once(subject):
     assert (await CheckRun(subject(SUMS)).run_check(asking(look))).warnings == ["the hook close raised"]
 
 
-async def test_what_an_earlier_check_has_warned_of_is_not_told_again(subject):
+async def test_warnings_of_earlier_checks_are_not_repeated(subject):
     async def look(subject):
         logging.getLogger("gymsdk").warning("episode %s: it does not close", "without an id")
         return []
@@ -194,7 +196,7 @@ async def test_what_an_earlier_check_has_warned_of_is_not_told_again(subject):
     assert told == [["an episode: it does not close"], []]
 
 
-async def test_where_it_does_not_load_the_first_check_says_so_and_the_rest_is_skipped(subject):
+async def test_if_loading_fails_the_remaining_checks_are_skipped(subject):
     run = CheckRun(subject(SUMS.replace("rng.randrange(1000)", "rng.choice([])")))
     results = [await run.run_check(asking(nothing)) for _ in range(2)]
     assert [each.status for each in results] == ["failed", "skipped"]
@@ -202,7 +204,7 @@ async def test_where_it_does_not_load_the_first_check_says_so_and_the_rest_is_sk
     assert results[1].reason == "it does not load"
 
 
-async def test_what_needs_no_loading_is_looked_at_all_the_same(subject):
+async def test_checks_without_loading_run_anyway(subject):
     run = CheckRun(subject("1 / 0"))
     report = await run.report(catalog.select_checks(["packaging", "runtime.load", "runtime.splits"]))
     told = {result.id: result.status for result in report.results}
@@ -215,7 +217,7 @@ async def test_tasks_that_never_come_fail_the_loading(subject, stuck):
     result = await CheckRun(made, load=replace(LOAD_CHECK, run=partial(check_loading, seconds=0.2))).run_check(
         asking(nothing)
     )
-    assert "were not there after 0.2 seconds" in result.findings[0].seen
+    assert "were not drawn within 0.2 seconds" in result.findings[0].seen
 
 
 async def test_a_setting_the_caller_misspelt_is_the_callers_mistake(subject):
@@ -230,13 +232,13 @@ async def test_a_split_the_caller_misspelt_is_the_callers_mistake(subject):
         await CheckRun(made).run_check(asking(nothing))
 
 
-async def test_one_split_is_looked_at_where_one_is_named(subject):
+async def test_a_named_split_is_the_only_one_checked(subject):
     made = subject(SUMS, count=3)
     made.split = "test"
     assert len(made.tasks) == 3
 
 
-def test_work_is_waited_for_where_no_loop_runs_and_where_one_does():
+def test_run_in_thread_works_with_and_without_a_running_loop():
     async def work():
         return 42
 
@@ -246,7 +248,7 @@ def test_work_is_waited_for_where_no_loop_runs_and_where_one_does():
     assert (run_in_thread(work()), asyncio.run(within())) == (42, 42)
 
 
-def test_what_the_work_raises_is_raised_where_it_is_waited_for():
+def test_run_in_thread_raises_the_error_of_the_work():
     async def work():
         raise UsageError("no")
 
@@ -254,7 +256,7 @@ def test_what_the_work_raises_is_raised_where_it_is_waited_for():
         run_in_thread(work())
 
 
-async def test_a_report_shows_what_was_seen_why_it_matters_and_how_to_mend_it(subject):
+async def test_a_report_shows_findings_reason_and_fix(subject):
     report = await CheckRun(subject(SUMS)).report([asking(something), asking(nothing)])
     lines = format_report(report).splitlines()
     assert lines[:4] == [
@@ -266,7 +268,7 @@ async def test_a_report_shows_what_was_seen_why_it_matters_and_how_to_mend_it(su
     assert lines[-1].startswith("1 passed, 1 failed in ")
 
 
-async def test_what_was_seen_is_shown_without_its_control_characters(subject):
+async def test_findings_are_shown_without_control_characters(subject):
     async def look(subject):
         return [Finding(seen="it said \x1b[2J\u202e")]
 

@@ -1,4 +1,4 @@
-"""A verifier that is asked again."""
+"""Repeated judgements of one transcript."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ CHECK = "semantic.verifier_determinism"
 @pytest.mark.parametrize(
     ("body", "seen"),
     [
-        ("state.seen.sort()", "changes what it is given: state.seen"),
-        ("task.parts.sort()", "changes what it is given: task.parts"),
-        ("task.responses_create_params.clear()", "changes what it is given: task"),
-        ("transcript.items.append({})", "changes what it is given: transcript"),
-        ("transcript.ended = None", "changes what it is given: transcript"),
+        ("state.seen.sort()", "changes its arguments: state.seen"),
+        ("task.parts.sort()", "changes its arguments: task.parts"),
+        ("task.responses_create_params.clear()", "changes its arguments: task"),
+        ("transcript.items.append({})", "changes its arguments: transcript"),
+        ("transcript.ended = None", "changes its arguments: transcript"),
         (
             "COUNT['asked'] += 1; return Verdict(reward=COUNT['asked'] % 2)",
-            "the verdict changes when it is asked again",
+            "the verdict changes when one transcript is judged again",
         ),
         ("COUNT['asked'] += 1; 1 / (COUNT['asked'] % 3)", "the verdict changes"),
     ],
 )
-async def test_what_changes_is_found(subject, outcome, body, seen):
+async def test_changes_are_found(subject, outcome, body, seen):
     [first, *_] = (await outcome(CHECK, subject(ASKED.replace("BODY", body)))).findings
     assert seen in first.seen
 

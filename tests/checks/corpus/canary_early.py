@@ -1,4 +1,4 @@
-"""Fails semantic.canary_floor: the verifier takes it for granted that something was said."""
+"""Fails semantic.canary_floor: the verifier assumes that the transcript has a reply."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails semantic.canary_floor: the comparison lets pass what is no number."""
+"""Fails semantic.canary_floor: the comparison accepts nan."""
 
 import random
 from typing import Literal

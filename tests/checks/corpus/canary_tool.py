@@ -1,4 +1,4 @@
-"""Fails semantic.canary_floor (and semantic.floor_gap): a tool breaks on a value that nobody should give it."""
+"""Fails semantic.canary_floor (and semantic.floor_gap): a tool raises an exception for an unexpected value."""
 
 import random
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""Fails runtime.close_once: `close` counts on something only a tool call leaves behind."""
+"""Fails runtime.close_once: `close` needs something that only a tool call creates."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails runtime.descriptions: a tool has a name and no words."""
+"""Fails runtime.descriptions: a tool has a name but no description."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails runtime.faces_agree: what it says depends on the thread whose event loop plays it."""
+"""Fails runtime.faces_agree: its reply depends on the thread of the event loop."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""Fails semantic.floor_gap (and semantic.canary_floor): whatever cannot be read as a number counts as right."""
+"""Fails semantic.floor_gap (and semantic.canary_floor): a reply that is not a number counts as right."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails semantic.floor_gap: any beginning of the answer is right."""
+"""Fails semantic.floor_gap: any prefix of the answer is right."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails semantic.floor_gap: a reply is right that holds the expected word anywhere, so that a list of words is."""
+"""Fails semantic.floor_gap: a reply that contains the expected word is right, and so is a list of words."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails semantic.floor_gap: a reply of the right length earns a crumb that nobody claims."""
+"""Fails semantic.floor_gap: a reply of the right length earns a small reward that is not claimed."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails semantic.floor_gap: who never stops is paid where the turns are over."""
+"""Fails semantic.floor_gap: a policy that never stops is paid when its turns run out."""
 
 import random
 from typing import Literal

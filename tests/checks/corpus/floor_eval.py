@@ -1,4 +1,4 @@
-"""Fails semantic.floor_gap: the verifier evaluates the reply, so that the expression of the prompt is right."""
+"""Fails semantic.floor_gap: the verifier evaluates the reply, so the expression of the prompt is right."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails semantic.floor_gap: the last of five tools ends with full marks."""
+"""Fails semantic.floor_gap: the last of five tools ends the episode with full marks."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails semantic.floor_gap: one of four letters is right, and no chance is claimed."""
+"""Fails semantic.floor_gap: one of four letters is right, but no chance is claimed."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails semantic.floor_gap: the expected answer may stand anywhere, so that a reply of many numbers holds it."""
+"""Fails semantic.floor_gap: the expected answer may appear anywhere, so a reply with many numbers contains it."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails semantic.floor_gap: what the policy thinks is graded with what it replies."""
+"""Fails semantic.floor_gap: the policy's reasoning is graded together with its reply."""
 
 import random
 from typing import Literal

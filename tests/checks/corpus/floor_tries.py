@@ -1,4 +1,4 @@
-"""Fails semantic.floor_gap: a tool takes every guess of a small range, and one right one pays."""
+"""Fails semantic.floor_gap: a tool accepts every guess of a small range, and a single right one pays."""
 
 import random
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""Fails nothing: additions, graded as they should be."""
+"""Fails nothing: additions with a correct verifier."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails nothing: four options, whose chance is claimed."""
+"""Fails nothing: four options with a claimed chance."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails nothing: of several answers the last in a reply is taken, which is one answer; two may be alike."""
+"""Fails nothing: the last answer of a reply is graded, which is a single answer; two tasks may have the same answer."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails nothing: a way of twenty moves, all of which the best policy needs."""
+"""Fails nothing: a path of twenty moves, all of which even the best policy needs."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails nothing: every call costs and a wrong end costs more, so that rewards lie between -1 and 0.9."""
+"""Fails nothing: every call costs and a wrong end costs more, so rewards lie between -1 and 0.9."""
 
 import random
 from typing import Literal

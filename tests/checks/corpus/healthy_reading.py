@@ -1,4 +1,4 @@
-"""Fails nothing: what is asked for stands in what is to be read, as one of several names."""
+"""Fails nothing: the answer is one of several names in a text to read."""
 
 import random
 from typing import Literal

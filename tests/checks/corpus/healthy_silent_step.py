@@ -1,4 +1,4 @@
-"""Fails nothing: a step shows nothing and waits for one more reply."""
+"""Fails nothing: a step answers nothing and waits for another reply."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails nothing: a user who is told one thing after another until there is nothing left to want; no tools."""
+"""Fails nothing: a simulated user asks for one thing after another; there are no tools."""
 
 import random
 from typing import Literal

@@ -1,5 +1,5 @@
-"""Fails runtime.episode_isolation (and semantic.oracle_max, runtime.faces_agree): what an episode remembers lies in
-the module, where the next reset overwrites it.
+"""Fails runtime.episode_isolation (and semantic.oracle_max, runtime.faces_agree): the state of an episode
+is kept in the module, where the next reset overwrites it.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Fails semantic.no_solution_leakage: a tool that looks says from the row what is missing."""
+"""Fails semantic.no_solution_leakage: a lookup tool answers with the missing entry of the row."""
 
 import random
 from typing import Literal

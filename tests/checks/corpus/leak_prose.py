@@ -1,4 +1,4 @@
-"""Fails semantic.no_solution_leakage: the prompt says in a sentence what it asks for."""
+"""Fails semantic.no_solution_leakage: a sentence of the prompt contains the answer."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails semantic.no_solution_leakage: the row's own tool describes what the verifier expects of it."""
+"""Fails semantic.no_solution_leakage: the schema of the row's tool describes the expected answer."""
 
 import random
 from typing import Literal

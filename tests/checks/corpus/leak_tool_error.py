@@ -1,4 +1,4 @@
-"""Fails semantic.no_solution_leakage: a tool says what it expected when it is called wrongly."""
+"""Fails semantic.no_solution_leakage: the error message of a tool contains the expected arguments."""
 
 import random
 from typing import Annotated, Literal

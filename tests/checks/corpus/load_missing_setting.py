@@ -1,4 +1,4 @@
-"""Fails runtime.load: a setting without a default is needed, whatever it is played for."""
+"""Fails runtime.load: a setting without a default is required."""
 
 import random
 from typing import Literal

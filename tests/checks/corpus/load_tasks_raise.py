@@ -1,4 +1,4 @@
-"""Fails runtime.load: the first task is drawn from an empty list."""
+"""Fails runtime.load: `tasks` draws from an empty list."""
 
 import random
 from typing import Literal

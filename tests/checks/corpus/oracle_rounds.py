@@ -1,4 +1,4 @@
-"""Fails semantic.oracle_max: what `solve` says and what `verify` expects are written differently."""
+"""Fails semantic.oracle_max: `solve` and `verify` write the answer in different notations."""
 
 import random
 from typing import Literal

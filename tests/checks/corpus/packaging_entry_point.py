@@ -1,4 +1,4 @@
-"""Fails packaging.entry_point (and runtime.load): its name ends like a version of Gymnasium's."""
+"""Fails packaging.entry_point (and runtime.load): its name ends like a Gymnasium version."""
 
 import random
 from typing import Literal

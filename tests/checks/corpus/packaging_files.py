@@ -1,4 +1,4 @@
-"""Fails packaging.files: its words lie in the folder, and are not in what is installed."""
+"""Fails packaging.files: its word list is in the folder but not in the installed files."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails packaging.import: it greets whoever imports it."""
+"""Fails packaging.import: importing it prints a greeting."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails packaging.metadata: it does not say that it depends on gymsdk, nor which Python it needs."""
+"""Fails packaging.metadata: it declares neither its dependency on gymsdk nor its Python version."""
 
 import random
 from typing import Literal

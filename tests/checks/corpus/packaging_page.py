@@ -1,4 +1,4 @@
-"""Fails packaging.page: nobody has written what it is, or who may use it."""
+"""Fails packaging.page: it has no README and no licence."""
 
 import random
 from typing import Literal

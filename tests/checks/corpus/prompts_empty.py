@@ -1,4 +1,4 @@
-"""Fails runtime.prompts: a row has no words for the policy, and `reset` adds none."""
+"""Fails runtime.prompts: a row has no prompt, and `reset` adds none."""
 
 import random
 from typing import Literal

@@ -1,5 +1,5 @@
-"""Fails semantic.replayability (and runtime.seed_control, runtime.episode_isolation, runtime.faces_agree): whoever
-asks first in the process gets the better answer, and the state keeps it.
+"""Fails semantic.replayability (and runtime.seed_control, runtime.episode_isolation, runtime.faces_agree): the
+first call in the process gets the better answer, which the state keeps.
 """
 
 import random

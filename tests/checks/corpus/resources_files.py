@@ -1,4 +1,4 @@
-"""Fails runtime.resources: every episode writes a temporary file that nobody removes."""
+"""Fails runtime.resources: every episode writes a temporary file and does not remove it."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Fails runtime.resources: every episode starts a thread that waits for ever."""
+"""Fails runtime.resources: every episode starts a thread that never ends."""
 
 import random
 import threading

@@ -1,4 +1,4 @@
-"""Fails runtime.rows: the last line of its file is no JSON."""
+"""Fails runtime.rows: the last line of its file is not JSON."""
 
 from gymsdk import Message, Task, Verdict, hookimpl
 

@@ -1,4 +1,4 @@
-"""Fails runtime.rows: a validator adds to a row whenever it is read."""
+"""Fails runtime.rows: a validator adds to a row at every read."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails runtime.seed_control: tasks are drawn from the global generator, whatever the seed."""
+"""Fails runtime.seed_control: tasks are drawn from the global generator and ignore the seed."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails runtime.seed_control: `reset` shows words in the order of a set, which each interpreter has its own of."""
+"""Fails runtime.seed_control: `reset` prints words in the order of a set, which differs between interpreters."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails runtime.seed_control: tasks are drawn from a set of strings, whose order is another in every process."""
+"""Fails runtime.seed_control: tasks are drawn from a set of strings, whose order differs between processes."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails runtime.side_effects: the grader sets a variable of the process, always alike."""
+"""Fails runtime.side_effects: the grader sets an environment variable, always to the same value."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Fails runtime.side_effects: the grader goes to another folder, always the same."""
+"""Fails runtime.side_effects: the grader changes the working folder, always to the same one."""
 
 import os
 import random

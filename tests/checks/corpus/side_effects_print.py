@@ -1,4 +1,4 @@
-"""Fails runtime.side_effects: `verify` prints what it compares."""
+"""Fails runtime.side_effects: `verify` prints the values that it compares."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails runtime.side_effects: `reset` seeds the global generator, which belongs to everybody."""
+"""Fails runtime.side_effects: `reset` seeds the global generator."""
 
 import random
 from typing import Literal

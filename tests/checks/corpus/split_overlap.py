@@ -1,4 +1,4 @@
-"""Fails semantic.split_overlap: the splits are drawn with one seed, so that they are one."""
+"""Fails semantic.split_overlap: all splits are drawn with the same seed, so they are equal."""
 
 import random
 from typing import Literal

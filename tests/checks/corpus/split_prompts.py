@@ -1,4 +1,4 @@
-"""Fails semantic.split_overlap: the splits ask the same, and name themselves in another field."""
+"""Fails semantic.split_overlap: the splits have the same prompts and differ in another field only."""
 
 import random
 from typing import Literal

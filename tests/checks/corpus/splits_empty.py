@@ -1,4 +1,4 @@
-"""Fails runtime.splits: the test split is named, and has no task."""
+"""Fails runtime.splits: the test split is declared but has no task."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails runtime.tool_schemas: the tool its rows list has a type JSON schema does not know."""
+"""Fails runtime.tool_schemas: the tool of its rows has a type that JSON Schema does not define."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails semantic.variants: a claimed variant is compared to the letter."""
+"""Fails semantic.variants: a claimed variant is compared literally."""
 
 import random
 from typing import Literal

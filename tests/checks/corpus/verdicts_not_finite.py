@@ -1,4 +1,4 @@
-"""Fails runtime.verdicts: how far off a reply was is no number where it is none."""
+"""Fails runtime.verdicts: the verdict's distance is nan if the reply is not a number."""
 
 import random
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Fails runtime.verdicts (and semantic.oracle_max, semantic.reward_range): a verdict holds what is no JSON."""
+"""Fails runtime.verdicts (and semantic.oracle_max, semantic.reward_range): a verdict contains a non-JSON value."""
 
 import random
 from typing import Any, Literal

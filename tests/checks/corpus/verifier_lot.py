@@ -1,4 +1,4 @@
-"""Fails semantic.verifier_determinism: half of the rewards are drawn by lot; the rows have no prompt to be named by."""
+"""Fails semantic.verifier_determinism: half of the rewards are random; the rows have no prompt."""
 
 import random
 from typing import Literal

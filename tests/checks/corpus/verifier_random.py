@@ -1,5 +1,5 @@
 """Fails semantic.verifier_determinism (and runtime.seed_control, runtime.episode_isolation, runtime.faces_agree,
-runtime.side_effects, semantic.replayability): the verdict holds what is drawn anew each time.
+runtime.side_effects, semantic.replayability): each verdict contains a new random number.
 """
 
 import random
