@@ -1,1 +1,1 @@
-"""Benches: what served environments cost and bear, asked in a closed loop."""
+"""Measure the throughput, latency, CPU and memory of served environments under load."""

@@ -1,6 +1,8 @@
-"""A child of a bench: the servers, or the endpoint of a scripted policy, in a process that ends with the bench's.
+"""Run a child process of a benchmark: the servers, or the endpoint of a scripted policy.
 
-usage: python -m gymsdk.bench.child serve|policy ...
+Usage: python -m gymsdk.bench.child serve|policy ...
+
+The process ends together with its parent.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from gymsdk.errors import GymsdkError, UsageError
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be the child that *arguments* ask for, until standard input ends or a signal comes."""
+    """Run the servers or the policy until standard input ends or a signal arrives."""
     parent.held()
-    what, *rest = arguments
-    if what == "serve":
+    kind, *rest = arguments
+    if kind == "serve":
         from gymsdk import cli
 
-        cli.main([what, *rest])
+        cli.main([kind, *rest])
     try:
         _run_policy(rest[0])
     except GymsdkError as error:

@@ -1,4 +1,4 @@
-"""Meters: what servers say at `/metrics` of the requests they have answered and of what is open in them."""
+"""The results of a benchmark, and the request counters of servers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ from pydantic import BaseModel, ConfigDict
 
 from gymsdk.http import client
 
+SAMPLE_PATTERN = re.compile(r'^gymsdk_(\w+)\{server="([^"]*)"(?:,route="([^"]*)")?[^}]*\} ([^ ]+)$', re.MULTILINE)
+
+OPEN_GAUGES = frozenset({"sessions_open", "agent_sessions_open", "episodes_playing"})
+"""Gauges that are 0 on an idle server."""
+
+OPERATIONAL_ROUTES = frozenset({"/metrics", "/readyz", "/livez", "/healthz", "/health", "/"})
+"""Routes that do not count as load, because the benchmark requests them itself."""
+
 
 class Latency(BaseModel):
-    """Milliseconds from a rollout's request to its answer: half of them took at most *p50*, and so on."""
+    """Percentiles of the time from a rollout's request to its response, in milliseconds."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -24,7 +32,7 @@ class Latency(BaseModel):
 
 
 class Memory(BaseModel):
-    """Megabytes that a process and its workers had before a load, halfway, after it, and at most meanwhile."""
+    """Memory of a process and its workers before, halfway through and after a load, and its maximum, in megabytes."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,11 +43,20 @@ class Memory(BaseModel):
 
 
 class LoadResult(BaseModel):
-    """What came of one load: *rollouts* of one environment, *at_once* of them in flight.
+    """The result of one load.
 
-    *cpu* is milliseconds a rollout by process, *requests* are HTTP requests a rollout by server, *calls* those of the
-    model. *wrong* counts rewards that differ from the recording's, *expected* is its mean; both are missing where
-    nobody knows them. *open* is what sessions and episodes were left when nobody was at anything.
+    Attributes:
+        at_once: The concurrency.
+        rate: Rollouts per second.
+        cpu: Milliseconds of CPU per rollout, by process.
+        calls: Model calls per rollout.
+        requests: HTTP requests per rollout, by server.
+        reward: The mean reward.
+        expected: The mean reward of the recording, or `None` if it is unknown.
+        wrong: How many rewards differ from the recording, or `None` if it is unknown.
+        failures: How many rollouts had no reward, by kind.
+        messages: The first message of each kind of failure.
+        open: Sessions and episodes that were still open after the load.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -63,14 +80,18 @@ class LoadResult(BaseModel):
 
     @property
     def is_correct(self) -> bool:
-        """Whether every rollout had its reward, none of them wrong."""
+        """Whether every rollout had a reward and no reward was wrong."""
         return not (self.failures or self.wrong) and self.rollouts > 0
 
 
 class BenchResult(BaseModel):
-    """What was found of the servers of one environment: their start, where they are the bench's own, and the loads.
+    """The results of one environment's servers.
 
-    Seconds until ready, seconds of CPU until then, megabytes when ready.
+    Attributes:
+        ready: Seconds until the servers were ready, or `None` if the benchmark did not start them.
+        ready_cpu: Seconds of CPU until then.
+        ready_memory: Megabytes of memory when ready.
+        loads: The result of each load.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -84,7 +105,7 @@ class BenchResult(BaseModel):
 
 
 def compute_latency(seconds: Sequence[float]) -> Latency | None:
-    """Give the percentiles of some *seconds*, in milliseconds; `None` where there are none."""
+    """Return the percentiles of *seconds* in milliseconds, or `None` if there are none."""
     if not seconds:
         return None
     ordered = sorted(seconds)
@@ -95,30 +116,23 @@ def compute_latency(seconds: Sequence[float]) -> Latency | None:
 
 
 def compute_mean(values: Sequence[float]) -> float | None:
-    """Give the mean of some *values*, `None` where there are none."""
+    """Return the mean of *values*, or `None` if there are none."""
     return sum(values) / len(values) if values else None
-
-
-SAMPLE_PATTERN = re.compile(r'^gymsdk_(\w+)\{server="([^"]*)"(?:,route="([^"]*)")?[^}]*\} ([^ ]+)$', re.MULTILINE)
-
-OPEN_GAUGES = frozenset({"sessions_open", "agent_sessions_open", "episodes_playing"})
-"""The gauges that are 0 where nobody is at anything."""
-
-OPERATIONAL_ROUTES = frozenset({"/metrics", "/readyz", "/livez", "/healthz", "/health", "/"})
-"""Routes that count as no work: a bench asks them itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsReading:
-    """Requests answered so far by each server, and how much is open in all of them together."""
+    """The requests that each server has answered so far, and the open sessions and episodes of all of them."""
 
     requests: Mapping[str, int]
     open: int
 
 
-async def read_metrics(urls: Iterable[str], carried: Callable[[str], client.Headers]) -> MetricsReading:
-    """Give what the servers at *urls* say, asked with what is *carried* there; who tells nothing was asked nothing."""
-    answers = await asyncio.gather(*(client.get(f"{url}/metrics", headers=carried(url), timeout=30.0) for url in urls))
+async def read_metrics(urls: Iterable[str], headers_for: Callable[[str], client.Headers]) -> MetricsReading:
+    """Read the metrics of the servers at *urls*. A server without metrics counts as idle."""
+    answers = await asyncio.gather(
+        *(client.get(f"{url}/metrics", headers=headers_for(url), timeout=30.0) for url in urls)
+    )
     samples = [sample for answer in answers if answer.ok for sample in _parse_samples(answer.text)]
     requests = Counter[str]()
     for name, server, route, value in samples:
@@ -133,6 +147,6 @@ def _parse_samples(text: str) -> Iterator[tuple[str, str, str, float]]:
 
 
 def count_requests_between(before: MetricsReading, after: MetricsReading) -> dict[str, int]:
-    """Give the requests that each server answered from *before* to *after*, of those that answered any."""
-    asked = {name: count - before.requests.get(name, 0) for name, count in after.requests.items()}
-    return {name: count for name, count in asked.items() if count}
+    """Return the number of requests that each server answered between two readings, without servers that had none."""
+    counts = {name: count - before.requests.get(name, 0) for name, count in after.requests.items()}
+    return {name: count for name, count in counts.items() if count}

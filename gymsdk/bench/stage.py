@@ -1,4 +1,4 @@
-"""A stage: running servers that a bench asks, those of a head or some of its own, and the processes they are."""
+"""The running servers that a benchmark measures: those of a head, or servers that the benchmark starts."""
 
 from __future__ import annotations
 
@@ -24,109 +24,20 @@ PROC = Path("/proc")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-
-@dataclass(frozen=True, slots=True)
-class ProcessUsage:
-    """Seconds of CPU and megabytes (10^6 bytes) of memory: a process's own, and of its workers.
-
-    The workers are all processes beneath it; the CPU of those that have ended counts too.
-    """
-
-    cpu: float
-    memory: float
-    workers_cpu: float
-    workers_memory: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """A line of `/proc`: the CPU it has used itself, and that of its children which have ended."""
-
-    id: int
-    parent: int
-    over: bool
-    own: float
-    ended: float
-    memory: float
-
-
-def measure_process(pid: int) -> ProcessUsage:
-    """Give what the process *pid* and those beneath it have used; raises `ProcessLookupError` where there is none."""
-    every = {each.id: each for each in _list_processes()}
-    if pid not in every:
-        raise ProcessLookupError(f"there is no process {pid} on this machine")
-    one, workers = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
-    return ProcessUsage(
-        cpu=one.own,
-        memory=one.memory,
-        workers_cpu=one.ended + sum(each.own + each.ended for each in workers),
-        workers_memory=sum(each.memory for each in workers),
-    )
-
-
-def find_leaf_processes(pid: int) -> list[int]:
-    """Give the processes beneath *pid* that have none beneath themselves."""
-    every = list(_list_processes())
-    parents = {each.parent for each in every}
-    return [each for each in _find_descendants(pid, every) if each not in parents]
-
-
-def is_running(pid: int) -> bool:
-    """Give whether *pid* is a process of this machine that has not ended."""
-    found = _read_stat(pid)
-    return found is not None and not found.over
-
-
-def _find_descendants(pid: int, every: Iterable[_Process]) -> Iterator[int]:
-    children = defaultdict(list)
-    for each in every:
-        children[each.parent].append(each.id)
-    left = list(children[pid])
-    while left:
-        one = left.pop()
-        yield one
-        left += children[one]
-
-
-def _list_processes() -> Iterator[_Process]:
-    for entry in PROC.iterdir():
-        if entry.name.isdigit() and (found := _read_stat(int(entry.name))):
-            yield found
-
-
-def _read_stat(pid: int) -> _Process | None:
-    try:
-        told = (PROC / str(pid) / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        # It has ended meanwhile.
-        return None
-    # The name before may hold anything; what follows is in the order of proc(5), from its third field on.
-    fields = told.rpartition(")")[2].split()
-    user, system, user_ended, system_ended = (int(each) / CLOCK_TICKS for each in fields[11:15])
-    return _Process(
-        id=pid,
-        parent=int(fields[1]),
-        # Nobody has asked yet how it ended.
-        over=fields[0] in {"Z", "X"},
-        own=user + system,
-        ended=user_ended + system_ended,
-        memory=int(fields[21]) * PAGE_BYTES / 1e6,
-    )
-
-
 READY_SECONDS = 120.0
-"""Seconds a child may take until it is ready."""
+"""Seconds a child process may take until it is ready."""
 
 STOP_SECONDS = 20.0
-"""Seconds a child may take to end."""
+"""Seconds a child process may take to stop."""
+
 
 SERVERS, POLICY, LOAD = "servers", "policy endpoint", "load generator"
-"""What processes are called: the servers, the model they ask, and the bench itself."""
+"""Labels of the processes: the servers, the model endpoint, and the benchmark itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartCost:
-    """What the start of the servers took: seconds until all answered, seconds of CPU, megabytes they then had."""
+    """The cost of starting the servers: seconds until all answer, seconds of CPU, and megabytes of memory."""
 
     seconds: float
     cpu: float
@@ -135,9 +46,14 @@ class StartCost:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Servers by way of their head, the *model* they play with, their processes by name, what has `/metrics`.
+    """Running servers with their head.
 
-    Processes of other machines are not among those.
+    Attributes:
+        served: The client of the servers.
+        model: The model that plays.
+        pids: The processes on this machine, by label.
+        metered: The URLs of the servers that have `/metrics`.
+        start: The cost of starting the servers, if the benchmark started them.
     """
 
     served: Served
@@ -151,9 +67,12 @@ class Stage:
 async def start_servers(
     names: Sequence[str], *, model: str, endpoint: ChildProcess | None = None
 ) -> AsyncIterator[Stage]:
-    """Give the servers of the environments *names* (and settings, as words of the command), played by *model*.
+    """Start the servers of environments and stop them with the context.
 
-    It is asked at the *endpoint*, where there is one. They end with the context.
+    Args:
+        names: The environments and their settings, as words of the command.
+        model: The model that plays.
+        endpoint: The model's endpoint, or `None` if the servers play the model themselves.
     """
     reached = ["--base-url", endpoint.ready_message["url"], "--api", "chat"] if endpoint else []
     words = ["serve", *names, "--port", "0", "--json", "--model", model, *reached]
@@ -168,31 +87,31 @@ async def start_servers(
 
 
 async def join_servers(head: str) -> Stage:
-    """Give the servers that run by the *head* at a URL; raises `UsageError` where it is none."""
-    known = await served(head)
-    model = str((await known.client.config()).get("policy_model_name", ""))
-    return Stage(known, model, await _find_pids(known), tuple((await known.client.servers()).values()))
+    """Return the running servers of *head*. Raises `UsageError` if it is not a head."""
+    servers = await served(head)
+    model = str((await servers.client.config()).get("policy_model_name", ""))
+    return Stage(servers, model, await _find_pids(servers), tuple((await servers.client.servers()).values()))
 
 
-async def _find_pids(known: Served) -> dict[str, int]:
-    """Give the processes of a head's servers, one name for each; none where they are another machine's."""
-    client = known.client
+async def _find_pids(servers: Served) -> dict[str, int]:
+    """Return the processes of a head's servers by label, without processes of other machines."""
+    client = servers.client
     url = f"{client.head}/server_instances"
     answer = await http.get(url, headers=client.build_headers_for(url), timeout=30.0)
-    told = answer.json() if answer.ok else []
-    found = {each["pid"]: str(each.get("process_name")) for each in told if _is_local(each)}
-    return {SERVERS: next(iter(found))} if len(found) == 1 else {name: pid for pid, name in found.items()}
+    instances = answer.json() if answer.ok else []
+    labels = {each["pid"]: str(each.get("process_name")) for each in instances if _is_local(each)}
+    return {SERVERS: next(iter(labels))} if len(labels) == 1 else {name: pid for pid, name in labels.items()}
 
 
-def _is_local(told: object) -> bool:
-    if not isinstance(told, dict) or told.get("host") not in {"127.0.0.1", "localhost", "::1"}:
+def _is_local(instance: object) -> bool:
+    if not isinstance(instance, dict) or instance.get("host") not in {"127.0.0.1", "localhost", "::1"}:
         return False
-    return isinstance(told.get("pid"), int) and is_running(told["pid"])
+    return isinstance(instance.get("pid"), int) and is_running(instance["pid"])
 
 
 @dataclass(frozen=True, slots=True)
 class ChildProcess:
-    """A process of the bench's own and what it *told* once it was ready."""
+    """A child process of the benchmark, and the JSON line that it printed when it was ready."""
 
     pid: int
     ready_message: Mapping[str, Any]
@@ -200,29 +119,31 @@ class ChildProcess:
 
 @asynccontextmanager
 async def start_policy(recording: Path) -> AsyncIterator[ChildProcess]:
-    """Give the endpoint of a policy that plays what is recorded."""
+    """Start an endpoint that replays *recording*."""
     async with start_child(["policy", f"scripted/replay:{recording}"]) as running:
         yield running
 
 
 @asynccontextmanager
 async def start_child(words: Sequence[str]) -> AsyncIterator[ChildProcess]:
-    """Give a child, once it has told its line of JSON; it ends with the context, or with this process.
+    """Start a child process and yield it once it is ready. It ends with the context, or with this process.
 
-    Raises `UsageError`, or `GymsdkError`, with its words where it ends before it is ready.
+    Raises:
+        UsageError: The child rejected its arguments.
+        GymsdkError: The child ended, or did not become ready in time.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gymsdk.bench.child", *words),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        # Ctrl-C is for the bench alone, which ends its children in order.
+        # Ctrl-C must reach the benchmark only, which stops its children in order.
         start_new_session=True,
     )
     try:
-        told, complaints = await _read_ready_line(process)
+        ready_message, complaints = await _read_ready_line(process)
         try:
-            yield ChildProcess(process.pid, told)
+            yield ChildProcess(process.pid, ready_message)
         finally:
             complaints.cancel()
             await asyncio.wait({complaints})
@@ -231,7 +152,7 @@ async def start_child(words: Sequence[str]) -> AsyncIterator[ChildProcess]:
 
 
 async def _read_ready_line(process: asyncio.subprocess.Process) -> tuple[Mapping[str, Any], asyncio.Task[None]]:
-    """Give the line of a child that is ready, and the task that reads what it complains of from then on."""
+    """Read the JSON line of a ready child, and start a task that forwards its standard error from then on."""
     assert process.stdout is not None
     assert process.stderr is not None
     try:
@@ -239,18 +160,20 @@ async def _read_ready_line(process: asyncio.subprocess.Process) -> tuple[Mapping
             line = await process.stdout.readline()
     except TimeoutError:
         raise GymsdkError(
-            f"the servers were not ready within {READY_SECONDS:g} s; try again on a quieter machine"
+            f"the servers were not ready within {READY_SECONDS:g} s; try again when the machine is less busy"
         ) from None
     if not line:
-        said = (await process.stderr.read()).decode(errors="replace").strip().removeprefix("Error: ")
-        raise (UsageError if await process.wait() == 2 else GymsdkError)(said or "the servers ended at once")  # noqa: PLR2004  # what the command line gives wrong input
+        message = (await process.stderr.read()).decode(errors="replace").strip().removeprefix("Error: ")
+        # The command line exits with 2 for wrong input.
+        kind = UsageError if await process.wait() == 2 else GymsdkError  # noqa: PLR2004
+        raise kind(message or "the servers exited without a message")
     return orjson.loads(line), asyncio.ensure_future(_forward_stderr(process.stderr))
 
 
-async def _forward_stderr(complaints: asyncio.StreamReader) -> None:
-    """Pass on what a child says on its standard error: a pipe that nobody reads would stop it."""
-    while said := await complaints.read(65536):
-        sys.stderr.write(said.decode(errors="replace"))
+async def _forward_stderr(stderr: asyncio.StreamReader) -> None:
+    """Forward the standard error of a child. An unread pipe would block the child."""
+    while chunk := await stderr.read(65536):
+        sys.stderr.write(chunk.decode(errors="replace"))
 
 
 async def _stop_process(process: asyncio.subprocess.Process) -> None:
@@ -264,3 +187,92 @@ async def _stop_process(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """Seconds of CPU and megabytes (10^6 bytes) of memory of a process and of its workers.
+
+    The workers are all descendants of the process. The CPU of descendants that have ended counts too.
+    """
+
+    cpu: float
+    memory: float
+    workers_cpu: float
+    workers_memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A process in `/proc`: its own CPU time, and that of its children that have ended."""
+
+    id: int
+    parent: int
+    over: bool
+    own: float
+    ended: float
+    memory: float
+
+
+def measure_process(pid: int) -> ProcessUsage:
+    """Return the resources used by *pid* and its descendants. Raises `ProcessLookupError` if it does not exist."""
+    every = {each.id: each for each in _list_processes()}
+    if pid not in every:
+        raise ProcessLookupError(f"process {pid} does not exist on this machine")
+    process, workers = every[pid], [every[each] for each in _find_descendants(pid, every.values())]
+    return ProcessUsage(
+        cpu=process.own,
+        memory=process.memory,
+        workers_cpu=process.ended + sum(each.own + each.ended for each in workers),
+        workers_memory=sum(each.memory for each in workers),
+    )
+
+
+def find_leaf_processes(pid: int) -> list[int]:
+    """Return the descendants of *pid* that have no children."""
+    every = list(_list_processes())
+    parents = {each.parent for each in every}
+    return [each for each in _find_descendants(pid, every) if each not in parents]
+
+
+def is_running(pid: int) -> bool:
+    """Return whether *pid* is a process of this machine that has not ended."""
+    process = _read_stat(pid)
+    return process is not None and not process.over
+
+
+def _find_descendants(pid: int, every: Iterable[_Process]) -> Iterator[int]:
+    children = defaultdict(list)
+    for each in every:
+        children[each.parent].append(each.id)
+    pending = list(children[pid])
+    while pending:
+        child = pending.pop()
+        yield child
+        pending += children[child]
+
+
+def _list_processes() -> Iterator[_Process]:
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (process := _read_stat(int(entry.name))):
+            yield process
+
+
+def _read_stat(pid: int) -> _Process | None:
+    try:
+        stat = (PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        # The process has ended meanwhile.
+        return None
+    # The process name in front may contain anything. After it come the fields of proc(5), from the third one.
+    fields = stat.rpartition(")")[2].split()
+    user, system, user_ended, system_ended = (int(each) / CLOCK_TICKS for each in fields[11:15])
+    return _Process(
+        id=pid,
+        parent=int(fields[1]),
+        # A zombie, or dead: the parent has not waited for it yet.
+        over=fields[0] in {"Z", "X"},
+        own=user + system,
+        ended=user_ended + system_ended,
+        memory=int(fields[21]) * PAGE_BYTES / 1e6,
+    )

@@ -1,4 +1,4 @@
-"""A bench with servers of its own, in processes of their own."""
+"""Benchmarks with servers in child processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def all_of(found: AsyncIterator[BenchResult]) -> list[BenchResult]:
     return [each async for each in found]
 
 
-async def test_an_endpoint_replays_the_oracle_where_no_model_is_named() -> None:
+async def test_an_endpoint_replays_the_oracle_by_default() -> None:
     [served] = await all_of(measure(BenchPlan(environments={"tool_call": {}}, at_once=(1, 4), rollouts=12)))
     assert [load.at_once for load in served.loads] == [1, 4]
     assert served.ready is not None
@@ -73,12 +73,12 @@ async def test_a_scripted_model_plays_in_the_servers_process() -> None:
     assert load.memory.keys() == {SERVERS}
 
 
-async def test_a_model_whose_rewards_nobody_knows_is_refused() -> None:
-    with pytest.raises(UsageError, match="rewards are known beforehand of scripted policies alone"):
+async def test_a_model_with_unknown_rewards_is_rejected() -> None:
+    with pytest.raises(UsageError, match="only rewards of scripted policies can be checked"):
         await all_of(measure(BenchPlan(environments={"sums": {}}, model="endpoint/x")))
 
 
-async def test_what_keeps_the_servers_from_starting_is_told_in_their_words() -> None:
+async def test_the_start_error_of_the_servers_is_reported() -> None:
     with pytest.raises(UsageError, match="no environment named 'nosuch'"):
         async with start_servers(["nosuch"], model="scripted/oracle"):
             pass
@@ -93,7 +93,7 @@ async def test_the_servers_end_with_the_context() -> None:
     assert not processes.is_running(stage.pids[SERVERS])
 
 
-def test_a_child_ends_when_its_parent_is_gone() -> None:
+def test_a_child_ends_with_its_parent() -> None:
     command = [sys.executable, "-m", "gymsdk.bench.child", "serve", "sums", "--port", "0", "--json"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout.readline()

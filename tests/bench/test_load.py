@@ -1,4 +1,4 @@
-"""Loads on running servers: what is counted, and what is told of it."""
+"""Loads on running servers, and their counts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_every_rollout_is_counted_and_right() -> None:
     assert load.is_correct
 
 
-async def test_no_more_are_in_flight_than_asked_for() -> None:
+async def test_concurrency_is_limited() -> None:
     model = Slow()
     async with staged(model) as stage:
         await run_load(stage, await right(), LoadPlan(at_once=5, rollouts=25))
@@ -90,7 +90,7 @@ async def test_a_reward_that_is_not_the_recordings_is_wrong() -> None:
     assert not load.is_correct
 
 
-async def test_rewards_nobody_knows_are_not_judged() -> None:
+async def test_unknown_rewards_are_not_compared() -> None:
     async with staged("scripted/null") as stage:
         load = await run_load(stage, replace(await right(4), rewards=None), LoadPlan(at_once=2, rollouts=4))
     assert (load.wrong, load.expected, load.reward) == (None, None, 0.0)
@@ -123,15 +123,15 @@ async def test_servers_in_one_process_are_measured_as_one() -> None:
     assert load.memory[SERVERS].most >= load.memory[SERVERS].before > 20.0
 
 
-async def test_a_process_that_ended_is_told() -> None:
+async def test_an_ended_server_process_is_reported() -> None:
     gone = await asyncio.create_subprocess_exec("true")
     await gone.wait()
     async with staged() as stage:
-        with pytest.raises(GymsdkError, match="the process of the servers ended"):
+        with pytest.raises(GymsdkError, match="the process of the servers ended under load"):
             await run_load(replace(stage, pids={SERVERS: gone.pid}), await right(1), LoadPlan(at_once=1, rollouts=1))
 
 
-async def test_a_policy_endpoint_tells_what_it_was_asked_for() -> None:
+async def test_requests_of_the_policy_endpoint_are_counted() -> None:
     async with testing.serve(testing.app(gymsdk.model("scripted/null"))) as url:
         before = await read_metrics([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
         for body in ({"input": "hi"}, {"input": "ho"}, {}):
@@ -140,7 +140,7 @@ async def test_a_policy_endpoint_tells_what_it_was_asked_for() -> None:
     assert count_requests_between(before, after) == {"policy": 3}
 
 
-async def test_what_is_open_is_read_too() -> None:
+async def test_open_sessions_are_read() -> None:
     async with staged() as stage:
         row = (await right(1)).jobs[0].row
         answer = await stage.served.client.post("sums", "/seed_session", json=row)
@@ -151,7 +151,7 @@ async def test_what_is_open_is_read_too() -> None:
         assert (await read_metrics(stage.metered, stage.served.client.build_headers_for)).open == 0
 
 
-async def test_a_meter_carries_a_token_to_none_but_the_servers_it_is_for() -> None:
+async def test_a_token_is_sent_only_to_its_servers() -> None:
     brought: list[str | None] = []
 
     async def metrics(request: web.Request) -> web.Response:

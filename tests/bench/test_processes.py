@@ -1,4 +1,4 @@
-"""What processes have used, as the system tells of them."""
+"""CPU and memory of processes, as the operating system reports them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_process_has_used_its_cpu_and_its_memory(begun: Callable[[str], subpro
     assert (used.workers_cpu, used.workers_memory) == (0.0, 0.0)
 
 
-def test_what_it_started_counts_apart_also_once_that_has_ended(begun: Callable[[str], subprocess.Popen[str]]) -> None:
+def test_cpu_of_ended_children_counts_as_workers(begun: Callable[[str], subprocess.Popen[str]]) -> None:
     used = stage.measure_process(begun(PARENT).pid)
     assert used.cpu < 0.28 <= used.workers_cpu
     assert used.memory < 30.0 < used.workers_memory
@@ -66,15 +66,15 @@ def test_the_leaves_have_started_nothing_themselves(begun: Callable[[str], subpr
     assert parent.pid not in stage.find_leaf_processes(os.getpid())
 
 
-def test_a_process_that_is_not_there_is_told() -> None:
+def test_a_missing_process_raises() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     assert not stage.is_running(process.pid)
-    with pytest.raises(ProcessLookupError, match=f"no process {process.pid}"):
+    with pytest.raises(ProcessLookupError, match=f"process {process.pid} does not exist"):
         stage.measure_process(process.pid)
 
 
-def test_a_process_that_has_ended_is_not_here_though_nobody_has_asked_how(
+def test_a_zombie_does_not_count_as_running(
     begun: Callable[[str], subprocess.Popen[str]],
 ) -> None:
     process = begun(KEEPS)

@@ -1,4 +1,4 @@
-"""Recordings: what is asked for, and what rewards are right."""
+"""Recordings: their jobs and expected rewards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_the_rewards_are_those_the_scripted_policy_had_here(installed: Cal
     assert set(half.rewards or ()) == {0.0, 1.0}
 
 
-async def test_a_replay_of_a_recording_plays_it_again(installed: Callable[..., Path], tmp_path: Path) -> None:
+async def test_a_recording_can_be_replayed(installed: Callable[..., Path], tmp_path: Path) -> None:
     installed()
     sums, file = gymsdk.load("sums"), tmp_path / "recording.jsonl"
     half = await record_rollouts(sums, gymsdk.model("scripted/oracle:0.5"), split="train", limit=20)
@@ -45,7 +45,7 @@ async def test_a_replay_of_a_recording_plays_it_again(installed: Callable[..., P
     assert again.rewards == half.rewards
 
 
-async def test_of_tasks_that_open_alike_the_first_is_kept(environment: Callable[..., Environment]) -> None:
+async def test_the_first_of_tasks_with_equal_openings_is_recorded(environment: Callable[..., Environment]) -> None:
     found = await record_rollouts(environment(ALIKE), gymsdk.model("scripted/oracle"), split="train", limit=9)
     assert [job.row["answer"] for job in found.jobs] == ["a", "a", "b"]
     assert found.rewards == (1.0, 1.0, 1.0)
@@ -68,21 +68,21 @@ async def test_a_task_that_has_no_reward_here_cannot_be_recorded(installed: Call
     installed()
     sums = gymsdk.load("sums")
     broken = next(iter(sums.tasks("train"))).row()["answer"]
-    with pytest.raises(UsageError, match=r"task 0 of 'sums' cannot be recorded \(hook_raised: .*name another split"):
+    with pytest.raises(UsageError, match=r"task 0 of 'sums' cannot be recorded \(hook_raised: .*choose another split"):
         await record_rollouts(
             gymsdk.load("sums", breaks=[broken]), gymsdk.model("scripted/oracle"), split="train", limit=2
         )
 
 
-async def test_nothing_to_keep_is_told(installed: Callable[..., Path]) -> None:
+async def test_an_empty_recording_is_rejected(installed: Callable[..., Path]) -> None:
     installed()
-    with pytest.raises(UsageError, match="no task of 'sums' is played as it is to be"):
+    with pytest.raises(UsageError, match="no task of 'sums' can be replayed deterministically"):
         await record_rollouts(
             gymsdk.load("sums"), gymsdk.model("scripted/null"), split=None, limit=2, keep=lambda each: each.turns == 9
         )
 
 
-def test_a_split_without_rows_is_told(environment: Callable[..., Environment]) -> None:
+def test_an_empty_split_is_rejected(environment: Callable[..., Environment]) -> None:
     with pytest.raises(BadRow, match="split 'none' of 'made' has no rows"):
         list_jobs(environment(ALIKE), split="none", limit=3)
     with pytest.raises(UnknownSplit):
