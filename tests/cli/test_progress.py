@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Command
-from gymsdk.cli import progress, rollout
+from gymsdk.cli import progress
 
 HOLDING = """
 import time
@@ -60,22 +60,22 @@ def test_similar_warnings_are_shown_five_times(gymsdk: Command, installed: Calla
 def test_each_thing_that_is_warned_of_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("gymsdk")
     with progress.show_warnings():
-        for _ in range(2 * rollout.MAX_SIMILAR_WARNINGS):
+        for _ in range(2 * progress.MAX_SIMILAR_WARNINGS):
             log.warning("%s held the event loop for %.0f ms", "hook 'verify'", 70)
         log.warning("%s held the event loop for %.0f ms", "hook 'step'", 70)
     err = capfd.readouterr().err
-    assert (err.count("'verify'"), err.count("'step'")) == (rollout.MAX_SIMILAR_WARNINGS, 1)
+    assert (err.count("'verify'"), err.count("'step'")) == (progress.MAX_SIMILAR_WARNINGS, 1)
 
 
 def test_warnings_with_one_message_are_limited(capfd: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("gymsdk")
     with progress.show_warnings():
-        for number in range(2 * rollout.MAX_WARNING_KINDS):
+        for number in range(2 * progress.MAX_WARNING_KINDS):
             log.warning("episode %s: it broke", number)
         log.warning("something else")
     err = capfd.readouterr().err
     assert (err.count("it broke"), err.count("not shown"), err.count("something else")) == (
-        rollout.MAX_WARNING_KINDS,
+        progress.MAX_WARNING_KINDS,
         1,
         1,
     )
