@@ -197,9 +197,7 @@ async def test_a_conversation_of_no_row_is_told_which_are_known(doors: Environme
         with pytest.raises(Failed) as caught:
             await oracle.respond(question("Open door 99."))
     assert (caught.value.kind, caught.value.retryable) == ("not_recorded", False)
-    assert "(read: 33 of made); start the oracle with the --seed, --set and --split of the client" in str(
-        caught.value
-    )
+    assert "(read: 33 of made); start the oracle with the --seed, --set and --split of the client" in str(caught.value)
 
 
 async def test_rows_are_read_as_they_are_needed_and_by_all_together(

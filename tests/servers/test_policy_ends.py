@@ -12,7 +12,7 @@ from gymsdk import responses
 from gymsdk.convert.api import InboundApi
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import UsageError
-from gymsdk.testing.endpoint import UNDERWAY, app, serve
+from gymsdk.testing.endpoint import REQUEST_TRACKER, app, serve
 from gymsdk.testing.faults import Faults
 from gymsdk.types import Episode, Item
 
@@ -50,7 +50,7 @@ async def test_what_the_end_cuts_short_is_told_so_in_its_api(path: str, body: It
     async with httpx.AsyncClient() as client, serve(served) as url:
         answer = asyncio.create_task(client.post(f"{url}/{path}", json=body))
         await slow.asked.wait()
-        await served[UNDERWAY].end(grace=0.05)
+        await served[REQUEST_TRACKER].end(grace=0.05)
         told = await answer
         later = await client.post(f"{url}/{path}", json=body)
     for each in (told, later):
