@@ -93,7 +93,7 @@ async def test_both_sdks_read_its_models() -> None:
     [
         ("responses", {"input": "hi", "previous_response_id": "resp_1"}, "send the whole conversation"),
         ("responses", {"input": "hi", "conversation": "conv_1"}, "send the whole conversation"),
-        ("responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "runs a tool of type 'web_search'"),
+        ("responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "runs no tools of type 'web_search'"),
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "no item of type 'item_reference'"),
         ("responses", {"input": []}, "'input' is empty"),
         ("chat/completions", {"messages": []}, "'messages' is empty"),
