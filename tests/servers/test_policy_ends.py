@@ -12,7 +12,7 @@ from gymsdk import responses
 from gymsdk.convert.api import InboundApi
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import UsageError
-from gymsdk.testing.endpoint import UNDERWAY, app, serve
+from gymsdk.testing.endpoint import REQUEST_TRACKER, app, serve
 from gymsdk.testing.faults import Faults
 from gymsdk.types import Episode, Item
 
@@ -50,7 +50,7 @@ async def test_an_interrupted_request_gets_an_error_of_its_api(path: str, body: 
     async with httpx.AsyncClient() as client, serve(served) as url:
         answer = asyncio.create_task(client.post(f"{url}/{path}", json=body))
         await slow.asked.wait()
-        await served[UNDERWAY].end(grace=0.05)
+        await served[REQUEST_TRACKER].end(grace=0.05)
         told = await answer
         later = await client.post(f"{url}/{path}", json=body)
     for each in (told, later):
@@ -93,7 +93,7 @@ async def test_both_sdks_list_its_models() -> None:
     [
         ("responses", {"input": "hi", "previous_response_id": "resp_1"}, "send the whole conversation"),
         ("responses", {"input": "hi", "conversation": "conv_1"}, "send the whole conversation"),
-        ("responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "runs a tool of type 'web_search'"),
+        ("responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "runs no tools of type 'web_search'"),
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "no item of type 'item_reference'"),
         ("responses", {"input": []}, "'input' is empty"),
         ("chat/completions", {"messages": []}, "'messages' is empty"),
