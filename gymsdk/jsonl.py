@@ -42,6 +42,10 @@ _LONG_INTEGER_SHAPE = b"<" + b"0" * 19
 """The shape of an integer beyond 64 bits: a positive one has at least 20 digits, a negative one at least 19."""
 
 
+class NestingError(ValueError, RecursionError):
+    """A value contains itself, or is nested too deeply for JSON."""
+
+
 def parse_json(text: bytes | str, *, strict: bool = False) -> Any:
     """Return the JSON value in *text*.
 
@@ -81,7 +85,8 @@ def dump_json(
 
     Raises:
         TypeError: JSON does not support *value*.
-        ValueError: *value* contains itself, or an integer of more than `MAX_INTEGER_DIGITS` digits.
+        NestingError: *value* contains itself, or is nested too deeply.
+        ValueError: *value* holds an integer of more than `MAX_INTEGER_DIGITS` digits.
     """
     try:
         option = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
@@ -91,7 +96,7 @@ def dump_json(
     try:
         plain = _convert_to_plain(value, default)
     except RecursionError:
-        raise ValueError("the value contains itself, or is nested too deeply") from None
+        raise NestingError("the value contains itself, or is nested too deeply") from None
     text = json.dumps(plain, allow_nan=False, ensure_ascii=not replace_surrogates, indent=2 if indent else None)
     return text.encode("utf-8", "replace")
 

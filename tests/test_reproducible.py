@@ -12,9 +12,10 @@ import pytest
 ROWS = """
 import sys
 from itertools import islice
-from gymsdk import load, rows
+from gymsdk import load
+from gymsdk.jsonl import dump_row
 for task in islice(load(sys.argv[1]).tasks("train", seed=3), 400):
-    sys.stdout.buffer.write(rows.line(task.row()))
+    sys.stdout.buffer.write(dump_row(task.row()))
 """
 
 
