@@ -38,7 +38,7 @@ def main() -> int:
         split="train",
         model="scripted/oracle",
         rollouts=asked.rollouts,
-        at_once=(asked.at_once,) * 3,
+        concurrency_levels=(asked.at_once,) * 3,
         keep=two_calls,
     )
     return asyncio.run(_judged(bench))
@@ -55,7 +55,7 @@ async def _judged(bench: BenchPlan) -> int:
 
 def _told(served: BenchResult, load: LoadResult) -> None:
     memory = load.memory[SERVERS]
-    print(f"{served.environment}, {load.rollouts} rollouts of two tool calls, {load.at_once} at once")
+    print(f"{served.environment}, {load.rollouts} rollouts of two tool calls, {load.concurrency} at once")
     print(f"CPU of the servers a rollout          {_cost(load):8.3f} ms  (limit {LIMIT})")
     print(f"rollouts a second                     {load.rate:8.1f}")
     if load.latency:

@@ -275,7 +275,7 @@ async def test_a_request_waits_no_longer_than_it_may_and_may_come_again(
         with pytest.raises(Failed) as caught:
             await oracle.respond(question("Well?"))
         stuck.set()
-        await oracle._recorder.more(60)
+        await oracle._recorder.wait_for_more(60)
         answer = await oracle.respond(question("Well?"))
     assert (caught.value.kind, caught.value.retryable, said(answer)) == ("still_reading", True, "Well.")
 

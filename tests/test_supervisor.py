@@ -51,7 +51,7 @@ async def supervised(*charges: ProcessSpec, seconds: float = 5.0) -> AsyncIterat
         running.cancel()
         await asyncio.wait({running})
         for each in charges:
-            each.at.close()
+            each.sock.close()
     assert running.cancelled() or running.exception() is not None
 
 
@@ -65,7 +65,7 @@ async def answered(one: ProcessSpec) -> int:
 
 
 async def _said(one: ProcessSpec) -> bytes:
-    reader, writer = await asyncio.open_connection(*one.at.getsockname())
+    reader, writer = await asyncio.open_connection(*one.sock.getsockname())
     try:
         return await reader.read()
     except ConnectionError:
@@ -136,7 +136,7 @@ async def test_one_that_is_asked_for_wrongly_is_not_started_again() -> None:
     with pytest.raises(UsageError, match="'wrong'"):
         async with asyncio.timeout(20):
             await Supervisor([wrong], out=out).run()
-    wrong.at.close()
+    wrong.sock.close()
     assert "no such thing" in out.getvalue()
 
 
@@ -159,18 +159,18 @@ async def test_one_whose_child_outlives_it_is_started_again_all_the_same() -> No
 async def test_an_exit_code_means_nothing_once_a_process_was_ready() -> None:
     one = charge("one", SERVER.replace("    here.close()", "    here.close()\n    os._exit(2)"))
     async with supervised(one) as (supervisor, _):
-        supervisor.ready("one")
+        supervisor.mark_ready("one")
         first = await answered(one)
         assert await answered(one) != first
 
 
 async def test_one_that_never_begins_is_given_up_with_its_last_words() -> None:
     broken = charge("broken", "import sys; print('no such thing', flush=True); sys.exit(1)")
-    limited = ProcessSpec(broken.name, broken.words, broken.at, tries=2)
+    limited = ProcessSpec(broken.name, broken.command, broken.sock, max_start_attempts=2)
     with pytest.raises(GymsdkError, match=r"'broken' ended 2 times before it was ready \(exit code 1\): no such thing"):
         async with asyncio.timeout(20):
             await Supervisor([limited], out=io.StringIO()).run()
-    broken.at.close()
+    broken.sock.close()
 
 
 async def test_nobody_waits_for_who_does_not_read() -> None:
@@ -184,7 +184,7 @@ async def test_nobody_waits_for_who_does_not_read() -> None:
             await asyncio.wait({running})
         # Whoever writes is let go.
         os.close(read)
-    talker.at.close()
+    talker.sock.close()
 
 
 async def killed(tmp_path: Path, source: str, seconds: float = 12.0) -> tuple[int, list[int]]:
@@ -325,7 +325,7 @@ async def test_a_start_that_is_cancelled_leaves_nothing(steps: int) -> None:
     await asyncio.wait({running})
     await until(lambda: held() == before)
     assert not reapers()
-    one.at.close()
+    one.sock.close()
 
 
 async def test_running_out_of_descriptors_at_start_is_reported_in_a_sentence() -> None:
@@ -374,7 +374,7 @@ print(len(line), line[-10:], flush=True)
 async def test_each_life_is_handed_the_same_however_much_that_is() -> None:
     told = charge("told", TELLING)
     handed = b"x" * 3_000_000 + b" the end\n"
-    one = ProcessSpec(told.name, told.words, told.at, handed)
+    one = ProcessSpec(told.name, told.command, told.sock, handed)
     async with supervised(one) as (_, out):
         os.kill(await answered(one), signal.SIGKILL)
         await until(lambda: out.getvalue().count("up") == 2)
@@ -397,10 +397,10 @@ async def test_what_was_ready_and_is_not_started_again_is_tried_until_it_is(
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     other = charge("one")
-    one = ProcessSpec(other.name, [str(python), *other.words[1:]], other.at)
+    one = ProcessSpec(other.name, [str(python), *other.command[1:]], other.sock)
     async with supervised(one) as (supervisor, _):
         first = await answered(one)
-        supervisor.ready("one")
+        supervisor.mark_ready("one")
         python.rename(away)
         os.kill(first, signal.SIGKILL)
         await until(lambda: "cannot be started" in caplog.text)

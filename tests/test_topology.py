@@ -82,4 +82,4 @@ def test_nothing_is_lacking_that_another_agent_does_or_that_is_on_its_way() -> N
     resources = service("math", "resources_servers")
     agent = service("mine", "responses_api_agents", resources_server="math")
     assert names(plan.lacking([resources, agent])) == ["mine_environment_server"]
-    assert plan.lacking([resources], coming=MATH) == ()
+    assert plan.lacking([resources], expected=MATH) == ()

@@ -49,10 +49,10 @@ def _run(asked: Collection, files: Files, head_url: str) -> Run:
         repeats=asked.num_repeats,
         sampling=asked.responses_create_params,
     )
-    pace = Pace(at_once=asked.num_samples_in_parallel)
+    pace = Pace(concurrency=asked.num_samples_in_parallel)
     resume = asked.resume_from_cache
     # What was collected into the same file before is replaced, as NeMo Gym does it.
-    return Run(plan, files.folder, resume=resume, overwrite=not resume, pace=pace)
+    return Run(plan, files.folder, resume=resume, overwrite=not resume, limits=pace)
 
 
 def _played(run: Run) -> list[Row]:

@@ -80,7 +80,7 @@ class BenchPlan:
     """
 
     environments: Mapping[str, Mapping[str, Any]]
-    at_once: tuple[int, ...] = (16,)
+    concurrency_levels: tuple[int, ...] = (16,)
     rollouts: int = 200
     minutes: float | None = None
     head: str | None = None
@@ -180,9 +180,9 @@ async def _run_loads(
     await run_load(
         setup.stage,
         setup.recording,
-        LoadPlan(at_once=min(WARMUP_ROLLOUTS, max(plan.at_once)), rollouts=WARMUP_ROLLOUTS),
+        LoadPlan(concurrency=min(WARMUP_ROLLOUTS, max(plan.concurrency_levels)), rollouts=WARMUP_ROLLOUTS),
     )
-    for at_once in plan.at_once:
+    for at_once in plan.concurrency_levels:
         load_plan = LoadPlan(at_once, rollouts=plan.rollouts, attempts=plan.attempts)
         if plan.minutes is not None:
             load_plan = LoadPlan(at_once, seconds=60 * plan.minutes, attempts=plan.attempts)
@@ -240,7 +240,7 @@ async def record_rollouts(
     """
     recording = list_jobs(environment, split=split, limit=limit, seed=seed)
     play = Play({environment.name: environment}, model, seed=seed, attempts=1)
-    async with play.opened(), aclosing(collect(recording.jobs, play, at_once=RECORDING_CONCURRENCY)) as results:
+    async with play.open(), aclosing(collect(recording.jobs, play, concurrency=RECORDING_CONCURRENCY)) as results:
         played = sorted([_select_scored(each) async for each in results], key=lambda each: each.job.task)
     chosen = _has_distinct_rows([each for each in played if keep(each.rollout)])
     if not chosen:
@@ -277,7 +277,7 @@ def _has_distinct_rows(results: Sequence[Played]) -> list[Played]:
 class LoadPlan:
     """The number of rollouts to send, or the seconds in which to send them, and their concurrency."""
 
-    at_once: int
+    concurrency: int
     rollouts: int | None = None
     seconds: float | None = None
     attempts: int = 1
@@ -337,7 +337,7 @@ def _index_rewards(recording: Recording) -> dict[int, float]:
 
 async def _play_jobs(stage: Stage, recording: Recording, order: LoadPlan, tally: Tally) -> None:
     # Every rollout has a new id, because a server answers a known id with its earlier response.
-    delivery = Delivery(stage.served.client, attempts=order.attempts, once=stage.served.plays_once)
+    delivery = Delivery(stage.served.client, attempts=order.attempts, once=stage.served.is_idempotent)
     run, numbers = uuid4().hex[:12], count()
 
     async def play(job: Job) -> Played:
@@ -346,7 +346,7 @@ async def _play_jobs(stage: Stage, recording: Recording, order: LoadPlan, tally:
         tally.took.append(time.perf_counter() - began)
         return result
 
-    async with aclosing(collect(_iter_jobs(recording, order), play, at_once=order.at_once)) as results:
+    async with aclosing(collect(_iter_jobs(recording, order), play, concurrency=order.concurrency)) as results:
         async for result in results:
             tally.add(result)
 
@@ -418,7 +418,7 @@ def _build_result(
     others = {name_workers(name) for name in memories}
     return LoadResult(
         environment=recording.environment,
-        at_once=order.at_once,
+        concurrency=order.concurrency,
         rollouts=tally.rollouts,
         seconds=round(seconds, 3),
         rate=round(tally.rollouts / seconds, 2),

@@ -62,7 +62,7 @@ class LoadResult(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     environment: str
-    at_once: int
+    concurrency: int
     rollouts: int
     seconds: float
     rate: float

@@ -36,10 +36,10 @@ async def serve_environment(environment: Environment) -> AsyncIterator[Playable]
     server = listener.Listener(resources.create_app(environment), at, grace=1.0)
     strand = Strand(SERVER_LABEL, server.run)
     try:
-        await strand.up(START_SECONDS)
+        await strand.wait_until_up(START_SECONDS)
         yield RemoteEnvironment(f"http://127.0.0.1:{port}", environment.name)
     finally:
-        await strand.end(STOP_SECONDS)
+        await strand.stop(STOP_SECONDS)
 
 
 if TYPE_CHECKING:

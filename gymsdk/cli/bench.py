@@ -76,7 +76,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
 
     plan = BenchPlan(
         environments=options.parse_settings(names, settings),
-        at_once=_parse_concurrency(at_once),
+        concurrency_levels=_parse_concurrency(at_once),
         rollouts=rollouts,
         minutes=minutes,
         head=head,
@@ -125,7 +125,7 @@ def format_table(served: BenchResult) -> str:
     """Return the results as a table with a column per load, followed by the problems."""
     columns = [dict(_format_metrics(each)) for each in served.loads]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    cells = [["at once", *(str(each.at_once) for each in served.loads)]]
+    cells = [["at once", *(str(each.concurrency) for each in served.loads)]]
     cells += [[name, *(column.get(name, "") for column in columns)] for name in names]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
@@ -172,7 +172,7 @@ def _format_problems(loads: Sequence[LoadResult]) -> Iterator[str]:
     for load in loads:
         if load.wrong and load.expected is not None and load.reward is not None:
             yield (
-                f"WRONG REWARDS: with {load.at_once} at once, {load.wrong} of {load.rollouts} rewards"
+                f"WRONG REWARDS: with {load.concurrency} at once, {load.wrong} of {load.rollouts} rewards"
                 f" differ from the recording;"
                 f" the mean is {load.reward:.4f}, expected {load.expected:.4f}"
             )

@@ -344,7 +344,7 @@ async def _serve_in_process(
             announce.ready = True
             check = asyncio.ensure_future(_warn_if_engine_is_down(running.model, options.listen.only))
             try:
-                await running.ended()
+                await running.wait_for_end()
             finally:
                 check.cancel()
 
@@ -369,15 +369,15 @@ async def _serve_separately(
     from gymsdk.deploy.separate import separated
 
     plan = options.build_options(deployment).model_copy(update={"supervisor": inherited.supervisor})
-    safety = plan.safety()
+    safety = plan.get_security()
     plan = await placed(plan, deployment, safety)
     blocks = planned(options.names, options.model.name, options.settings, plan, deployment)
     here = running_here(blocks, plan, safety)
     words = [*supervisor.again(sys.argv[1:], options.overrides), *_build_default_words(options, deployment, plan)]
     bare = log_config.takes_stderr and log_config.format == "json"
-    async with separated(here, words, options=plan, safety=safety, handed=inherited.line(), bare=bare) as running:
+    async with separated(here, words, options=plan, security=safety, stdin_line=inherited.to_line(), bare=bare) as running:
         await announce(running.head_url, running.services, _find_served_policy(blocks), None, ())
-        await running.ended()
+        await running.wait_for_end()
 
 
 def _find_served_policy(blocks: Sequence[ServerConfig]) -> str:

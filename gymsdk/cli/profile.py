@@ -87,8 +87,8 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     )
     plot = plot and _has_matplotlib()
     folder = choose_folder(output, ["profile", name], resume=resume)
-    pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
-    run = Run(plan, folder, resume=resume, overwrite=overwrite, pace=pace)
+    pace = Pace(concurrency=concurrency, attempts=attempts, timeout=timeout)
+    run = Run(plan, folder, resume=resume, overwrite=overwrite, limits=pace)
     run_rollouts(run)
     result = _profile_run(plan, folder, plot=plot)
     typer.echo(

@@ -128,19 +128,19 @@ class _Results:
         case = each.case
         place = {"line": case.number, "environment": case.environment, "task": case.task, "repeat": case.repeat}
         self.rollouts += 1
-        if each.judgement is None:
+        if each.verdict is None:
             self.unscored.append({**place, "old": case.reward, "kind": each.kind, "reason": each.reason})
             return
-        self.after.append(each.judgement.reward)
+        self.after.append(each.verdict.reward)
         self.before += [] if case.reward is None else [case.reward]
         if each.changed:
-            self.changed.append({**place, "old": case.reward, "new": each.judgement.reward})
+            self.changed.append({**place, "old": case.reward, "new": each.verdict.reward})
 
 
 def _check_output(run: Run, output: Path, *, overwrite: bool) -> None:
     from gymsdk.rollouts.tasks import free
 
-    if run.holds(output):
+    if run.contains(output):
         raise UsageError(f"{output} belongs to the stored run, which stays unchanged; choose another --output")
     free(output, overwrite=overwrite)
 
@@ -168,7 +168,7 @@ async def _reverify_run(run: Run, results: _Results, reverify_options: _Options)
 
     try:
         if reverify_options.head is None:
-            async with here(run, options.parse_settings(run.names(), reverify_options.settings)) as judge:
+            async with here(run, options.parse_settings(run.list_environments(), reverify_options.settings)) as judge:
                 await _judge_cases(run, judge, results, reverify_options)
             return
         if reverify_options.settings:
@@ -193,7 +193,7 @@ async def _judge_cases(run: Run, judge: Judge, results: _Results, reverify_optio
 
     at_once = min(reverify_options.at_once, descriptors.count_affordable(2))
     rejudgements, last_report = (
-        rejudged(islice(run.cases(), reverify_options.limit), judge, at_once=at_once),
+        rejudged(islice(run.iter_cases(), reverify_options.limit), judge, concurrency=at_once),
         time.monotonic(),
     )
     with (
@@ -204,7 +204,7 @@ async def _judge_cases(run: Run, judge: Judge, results: _Results, reverify_optio
         async with aclosing(rejudgements):
             async for each in rejudgements:
                 results.add(each)
-                if sheet and (line := each.line()) is not None:
+                if sheet and (line := each.build_line()) is not None:
                     sheet.add(line)
                 if time.monotonic() >= last_report + PROGRESS_SECONDS:
                     last_report = time.monotonic()

@@ -116,7 +116,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
         **(configured_model.describe_model() if configured_model else model_fields),
     )
-    pace = Pace(at_once=concurrency, attempts=attempts, timeout=timeout)
+    pace = Pace(concurrency=concurrency, attempts=attempts, timeout=timeout)
     policy = configured_model.build_model() if configured_model else None
     folder_options = {"resume": resume, "overwrite": overwrite, "trajectories": trajectories}
     _run_plan(plan, pace, output, policy, folder_options, json=json)
@@ -141,7 +141,7 @@ def _run_plan(
     folder = choose_folder(
         output, list(plan.environments) or [Path(plan.tasks or "").stem], resume=folder_options["resume"]
     )
-    metrics = run_rollouts(Run(plan, folder, pace=pace, model=model, **folder_options))
+    metrics = run_rollouts(Run(plan, folder, limits=pace, model=model, **folder_options))
     _print(folder, metrics, json=json)
     if plan.tasks is None and plan.limit is not None:
         _warn_missing_tasks(metrics, plan.limit)

@@ -83,7 +83,7 @@ class ServerBuilder:
         blocks: Sequence[ServerConfig],
         here: Sequence[ServerConfig],
         *,
-        given: Mapping[str, Environment],
+        environments: Mapping[str, Environment],
         players: Mapping[str, Model],
         ttl: float,
         sessions: int,
@@ -99,33 +99,33 @@ class ServerBuilder:
         self._token = token
         self._capture = capture
         self._head = ""
-        self._figures = {each.name: ServerMetrics(each.name) for each in here}
-        self._instances = InstanceDirectory(self._look)
-        self.environments = {each.name: self._environment(each, given) for each in self._environments()}
-        self._services = {each.name: self._service(each) for each in here}
-        self.models = {each.name: self._model(each, players) for each in blocks if self._plays(each, players)}
+        self._metrics = {each.name: ServerMetrics(each.name) for each in here}
+        self._instances = InstanceDirectory(self._build_snapshot)
+        self.environments = {each.name: self._load_environment(each, environments) for each in self._list_environment_blocks()}
+        self._services = {each.name: self._build_service(each) for each in here}
+        self.models = {each.name: self._choose_model(each, players) for each in blocks if self._plays(each, players)}
         self._load_balancers: dict[str, LoadBalancer] = {}
         self._incomplete: set[str] = set()
 
-    def parts(self, sockets: Mapping[str, socket.socket]) -> list[ServerSpec]:
+    def build_specs(self, sockets: Mapping[str, socket.socket]) -> list[ServerSpec]:
         """Return the servers to start, with their *sockets* if these are bound already."""
         return [
             ServerSpec(
-                self._services[name], partial(self._app, each), each.host, each.advertise_host, sockets.get(name)
+                self._services[name], partial(self._build_app, each), each.host, each.advertise_host, sockets.get(name)
             )
             for name, each in self._here.items()
         ]
 
-    def supplied(
+    def build_supplied(
         self,
         services: Sequence[Service],
-        coming: Collection[str],
+        expected: Collection[str],
         place: Place = lambda _: None,
         *,
         host: str | None = None,
     ) -> list[ServerSpec]:
         """Return the agents and environment servers to start at *host* because *services* and *coming* lack them."""
-        blocks = [each.model_copy(update={"host": host}) for each in plan.lacking(services, coming)]
+        blocks = [each.model_copy(update={"host": host}) for each in plan.lacking(services, expected)]
         parts = (self._build_supplied(each, [*blocks, *self._blocks.values()], place) for each in blocks)
         return [each for each in parts if each is not None]
 
@@ -134,42 +134,42 @@ class ServerBuilder:
         try:
             _get_reference(block, RESOURCES_REF)
             _model_of(block, beside)
-            service, at = self._service(block), place(block)
+            service, at = self._build_service(block), place(block)
         except (GymsdkError, ValidationError) as error:
             if block.name not in self._incomplete:
                 self._incomplete.add(block.name)
                 log.warning("no node has the server %r, and it cannot run here: %s", block.name, error)
             return None
         self._blocks[block.name], self._services[block.name] = block, service
-        self._figures[block.name] = ServerMetrics(block.name)
-        return ServerSpec(service, partial(self._app, block), block.host, at=at)
+        self._metrics[block.name] = ServerMetrics(block.name)
+        return ServerSpec(service, partial(self._build_app, block), block.host, sock=at)
 
-    def loads(self) -> Mapping[str, Load]:
+    def get_loads(self) -> Mapping[str, Load]:
         """Return the load of each server."""
-        return loads(self._figures)
+        return loads(self._metrics)
 
-    async def _look(self) -> HeadSnapshot:
+    async def _build_snapshot(self) -> HeadSnapshot:
         return await nodes_fetcher(self._head, headers=partial(credentials.build_auth_headers, self._token))()
 
-    def _environments(self) -> Iterator[ServerConfig]:
+    def _list_environment_blocks(self) -> Iterator[ServerConfig]:
         """Yield the environments to load: the served ones, or all if a model here needs their rows."""
         modelled = any(each.kind == MODELS and _needs_rows(each) for each in self._here.values())
         for each in self._blocks.values():
             if each.kind == RESOURCES and (modelled or each.name in self._here):
                 yield each
 
-    def _environment(self, block: ServerConfig, given: Mapping[str, Environment]) -> Environment:
+    def _load_environment(self, block: ServerConfig, given: Mapping[str, Environment]) -> Environment:
         """Return the environment of *block*; the models that it names are resolved when they are used."""
         assert isinstance(block.part, ResourcesServerConfig), "the part of a resources server"
         if (there := given.get(block.name)) is not None:
             return there
-        asked = {key: ReferencedModel(name, partial(self._model_named, name)) for key, name in block.models.items()}
+        asked = {key: ReferencedModel(name, partial(self._get_model_by_name, name)) for key, name in block.models.items()}
         return registry.load(block.part.environment, **{**block.settings, **asked})
 
     def _plays(self, block: ServerConfig, players: Mapping[str, Model]) -> bool:
         return block.kind == MODELS and (block.name in self._here or block.name in players)
 
-    def _model(self, block: ServerConfig, players: Mapping[str, Model]) -> Model:
+    def _choose_model(self, block: ServerConfig, players: Mapping[str, Model]) -> Model:
         if not self.environments and block.name in self._here and _needs_rows(block):
             raise UsageError(
                 f"{_player_name(block)} answers for the environments that are served with it, and there is none; "
@@ -178,33 +178,33 @@ class ServerBuilder:
         player = players.get(block.name) or built(block)
         return oracle.served(player, [*self.environments.values()])
 
-    def _service(self, block: ServerConfig) -> Service:
+    def _build_service(self, block: ServerConfig) -> Service:
         told = fields(block, self.environments.get(block.name))
         place = {"name": block.name, "kind": block.kind, "implementation": block.implementation}
         return Service.model_validate({**place, "port": block.port or 0, "fields": told})
 
-    def _app(self, block: ServerConfig, urls: Urls) -> App:
+    def _build_app(self, block: ServerConfig, urls: Urls) -> App:
         self._head = urls[HEAD]
-        make = {RESOURCES: self._resources, AGENTS: self._agent, ENVIRONMENTS: self._server, MODELS: self._proxy}
+        make = {RESOURCES: self._build_resources_app, AGENTS: self._build_agent_app, ENVIRONMENTS: self._build_environment_app, MODELS: self._build_model_app}
         return make[block.kind](block, urls)
 
-    def _resources(self, block: ServerConfig, _: Urls) -> App:
+    def _build_resources_app(self, block: ServerConfig, _: Urls) -> App:
         assert isinstance(block.part, ResourcesServerConfig), "the part of a resources server"
         return resources.create_app(
             self.environments[block.name],
             name=block.name,
             ttl=self._ttl,
-            cap=self._sessions,
+            max_sessions=self._sessions,
             with_mcp=block.part.mcp,
-            figures=self._figures[block.name],
-            peers=self._peers(block.name),
+            metrics=self._metrics[block.name],
+            peers=self._get_peers(block.name),
         )
 
-    def _peers(self, name: str) -> Peers:
+    def _get_peers(self, name: str) -> Peers:
         url = partial(self._instances.find_url, name=name, kind="resources_servers")
         return Peers(self._services[name].id, url, token=self._token)
 
-    def _agent(self, block: ServerConfig, urls: Urls) -> App:
+    def _build_agent_app(self, block: ServerConfig, urls: Urls) -> App:
         its = _get_reference(block, RESOURCES_REF)
         # Rows are played in this process if possible. For clients with session cookies, tools are called over HTTP.
         tools = RemoteEnvironment(urls[its], its, token=self._token or "") if its in urls else None
@@ -214,21 +214,21 @@ class ServerBuilder:
             resources=tools,
             name=block.name,
             budget=self._get_budget(block),
-            figures=self._figures[block.name],
+            metrics=self._metrics[block.name],
         )
 
-    def _server(self, block: ServerConfig, _: Urls) -> App:
+    def _build_environment_app(self, block: ServerConfig, _: Urls) -> App:
         return environment_server.create_app(
             self._get_load_balancer(_get_reference(block, RESOURCES_REF)),
             self._get_model_for(block),
             name=block.name,
             budget=self._get_budget(block),
-            figures=self._figures[block.name],
+            metrics=self._metrics[block.name],
         )
 
-    def _proxy(self, block: ServerConfig, _: Urls) -> App:
+    def _build_model_app(self, block: ServerConfig, _: Urls) -> App:
         return model_server.create_app(
-            self._get_capturing_model(block.name), name=block.name, figures=self._figures[block.name]
+            self._get_capturing_model(block.name), name=block.name, server_metrics=self._metrics[block.name]
         )
 
     def _get_capturing_model(self, name: str) -> Model:
@@ -238,14 +238,14 @@ class ServerBuilder:
     def _get_load_balancer(self, name: str) -> LoadBalancer:
         if name not in self._load_balancers:
             own = LocalInstance(self._services[name].id, self.environments[name]) if name in self._here else None
-            self._load_balancers[name] = LoadBalancer(name, self._instances, own=own, token=self._token)
+            self._load_balancers[name] = LoadBalancer(name, self._instances, local=own, token=self._token)
         return self._load_balancers[name]
 
     def _get_model_for(self, block: ServerConfig) -> Model:
         """Return the model that the server *block* asks."""
-        return self._model_named(_model_of(block, self._blocks.values()))
+        return self._get_model_by_name(_model_of(block, self._blocks.values()))
 
-    def _model_named(self, name: str) -> Model:
+    def _get_model_by_name(self, name: str) -> Model:
         """Return the model of the model server *name*: the object in this process, or a client of the server."""
         if name in self.models:
             return self._get_capturing_model(name)

@@ -62,10 +62,10 @@ class Node:
         restart: Callable[[str], None] | None = None,
         restarts: Callable[[], Mapping[str, int]] = dict,
         lease: float = LEASE_SECONDS,
-        joining: float = JOIN_SECONDS,
+        join_seconds: float = JOIN_SECONDS,
         supervisor: str = "",
-        news: asyncio.Event | None = None,
-        alive: Callable[[], bool] = lambda: True,
+        wake: asyncio.Event | None = None,
+        is_alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self.id = secrets.token_hex(8)
         self.head_url = head_url.rstrip("/")
@@ -78,17 +78,17 @@ class Node:
         self._headers = headers
         self._lease = lease
         self._granted_lease = lease
-        self._joining = joining
+        self._join_seconds = join_seconds
         self._supervisor = supervisor
-        self._news = news or asyncio.Event()
-        self._alive = alive
+        self._wake = wake or asyncio.Event()
+        self._is_alive = is_alive
         self._stuck = False
         self._is_disconnected = False
         self._draining = False
         self._leaving = False
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         """The name of the node in log messages."""
         return f"the node at the head {client.get_host(self.head_url)}"
 
@@ -97,9 +97,9 @@ class Node:
         try:
             await self.join(over)
             up.set()
-            while not await _wait(over, self._pause(), self._news):
-                self._news.clear()
-                await self.beat()
+            while not await _wait(over, self._pause(), self._wake):
+                self._wake.clear()
+                await self.send_heartbeats()
         finally:
             await self.leave()
 
@@ -109,16 +109,16 @@ class Node:
         Raises:
             GymsdkError: The head does not answer in time, or refuses this node.
         """
-        waiting = HeadWait(redact_url(self.head_url), self._joining, "name the right one with --head")
+        waiting = HeadWait(redact_url(self.head_url), self._join_seconds, "name the right one with --head")
         while (why := await self._register()) is not None:
             if await _wait(over or asyncio.Event(), waiting.next_pause(why)):
                 return
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         """Send one heartbeat; log once that the head does not answer, and once that it answers again."""
-        if not self._alive():
+        if not self._is_alive():
             if not self._stuck:
-                log.error("%s: the event loop of its servers is blocked; sending no heartbeat until it runs", self.what)
+                log.error("%s: the event loop of its servers is blocked; sending no heartbeat until it runs", self.description)
             self._stuck = True
             return
         self._stuck = False
@@ -127,15 +127,15 @@ class Node:
         except GymsdkError as error:
             why = str(error)
         if why is not None and not self._is_disconnected:
-            log.warning("%s: %s; the servers continue, and the node keeps trying", self.what, why)
+            log.warning("%s: %s; the servers continue, and the node keeps trying", self.description, why)
         if why is None and self._is_disconnected:
-            log.warning("%s: the head answers again, and knows the servers of this node", self.what)
+            log.warning("%s: the head answers again, and knows the servers of this node", self.description)
         self._is_disconnected = why is not None
 
     async def drain(self) -> None:
         """Ask the head for no new work; requests in progress may finish."""
         self._draining = True
-        await self.beat()
+        await self.send_heartbeats()
 
     async def leave(self) -> None:
         """Leave the head at once; a head that does not answer removes the node when its lease expires."""
@@ -143,7 +143,7 @@ class Node:
         try:
             await client.delete(self._url, headers=self._headers(), timeout=LEAVE_SECONDS, retry=client.NO_RETRY)
         except Failed as error:
-            log.info("%s: leaving failed: %s", self.what, error)
+            log.info("%s: leaving failed: %s", self.description, error)
 
     @property
     def _url(self) -> str:
@@ -197,16 +197,16 @@ class Node:
         )
 
 
-def loads(figures: Mapping[str, ServerMetrics]) -> dict[str, Load]:
+def loads(metrics: Mapping[str, ServerMetrics]) -> dict[str, Load]:
     """Return the load of each server, from its metrics."""
     return {
         name: Load(sessions=_sum_gauges(each, "sessions"), in_flight=_sum_gauges(each, "playing"))
-        for name, each in figures.items()
+        for name, each in metrics.items()
     }
 
 
-def _sum_gauges(figures: ServerMetrics, word: str) -> int:
-    return round(sum(look() for name, look in figures.gauges.items() if word in name))
+def _sum_gauges(metrics: ServerMetrics, word: str) -> int:
+    return round(sum(look() for name, look in metrics.gauges.items() if word in name))
 
 
 def _parse_lease(answer: HttpResponse) -> float:

@@ -109,10 +109,10 @@ def needed(blocks: Iterable[ServerConfig]) -> list[str]:
     )
 
 
-def lacking(services: Iterable[Service], coming: Collection[str] = ()) -> tuple[ServerConfig, ...]:
+def lacking(services: Iterable[Service], expected: Collection[str] = ()) -> tuple[ServerConfig, ...]:
     """Return the agents and environment servers that *services* lack, except those in *coming*."""
     there = [_build_remote_config(each) for each in services]
-    names = {*coming, *(each.name for each in there)}
+    names = {*expected, *(each.name for each in there)}
     return tuple(each for each in whole(Deployment(servers=tuple(there))) if each.name not in names)
 
 
@@ -253,7 +253,7 @@ class Options(BaseModel):
     supervisor: str = ""
     capture: Path | None = None
 
-    def safety(self) -> Security:
+    def get_security(self) -> Security:
         """Return the security settings; raises `UsageError` if they are insecure or a file is invalid."""
         token = credentials.get_process_token(self.token_file)
         self.check(token, self.host)

@@ -66,7 +66,7 @@ class Running:
         """The URL of each server by name."""
         return {each.name: each.url for each in self.services}
 
-    async def ended(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait until the servers end; raises `GymsdkError` if a server fails."""
         await asyncio.shield(self.task)
 
@@ -94,7 +94,7 @@ async def serving(
         GymsdkError: A server does not start. All others have been stopped.
     """
     options = options or Options()
-    safety = options.safety()
+    safety = options.get_security()
     options = await placed(options, deployment, safety)
     listed = list(environments)
     blocks = planned(listed, model, settings or {}, options, deployment)
@@ -102,7 +102,7 @@ async def serving(
     assembly = ServerBuilder(
         blocks,
         here,
-        given={each.name: each for each in listed if isinstance(each, Environment)},
+        environments={each.name: each for each in listed if isinstance(each, Environment)},
         players=_players(model, here, options),
         ttl=options.ttl,
         sessions=options.sessions,
@@ -115,7 +115,7 @@ async def serving(
     # A separate task enters and exits all contexts: the caller may leave this context in another task.
     task = asyncio.ensure_future(runner.run())
     try:
-        await runner.up(task)
+        await runner.wait_until_up(task)
         served = tuple(assembly.environments.values())
         yield Running(runner.head_url, tuple(runner.services), served, assembly.models.get(POLICY_SERVER), task)
     finally:
@@ -125,7 +125,7 @@ async def serving(
         task.result()
 
 
-async def placed(options: Options, deployment: Deployment | None, safety: Security) -> Options:
+async def placed(options: Options, deployment: Deployment | None, security: Security) -> Options:
     """Return *options* with the head that *deployment* names: its URL if it answers, else a socket to serve it here.
 
     Raises:
@@ -137,20 +137,20 @@ async def placed(options: Options, deployment: Deployment | None, safety: Securi
     if not port or options.role == "head":
         return options
     if is_local_host(host):
-        options.check(safety.token, host)
-    headers = partial(credentials.build_auth_headers, safety.token)
+        options.check(security.token, host)
+    headers = partial(credentials.build_auth_headers, security.token)
     # A head with a fixed address listens only there, unless the servers listen on all interfaces.
     listen = options.host if options.host in WILDCARD_HOSTS else None
-    at = await bind_head(host, port, scheme=safety.scheme, listen=listen, headers=headers)
+    at = await bind_head(host, port, scheme=security.scheme, listen=listen, headers=headers)
     if at is None:
-        return options.model_copy(update={"head": build_url(host, port, safety.scheme)})
+        return options.model_copy(update={"head": build_url(host, port, security.scheme)})
     return options.model_copy(update={"sockets": {**options.sockets, "head_server": at}})
 
 
-def running_here(blocks: Iterable[ServerConfig], options: Options, safety: Security) -> tuple[ServerConfig, ...]:
+def running_here(blocks: Iterable[ServerConfig], options: Options, security: Security) -> tuple[ServerConfig, ...]:
     """Return the *blocks* that run in this process; raises `UsageError` if a server would be insecure."""
     here = plan.here(blocks, role=options.role, only=options.only)
-    options.check(safety.token, *(each.host for each in here if each.host is not None))
+    options.check(security.token, *(each.host for each in here if each.host is not None))
     return here
 
 
@@ -235,7 +235,7 @@ def _build_runner(
     blocks: Sequence[ServerConfig],
     here: Sequence[ServerConfig],
     options: Options,
-    safety: Security,
+    security: Security,
     wanted: Sequence[str],
 ) -> ServerRunner:
     lasting: dict[str, AbstractAsyncContextManager[Any]] = {
@@ -245,22 +245,22 @@ def _build_runner(
     known = HeadConnection(
         head_url=options.head,
         advertise=options.advertise_host,
-        loads=assembly.loads,
+        loads=assembly.get_loads,
         expected=wanted,
         at=options.sockets.get("head_server"),
-        supplied=partial(assembly.supplied, place=partial(socket_of, options=options), host=beside_head(options)),
+        supplied=partial(assembly.build_supplied, place=partial(socket_of, options=options), host=beside_head(options)),
         path=options.root_path,
         supervisor=options.supervisor,
     )
     return ServerRunner(
-        assembly.parts({each.name: at for each in here if (at := socket_of(each, options)) is not None}),
+        assembly.build_specs({each.name: at for each in here if (at := socket_of(each, options)) is not None}),
         host=options.host,
         port=options.port,
-        lasting=lasting,
-        about=_describe_head(assembly, blocks) | _describe_capture(options),
+        contexts=lasting,
+        extra_config=_describe_head(assembly, blocks) | _describe_capture(options),
         times=options.times,
-        safety=safety,
-        known=known,
+        security=security,
+        connection=known,
     )
 
 

@@ -52,17 +52,17 @@ class Strand:
         self._told = False
         self.task = asyncio.ensure_future(work(self._up, self._over))
 
-    async def up(self, seconds: float) -> None:
+    async def wait_until_up(self, seconds: float) -> None:
         """Wait until the work is up; raises `GymsdkError` if it fails or takes longer than *seconds*."""
         risen = asyncio.ensure_future(self._up.wait())
         await asyncio.wait({self.task, risen}, timeout=seconds, return_when="FIRST_COMPLETED")
         risen.cancel()
         if self.task.done():
-            raise self.broken()
+            raise self.describe_failure()
         if not self._up.is_set():
             raise GymsdkError(f"{self.what} did not start within {seconds:g} seconds; check what it waits for")
 
-    def broken(self) -> GymsdkError:
+    def describe_failure(self) -> GymsdkError:
         """Return the error to raise after the work has ended on its own; the caller must report it."""
         self._told = True
         error = None if self.task.cancelled() else self.task.exception()
@@ -70,7 +70,7 @@ class Strand:
             return error
         return GymsdkError(f"{self.what} ended unexpectedly{f': {error}' if error else ''}")
 
-    async def end(self, seconds: float) -> None:
+    async def stop(self, seconds: float) -> None:
         """End the work within *seconds*; cancel it after that, and abandon it if it ignores the cancellation."""
         self._over.set()
         await asyncio.wait({self.task}, timeout=seconds)
@@ -152,7 +152,7 @@ async def _run_and_report(work: Work, risen: Callable[[], None], over: asyncio.E
         reporting.cancel()
 
 
-def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], ended: concurrent.futures.Future[None]) -> None:
+def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], done: concurrent.futures.Future[None]) -> None:
     """Run *task* on *loop* in this thread, close the loop, and report how the task ended."""
     try:
         try:
@@ -162,9 +162,9 @@ def _run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], ended: concu
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
     except BaseException as error:  # noqa: BLE001 - the thread that waits for `ended` raises it
-        ended.set_exception(error)
+        done.set_exception(error)
     else:
-        ended.set_result(None)
+        done.set_result(None)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
@@ -206,67 +206,67 @@ class AutoStarter(Generic[P]):
 
     def __init__(
         self,
-        own: Sequence[Service],
-        members: NodeRegistry,
-        wanted: Callable[[Sequence[Service], Collection[str]], Sequence[P]],
-        begun: Callable[[P], tuple[Strand, Callable[[], None]]],
+        services: Sequence[Service],
+        registry: NodeRegistry,
+        choose: Callable[[Sequence[Service], Collection[str]], Sequence[P]],
+        start: Callable[[P], tuple[Strand, Callable[[], None]]],
         *,
         starting: float,
-        patience: float,
+        stop_seconds: float,
     ) -> None:
-        self._own = own
-        self._members = members
-        self._wanted = wanted
-        self._begun = begun
+        self._services = services
+        self._registry = registry
+        self._choose = choose
+        self._start_server = start
         self._starting = starting
-        self._patience = patience
+        self._stop_seconds = stop_seconds
         self._failed: set[str] = set()
-        self._strands: list[Strand] = []
+        self._tasks: list[Strand] = []
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Start missing servers until *over* is set, then stop them; raises if a server fails."""
         up.set()
         try:
             while not over.is_set():
-                await self._look()
-                await self._passed(over)
+                await self._start_missing()
+                await self._wait_for_membership_change(over)
         finally:
-            await asyncio.gather(*(each.end(self._patience) for each in self._strands))
+            await asyncio.gather(*(each.stop(self._stop_seconds) for each in self._tasks))
 
-    async def _look(self) -> None:
-        there = [each for member in self._members.nodes_settled_for(SETTLE_SECONDS) for each in member.services]
-        coming = {*self._members.expected_servers, *self._failed}
-        for part in self._wanted([*self._own, *there], coming) if there else ():
+    async def _start_missing(self) -> None:
+        there = [each for member in self._registry.nodes_settled_for(SETTLE_SECONDS) for each in member.services]
+        coming = {*self._registry.expected_servers, *self._failed}
+        for part in self._choose([*self._services, *there], coming) if there else ():
             try:
-                await self._begin(part)
+                await self._start(part)
             except GymsdkError as error:
                 # What nodes report must not end the head.
                 self._failed.add(part.service.name)
                 log.warning("no node has the server %r, and it cannot run here: %s", part.service.name, error)
 
-    async def _begin(self, part: P) -> None:
-        strand, tell = self._begun(part)
-        self._strands.append(strand)
+    async def _start(self, part: P) -> None:
+        strand, tell = self._start_server(part)
+        self._tasks.append(strand)
         try:
-            await strand.up(self._starting)
+            await strand.wait_until_up(self._starting)
         except GymsdkError:
-            self._strands.remove(strand)
-            await strand.end(self._patience)
+            self._tasks.remove(strand)
+            await strand.stop(self._stop_seconds)
             raise
         tell()
         log.warning("%s runs in the process of the head, because no node has one", strand.what)
 
-    async def _passed(self, over: asyncio.Event) -> None:
+    async def _wait_for_membership_change(self, over: asyncio.Event) -> None:
         ending = asyncio.ensure_future(over.wait())
         try:
             await asyncio.wait(
-                {ending, *(each.task for each in self._strands)}, timeout=POLL_SECONDS, return_when="FIRST_COMPLETED"
+                {ending, *(each.task for each in self._tasks)}, timeout=POLL_SECONDS, return_when="FIRST_COMPLETED"
             )
         finally:
             ending.cancel()
-        broken = [each for each in self._strands if each.task.done()]
+        broken = [each for each in self._tasks if each.task.done()]
         if broken and not over.is_set():
-            raise broken[0].broken()
+            raise broken[0].describe_failure()
 
 
 HEAD = "head_server"
@@ -299,7 +299,7 @@ class ServerSpec:
     app: Callable[[Mapping[str, str]], App]
     host: str | None = None
     advertise: str | None = None
-    at: socket.socket | None = None
+    sock: socket.socket | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,29 +349,29 @@ class ServerRunner:
         *,
         host: str,
         port: int,
-        lasting: Mapping[str, AbstractAsyncContextManager[Any]],
-        about: Item,
+        contexts: Mapping[str, AbstractAsyncContextManager[Any]],
+        extra_config: Item,
         times: Times,
-        safety: Security = NO_SECURITY,
-        known: HeadConnection | None = None,
+        security: Security = NO_SECURITY,
+        connection: HeadConnection | None = None,
     ) -> None:
         self._parts = [*parts]
         self._host = host
         self._port = port
-        self._lasting = lasting
-        self._about = about
+        self._contexts = contexts
+        self._extra_config = extra_config
         self._times = times
-        self._safety = safety
-        self._known = known or HeadConnection()
+        self._security = security
+        self._connection = connection or HeadConnection()
         self._up = asyncio.Event()
-        self._strands: list[list[Strand]] = []
+        self._tasks: list[list[Strand]] = []
         self.services: list[Service] = []
         self.supplied: list[Service] = []
-        self._members = NodeRegistry(self.services, taken=about, lease=self._known.lease)
+        self._registry = NodeRegistry(self.services, taken=extra_config, lease=self._connection.lease)
         self.head_url = ""
         self.node: Node | None = None
 
-    async def up(self, running: asyncio.Task[None]) -> None:
+    async def wait_until_up(self, running: asyncio.Task[None]) -> None:
         """Wait until all servers answer; raises the error with which the task *running* ends before that."""
         rising = asyncio.ensure_future(self._up.wait())
         await asyncio.wait({running, rising}, return_when="FIRST_COMPLETED")
@@ -389,40 +389,40 @@ class ServerRunner:
         raise_open_file_limit()
         with ExitStack() as sockets:
             # All sockets are bound before any server is announced.
-            elsewhere = self._known.head_url
-            at = None if elsewhere else sockets.enter_context(self._known.at or self._bound("the head", self._port))
-            ports = [sockets.enter_context(self._socket(each)) for each in self._parts]
+            elsewhere = self._connection.head_url
+            at = None if elsewhere else sockets.enter_context(self._connection.at or self._bind("the head", self._port))
+            ports = [sockets.enter_context(self._bind_part(each)) for each in self._parts]
             self.services += [self._locate(each, one) for each, one in zip(self._parts, ports, strict=True)]
             self.head_url = elsewhere or (
-                build_url(socket_host(at, self._host), socket_port(at), self._safety.scheme) if at else ""
+                build_url(socket_host(at, self._host), socket_port(at), self._security.scheme) if at else ""
             )
             try:
-                await self._begin(at, ports)
+                await self._start_servers(at, ports)
                 self._up.set()
                 await self._wait_for_failure()
             finally:
                 self._up.clear()
-                await self._end()
+                await self._stop_all()
 
     def _locate(self, part: ServerSpec, at: socket.socket) -> Service:
-        told = {"host": self._get_advertised_host(part), "port": socket_port(at), "scheme": self._safety.scheme}
+        told = {"host": self._get_advertised_host(part), "port": socket_port(at), "scheme": self._security.scheme}
         return part.service.model_copy(update=told)
 
-    def _socket(self, part: ServerSpec) -> socket.socket:
-        return part.at or self._bound(part.service.name, part.service.port, part.host)
+    def _bind_part(self, part: ServerSpec) -> socket.socket:
+        return part.sock or self._bind(part.service.name, part.service.port, part.host)
 
-    def _bound(self, name: str, port: int, host: str | None = None) -> socket.socket:
+    def _bind(self, name: str, port: int, host: str | None = None) -> socket.socket:
         return bind_socket(self._host if host is None else host, port, what=name)
 
     def _get_advertised_host(self, part: ServerSpec) -> str:
-        return part.advertise or self._known.advertise or part.host or self._host
+        return part.advertise or self._connection.advertise or part.host or self._host
 
-    async def _begin(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
+    async def _start_servers(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
         if at is not None:
-            members = Strand("the registry of nodes", self._members.run)
-            await self._wait_until_up([self._start_listener("the head", self._head(at), at), members])
+            members = Strand("the registry of nodes", self._registry.run)
+            await self._wait_until_up([self._start_listener("the head", self._build_head(at), at), members])
         # First, and each in a separate task: these contexts must outlast the servers that share them.
-        await self._wait_until_up([Strand(what, partial(_hold_open, each)) for what, each in self._lasting.items()])
+        await self._wait_until_up([Strand(what, partial(_hold_open, each)) for what, each in self._contexts.items()])
         urls = self._urls()
         await self._wait_until_up(
             [
@@ -433,34 +433,34 @@ class ServerRunner:
         await self._check_ready()
         if at is not None:
             times = {"starting": self._times.starting, "patience": self._times.grace + CANCEL_GRACE_SECONDS}
-            supply = AutoStarter(self.services, self._members, self._known.supplied, self._begun, **times)
+            supply = AutoStarter(self.services, self._registry, self._connection.supplied, self._start_supplied, **times)
             await self._wait_until_up([Strand("the start of missing servers", supply.run)])
         else:
             # Last, so that it stops first: the head must send no requests to servers that are about to stop.
-            carried, pulse = partial(credentials.resolve_auth_headers, self._safety.token), LoopMonitor()
+            carried, pulse = partial(credentials.resolve_auth_headers, self._security.token), LoopMonitor()
             self.node = Node(
                 self.head_url,
                 self.services,
-                self._known.loads,
-                expected=self._known.expected,
+                self._connection.loads,
+                expected=self._connection.expected,
                 headers=carried,
-                lease=self._known.lease,
-                supervisor=self._known.supervisor,
-                alive=pulse.is_recent,
+                lease=self._connection.lease,
+                supervisor=self._connection.supervisor,
+                is_alive=pulse.is_recent,
             )
             await self._wait_until_up([Strand("the pulse of the event loop", pulse.run)])
             # In a thread: the head must receive the heartbeats although this event loop is busy.
-            await self._wait_until_up([Strand(self.node.what, in_thread(self.node.run, "heartbeat"))])
+            await self._wait_until_up([Strand(self.node.description, in_thread(self.node.run, "heartbeat"))])
 
-    def _begun(self, part: ServerSpec) -> tuple[Strand, Callable[[], None]]:
+    def _start_supplied(self, part: ServerSpec) -> tuple[Strand, Callable[[], None]]:
         """Start a server while others run; return its task, and a function that announces the server."""
         with ExitStack() as sockets:
-            at = sockets.enter_context(self._socket(part))
+            at = sockets.enter_context(self._bind_part(part))
             strand = self._start_listener(f"the server {part.service.name!r}", part.app(self._urls()), at, part)
             sockets.pop_all()
-        return strand, partial(self._tell, part, at)
+        return strand, partial(self._log_address, part, at)
 
-    def _tell(self, part: ServerSpec, at: socket.socket) -> None:
+    def _log_address(self, part: ServerSpec, at: socket.socket) -> None:
         self.supplied.append(self._locate(part, at))
         self._parts.append(part)
         self.services.append(self.supplied[-1])
@@ -468,17 +468,17 @@ class ServerRunner:
     def _urls(self) -> dict[str, str]:
         return {HEAD: self.head_url} | {name: build_url(*near) for name, near in self._get_local_addresses().items()}
 
-    def _head(self, at: socket.socket) -> App:
+    def _build_head(self, at: socket.socket) -> App:
         return head.create_app(
             self.services,
-            host=self._known.advertise or socket_host(at, self._host),
+            host=self._connection.advertise or socket_host(at, self._host),
             port=socket_port(at),
-            about=self._about,
+            extra_config=self._extra_config,
             ready=self._up.is_set,
-            members=self._members,
-            supplied=self.supplied,
-            loads=self._known.loads,
-            expected=[*(self._known.expected or (each.service.name for each in self._parts))],
+            registry=self._registry,
+            fallback_services=self.supplied,
+            loads=self._connection.loads,
+            expected=[*(self._connection.expected or (each.service.name for each in self._parts))],
         )
 
     def _get_local_addresses(self) -> dict[str, tuple[str, int, Scheme]]:
@@ -490,14 +490,14 @@ class ServerRunner:
 
     def _start_listener(self, what: str, app: App, at: socket.socket, part: ServerSpec | None = None) -> Strand:
         host = part.host if part and part.host is not None else self._host
-        also = [name for name in (part.advertise if part else None, self._known.advertise) if name]
-        path = server_prefix(self._known.path, part.service.name if part else None)
-        listener = Listener(app, at, grace=self._times.grace, host=host, also=also, safety=self._safety, path=path)
+        also = [name for name in (part.advertise if part else None, self._connection.advertise) if name]
+        path = server_prefix(self._connection.path, part.service.name if part else None)
+        listener = Listener(app, at, grace=self._times.grace, host=host, extra_hosts=also, security=self._security, path=path)
         return Strand(what, listener.run)
 
     async def _wait_until_up(self, strands: list[Strand]) -> None:
-        self._strands.append(strands)
-        await asyncio.gather(*(each.up(self._times.starting) for each in strands))
+        self._tasks.append(strands)
+        await asyncio.gather(*(each.wait_until_up(self._times.starting) for each in strands))
 
     async def _check_ready(self) -> None:
         """Check that each server is ready, with a request over its socket."""
@@ -506,7 +506,7 @@ class ServerRunner:
             check_status,
             path="/readyz",
             seconds=self._times.starting,
-            headers=credentials.build_auth_headers(self._safety.token),
+            headers=credentials.build_auth_headers(self._security.token),
         )
         answers = await asyncio.gather(*(ready(*near) for near in self._get_local_addresses().values()))
         for service, said in zip(self.services, answers, strict=True):
@@ -514,22 +514,22 @@ class ServerRunner:
                 raise GymsdkError(f"the server {service.name!r} at {service.url} does not answer ({said})")
 
     async def _wait_for_failure(self) -> None:
-        strands = {each.task: each for group in self._strands for each in group}
+        strands = {each.task: each for group in self._tasks for each in group}
         ended, _ = await asyncio.wait(strands, return_when="FIRST_COMPLETED")
-        raise strands[ended.pop()].broken()
+        raise strands[ended.pop()].describe_failure()
 
-    async def _end(self) -> None:
+    async def _stop_all(self) -> None:
         """Stop in the reverse order of the start: the servers, their shared contexts, the head."""
-        for group in reversed(self._strands):
-            await asyncio.gather(*(each.end(self._get_stop_seconds(each)) for each in group))
+        for group in reversed(self._tasks):
+            await asyncio.gather(*(each.stop(self._get_stop_seconds(each)) for each in group))
 
     def _get_stop_seconds(self, strand: Strand) -> float:
-        if strand.what in self._lasting:
+        if strand.what in self._contexts:
             return self._times.ending
         return self._times.grace + CANCEL_GRACE_SECONDS + self._times.ending
 
 
-async def _hold_open(lasting: AbstractAsyncContextManager[Any], up: asyncio.Event, over: asyncio.Event) -> None:
-    async with lasting:
+async def _hold_open(context: AbstractAsyncContextManager[Any], up: asyncio.Event, over: asyncio.Event) -> None:
+    async with context:
         up.set()
         await over.wait()

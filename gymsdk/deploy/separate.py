@@ -40,7 +40,7 @@ class SeparateServers:
     supervisor: Supervisor
     task: asyncio.Future[None] = field(repr=False)
 
-    async def ended(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait until the servers end; raises `GymsdkError` if a server cannot be restarted."""
         await asyncio.shield(self.task)
 
@@ -54,7 +54,7 @@ class Sockets:
     servers: Mapping[str, socket.socket]
 
     @property
-    def named(self) -> dict[str, socket.socket]:
+    def by_name(self) -> dict[str, socket.socket]:
         """All sockets by name, the head's first."""
         return ({HEAD_NODE_ID: self.head} if self.head else {}) | dict(self.servers)
 
@@ -65,8 +65,8 @@ async def separated(
     words: Sequence[str],
     *,
     options: Options,
-    safety: Security,
-    handed: bytes = b"",
+    security: Security,
+    stdin_line: bytes = b"",
     bare: bool = False,
 ) -> AsyncIterator[SeparateServers]:
     """Serve each of *blocks* in its own process while the context is open, with a head unless *options* name one.
@@ -84,43 +84,43 @@ async def separated(
         GymsdkError: A server does not start.
     """
     with ExitStack() as sockets:
-        sockets_by_role = _bind_sockets(blocks, options, safety, sockets)
+        sockets_by_role = _bind_sockets(blocks, options, security, sockets)
         ended = asyncio.Event()
         supervisor = Supervisor(
-            _charges(sockets_by_role, words, handed),
+            _charges(sockets_by_role, words, stdin_line),
             seconds=_compute_stop_seconds(options.times),
             last=HEAD_NODE_ID,
-            bare=bare,
+            prefix_lines=bare,
             ended=ended.set,
         )
-        node = _build_node(sockets_by_role, supervisor, options, safety, ended)
-        services = tuple(_build_service(each, sockets_by_role.servers[each.name], options, safety) for each in blocks)
+        node = _build_node(sockets_by_role, supervisor, options, security, ended)
+        services = tuple(_build_service(each, sockets_by_role.servers[each.name], options, security) for each in blocks)
         running = asyncio.ensure_future(supervisor.run())
-        beating = Strand(node.what, node.run)
+        beating = Strand(node.description, node.run)
         try:
-            await _wait_until_ready(running, sockets_by_role.named, supervisor, beating, options.times, safety)
+            await _wait_until_ready(running, sockets_by_role.by_name, supervisor, beating, options.times, security)
             # Sent again now that the processes run: the head learns which of them it can have restarted.
-            await node.beat()
+            await node.send_heartbeats()
             yield SeparateServers(sockets_by_role.head_url, services, supervisor, running)
         finally:
-            await beating.end(options.times.ending)
+            await beating.stop(options.times.ending)
             running.cancel()
             await asyncio.wait({running})
     if not running.cancelled():
         running.result()
 
 
-def _bind_sockets(blocks: Sequence[ServerConfig], options: Options, safety: Security, sockets: ExitStack) -> Sockets:
+def _bind_sockets(blocks: Sequence[ServerConfig], options: Options, security: Security, sockets: ExitStack) -> Sockets:
     """Bind the sockets of all servers, and trust the servers' own certificate, while *sockets* are open."""
     at = None if options.head else sockets.enter_context(_head(options))
-    head_url = options.head or (build_url(socket_host(at, options.host), socket_port(at), safety.scheme) if at else "")
+    head_url = options.head or (build_url(socket_host(at, options.host), socket_port(at), security.scheme) if at else "")
     sockets_by_role = Sockets(
         head_url, at, {each.name: sockets.enter_context(_socket(each, options)) for each in blocks}
     )
-    if safety.tls is not None:
+    if security.tls is not None:
         # The names in the certificate need not include the address by which this process reaches its servers.
-        for one in sockets_by_role.named.values():
-            sockets.enter_context(tls.trust_own_certificate(one.getsockname()[0], safety.tls.certificate))
+        for one in sockets_by_role.by_name.values():
+            sockets.enter_context(tls.trust_own_certificate(one.getsockname()[0], security.tls.certificate))
     return sockets_by_role
 
 
@@ -132,10 +132,10 @@ def _socket(block: ServerConfig, options: Options) -> socket.socket:
     return socket_of(block, options) or bind_socket(block.host or options.host, block.port or 0, what=block.name)
 
 
-def _charges(sockets_by_role: Sockets, words: Sequence[str], handed: bytes) -> list[ProcessSpec]:
+def _charges(sockets_by_role: Sockets, words: Sequence[str], stdin_line: bytes) -> list[ProcessSpec]:
     def build_spec(name: str, words: Sequence[str], at: socket.socket, only: str) -> ProcessSpec:
         whole = [sys.executable, "-m", "gymsdk", *words, "--only", only, "--fd", str(at.fileno())]
-        return ProcessSpec(name, whole, at, handed, tries=MAX_START_ATTEMPTS)
+        return ProcessSpec(name, whole, at, stdin_line, max_start_attempts=MAX_START_ATTEMPTS)
 
     head = [build_spec(HEAD_NODE_ID, words, sockets_by_role.head, "head_server")] if sockets_by_role.head else []
     beside = [*words, "--head", sockets_by_role.head_url]
@@ -143,7 +143,7 @@ def _charges(sockets_by_role: Sockets, words: Sequence[str], handed: bytes) -> l
 
 
 def _build_node(
-    sockets_by_role: Sockets, supervisor: Supervisor, options: Options, safety: Security, news: asyncio.Event
+    sockets_by_role: Sockets, supervisor: Supervisor, options: Options, security: Security, wake: asyncio.Event
 ) -> Node:
     """Return the node that reports exits to the head, and restarts servers at the head's request."""
     return Node(
@@ -152,13 +152,13 @@ def _build_node(
         exits=lambda: dict(supervisor.exits),
         restart=supervisor.restart,
         restarts=supervisor.pids,
-        headers=partial(credentials.build_auth_headers, safety.token),
+        headers=partial(credentials.build_auth_headers, security.token),
         supervisor=options.supervisor,
-        news=news,
+        wake=wake,
     )
 
 
-def _build_service(block: ServerConfig, at: socket.socket, options: Options, safety: Security) -> Service:
+def _build_service(block: ServerConfig, at: socket.socket, options: Options, security: Security) -> Service:
     host = block.advertise_host or options.advertise_host or block.host or options.host
     return Service(
         name=block.name,
@@ -166,7 +166,7 @@ def _build_service(block: ServerConfig, at: socket.socket, options: Options, saf
         implementation=block.implementation,
         host=host,
         port=socket_port(at),
-        scheme=safety.scheme,
+        scheme=security.scheme,
     )
 
 
@@ -176,10 +176,10 @@ async def _wait_until_ready(
     supervisor: Supervisor,
     beating: Strand,
     times: Times,
-    safety: Security,
+    security: Security,
 ) -> None:
     """Wait until every server answers and the head knows all; raises the supervisor's error if it ends before."""
-    rising = asyncio.ensure_future(_wait_for_all(sockets, supervisor, beating, times, safety))
+    rising = asyncio.ensure_future(_wait_for_all(sockets, supervisor, beating, times, security))
     await asyncio.wait({running, rising}, return_when="FIRST_COMPLETED")
     if running.done():
         rising.cancel()
@@ -190,14 +190,14 @@ async def _wait_until_ready(
 
 
 async def _wait_for_all(
-    sockets: Mapping[str, socket.socket], supervisor: Supervisor, beating: Strand, times: Times, safety: Security
+    sockets: Mapping[str, socket.socket], supervisor: Supervisor, beating: Strand, times: Times, security: Security
 ) -> None:
     async def rise(name: str, at: socket.socket) -> None:
-        await _wait_for_answer(at, times.starting, safety)
-        supervisor.ready(name)
+        await _wait_for_answer(at, times.starting, security)
+        supervisor.mark_ready(name)
 
     rising = [asyncio.ensure_future(rise(name, at)) for name, at in sockets.items()]
-    rising.append(asyncio.ensure_future(beating.up(times.starting)))
+    rising.append(asyncio.ensure_future(beating.wait_until_up(times.starting)))
     try:
         await asyncio.gather(*rising)
     finally:
@@ -205,17 +205,17 @@ async def _wait_for_all(
             each.cancel()
 
 
-async def _wait_for_answer(at: socket.socket, seconds: float, safety: Security) -> None:
-    headers = credentials.build_auth_headers(safety.token)
+async def _wait_for_answer(at: socket.socket, seconds: float, security: Security) -> None:
+    headers = credentials.build_auth_headers(security.token)
     host, port = at.getsockname()[:2]
     clock = asyncio.get_running_loop().time
     until = clock() + seconds
     while (left := until - clock()) > 0:
-        told = await check_status(host, port, safety.scheme, path="/readyz", seconds=left, headers=headers)
+        told = await check_status(host, port, security.scheme, path="/readyz", seconds=left, headers=headers)
         if told == "success":
             return
         await asyncio.sleep(POLL_SECONDS)
-    raise GymsdkError(f"the server at {build_url(host, port, safety.scheme)} did not answer within {seconds:g} seconds")
+    raise GymsdkError(f"the server at {build_url(host, port, security.scheme)} did not answer within {seconds:g} seconds")
 
 
 def _compute_stop_seconds(times: Times) -> float:

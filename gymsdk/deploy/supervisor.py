@@ -54,11 +54,11 @@ class ProcessSpec:
     """
 
     name: str
-    words: Sequence[str]
-    at: socket.socket | None = None
-    handed: bytes = b""
-    again: Callable[[], bool] = lambda: True
-    tries: int | None = None
+    command: Sequence[str]
+    sock: socket.socket | None = None
+    stdin_line: bytes = b""
+    is_restarted: Callable[[], bool] = lambda: True
+    max_start_attempts: int | None = None
 
 
 class _StartFailed(Exception):
@@ -86,7 +86,7 @@ class Supervisor:
         seconds: float = 12.0,
         last: str | None = None,
         out: TextIO | None = None,
-        bare: bool = False,
+        prefix_lines: bool = False,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.exits: dict[str, Exit] = {}
@@ -97,7 +97,7 @@ class Supervisor:
         self._process_groups = ProcessGroups(seconds)
         self._last_lines: dict[str, str] = {}
         self._ready: set[str] = set()
-        self._bare = bare
+        self._bare = prefix_lines
         self._on_exit = ended
         self._width = max((len(each.name) for each in specs), default=0)
         self._running: dict[str, asyncio.subprocess.Process] = {}
@@ -144,7 +144,7 @@ class Supervisor:
         if wrong:
             raise wrong[0]
 
-    def ready(self, name: str) -> None:
+    def mark_ready(self, name: str) -> None:
         """Record that the process *name* is ready: an exit from now on does not count as a failed start."""
         self._ready.add(name)
 
@@ -180,15 +180,15 @@ class Supervisor:
     def _raise_if_final(self, spec: ProcessSpec, code: int) -> None:
         """Raise the reason why a restart would not help, if there is one."""
         name, how = spec.name, told(code)
-        if not spec.again():
+        if not spec.is_restarted():
             raise GymsdkError(f"the server {name!r} ended ({how}); its output says why")
         if name in self._ready:
             return
         if code == USAGE_EXIT_CODE:
             raise UsageError(f"the server {name!r} cannot be served as asked; its output says why")
-        if spec.tries is not None and self.exits[name].restarts >= spec.tries:
+        if spec.max_start_attempts is not None and self.exits[name].restarts >= spec.max_start_attempts:
             last = f": {self._last_lines[name]}" if name in self._last_lines else ""
-            raise GymsdkError(f"the server {name!r} ended {spec.tries} times before it was ready ({how}){last}")
+            raise GymsdkError(f"the server {name!r} ended {spec.max_start_attempts} times before it was ready ({how}){last}")
 
     async def _run_once(self, spec: ProcessSpec) -> tuple[int, int]:
         """Run the process once, kill what remains of its group, and return its process ID and its exit code."""
@@ -198,7 +198,7 @@ class Supervisor:
         self._process_groups.add(process.pid)
         relaying = asyncio.create_task(self._relay_output(name, output))
         relaying.add_done_callback(_log_failure(f"relaying the output of the server {name!r}"))
-        feeding = asyncio.create_task(_feed_stdin(stdin, spec.handed))
+        feeding = asyncio.create_task(_feed_stdin(stdin, spec.stdin_line))
         feeding.add_done_callback(_log_failure(f"writing to the standard input of the server {name!r}"))
         try:
             return process.pid, await process.wait()
@@ -277,11 +277,11 @@ async def _start_process(spec: ProcessSpec) -> tuple[asyncio.subprocess.Process,
         with ExitStack() as ours, ExitStack() as theirs:
             (heard, stdin), (output, said) = _open_pipe(theirs, ours), _open_pipe(ours, theirs)
             process = await asyncio.create_subprocess_exec(
-                *spec.words,
+                *spec.command,
                 stdin=heard,
                 stdout=said,
                 stderr=said,
-                pass_fds=[spec.at.fileno()] if spec.at else [],
+                pass_fds=[spec.sock.fileno()] if spec.sock else [],
                 # Its own session: Ctrl-C reaches the supervisor alone, which then ends the servers in order.
                 start_new_session=True,
             )
@@ -299,12 +299,12 @@ def _open_pipe(reader: ExitStack, writer: ExitStack) -> tuple[int, int]:
     return read, write
 
 
-async def _feed_stdin(stdin: int, handed: bytes) -> None:
+async def _feed_stdin(stdin: int, line: bytes) -> None:
     """Write *handed* to the pipe *stdin*, and keep the pipe open until cancelled; see `deploy.parent`."""
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(stdin, "wb", 0))
     try:
-        transport.write(handed)
+        transport.write(line)
         await loop.create_future()
     finally:
         if not transport.is_closing():
@@ -356,7 +356,7 @@ class Handed(BaseModel):
     key: str | None = None
     supervisor: str = ""
 
-    def line(self) -> bytes:
+    def to_line(self) -> bytes:
         """Return the line for the standard input of a server."""
         return self.model_dump_json().encode() + b"\n"
 

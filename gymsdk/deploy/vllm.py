@@ -93,12 +93,12 @@ class LogTail(io.StringIO):
         self._out.flush()
 
     @property
-    def taken(self) -> bool:
+    def says_port_taken(self) -> bool:
         """Whether vLLM failed because another process uses its port."""
         return any(PORT_TAKEN_PATTERN.search(line) for line in self._last)
 
     @property
-    def last(self) -> str:
+    def last_lines(self) -> str:
         """The last lines, preceded by the line that names the cause."""
         lines = [line for line in self._last if line.partition("|")[2].strip()]
         telling = [line for line in lines[:-MAX_SHOWN_LINES] if _find_advice(line)][-1:]
@@ -147,11 +147,11 @@ class Engine:
     supervisor: Supervisor = field(repr=False)
 
     @property
-    def exit(self) -> Exit | None:
+    def last_exit(self) -> Exit | None:
         """The last exit of vLLM, or `None`."""
         return self.supervisor.exits.get(NAME)
 
-    async def ended(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait while vLLM runs or is restarted; raises `GymsdkError` if it cannot be restarted."""
         await asyncio.shield(self.running)
 
@@ -185,12 +185,12 @@ async def launched(launch: Launch, *, out: TextIO | None = None) -> AsyncIterato
 
 async def _start(launch: Launch, path: str, log_tail: LogTail) -> Engine:
     """Start vLLM and wait until it is ready."""
-    flags = launch.given
+    flags = launch.parsed_flags
     host = get_reachable_host(vllm_command.host(flags))
     at = await _choose_port(launch, host)
     ready = asyncio.Event()
     spec = ProcessSpec(
-        NAME, [*_guard_command(launch.ending), *vllm_command.words(launch, path, at)], again=ready.is_set
+        NAME, [*_guard_command(launch.ending), *vllm_command.words(launch, path, at)], is_restarted=ready.is_set
     )
     # Longer than the guard's time, so that the guard is not killed while it ends vLLM.
     supervisor = Supervisor([spec], seconds=launch.ending + 2, out=log_tail)
@@ -203,19 +203,19 @@ async def _start(launch: Launch, path: str, log_tail: LogTail) -> Engine:
         await _stop(engine.running)
         raise
     ready.set()
-    supervisor.ready(NAME)
+    supervisor.mark_ready(NAME)
     return engine
 
 
 async def _choose_port(launch: Launch, host: str) -> int:
     """Return the port that the user chose, or a free one; raises `UsageError` if the chosen one is in use."""
-    chosen = vllm_command.port(launch.given)
+    chosen = vllm_command.port(launch.parsed_flags)
     if chosen and launch.name in _parse_model_names(await _get(f"{_build_url(host, chosen)}/models", _get_api_key())):
         raise UsageError(
             f"{launch.name} is already served at {_build_url(host, chosen)}; replace --launch-vllm with --base-url"
             f" {_build_url(host, chosen)}, or choose another port with -- --port N"
         )
-    with bind_socket(vllm_command.host(launch.given), chosen or 0, what="vLLM") as there:
+    with bind_socket(vllm_command.host(launch.parsed_flags), chosen or 0, what="vLLM") as there:
         port: int = there.getsockname()[1]
         return port
 
@@ -243,7 +243,7 @@ async def _wait_until_ready(engine: Engine, launch: Launch, log_tail: LogTail) -
         if not waiting.done():
             raise GymsdkError(
                 f"vLLM with {launch.name} was not ready within {launch.starting:g} s; if it is only slow, allow"
-                f" more time (model_endpoint_readiness_timeout_seconds). Its last lines:\n{log_tail.last}"
+                f" more time (model_endpoint_readiness_timeout_seconds). Its last lines:\n{log_tail.last_lines}"
             )
         waiting.result()
     finally:
@@ -252,12 +252,12 @@ async def _wait_until_ready(engine: Engine, launch: Launch, log_tail: LogTail) -
 
 def _build_start_error(engine: Engine, launch: Launch, log_tail: LogTail) -> GymsdkError:
     """Return the error for an exit before vLLM was ready, with its last lines."""
-    if log_tail.taken and vllm_command.port(launch.given) is None:
+    if log_tail.says_port_taken and vllm_command.port(launch.parsed_flags) is None:
         return PortLost("vLLM found its port taken, twice; choose one with -- --port N")
-    code = engine.exit.code if engine.exit else 0
+    code = engine.last_exit.code if engine.last_exit else 0
     advice = log_tail.advice or "its output says why"
     kind = UsageError if code == USAGE_EXIT_CODE else GymsdkError
-    return kind(f"vLLM with {launch.name} did not start ({told(code)}): {advice}. Its last lines:\n{log_tail.last}")
+    return kind(f"vLLM with {launch.name} did not start ({told(code)}): {advice}. Its last lines:\n{log_tail.last_lines}")
 
 
 async def _wait_for_model(engine: Engine) -> None:

@@ -143,7 +143,7 @@ class Launch(BaseModel):
     ending: float = Field(6.0, gt=0)
 
     @property
-    def given(self) -> dict[str, tuple[str, ...]]:
+    def parsed_flags(self) -> dict[str, tuple[str, ...]]:
         """The values of each flag by its name."""
         return given(self.flags)
 
@@ -176,7 +176,7 @@ def given(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def checked(launch: Launch) -> None:
     """Raise `UsageError` for flags with which gymsdk could not use vLLM."""
-    flags = launch.given
+    flags = launch.parsed_flags
     if wrong := next((flag for flag in REFUSED if flag in flags), None):
         raise UsageError(f"{wrong} does not work with a vLLM that gymsdk launches: {REFUSED[wrong]}")
     if NAMES in flags and launch.name not in flags[NAMES]:
@@ -209,7 +209,7 @@ def port(flags: Mapping[str, tuple[str, ...]]) -> int | None:
 
 def words(launch: Launch, path: str, at: int) -> list[str]:
     """Return the command that runs the program at *path* on the port *at*."""
-    flags = launch.given
+    flags = launch.parsed_flags
     ours = [] if "--host" in flags else ["--host", host(flags)]
     ours += [] if "--port" in flags else ["--port", str(at)]
     ours += [] if NAMES in flags else [NAMES, launch.name]
@@ -223,7 +223,7 @@ def tool_flags(launch: Launch) -> list[str]:
     There is no flag for reasoning: vLLM's parsers remove it from the text, each in its own way, while gymsdk parses
     `<think>` of all models alike, and sends the reasoning back unchanged.
     """
-    flags = launch.given
+    flags = launch.parsed_flags
     if "--config" in flags or "--no-enable-auto-tool-choice" in flags:
         return []
     auto = [] if AUTO in flags else [AUTO]
@@ -235,7 +235,7 @@ def tool_flags(launch: Launch) -> list[str]:
 
 def told(launch: Launch) -> str:
     """Return one line on how tool calls are parsed, and why; warn if no parser is known and tools are used."""
-    flags = launch.given
+    flags = launch.parsed_flags
     if PARSER in flags or "--config" in flags or "--no-enable-auto-tool-choice" in flags:
         return f"starting vLLM with {launch.name}; your options decide how tool calls are parsed"
     if family := of(launch.name):

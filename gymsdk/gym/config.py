@@ -136,7 +136,7 @@ class EnvConfig:
     ) -> None:
         self.environment = _load_environment(environment, settings or {})
         self.budget = budget or Budget()
-        self.sampler = TaskSampler(self.environment, split=split, given=tasks, seconds=self.budget.seconds)
+        self.sampler = TaskSampler(self.environment, split=split, tasks=tasks, seconds=self.budget.seconds)
         self._codec_arguments = codec, tokenizer
         self._entered = False
 

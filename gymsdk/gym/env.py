@@ -260,13 +260,13 @@ class Env(gymnasium.Env[Any, Any]):
             self._printer.print_new(self.episode, self.rollout)
 
 
-async def _open_episode(seat: Slot, config: EnvConfig, dealt: EpisodeStart) -> tuple[Any, Info]:
+async def _open_episode(slot: Slot, config: EnvConfig, start: EpisodeStart) -> tuple[Any, Info]:
     await config.enter()
-    return await seat.reset(dealt.task, seed=dealt.seed, id=dealt.id)
+    return await slot.reset(start.task, seed=start.seed, id=start.id)
 
 
-async def _close_slot(seat: Slot, config: EnvConfig) -> None:
+async def _close_slot(slot: Slot, config: EnvConfig) -> None:
     try:
-        await seat.close()
+        await slot.close()
     finally:
         await config.leave()

@@ -73,17 +73,17 @@ class TaskSampler:
         self._seconds = seconds
         if split is not None and given is not None:
             raise UsageError(f"give either a split or tasks, not both; remove split={split!r} or tasks=")
-        self.given = None if given is None else [environment.read(row) for row in _read_rows(given)]
-        if self.given == []:
+        self.tasks = None if given is None else [environment.read(row) for row in _read_rows(given)]
+        if self.tasks == []:
             raise BadRow("tasks= holds no task; give at least one row")
-        self._whole: Sequence[Task] | None = self.given
-        self.split = GIVEN_SPLIT if self.given is not None else _check_split(environment, split)
+        self._whole: Sequence[Task] | None = self.tasks
+        self.split = GIVEN_SPLIT if self.tasks is not None else _check_split(environment, split)
         self._others: dict[str, TaskSampler] = {}
 
     @property
     def origin(self) -> dict[str, Any]:
         """The source of the tasks, as arguments of `Env`."""
-        return {"split": self.split} if self.given is None else {"tasks": self.given}
+        return {"split": self.split} if self.tasks is None else {"tasks": self.tasks}
 
     def draw(self, rng: np.random.Generator) -> tuple[Task, str]:
         """Draw a task uniformly; return the task and its ID."""
@@ -123,7 +123,7 @@ class TaskSampler:
     @cached_property
     def _depends_on_seed(self) -> bool:
         """Whether the split's tasks depend on the seed, so that each draw may use a new seed."""
-        if self.given is not None:
+        if self.tasks is not None:
             return False
         first = [next(self._environment.tasks(self.split, seed=seed), None) for seed in range(SEED_PROBES)]
         return any(task != first[0] for task in first)
@@ -152,7 +152,7 @@ class TaskSampler:
     def description(self) -> str:
         """The source of the tasks, for messages."""
         split = f"split {self.split!r} of environment {self._environment.name!r}"
-        return split if self.given is None else f"the list given as tasks= of environment {self._environment.name!r}"
+        return split if self.tasks is None else f"the list given as tasks= of environment {self._environment.name!r}"
 
     def get_by_index(self, index: int, *, seed: int = 0) -> tuple[Task, str]:
         """Return the task at *index* among the tasks with that *seed*; raises `BadRow`."""
@@ -188,8 +188,8 @@ class TaskSampler:
     @property
     def _max_searched_tasks(self) -> int:
         """How many tasks are searched."""
-        if self.given is not None:
-            return max(MAX_LISTED_TASKS, len(self.given))
+        if self.tasks is not None:
+            return max(MAX_LISTED_TASKS, len(self.tasks))
         return MAX_SEARCHED_TASKS if self._depends_on_seed else MAX_LISTED_TASKS
 
     def _limit_time(self, tasks: Iterator[Task]) -> Iterator[Task]:
@@ -208,14 +208,14 @@ def _value(task: Task, key: str) -> Any:
     return getattr(task, key, None)
 
 
-def _read_rows(given: str | Path | Iterable[Row | Task]) -> Iterable[Row | Task]:
-    if isinstance(given, (str, Path)):
-        return (row for _, row in jsonl.read_rows(Path(given)))
-    if isinstance(given, (Task, Mapping)) or not isinstance(given, Iterable):
+def _read_rows(tasks: str | Path | Iterable[Row | Task]) -> Iterable[Row | Task]:
+    if isinstance(tasks, (str, Path)):
+        return (row for _, row in jsonl.read_rows(Path(tasks)))
+    if isinstance(tasks, (Task, Mapping)) or not isinstance(tasks, Iterable):
         raise BadRow(
-            f"tasks must be a JSONL file or a list of rows, got {type(given).__name__}; wrap a single row in a list"
+            f"tasks must be a JSONL file or a list of rows, got {type(tasks).__name__}; wrap a single row in a list"
         )
-    return given
+    return tasks
 
 
 def _check_split(environment: Environment, split: str | None) -> str:

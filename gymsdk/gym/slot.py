@@ -234,17 +234,17 @@ class Slots:
             raise ResetNeeded(f"no episode is open in slot {', '.join(idle)}; reset the slot before the next step()")
         return {index: self._parse_action(index, action) for index, action in actions.items()}
 
-    async def play(self, said: Mapping[int, list[Item]], dealt: Mapping[int, EpisodeStart]) -> dict[int, StepResult]:
+    async def play(self, outputs: Mapping[int, list[Item]], starts: Mapping[int, EpisodeStart]) -> dict[int, StepResult]:
         """Apply the turns *said* and open the episodes *dealt* concurrently; return the step result of each slot."""
         await self.config.enter()
-        turns = [self.slots[index].apply_action(items) for index, items in said.items()]
-        resets = [_reset_slot(self.slots[index], each) for index, each in dealt.items()]
+        turns = [self.slots[index].apply_action(items) for index, items in outputs.items()]
+        resets = [_reset_slot(self.slots[index], each) for index, each in starts.items()]
         try:
             played = await _gather_all([*turns, *resets])
         finally:
-            for index in said:
+            for index in outputs:
                 self.finished[index] = self.slots[index].rollout or self.finished[index]
-        return dict(zip([*said, *dealt], played, strict=True))
+        return dict(zip([*outputs, *starts], played, strict=True))
 
     async def close(self) -> None:
         """Close every open episode and leave the environment."""
@@ -260,8 +260,8 @@ class Slots:
             raise UsageError(f"slot {index}: {error}") from None
 
 
-async def _reset_slot(seat: Slot, dealt: EpisodeStart) -> StepResult:
-    seen, info = await seat.reset(dealt.task, seed=dealt.seed, id=dealt.id)
+async def _reset_slot(slot: Slot, start: EpisodeStart) -> StepResult:
+    seen, info = await slot.reset(start.task, seed=start.seed, id=start.id)
     return seen, *RESET_REWARD_AND_FLAGS, info
 
 

@@ -102,11 +102,11 @@ class MeteredModel:
         at_once: The number of concurrent calls.
     """
 
-    def __init__(self, model: Model, *, role: str, seconds: float = 120.0, at_once: int = 64) -> None:
+    def __init__(self, model: Model, *, role: str, seconds: float = 120.0, concurrency: int = 64) -> None:
         self.model = model
         self.role = role
         self._seconds = seconds
-        self._semaphore = CrossLoopSemaphore(at_once)
+        self._semaphore = CrossLoopSemaphore(concurrency)
 
     def __repr__(self) -> str:
         return f"{self.role}={self.model!r}"

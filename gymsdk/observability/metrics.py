@@ -111,12 +111,12 @@ def _escape_label(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def add_gpu_metrics(figures: ServerMetrics) -> None:
+def add_gpu_metrics(metrics: ServerMetrics) -> None:
     """Add the utilization of this machine's GPUs to the metrics, if `nvidia-smi` is installed."""
     if shutil.which(NVIDIA_SMI) is not None:
         gpus = GpuMonitor()
-        figures.updates.append(gpus.refresh)
-        figures.samples["gpu_utilization_ratio"] = gpus.utilization
+        metrics.updates.append(gpus.refresh)
+        metrics.samples["gpu_utilization_ratio"] = gpus.utilization
 
 
 class GpuMonitor:

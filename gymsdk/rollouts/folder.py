@@ -254,18 +254,18 @@ class RunFolder:
         self._created.clear()
 
     @property
-    def ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Whether the folder holds a run, or the rest of a run after an interrupted removal."""
         return self.run.exists() or self._discarded.exists()
 
     @property
-    def begun(self) -> bool:
+    def is_begun(self) -> bool:
         """Whether there is a run to resume."""
         return self.run.exists() and (self.inputs.exists() or self.rollouts.exists())
 
-    def strangers(self) -> list[str]:
+    def list_foreign_files(self) -> list[str]:
         """Return the names of files that a run would overwrite although no run wrote them."""
-        return [] if self.ours else [name for name in FILES if (self.path / name).exists()]
+        return [] if self.is_ours else [name for name in FILES if (self.path / name).exists()]
 
     def clear(self) -> None:
         """Remove the files of a run, and no others."""
@@ -276,7 +276,7 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
         self._discarded.unlink(missing_ok=True)
 
-    def begin(self, *, settings: Row, about: Row, inputs: Iterable[Row]) -> None:
+    def start(self, *, settings: Row, about: Row, inputs: Iterable[Row]) -> None:
         """Write the plan and the rows to send; an earlier run is removed after all rows have been read."""
         fresh = _part_path(self.inputs)
         try:
@@ -289,9 +289,9 @@ class RunFolder:
         finally:
             fresh.unlink(missing_ok=True)
 
-    def settings(self) -> Row:
+    def read_settings(self) -> Row:
         """Return the settings with which the run was started."""
-        begun: Row = self._about()["settings"]
+        begun: Row = self._read_about()["settings"]
         return begun
 
     def resume(self, now: Row, *, repeats: int = 1) -> None:
@@ -300,7 +300,7 @@ class RunFolder:
         Adds *now* to run.json, removes incomplete last lines, and removes the failures that another attempt can help.
         Rows that an older version wrote once per task are written again, once per repeat.
         """
-        written = self._about()
+        written = self._read_about()
         self._write(self.run, {**written, "resumed": [*written["resumed"], now]})
         self._number_repeats(repeats)
         for path in (self.rollouts, self.failures):
@@ -321,7 +321,7 @@ class RunFolder:
             file.writelines(map(jsonl.dump_row, numbered))
         fresh.replace(self.inputs)
 
-    def keep(self, line: Row, *, failed: bool = False) -> None:
+    def append(self, line: Row, *, failed: bool = False) -> None:
         """Write the line of a finished rollout."""
         path = self.failures if failed else self.rollouts
         left = memoryview(jsonl.dump_row(line))
@@ -342,7 +342,7 @@ class RunFolder:
         """Yield the lines of the rollouts without a reward."""
         return _read_lines(self.failures)
 
-    def standing(self) -> Standing:
+    def read_progress(self) -> Standing:
         """Return the progress of the run."""
         found = Standing()
         for line in self.read_rollouts():
@@ -354,13 +354,13 @@ class RunFolder:
             found.failed += 1
         return found
 
-    def conclude(self, metrics: Any) -> None:
+    def write_metrics(self, metrics: Any) -> None:
         """Write the metrics, and create the files that no rollout has created."""
         for path in (self.rollouts, self.failures):
             path.touch()
         self._write(self.metrics, metrics)
 
-    def _about(self) -> Row:
+    def _read_about(self) -> Row:
         try:
             written = jsonl.parse_json(self.run.read_bytes())
             return {**written, "settings": dict(written["settings"]), "resumed": list(written["resumed"])}

@@ -138,56 +138,56 @@ class Served:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def plays_once(self) -> bool:
+    def is_idempotent(self) -> bool:
         """Whether the servers play a row once that arrives twice with the same ID, as those of gymsdk do."""
         return self.version is not None
 
-    def identity(self) -> Row:
+    def describe(self) -> Row:
         """Return the properties of the servers that a resumed run must share with the run."""
         return {"model": self.model, "gymsdk": self.version, "versions": dict(self.versions)}
 
-    def agent_of(self, row: Row, environment: str) -> str:
+    def get_agent_for_row(self, row: Row, environment: str) -> str:
         """Return the agent that plays *row*: the agent that the row names, or the default agent of the environment.
 
         Raises:
             UnknownServer: The head knows neither.
         """
-        return self.agent_named(agent(row), environment)
+        return self.get_agent(agent(row), environment)
 
-    def agent_named(self, named: str | None, environment: str) -> str:
+    def get_agent(self, named: str | None, environment: str) -> str:
         """Return the agent for rows of *environment* that name the agent *named*, like `agent_of`."""
         wanted = environment + AGENT_SUFFIX
         for name in (named, wanted):
             if name is not None and name in self.agents:
                 return name
-        raise self._unknown(named or wanted)
+        raise self._build_unknown_error(named or wanted)
 
-    def checked(self, environments: Sequence[str]) -> None:
+    def check_environments(self, environments: Sequence[str]) -> None:
         """Raise `UnknownServer` if one of *environments* has no agent."""
-        if lost := self.without_agent(environments):
-            raise self._unknown(lost[0] + AGENT_SUFFIX)
+        if lost := self.list_without_agent(environments):
+            raise self._build_unknown_error(lost[0] + AGENT_SUFFIX)
 
-    def without_agent(self, environments: Sequence[str]) -> list[str]:
+    def list_without_agent(self, environments: Sequence[str]) -> list[str]:
         """Return the *environments* that no agent plays."""
         return [name for name in environments if name + AGENT_SUFFIX not in self.agents and name not in self.agents]
 
-    def resources_of(self, row: Row, environment: str) -> str:
+    def get_resources_for_row(self, row: Row, environment: str) -> str:
         """Return the resources server that scores *row* of *environment*; raises `UnknownServer` if there is none."""
-        return self.resources_named(agent(row), environment)
+        return self.get_resources(agent(row), environment)
 
-    def resources_named(self, named: str | None, environment: str) -> str:
+    def get_resources(self, named: str | None, environment: str) -> str:
         """Return the resources server for rows of *environment* that name the agent *named*, like `resources_of`."""
         for name in (self.agents.get(named or environment + AGENT_SUFFIX), environment):
             if name is not None and name in self.resources:
                 return name
         near = format_suggestion(environment, self.resources, f"its: {', '.join(sorted(self.resources)) or 'none'}")
-        raise self._missing(f"resources server of {environment!r}{near}")
+        raise self._build_missing_error(f"resources server of {environment!r}{near}")
 
-    def _unknown(self, name: str) -> UnknownServer:
+    def _build_unknown_error(self, name: str) -> UnknownServer:
         near = format_suggestion(name, self.agents, f"its agents: {', '.join(self.agents) or 'none'}")
-        return self._missing(f"agent {name!r}{near}")
+        return self._build_missing_error(f"agent {name!r}{near}")
 
-    def _missing(self, what: str) -> UnknownServer:
+    def _build_missing_error(self, what: str) -> UnknownServer:
         return UnknownServer(f"{http.get_host(self.client.head)} knows no {what}")
 
 
@@ -319,7 +319,7 @@ class Delivery:
     name: str = field(default_factory=lambda: f"r{uuid4().hex[:16]}")
     once: bool = False
     retry: http.Retry = http.DEFAULT_RETRY
-    coming: float = AGENT_WAIT_SECONDS
+    agent_wait: float = AGENT_WAIT_SECONDS
 
     @property
     def connections(self) -> int:
@@ -327,7 +327,7 @@ class Delivery:
         return 1
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
+    async def open(self) -> AsyncIterator[None]:
         """Open nothing: the servers are running."""
         yield
 
@@ -337,16 +337,16 @@ class Delivery:
 
     async def play_once(self, job: Job, attempt: int) -> Rollout:
         """Play *job* once; *attempt* is the index of the attempt."""
-        rollout = await catch_errors(job, seed_of(self.seed, job), self._played(job, attempt))
+        rollout = await catch_errors(job, seed_of(self.seed, job), self._play_attempt(job, attempt))
         return rollout.model_copy(update={"rollout_id": self._build_rollout_id(job, attempt)})
 
-    async def _played(self, job: Job, attempt: int) -> Rollout:
+    async def _play_attempt(self, job: Job, attempt: int) -> Rollout:
         began = time.perf_counter()
-        body = parse_response_row(await self._post(agent(job.row) or "", self._body(job, attempt)), "host")
+        body = parse_response_row(await self._post(agent(job.row) or "", self._build_body(job, attempt)), "host")
         spent = (time.perf_counter() - began) * 1e3
         return rollout(body, job, seed_of(self.seed, job), milliseconds=spent)
 
-    def _body(self, job: Job, attempt: int) -> Row:
+    def _build_body(self, job: Job, attempt: int) -> Row:
         ours = {"seed": seed_of(self.seed, job), "repeat": job.repeat, "budget": self.budget.model_dump()}
         return {
             **job.row,
@@ -364,7 +364,7 @@ class Delivery:
         loop, body = asyncio.get_running_loop(), jsonl.dump_portable_json(row)
         deadline = loop.time() + self.seconds
         for number in range(MAX_RESENDS + 1):
-            url = await self._url(name)
+            url = await self._get_url(name)
             try:
                 left = max(0.001, deadline - loop.time())
                 carried = self.client.build_headers_for(url)
@@ -380,10 +380,10 @@ class Delivery:
             )
         raise AssertionError("the last attempt returns or raises")
 
-    async def _url(self, name: str) -> str:
+    async def _get_url(self, name: str) -> str:
         """Return the URL of the agent *name*; wait for a missing one, which may be restarting. Raises `Failed`."""
         clock = asyncio.get_running_loop().time
-        until = clock() + self.coming
+        until = clock() + self.agent_wait
         while True:
             try:
                 return await self.client.url(name)

@@ -96,7 +96,7 @@ class Case:
         return shown if self._ours and isinstance(shown, list) else None
 
     @property
-    def ended(self) -> EndReason:
+    def end_reason(self) -> EndReason:
         """How the episode ended, as far as the line shows."""
         told: tuple[EndReason, ...] = get_args(EndReason)
         known = next((word for word in told if word == self._ours.get("ended")), None)
@@ -129,7 +129,7 @@ class Run:
         self._inputs = Inputs(home / INPUTS) if ours else None
         self._home = home if ours else None
 
-    def cases(self) -> Iterator[Case]:
+    def iter_cases(self) -> Iterator[Case]:
         """Yield the stored rollouts; raises `BadRow` at a line that is not a rollout."""
         for number, written in jsonl.read_rows(self.path):
             line = self._addressed(written)
@@ -139,18 +139,18 @@ class Run:
                     f"{self.path}:{number}: the line is not a rollout: it needs `responses_create_params`, and"
                     " `agent_ref.name` with the agent that played it; name the agent with --agent, or correct the line"
                 )
-            yield Case(number, line, name, self._inputs.row(line.get(TASK_INDEX)) if self._inputs else None)
+            yield Case(number, line, name, self._inputs.get_row(line.get(TASK_INDEX)) if self._inputs else None)
 
     def _addressed(self, line: Row) -> Row:
         if self._agent is None or environment_of(line) is not None:
             return line
         return {**line, "agent_ref": build_agent_reference(self._agent)}
 
-    def names(self) -> list[str]:
+    def list_environments(self) -> list[str]:
         """Return the environments of the stored rollouts."""
-        return list(dict.fromkeys(case.environment for case in self.cases()))
+        return list(dict.fromkeys(case.environment for case in self.iter_cases()))
 
-    def settings(self, environment: str) -> dict[str, Any]:
+    def read_settings(self, environment: str) -> dict[str, Any]:
         """Return the settings with which *environment* was played, without secrets, if the run's folder holds them."""
         if self._home is None:
             return {}
@@ -161,7 +161,7 @@ class Run:
             return {}
         return {name: value for name, value in found.items() if value != MASK}
 
-    def holds(self, path: Path) -> bool:
+    def contains(self, path: Path) -> bool:
         """Return whether *path* is a file of the stored run."""
         own = [self.path, *((self._home / name for name in FILES) if self._home else ())]
         return path.resolve() in {each.resolve() for each in own}
@@ -180,7 +180,7 @@ class Inputs:
                     self._places.setdefault(jsonl.parse_row(line, where=str(path))[TASK_INDEX], place)
                 place += len(line)
 
-    def row(self, task: object) -> Row | None:
+    def get_row(self, task: object) -> Row | None:
         """Return the row with the index *task*, or `None`."""
         place = self._places.get(task) if isinstance(task, int) else None
         if place is None:
@@ -217,21 +217,21 @@ class Rejudged:
     """The result of verifying a stored rollout again: a verdict, or the kind and reason of the failure."""
 
     case: Case
-    judgement: RemoteVerdict | None = None
+    verdict: RemoteVerdict | None = None
     kind: str = ""
     reason: str = ""
 
     @property
     def changed(self) -> bool:
         """Whether the reward differs from the stored one."""
-        if self.judgement is None:
+        if self.verdict is None:
             return False
         old = self.case.reward
-        return old is None or not math.isclose(old, self.judgement.reward, rel_tol=1e-9, abs_tol=1e-12)
+        return old is None or not math.isclose(old, self.verdict.reward, rel_tol=1e-9, abs_tol=1e-12)
 
-    def line(self) -> Row | None:
+    def build_line(self) -> Row | None:
         """Return the line with the new verdict, or `None` if there is no verdict."""
-        if self.judgement is None:
+        if self.verdict is None:
             return None
         before = self.case.line
         ours = before.get("gymsdk")
@@ -246,19 +246,19 @@ class Rejudged:
         kept = {key: each for key, each in before.items() if key not in stale and not key.startswith("_ng_failure_")}
         sent = self.case.sent or {}
         row = {name: sent[name] for name in names if name in sent}
-        parts = {"reward_components": self.judgement.components} if self.judgement.components else {}
-        line = {**kept, **row, **self.judgement.fields, "reward": self.judgement.reward, **parts}
+        parts = {"reward_components": self.verdict.components} if self.verdict.components else {}
+        line = {**kept, **row, **self.verdict.fields, "reward": self.verdict.reward, **parts}
         if isinstance(ours, dict):
-            line["gymsdk"] = {**ours, "outcome": "scored", "verdict": list(self.judgement.fields)}
+            line["gymsdk"] = {**ours, "outcome": "scored", "verdict": list(self.verdict.fields)}
         return line
 
 
-async def rejudged(cases: Iterable[Case], judge: Judge, *, at_once: int) -> AsyncGenerator[Rejudged, None]:
+async def rejudged(cases: Iterable[Case], judge: Judge, *, concurrency: int) -> AsyncGenerator[Rejudged, None]:
     """Verify every case, *at_once* concurrently, and yield the results in order."""
     pending: deque[asyncio.Task[Rejudged]] = deque()
     try:
         for case in cases:
-            if len(pending) >= at_once:
+            if len(pending) >= concurrency:
                 yield await pending.popleft()
             pending.append(asyncio.ensure_future(_judge(case, judge)))
         while pending:
@@ -279,7 +279,7 @@ async def _judge(case: Case, judge: Judge) -> Rejudged:
 
 
 @asynccontextmanager
-async def here(run: Run, given: Mapping[str, Mapping[str, Any]]) -> AsyncIterator[Judge]:
+async def here(run: Run, overrides: Mapping[str, Mapping[str, Any]]) -> AsyncIterator[Judge]:
     """Open the installed environments of a stored *run* and yield a function that verifies with them.
 
     Args:
@@ -289,7 +289,7 @@ async def here(run: Run, given: Mapping[str, Mapping[str, Any]]) -> AsyncIterato
     Raises:
         UsageError: An environment is not installed, or rejects the settings.
     """
-    environments = {name: _load_environment(name, run.settings(name), settings) for name, settings in given.items()}
+    environments = {name: _load_environment(name, run.read_settings(name), settings) for name, settings in overrides.items()}
 
     async def judge(case: Case) -> RemoteVerdict:
         return await _verdict(environments[case.environment], case)
@@ -300,13 +300,13 @@ async def here(run: Run, given: Mapping[str, Mapping[str, Any]]) -> AsyncIterato
         yield judge
 
 
-def _load_environment(name: str, stored: Mapping[str, Any], given: Mapping[str, Any]) -> Environment:
+def _load_environment(name: str, stored: Mapping[str, Any], overrides: Mapping[str, Any]) -> Environment:
     """Load *name* with the stored settings that it still has, and with those *given*."""
     try:
         known = set(type(registry.load(name).config).model_fields)
     except BadConfig:
         known = set(stored)
-    return registry.load(name, **{**{key: stored[key] for key in stored if key in known}, **given})
+    return registry.load(name, **{**{key: stored[key] for key in stored if key in known}, **overrides})
 
 
 async def _verdict(environment: Environment, case: Case) -> RemoteVerdict:
@@ -316,23 +316,23 @@ async def _verdict(environment: Environment, case: Case) -> RemoteVerdict:
         case.response["output"],
         seed=case.seed,
         repeat=case.repeat,
-        ended=case.ended,
+        ended=case.end_reason,
         opening=case.opening,
         seconds=Budget().seconds,
     )
     return RemoteVerdict(found.reward, found.components, found.fields)
 
 
-def elsewhere(found: Served) -> Judge:
+def elsewhere(servers: Served) -> Judge:
     """Return a function that verifies on the resources servers *found*, without a session."""
 
     async def judge(case: Case) -> RemoteVerdict:
-        name = found.resources_of(case.line, case.environment)
+        name = servers.get_resources_for_row(case.line, case.environment)
         stamps = {key: case.line[key] for key in (TASK_INDEX, ROLLOUT_INDEX) if key in case.line}
-        ours = {"seed": case.seed, "repeat": case.repeat, "ended": case.ended}
+        ours = {"seed": case.seed, "repeat": case.repeat, "ended": case.end_reason}
         body = {**case.row, **stamps, "response": case.response, "gymsdk": ours}
         try:
-            answer = await found.client.post(name, "/verify", json=body)
+            answer = await servers.client.post(name, "/verify", json=body)
         except Failed as error:
             raise convert_to_server_error(error) from error
         return client.parse_verdict(remote.parse_response_row(answer, "verify"), case.row)
@@ -342,22 +342,22 @@ def elsewhere(found: Served) -> Judge:
 
 def wanted(run: Run) -> list[Wanted]:
     """Return the agents and environments of the first `SAMPLE` rollouts of *run*."""
-    return list(dict.fromkeys((agent(case.line), case.environment) for case in islice(run.cases(), SAMPLE)))
+    return list(dict.fromkeys((agent(case.line), case.environment) for case in islice(run.iter_cases(), SAMPLE)))
 
 
-def has_judges(found: Served, wanted: Iterable[Wanted]) -> bool:
+def has_judges(servers: Served, wanted: Iterable[Wanted]) -> bool:
     """Return whether *found* have the resources servers for all agents and environments in *wanted*."""
-    return has_all(found.resources_named, wanted)
+    return has_all(servers.get_resources, wanted)
 
 
-async def sessionless(found: Served, run: Run, *, force: bool) -> list[str]:
+async def sessionless(servers: Served, run: Run, *, force: bool) -> list[str]:
     """Return the resources servers of *run* that do not declare that they verify without a session.
 
     Raises:
         UsageError: There is such a server, and *force* is not set.
     """
-    asked = dict.fromkeys(found.resources_of(case.line, case.environment) for case in run.cases())
-    unsure = [name for name in asked if _parse_mode(await found.client.get(name, "/reverify_mode")) != STATELESS]
+    asked = dict.fromkeys(servers.get_resources_for_row(case.line, case.environment) for case in run.iter_cases())
+    unsure = [name for name in asked if _parse_mode(await servers.client.get(name, "/reverify_mode")) != STATELESS]
     if unsure and not force:
         named = ", ".join(map(repr, unsure))
         raise UsageError(

@@ -47,7 +47,7 @@ from gymsdk.types import Failure, Model, Playable, Rollout, Row
 class Player(Protocol):
     """Plays jobs while it is open, in this process or on servers."""
 
-    def opened(self) -> AbstractAsyncContextManager[None]:
+    def open(self) -> AbstractAsyncContextManager[None]:
         """Open the resources that the jobs need."""
 
     async def __call__(self, job: Job) -> Played:
@@ -82,7 +82,7 @@ class Play:
         return 1 if isinstance(self.model, ScriptedModel) else 2
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
+    async def open(self) -> AsyncIterator[None]:
         """Enter the environments that are context managers."""
         async with AsyncExitStack() as opened:
             for environment in self.environments.values():
@@ -92,13 +92,13 @@ class Play:
 
     async def __call__(self, job: Job) -> Played:
         """Play *job* until it is scored, cannot be scored, or has no attempts left."""
-        return await play_with_retries(job, self.once, attempts=self.attempts)
+        return await play_with_retries(job, self.play_once, attempts=self.attempts)
 
-    async def once(self, job: Job, _attempt: int = 0) -> Rollout:
+    async def play_once(self, job: Job, _attempt: int = 0) -> Rollout:
         """Play *job* once."""
-        return await catch_errors(job, seed_of(self.seed, job), self._played(job))
+        return await catch_errors(job, seed_of(self.seed, job), self._play(job))
 
-    async def _played(self, job: Job) -> Rollout:
+    async def _play(self, job: Job) -> Rollout:
         return await play(
             self.environments[job.environment],
             self.model,
@@ -111,7 +111,7 @@ class Play:
 
 
 async def collect(
-    source: Iterable[Job], play: Callable[[Job], Awaitable[Played]], *, at_once: int = 64
+    source: Iterable[Job], play: Callable[[Job], Awaitable[Played]], *, concurrency: int = 64
 ) -> AsyncGenerator[Played, None]:
     """Play every job, *at_once* concurrently, and yield each result as it arrives."""
     remaining = iter(source)
@@ -119,7 +119,7 @@ async def collect(
     ended: asyncio.Queue[asyncio.Future[Played]] = asyncio.Queue()
 
     def fill() -> None:
-        for job in islice(remaining, at_once - len(running)):
+        for job in islice(remaining, concurrency - len(running)):
             started = asyncio.ensure_future(play(job))
             started.add_done_callback(ended.put_nowait)
             running.add(started)
@@ -142,8 +142,8 @@ async def complete(
     player: Player,
     *,
     done: Container[Key],
-    at_once: int,
-    told: Callable[[Played], None],
+    concurrency: int,
+    report: Callable[[Played], None],
     trajectories: bool = False,
 ) -> None:
     """Play the rollouts that *folder* lacks.
@@ -157,9 +157,9 @@ async def complete(
         trajectories: Whether each line gets NeMo Gym's `ng_trajectory`.
     """
     missing = jobs(folder.read_inputs(), done=done)
-    async with player.opened(), aclosing(collect(missing, player, at_once=at_once)) as ends:
+    async with player.open(), aclosing(collect(missing, player, concurrency=concurrency)) as ends:
         async for played in ends:
-            told(keep(folder, played, trajectories=trajectories))
+            report(keep(folder, played, trajectories=trajectories))
 
 
 def keep(folder: RunFolder, played: Played, *, trajectories: bool = False) -> Played:
@@ -182,9 +182,9 @@ def _keep(folder: RunFolder, played: Played, *, trajectories: bool = False) -> N
         if trajectories:
             name = task_name(rollout.row, key[0])
             line[lines.TRAJECTORY] = trajectory(rollout, task_id=name, rollout_id=f"{key[0]}-{key[1]}")
-        folder.keep(line)
+        folder.append(line)
     else:
-        folder.keep(lines.failed(played.rollout, key, attempts=played.attempts), failed=True)
+        folder.append(lines.failed(played.rollout, key, attempts=played.attempts), failed=True)
 
 
 DEFAULT_TASKS = 100
@@ -194,13 +194,13 @@ DEFAULT_TASKS = 100
 class Watch(Protocol):
     """Receives the progress of a run."""
 
-    def told(self, sentence: str) -> None:
+    def log(self, sentence: str) -> None:
         """Receive a message for the user."""
 
-    def begun(self, *, total: int, standing: Standing) -> None:
+    def start(self, *, total: int, standing: Standing) -> None:
         """Receive the total number of rollouts, and how far an earlier run of the same plan has come."""
 
-    def ended(self, played: Played) -> None:
+    def finish_job(self, played: Played) -> None:
         """Receive a finished rollout, which is on disk by now."""
 
 
@@ -208,7 +208,7 @@ class Watch(Protocol):
 class Pace:
     """How a run is executed: episodes in flight, attempts per rollout, and seconds per model call."""
 
-    at_once: int = 64
+    concurrency: int = 64
     attempts: int = 3
     timeout: float = 600.0
 
@@ -231,7 +231,7 @@ class Run:
     output: Path
     resume: bool = False
     overwrite: bool = False
-    pace: Pace = Pace()
+    limits: Pace = Pace()
     model: Model | None = None
     trajectories: bool = False
 
@@ -264,14 +264,14 @@ async def carry_out(run: Run, watch: Watch) -> list[Row]:
             _prepare(folder, run, watch, cast)
             await _complete(folder, run, watch, cast.player)
             figures = await summaries(folder, _list_metrics_sources(folder, cast))
-            folder.conclude(figures)
+            folder.write_metrics(figures)
             return figures
     finally:
         await client.aclose()
 
 
 async def _choose_player(run: Run) -> Cast:
-    plan, pace = run.plan, run.pace
+    plan, pace = run.plan, run.limits
     if plan.head is None:
         loaded = _load_environments(plan)
         model = run.model or models.model(
@@ -287,9 +287,9 @@ async def _choose_player(run: Run) -> Cast:
     # In a thread, and once for all polls of the head: a line may be long.
     asked = await asyncio.to_thread(_list_wanted, plan)
     found = await served(plan.head, lambda servers: has_agents(servers, asked))
-    found.checked(list(loaded))
+    found.check_environments(list(loaded))
     seconds = plan.budget.seconds + pace.timeout
-    delivery = Delivery(found.client, plan.seed, plan.budget, pace.attempts, seconds, once=found.plays_once)
+    delivery = Delivery(found.client, plan.seed, plan.budget, pace.attempts, seconds, once=found.is_idempotent)
     return Cast(loaded, delivery, found)
 
 
@@ -315,50 +315,50 @@ def _list_metrics_sources(folder: RunFolder, cast: Cast) -> dict[str, Measured]:
 
 
 async def _complete(folder: RunFolder, run: Run, watch: Watch, player: Player) -> None:
-    standing = folder.standing()
-    watch.begun(total=sum(1 for _ in jsonl.read_lines(folder.inputs)), standing=standing)
+    standing = folder.read_progress()
+    watch.start(total=sum(1 for _ in jsonl.read_lines(folder.inputs)), standing=standing)
     breaker = CircuitBreaker(scored=standing.scored)
 
     def told(played: Played) -> None:
-        watch.ended(played)
+        watch.finish_job(played)
         breaker.record(played.rollout)
 
-    at_once = _at_once(run.pace.at_once, player, watch)
+    at_once = _at_once(run.limits.concurrency, player, watch)
     try:
         observed = run.trajectories
-        await complete(folder, player, done=standing.done, at_once=at_once, told=told, trajectories=observed)
+        await complete(folder, player, done=standing.done, concurrency=at_once, report=told, trajectories=observed)
     except ModelLost as error:
         raise ModelLost(
             f"{error}; the finished rollouts are in {run.output}; correct the cause, then use --resume"
         ) from None
 
 
-def _at_once(asked: int, player: Player, watch: Watch) -> int:
+def _at_once(requested: int, player: Player, watch: Watch) -> int:
     """Return how many episodes to play concurrently: *asked*, or fewer if the limit of open files requires it."""
     most = descriptors.count_affordable(player.connections)
-    if asked > most:
+    if requested > most:
         limit = descriptors.raise_open_file_limit()
-        watch.told(
-            f"--concurrency {asked} needs more connections than this process may open ({limit} files); playing {most}"
+        watch.log(
+            f"--concurrency {requested} needs more connections than this process may open ({limit} files); playing {most}"
             " episodes at a time. Raise the limit with `ulimit -Hn`, or lower --concurrency"
         )
-    return min(asked, most)
+    return min(requested, most)
 
 
 def _prepare(folder: RunFolder, run: Run, watch: Watch, cast: Cast) -> None:
-    servers = cast.served.identity() if cast.served else None
+    servers = cast.served.describe() if cast.served else None
     asked, now = settings(run.plan, cast.environments, servers), describe_start(run.plan, cast.environments.values())
-    if not run.overwrite and (strangers := folder.strangers()):
+    if not run.overwrite and (strangers := folder.list_foreign_files()):
         found = ", ".join(strangers)
         raise BadOutput(f"{run.output} holds {found}, but no run; use --overwrite, or choose another --output")
-    if folder.ours and not (run.resume or run.overwrite):
+    if folder.is_ours and not (run.resume or run.overwrite):
         raise BadOutput(f"{run.output} holds a run; continue it with --resume, or replace it with --overwrite")
-    if run.resume and not folder.begun:
-        watch.told(f"{run.output} holds no run to resume; starting a new one")
-    if not (run.resume and folder.begun):
-        folder.begin(settings=asked, about={**now, **host()}, inputs=_build_inputs(run.plan, watch, cast))
+    if run.resume and not folder.is_begun:
+        watch.log(f"{run.output} holds no run to resume; starting a new one")
+    if not (run.resume and folder.is_begun):
+        folder.start(settings=asked, about={**now, **host()}, inputs=_build_inputs(run.plan, watch, cast))
         return
-    if changed := differences(folder.settings(), asked):
+    if changed := differences(folder.read_settings(), asked):
         listed = "; ".join(changed)
         raise BadOutput(
             f"the run in {run.output} differs from this command: {listed}; resume it unchanged, or use another --output"
@@ -379,7 +379,7 @@ def _build_inputs(plan: Plan, watch: Watch, cast: Cast) -> Iterator[Row]:
     for name, row in _read_rows(plan, watch, cast):
         task = row[TASK_INDEX] if TASK_INDEX in own else taken.total()
         first = row[ROLLOUT_INDEX] * plan.repeats if ROLLOUT_INDEX in own else 0
-        played_by = cast.served.agent_of(row, name) if cast.served else None
+        played_by = cast.served.get_agent_for_row(row, name) if cast.served else None
         for repeat in range(first, first + plan.repeats):
             sampling, environment = plan.sampling, name
             yield stamped(row, environment=environment, task=task, repeat=repeat, sampling=sampling, agent=played_by)
@@ -391,9 +391,9 @@ def _build_inputs(plan: Plan, watch: Watch, cast: Cast) -> Iterator[Row]:
         raise BadRow(f"{source} has no rows to play; choose other rows with --tasks or --split")
     if plan.tasks is None and plan.limit is not None and min(taken[name] for name in cast.environments) < plan.limit:
         for sentence in short(cast.environments, plan.split, seed=plan.seed, limit=plan.limit):
-            watch.told(sentence)
+            watch.log(sentence)
     if plan.tasks is None and plan.limit is None and DEFAULT_TASKS in taken.values():
-        watch.told(f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N")
+        watch.log(f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N")
 
 
 def _read_rows(plan: Plan, watch: Watch, cast: Cast) -> Sourced:
@@ -406,7 +406,7 @@ def _read_rows(plan: Plan, watch: Watch, cast: Cast) -> Sourced:
             if isinstance(error, UnknownAgent):
                 raise UnknownServer(sentence) from None
             raise BadRow(sentence) from None
-        watch.told(f"skipped {error}")
+        watch.log(f"skipped {error}")
 
     if cast.served is not None:
         return read_file_for_servers(

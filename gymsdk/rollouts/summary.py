@@ -33,7 +33,7 @@ class Measured(Protocol):
     def name(self) -> str:
         """The environment's name."""
 
-    async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    async def compute_metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Return the environment's own metrics over scored *rollouts*; raises `EpisodeError`."""
 
 
@@ -182,7 +182,7 @@ async def _summarize(
 
 
 async def _compute_own_metrics(
-    environment: Measured, rollouts: Sequence[Rollout], figures: Mapping[str, float]
+    environment: Measured, rollouts: Sequence[Rollout], host_metrics: Mapping[str, float]
 ) -> tuple[dict[str, float], str | None]:
     """Return the environment's own metrics beside the general *figures*, and the error of its `metrics` hook.
 
@@ -191,6 +191,6 @@ async def _compute_own_metrics(
     if not rollouts:
         return {}, None
     try:
-        return metrics.merge_metrics(figures, await environment.metrics(rollouts))
+        return metrics.merge_metrics(host_metrics, await environment.compute_metrics(rollouts))
     except EpisodeError as error:
         return {}, str(error)

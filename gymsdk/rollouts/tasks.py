@@ -140,7 +140,7 @@ def read_file_for_servers(
     def elsewhere(row: Row, where: str) -> tuple[str, Row]:
         name, row = _address_row(row, where, names, agent)
         try:
-            served.agent_of(row, name)
+            served.get_agent_for_row(row, name)
         except UnknownServer as error:
             raise UnknownAgent(f"{where}: {error}") from None
         return name, row
@@ -167,7 +167,7 @@ def wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: str | 
 
 def has_agents(served: Served, wanted: Iterable[Wanted]) -> bool:
     """Return whether the servers have every agent in *wanted*."""
-    return has_all(served.agent_named, wanted)
+    return has_all(served.get_agent, wanted)
 
 
 def _address_row(row: Row, where: str, names: Sequence[str], agent: str | None) -> tuple[str, Row]:
@@ -250,7 +250,7 @@ def dealt(environments: Environments, split: str | None, *, seed: int, limit: in
                 yield row
 
 
-async def equipped(environments: Environments, found: Iterable[Row], *, seed: int) -> AsyncIterator[Row]:
+async def equipped(environments: Environments, rows: Iterable[Row], *, seed: int) -> AsyncIterator[Row]:
     """Add to each row the tools that its episode offers: agents on other machines know no others.
 
     Raises:
@@ -259,7 +259,7 @@ async def equipped(environments: Environments, found: Iterable[Row], *, seed: in
     async with AsyncExitStack() as entered:
         for environment in environments.values():
             await entered.enter_async_context(environment)
-        for row in found:
+        for row in rows:
             yield await environments[route(row) or ""].row(row, seed=seed)
 
 

@@ -85,30 +85,30 @@ def _clean_item(item: Item) -> Item:
     return {"type": kind} | {key: value for key, value in item.items() if key not in dropped and value is not None}
 
 
-def _build_invocation(rollout: Rollout, said: list[Item], names: Sequence[str]) -> Item:
+def _build_invocation(rollout: Rollout, output: list[Item], names: Sequence[str]) -> Item:
     return {
         "kind": "agent_invocation",
         "invocation_id": INVOCATION,
         "status": "completed" if rollout.ended == "done" else "incomplete",
         "model_calls": [{"model_call_id": name} for name in names],
-        "conversation": said,
+        "conversation": output,
     }
 
 
-def _build_turns(rollout: Rollout, said: list[Item], names: Sequence[str], whose: Item) -> list[Item]:
+def _build_turns(rollout: Rollout, output: list[Item], names: Sequence[str], identity: Item) -> list[Item]:
     turns: list[Item] = []
     steps, before = 0, len(rollout.opening)
     for number, (call, name) in enumerate(zip(rollout.calls, names, strict=True), 1):
         start = before + call.first
-        output = said[start : start + call.count]
+        output = output[start : start + call.count]
         steps += len(call.tools)
         turns.append(
             {
                 "invocation_id": INVOCATION,
-                **whose,
+                **identity,
                 "turn_no": number,
                 "timestamp": call.started,
-                "question": said[:start],
+                "question": output[:start],
                 "answer": [item for item in output if item["type"] != "reasoning"],
                 "reasoning_content": [item for item in output if item["type"] == "reasoning"] or None,
                 "step_count": steps,
@@ -149,23 +149,23 @@ def _build_model_call(call: ModelCall, name: str) -> Item:
     }
 
 
-def _build_tool_call(run: ToolRun) -> Item:
+def _build_tool_call(tool_run: ToolRun) -> Item:
     return {
         "invocation_id": INVOCATION,
-        "tool_call_id": run.call_id,
-        "tool_name": run.name,
-        "started_at": run.started,
-        "completed_at": run.started + run.milliseconds / 1e3,
-        "duration_ms": run.milliseconds,
+        "tool_call_id": tool_run.call_id,
+        "tool_name": tool_run.name,
+        "started_at": tool_run.started,
+        "completed_at": tool_run.started + tool_run.milliseconds / 1e3,
+        "duration_ms": tool_run.milliseconds,
         "timing_source": "executor",
-        "status": "completed" if run.answered else "cancelled",
+        "status": "completed" if tool_run.answered else "cancelled",
     }
 
 
-def _collect_outputs(said: list[Item]) -> dict[str, Any]:
+def _collect_outputs(output: list[Item]) -> dict[str, Any]:
     # A client's own history may hold outputs that name no call.
     answered = [
-        item for item in said if item["type"] == "function_call_output" and isinstance(item.get("call_id"), str)
+        item for item in output if item["type"] == "function_call_output" and isinstance(item.get("call_id"), str)
     ]
     return {item["call_id"]: item.get("output") for item in answered}
 

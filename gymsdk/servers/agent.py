@@ -132,13 +132,13 @@ class RunService:
         model: Model,
         *,
         budget: Budget | None = None,
-        at_once: int = MAX_CONCURRENT_EPISODES,
+        concurrency: int = MAX_CONCURRENT_EPISODES,
         queue: int = MAX_QUEUED_EPISODES,
     ) -> None:
         self.environment = environment
         self.model = model
         self.budget = budget or Budget()
-        self.slots = EpisodeSlots(at_once, queue)
+        self.slots = EpisodeSlots(concurrency, queue)
         self._once = IdempotencyCache()
 
     @asynccontextmanager
@@ -311,9 +311,9 @@ def create_app(
     resources: SessionLocator | None = None,
     name: str | None = None,
     budget: Budget | None = None,
-    at_once: int = MAX_CONCURRENT_EPISODES,
+    concurrency: int = MAX_CONCURRENT_EPISODES,
     queue: int = MAX_QUEUED_EPISODES,
-    figures: ServerMetrics | None = None,
+    metrics: ServerMetrics | None = None,
 ) -> FastAPI:
     """Create the agent server, which plays rows of an environment with a model.
 
@@ -328,14 +328,14 @@ def create_app(
         figures: The server's metrics.
     """
     server_name = name or environment.name + AGENT_SUFFIX
-    figures = figures or ServerMetrics(server_name)
-    runs = RunService(environment, model, budget=budget, at_once=at_once, queue=queue)
+    metrics = metrics or ServerMetrics(server_name)
+    runs = RunService(environment, model, budget=budget, concurrency=concurrency, queue=queue)
     agent = AgentEndpoints(
         server_name, runs, resources or (environment if isinstance(environment, SessionLocator) else None)
     )
-    figures.gauges["episodes_playing"] = lambda: runs.slots.taken
-    figures.gauges["episodes_waiting"] = lambda: runs.slots.waiting
-    figures.gauges["agent_sessions_open"] = lambda: len(agent.sessions)
+    metrics.gauges["episodes_playing"] = lambda: runs.slots.taken
+    metrics.gauges["episodes_waiting"] = lambda: runs.slots.waiting
+    metrics.gauges["agent_sessions_open"] = lambda: len(agent.sessions)
     ready = asyncio.Event()
 
     @asynccontextmanager
@@ -346,7 +346,7 @@ def create_app(
         ready.clear()
 
     about = f"The agent of the environment {environment.name}: it plays rows, and answers requests with tools."
-    app = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    app = create_base_app(server_name, about, metrics=metrics, ready=ready.is_set, lifespan=lifespan)
     _add_routes(app, agent)
     return app
 

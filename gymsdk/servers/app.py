@@ -191,7 +191,7 @@ def create_app(
     name: str,
     about: str,
     *,
-    figures: ServerMetrics,
+    metrics: ServerMetrics,
     ready: ReadinessCheck = lambda: True,
     lifespan: Lifespan | None = None,
     waiting: Sequence[str] = ("/readyz",),
@@ -207,7 +207,7 @@ def create_app(
         waiting: The paths that answer 503 until `ready` returns true.
     """
     app = FastAPI(title=name, version=version("gymsdk"), description=about, lifespan=lifespan)
-    app.add_middleware(RoutingMiddleware, figures=figures)
+    app.add_middleware(RoutingMiddleware, figures=metrics)
     for path in HEALTH_PATHS:
         if path not in waiting:
             app.add_api_route(path, _report_alive, include_in_schema=False)
@@ -216,7 +216,7 @@ def create_app(
         return json_response({"status": "ok"}) if ready() else _build_error_response({"status": "starting"}, 503, None)
 
     async def counted() -> Response:
-        return PlainTextResponse(await figures.render_current(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(await metrics.render_current(), media_type="text/plain; version=0.0.4")
 
     for path in waiting:
         app.add_api_route(path, readiness, include_in_schema=False)
@@ -224,7 +224,7 @@ def create_app(
     if profiling.get_cpu_profile() is not None:
 
         async def statistic() -> Response:
-            return json_response(get_statistics(figures.name))
+            return json_response(get_statistics(metrics.name))
 
         app.add_api_route("/stats", statistic, include_in_schema=False)
     app.add_exception_handler(RequestRejected, _handle_rejection)

@@ -152,11 +152,11 @@ class CookieMiddleware:
         lasts: Seconds that the client keeps the cookie.
     """
 
-    def __init__(self, app: App, name: str, known: Callable[[str], bool], lasts: float) -> None:
+    def __init__(self, app: App, name: str, has_session: Callable[[str], bool], max_age: float) -> None:
         self._app = app
         self._name = name
-        self._known = known
-        self._attributes = f"Path=/; Max-Age={max(1, round(lasts))}; HttpOnly; SameSite=lax"
+        self._known = has_session
+        self._attributes = f"Path=/; Max-Age={max(1, round(max_age))}; HttpOnly; SameSite=lax"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""

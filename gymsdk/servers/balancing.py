@@ -77,21 +77,21 @@ class LoadBalancer:
         name: str,
         instances: InstanceDirectory,
         *,
-        own: LocalInstance | None = None,
+        local: LocalInstance | None = None,
         seconds: float = 600.0,
         retry: client.Retry = DEFAULT_RETRY,
         token: SecretStr | str | None = None,
-        coming: float = RECONNECT_SECONDS,
+        wait_seconds: float = RECONNECT_SECONDS,
         watch: float = WATCH_SECONDS,
     ) -> None:
         self.name = name
         self.instances = instances
-        self._local = own
+        self._local = local
         self._local_episodes = 0
         self._seconds = seconds
         self._retry = retry
         self._token = token
-        self._coming = coming
+        self._coming = wait_seconds
         self._watch = watch
         self._tallies: defaultdict[str, InstanceTally] = defaultdict(InstanceTally)
         self._requests = 0

@@ -87,11 +87,11 @@ class HeadWait:
         said: Seconds before the log line.
     """
 
-    def __init__(self, place: str, seconds: float, cure: str, *, said: float = LOG_AFTER_SECONDS) -> None:
+    def __init__(self, place: str, seconds: float, cure: str, *, log_after: float = LOG_AFTER_SECONDS) -> None:
         self._place = place
         self._seconds = seconds
         self._cure = cure
-        self._said = said
+        self._said = log_after
         self._began = time.monotonic()
         self._is_told = False
 

@@ -224,9 +224,9 @@ def create_app(
     *,
     name: str | None = None,
     budget: Budget | None = None,
-    at_once: int = MAX_CONCURRENT_EPISODES,
+    concurrency: int = MAX_CONCURRENT_EPISODES,
     queue: int = MAX_QUEUED_EPISODES,
-    figures: ServerMetrics | None = None,
+    metrics: ServerMetrics | None = None,
 ) -> FastAPI:
     """Create the environment server, which plays rows of an environment with a model.
 
@@ -240,10 +240,10 @@ def create_app(
         figures: The server's metrics.
     """
     server_name = name or environment.name + NAME_SUFFIX
-    figures = figures or ServerMetrics(server_name)
-    runs = RunService(environment, model, budget=budget, at_once=at_once, queue=queue)
-    figures.gauges["episodes_playing"] = lambda: runs.slots.taken
-    figures.gauges["episodes_waiting"] = lambda: runs.slots.waiting
+    metrics = metrics or ServerMetrics(server_name)
+    runs = RunService(environment, model, budget=budget, concurrency=concurrency, queue=queue)
+    metrics.gauges["episodes_playing"] = lambda: runs.slots.taken
+    metrics.gauges["episodes_waiting"] = lambda: runs.slots.waiting
     ready = asyncio.Event()
 
     @asynccontextmanager
@@ -254,7 +254,7 @@ def create_app(
         ready.clear()
 
     about = f"The environment server of {environment.name}: it plays flat rows and episode requests."
-    app = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    app = create_base_app(server_name, about, metrics=metrics, ready=ready.is_set, lifespan=lifespan)
     server = EnvironmentEndpoints(runs)
     schema = {"anyOf": [EpisodeRequest.model_json_schema(), FLAT_ROW_SCHEMA]}
     schema["$defs"] = schema["anyOf"][0].pop("$defs")

@@ -104,12 +104,12 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
     *,
     host: str,
     port: int,
-    about: Item | None = None,
+    extra_config: Item | None = None,
     ready: Callable[[], bool] = lambda: True,
-    members: NodeRegistry | None = None,
+    registry: NodeRegistry | None = None,
     loads: Callable[[], Mapping[str, Load]] = dict,
     expected: Sequence[str] = (),
-    supplied: Sequence[Service] = (),
+    fallback_services: Sequence[Service] = (),
     health: HealthMonitor | None = None,
 ) -> FastAPI:
     """Create the head server.
@@ -128,25 +128,25 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
         supplied: Servers of this process that are listed only while no node offers one of the same name.
         health: Checks the health of servers.
     """
-    members = NodeRegistry(services, taken=about or ()) if members is None else members
+    registry = NodeRegistry(services, taken=extra_config or ()) if registry is None else registry
     figures = ServerMetrics("head")
-    figures.gauges["nodes"] = lambda: sum(bool(node.services) for node in members)
+    figures.gauges["nodes"] = lambda: sum(bool(node.services) for node in registry)
     app = create_base_app(
         "head",
         "The head: lists the servers and their addresses.",
-        figures=figures,
+        metrics=figures,
         ready=ready,
         waiting=("/readyz", "/healthz", "/health"),
     )
     head = HeadEndpoints(
         services,
-        members,
+        registry,
         host=host,
         port=port,
-        about=about or {},
+        about=extra_config or {},
         loads=loads,
         expected=expected,
-        supplied=supplied,
+        supplied=fallback_services,
         health=health or HealthMonitor(),
     )
     add_server_metrics(figures, head.build_snapshot)

@@ -199,10 +199,10 @@ class InstanceDirectory:
         patience: The timeout of a request to the head, in seconds.
     """
 
-    def __init__(self, fetch: NodesFetcher, *, fresh: float = REFRESH_SECONDS, patience: float = HEAD_SECONDS) -> None:
+    def __init__(self, fetch: NodesFetcher, *, max_age: float = REFRESH_SECONDS, timeout: float = HEAD_SECONDS) -> None:
         self._fetch_nodes = fetch
-        self._fresh = fresh
-        self._patience = patience
+        self._fresh = max_age
+        self._patience = timeout
         self._known: dict[str, Instance] = {}
         self._former: OrderedDict[str, Instance] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()

@@ -277,25 +277,25 @@ class Listener:
     def __init__(
         self,
         app: App,
-        at: socket.socket,
+        sock: socket.socket,
         *,
         grace: float,
         host: str | None = None,
-        also: Sequence[str] = (),
-        safety: Security = NO_SECURITY,
+        extra_hosts: Sequence[str] = (),
+        security: Security = NO_SECURITY,
         path: str = "",
     ) -> None:
-        self._address: str = at.getsockname()[0]
-        allowed = middleware.allowed_hosts(self._address, *([host] if host else []), *also)
+        self._address: str = sock.getsockname()[0]
+        allowed = middleware.allowed_hosts(self._address, *([host] if host else []), *extra_hosts)
         checked = app if allowed is None else HostCheck(app, allowed)
-        authenticated = checked if safety.token is None else AuthMiddleware(checked, safety.token)
+        authenticated = checked if security.token is None else AuthMiddleware(checked, security.token)
         self._app = PrefixMiddleware(authenticated, path) if path else authenticated
         self._path = path
-        self._at = at
-        self._also = [*([host] if host else []), *also]
+        self._sock = sock
+        self._hosts = [*([host] if host else []), *extra_hosts]
         self._grace = grace
-        self._safety = safety
-        self._context = safety.tls.create_ssl_context() if safety.tls else None
+        self._security = security
+        self._context = security.tls.create_ssl_context() if security.tls else None
         self._running: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
 
@@ -303,12 +303,12 @@ class Listener:
         """Set `up` when the server accepts requests, serve until `over` is set, then finish the running requests."""
         install_exhaustion_handler(asyncio.get_running_loop())
         server = _Server(self._build_config(), up, over)
-        tls = self._safety.tls
-        with trust_own_certificate(self._address, tls.certificate, self._also) if tls else nullcontext():
+        tls = self._security.tls
+        with trust_own_certificate(self._address, tls.certificate, self._hosts) if tls else nullcontext():
             await self._run(server, over)
 
     async def _run(self, server: _Server, over: asyncio.Event) -> None:
-        serving = asyncio.ensure_future(server.serve([self._at]))
+        serving = asyncio.ensure_future(server.serve([self._sock]))
         try:
             await asyncio.wait({serving, stopping := asyncio.ensure_future(over.wait())}, return_when="FIRST_COMPLETED")
             stopping.cancel()
@@ -316,7 +316,7 @@ class Listener:
             await serving
         finally:
             serving.cancel()
-            self._at.close()
+            self._sock.close()
 
     async def _close(self) -> None:
         self._is_stopping = True
@@ -345,8 +345,8 @@ class Listener:
             timeout_graceful_shutdown=round(self._grace + 2 * CANCEL_GRACE_SECONDS) + 1,
             # asyncio accepts this many connections in one pass; `_Server.startup` extends the queue.
             backlog=MAX_ACCEPTS_PER_PASS,
-            limit_concurrency=self._safety.limits.connections,
-            h11_max_incomplete_event_size=self._safety.limits.header,
+            limit_concurrency=self._security.limits.connections,
+            h11_max_incomplete_event_size=self._security.limits.header,
             ssl_context_factory=None if self._context is None else self._build_ssl_context,
         )
 
@@ -364,10 +364,10 @@ class Listener:
             return
         # Read the path now: middleware may strip prefixes from it.
         path = scope["path"].removeprefix(self._path)
-        if self._safety.limits.exceeds_header_limits(scope["headers"]):
+        if self._security.limits.exceeds_header_limits(scope["headers"]):
             await self._reject(path, HEADERS_TOO_LARGE_ERROR, scope, receive, send)
             return
-        scope[BODY_LIMIT_KEY], scope[BODY_BUDGET_KEY] = self._safety.limits.body, self._safety.limits.bodies
+        scope[BODY_LIMIT_KEY], scope[BODY_BUDGET_KEY] = self._security.limits.body, self._security.limits.bodies
         task, has_started = asyncio.current_task(), False
         assert task is not None, "an app is called in a task"
         self._running.add(task)

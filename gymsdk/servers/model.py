@@ -172,7 +172,7 @@ def create_app(
     *,
     name: str = DEFAULT_NAME,
     serves: str | None = None,
-    figures: ServerMetrics | None = None,
+    server_metrics: ServerMetrics | None = None,
     every: float = HEARTBEAT_SECONDS,
 ) -> FastAPI:
     """Create the model server.
@@ -184,9 +184,9 @@ def create_app(
         figures: The server's metrics.
         every: Seconds between two heartbeats of a stream.
     """
-    figures = figures or ServerMetrics(name)
-    metrics.add_gpu_metrics(figures)
-    app = create_base_app(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", figures=figures)
+    server_metrics = server_metrics or ServerMetrics(name)
+    metrics.add_gpu_metrics(server_metrics)
+    app = create_base_app(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", metrics=server_metrics)
     model_name = str(getattr(model, "name", name))
     for path, inbound_api in INBOUND_APIS.items():
         endpoint = ApiEndpoint(inbound_api, ModelResponder(model, inbound_api).say, every=every)

@@ -59,10 +59,10 @@ def create_app(
     *,
     name: str | None = None,
     ttl: float = DEFAULT_TTL_SECONDS,
-    cap: int = DEFAULT_MAX_SESSIONS,
+    max_sessions: int = DEFAULT_MAX_SESSIONS,
     budget: Budget | None = None,
     with_mcp: bool = False,
-    figures: ServerMetrics | None = None,
+    metrics: ServerMetrics | None = None,
     peers: Peers | None = None,
 ) -> FastAPI:
     """Create the resources server of an environment.
@@ -80,9 +80,9 @@ def create_app(
         peers: The other instances, if several servers have this name.
     """
     server_name = name or environment.name
-    figures = figures or ServerMetrics(server_name)
-    sessions = SessionStore(ttl=ttl, cap=cap, instance=peers.instance if peers else None)
-    figures.gauges["sessions_open"] = lambda: len(sessions)
+    metrics = metrics or ServerMetrics(server_name)
+    sessions = SessionStore(ttl=ttl, max_sessions=max_sessions, instance=peers.instance if peers else None)
+    metrics.gauges["sessions_open"] = lambda: len(sessions)
     ready = asyncio.Event()
 
     @asynccontextmanager
@@ -99,7 +99,7 @@ def create_app(
                 await _end_sessions(sessions, sweeper)
 
     about = f"The resources server of the environment {environment.name}, version {environment.version}."
-    app = create_base_app(server_name, about, figures=figures, ready=ready.is_set, lifespan=lifespan)
+    app = create_base_app(server_name, about, metrics=metrics, ready=ready.is_set, lifespan=lifespan)
     app.add_middleware(
         CookieMiddleware,
         name=cookie_name("ResourcesServer", server_name),

@@ -70,17 +70,17 @@ class RejectionLog:
         clock: Returns the time in seconds.
     """
 
-    def __init__(self, figures: ServerMetrics, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._figures = figures
+    def __init__(self, metrics: ServerMetrics, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._metrics = metrics
         self._clock = clock
         self._quiet: dict[int, float] = {}
 
     def record(self, scope: Mapping[str, Any], status: int, route: str) -> None:
         """Count a rejected request; log at most one per status and interval, so that a flood does not fill the log."""
-        self._figures.record_response(route, status, 0.0)
+        self._metrics.record_response(route, status, 0.0)
         level = logging.INFO if route == REJECTED_ROUTE and self._is_rare(status) else logging.DEBUG
         if log.isEnabledFor(level):
-            previous = context.set_log_context(context.build_log_context(self._figures.name, scope["headers"]))
+            previous = context.set_log_context(context.build_log_context(self._metrics.name, scope["headers"]))
             _log_rejection(level, scope, status, route)
             context.reset_log_context(previous)
 
@@ -124,9 +124,9 @@ class RoutingMiddleware:
     The request id is the client's or a new one. It is returned on the response and sent with every call made for it.
     """
 
-    def __init__(self, app: App, figures: ServerMetrics) -> None:
+    def __init__(self, app: App, metrics: ServerMetrics) -> None:
         self._app = app
-        self._figures = figures
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request or the lifespan."""
@@ -137,7 +137,7 @@ class RoutingMiddleware:
             path = scope["path"][match.end() :]
             scope["path"], scope["raw_path"] = path, path.encode()
             scope.setdefault("state", {})["rollout_id"] = match[1]
-        request_context = context.build_log_context(self._figures.name, scope["headers"], match[1] if match else None)
+        request_context = context.build_log_context(self._metrics.name, scope["headers"], match[1] if match else None)
         previous = context.set_log_context(request_context)
         try:
             await self._handle_counted(request_context, scope, receive, send)
@@ -158,16 +158,16 @@ class RoutingMiddleware:
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)
 
-        self._figures.in_flight += is_counted
+        self._metrics.in_flight += is_counted
         try:
             await self._app(scope, receive, send_counted)
         except Exception as error:
             context.add_log_fields(error=type(error).__name__)
             raise
         finally:
-            self._figures.in_flight -= is_counted
+            self._metrics.in_flight -= is_counted
             seconds, route = time.perf_counter() - started, getattr(scope.get("route"), "path", OTHER_ROUTE)
-            self._figures.record_response(route, status, seconds)
+            self._metrics.record_response(route, status, seconds)
             profiling.assign_route(request_context, route)
             level = (
                 logging.DEBUG
@@ -181,8 +181,8 @@ class RoutingMiddleware:
 
     async def _handle_lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle the lifespan: work outside of requests is logged under the server's name, too."""
-        context.set_log_context(LogContext(self._figures.name))
-        scope.setdefault("state", {})[REJECTION_LOG_KEY] = RejectionLog(self._figures)
+        context.set_log_context(LogContext(self._metrics.name))
+        scope.setdefault("state", {})[REJECTION_LOG_KEY] = RejectionLog(self._metrics)
         if profiling.get_cpu_profile() is not None:
             profiling.profile_tasks(asyncio.get_running_loop())
         await self._app(scope, receive, send)

@@ -69,13 +69,13 @@ class SessionStore:
         self,
         *,
         ttl: float = 3600.0,
-        cap: int = 10_000,
+        max_sessions: int = 10_000,
         instance: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._instance = instance
         self._ttl = ttl
-        self._cap = cap
+        self._cap = max_sessions
         self._clock = clock
         self._open: OrderedDict[str, Session] = OrderedDict()
         self._named: dict[str, Session] = {}

@@ -87,10 +87,10 @@ def json(body: Item, status: int = 200) -> web.Response:
     return web.Response(body=dump_json(body), status=status, content_type=JSON)
 
 
-def build_error_response(face: InboundApi, trouble: ApiError) -> web.Response:
+def build_error_response(face: InboundApi, error: ApiError) -> web.Response:
     """Return the error response in the format of the API *face*."""
-    answer = json(face.build_error(trouble), trouble.status)
-    if trouble.status == RATE_LIMITED_STATUS:
+    answer = json(face.build_error(error), error.status)
+    if error.status == RATE_LIMITED_STATUS:
         answer.headers["Retry-After"] = "1"
     return answer
 
@@ -296,9 +296,9 @@ async def _convert_route_errors(request: web.Request, handler: Handler) -> web.S
         return _build_route_error(request, ApiError(error.status, sentence))
 
 
-def _build_route_error(request: web.Request, trouble: ApiError) -> web.Response:
+def _build_route_error(request: web.Request, error: ApiError) -> web.Response:
     theirs = listing.is_anthropic_client(request.headers)
-    return json(middleware.build_error_body(request.path, trouble, anthropic=theirs), trouble.status)
+    return json(middleware.build_error_body(request.path, error, anthropic=theirs), error.status)
 
 
 async def _handle(

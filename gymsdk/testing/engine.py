@@ -113,13 +113,13 @@ class Generation:
 
     output: list[Item]
     words: str
-    whole: bool = True
+    is_complete: bool = True
     size: int = 0
 
     def ids(self) -> list[int]:
         """Return the token IDs; those of a complete turn end with the end-of-turn token."""
         written = BYTES.encode(self.words)
-        return [*written, BYTES.eos_token_id] if self.whole else written[: self.size]
+        return [*written, BYTES.eos_token_id] if self.is_complete else written[: self.size]
 
 
 def build_generation(output: list[Item], *, turn: int, room: int | None, thoughts: bool, parsed: bool) -> Generation:
@@ -137,7 +137,7 @@ def build_generation(output: list[Item], *, turn: int, room: int | None, thought
     if room is None or size <= room:
         return Generation(output, words, size=size)
     left = _drop_partial_marker(words.encode("utf-8", "replace")[:room].decode("utf-8", "ignore"))
-    return Generation(_parse_output(left, turn=turn, parsed=parsed), words, whole=False, size=room)
+    return Generation(_parse_output(left, turn=turn, parsed=parsed), words, is_complete=False, size=room)
 
 
 def keep_first_call(output: list[Item]) -> list[Item]:
@@ -171,19 +171,19 @@ def build_chat_logprobs(ids: list[int], *, as_ids: bool, top: bool) -> list[Item
     return [_build_logprob(token, place, as_ids=as_ids, top=top) for place, token in enumerate(ids)]
 
 
-def add_response_logprobs(said: Generation, *, top: bool) -> list[Item]:
+def add_response_logprobs(generation: Generation, *, top: bool) -> list[Item]:
     """Return the output items with the log-probabilities of each text, in the form of the Responses API."""
     return [
-        item | {"content": [_add_logprobs(part, said, top=top) for part in item["content"]]} if is_reply(item) else item
-        for item in said.output
+        item | {"content": [_add_logprobs(part, generation, top=top) for part in item["content"]]} if is_reply(item) else item
+        for item in generation.output
     ]
 
 
-def _add_logprobs(part: Item, said: Generation, *, top: bool) -> Item:
+def _add_logprobs(part: Item, generation: Generation, *, top: bool) -> Item:
     text = part.get("text")
     if not isinstance(text, str) or not text:
         return part
-    before = said.words.partition(text)[0] if text in said.words else ""
+    before = generation.words.partition(text)[0] if text in generation.words else ""
     place, ids = count_tokens(before), BYTES.encode(text)
     told = [_build_logprob(token, place + number, as_ids=False, top=top) for number, token in enumerate(ids)]
     return part | {"logprobs": told}
@@ -271,34 +271,34 @@ class Engine:
         return self._build_answer(face, asked, request, response | {"model": self.name}, prompt, said, used)
 
     def _build_answer(
-        self, face: InboundApi, asked: Item, request: Item, response: Item, prompt: Prompt, said: Generation, used: int
+        self, face: InboundApi, body: Item, request: Item, response: Item, prompt: Prompt, generation: Generation, used: int
     ) -> Item:
-        response["output"] = said.output
-        if not said.whole:
+        response["output"] = generation.output
+        if not generation.is_complete:
             response |= {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        ids = _wants_ids(asked)
-        if self._counts or ids or not said.whole:
-            response["usage"] = responses.build_usage(used, said.size)
+        ids = _wants_ids(body)
+        if self._counts or ids or not generation.is_complete:
+            response["usage"] = responses.build_usage(used, generation.size)
         if not ids:
             if LOGPROBS_INCLUDE in (request.get("include") or ()):
-                response["output"] = add_response_logprobs(said, top=bool(request.get("top_logprobs")))
-            return face.build_answer(response, asked)
+                response["output"] = add_response_logprobs(generation, top=bool(request.get("top_logprobs")))
+            return face.build_answer(response, body)
         if face is chat_inbound.CHAT_API:
-            return self._with_tokens(face.build_answer(response, asked), asked, prompt, said)
-        if asked.get("return_token_ids") and said.output:
-            response["output"] = [*said.output[:-1], said.output[-1] | _build_token_fields(prompt, said)]
-        return face.build_answer(response, asked)
+            return self._with_tokens(face.build_answer(response, body), body, prompt, generation)
+        if body.get("return_token_ids") and generation.output:
+            response["output"] = [*generation.output[:-1], generation.output[-1] | _build_token_fields(prompt, generation)]
+        return face.build_answer(response, body)
 
-    def _with_tokens(self, answer: Item, asked: Item, prompt: Prompt, said: Generation) -> Item:
+    def _with_tokens(self, answer: Item, body: Item, prompt: Prompt, generation: Generation) -> Item:
         """Add the requested tokens and log-probabilities to a chat response."""
-        choice, ids = answer["choices"][0], said.ids()
-        if asked.get("return_token_ids"):
+        choice, ids = answer["choices"][0], generation.ids()
+        if body.get("return_token_ids"):
             answer["prompt_token_ids"], choice["token_ids"] = prompt.ids(), ids
-        if asked.get("logprobs"):
-            as_ids, top = bool(asked.get("return_tokens_as_token_ids")), bool(asked.get("top_logprobs"))
+        if body.get("logprobs"):
+            as_ids, top = bool(body.get("return_tokens_as_token_ids")), bool(body.get("top_logprobs"))
             choice["logprobs"] = {"content": build_chat_logprobs(ids, as_ids=as_ids, top=top)}
-        if self._bundles and wants_tokens(asked):
-            choice["message"] |= _build_token_fields(prompt, said)
+        if self._bundles and wants_tokens(body):
+            choice["message"] |= _build_token_fields(prompt, generation)
         return answer
 
     def _apply_limits(self, output: list[Item], request: Item, fate: Fate) -> list[Item]:
@@ -356,12 +356,12 @@ def _get_max_tokens(request: Item) -> int | None:
     return limit
 
 
-def _wants_ids(asked: Item) -> bool:
-    return bool(asked.get("return_token_ids") or asked.get("logprobs"))
+def _wants_ids(body: Item) -> bool:
+    return bool(body.get("return_token_ids") or body.get("logprobs"))
 
 
-def _build_token_fields(prompt: Prompt, said: Generation) -> Item:
-    ids = said.ids()
+def _build_token_fields(prompt: Prompt, generation: Generation) -> Item:
+    ids = generation.ids()
     chances = [compute_logprob(token, place) for place, token in enumerate(ids)]
     return dict(zip(responses.TOKEN_FIELDS, (prompt.ids(), ids, chances), strict=True))
 

@@ -88,12 +88,12 @@ class Faults(BaseModel):
 
     @field_validator("latency")
     @classmethod
-    def _known(cls, value: float | str) -> float | str:
+    def _check_latency(cls, value: float | str) -> float | str:
         draw(value, random.Random(0))
         return value
 
     @model_validator(mode="after")
-    def _shares(self) -> Self:
+    def _check_shares(self) -> Self:
         if self.errors + self.limited + self.cuts > 1:
             raise ValueError("the shares of errors, limited and cuts add up to more than 1")
         return self

@@ -113,21 +113,21 @@ class Recorder:
         self._batch: asyncio.Task[None] | None = None
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all rows that may be played have been played."""
         under_way = self._batch is not None and not self._batch.done()
         return not under_way and (not self._sources or self._left <= 0 or self._size >= MAX_RECORDING_BYTES)
 
     @property
-    def story(self) -> str:
+    def describe_progress(self) -> str:
         """How many rows have been read, and what failed last."""
         read = ", ".join(f"{count:,} of {name}" for name, count in self._read.items())
         return f"{read}{f'; the last error: {self._trouble}' if self._trouble else ''}"
 
-    async def more(self, seconds: float) -> None:
+    async def wait_for_more(self, seconds: float) -> None:
         """Play the next batch, shared by all concurrent callers; wait at most *seconds*."""
         if self._batch is None or self._batch.done():
-            self._batch = asyncio.ensure_future(self._played())
+            self._batch = asyncio.ensure_future(self._record_all())
         done, _ = await asyncio.wait({self._batch}, timeout=seconds)
         for each in done:
             each.result()
@@ -138,7 +138,7 @@ class Recorder:
             self._batch.cancel()
             await asyncio.wait({self._batch})
 
-    async def _played(self) -> None:
+    async def _record_all(self) -> None:
         dealt = await self._read_batch()
         self._left -= len(dealt)
         async with asyncio.TaskGroup() as group:
@@ -283,16 +283,16 @@ class Oracle(ScriptedModel):
     async def _respond(self, request: Item, episode: Episode | None) -> list[Item]:
         # The episode of a remote environment offers no more than its conversation.
         if episode is not None and hasattr(episode.environment, "solve"):
-            return await self._asked(request, episode)
+            return await self._ask_model(request, episode)
         history = recordings.get_input_items(request)
-        found, marks = await self._found(request)
+        found, marks = await self._find_recording(request)
         turn = found.find_turn(marks[-1])
         if turn is not None:
             return found.get_turn(turn)
         starts = [*(span.start for span in iter_turn_spans(history)), len(history)]
-        return await self._played(found, request, history[starts[marks.index(found.digests[0])] :])
+        return await self._replay(found, request, history[starts[marks.index(found.digests[0])] :])
 
-    async def _found(self, request: Item) -> tuple[Recording, list[bytes]]:
+    async def _find_recording(self, request: Item) -> tuple[Recording, list[bytes]]:
         """Return the recording that continues *request*, once its row has been read, and the digests of its turns."""
         clock = asyncio.get_running_loop().time
         ends, conversation = clock() + self._wait, recordings.Conversation(request)
@@ -300,15 +300,15 @@ class Oracle(ScriptedModel):
             marks = conversation.find_digests(self._recorder.found)
             if marks is not None and (found := self._recorder.found.find_next_turn(marks)) is not None:
                 return found[0], marks
-            if self._recorder.over:
-                raise self._unknown()
+            if self._recorder.is_complete:
+                raise self._build_unknown_error()
             if clock() >= ends:
-                message = f"no row read so far opens like this conversation (read: {self._recorder.story})"
+                message = f"no row read so far opens like this conversation (read: {self._recorder.describe_progress})"
                 message = f"{message}; repeat the request, or {self._advice}"
                 raise Failed(message, kind="still_reading", retryable=True, retry_after=1.0)
-            await self._recorder.more(ends - clock())
+            await self._recorder.wait_for_more(ends - clock())
 
-    async def _played(self, found: Recording, request: Item, items: Sequence[Item]) -> list[Item]:
+    async def _replay(self, found: Recording, request: Item, items: Sequence[Item]) -> list[Item]:
         """Return what the model says in an episode of the recorded row, replayed up to *items*."""
         environment = self._environments[found.environment]
         runner = EpisodeRunner(environment, BUDGET)
@@ -317,17 +317,17 @@ class Oracle(ScriptedModel):
             await environment.replay_into(episode, items)
             if episode.done:
                 raise Failed("the episode is over: the oracle has nothing more to say", kind="not_recorded")
-            return await self._asked(request, episode)
+            return await self._ask_model(request, episode)
         finally:
             await runner.close()
 
-    async def _asked(self, request: Item, episode: Episode) -> list[Item]:
+    async def _ask_model(self, request: Item, episode: Episode) -> list[Item]:
         output: list[Item] = (await self._model.respond(request, episode=episode))["output"]
         return output
 
-    def _unknown(self) -> Failed:
+    def _build_unknown_error(self) -> Failed:
         return Failed(
-            f"no row opens like this conversation (read: {self._recorder.story}); {self._advice}",
+            f"no row opens like this conversation (read: {self._recorder.describe_progress}); {self._advice}",
             kind="not_recorded",
         )
 

@@ -52,8 +52,8 @@ async def all_of(found: AsyncIterator[BenchResult]) -> list[BenchResult]:
 
 
 async def test_an_endpoint_replays_the_oracle_by_default() -> None:
-    [served] = await all_of(measure(BenchPlan(environments={"tool_call": {}}, at_once=(1, 4), rollouts=12)))
-    assert [load.at_once for load in served.loads] == [1, 4]
+    [served] = await all_of(measure(BenchPlan(environments={"tool_call": {}}, concurrency_levels=(1, 4), rollouts=12)))
+    assert [load.concurrency for load in served.loads] == [1, 4]
     assert served.ready is not None
     assert served.ready > 0
     for load in served.loads:
@@ -64,7 +64,7 @@ async def test_an_endpoint_replays_the_oracle_by_default() -> None:
 
 
 async def test_a_scripted_model_plays_in_the_servers_process() -> None:
-    bench = BenchPlan(environments={"sums": {"digits": "2"}}, at_once=(2,), rollouts=20, model="scripted/oracle:0.5")
+    bench = BenchPlan(environments={"sums": {"digits": "2"}}, concurrency_levels=(2,), rollouts=20, model="scripted/oracle:0.5")
     [served] = await all_of(measure(bench))
     [load] = served.loads
     assert 0 < (load.expected or 0) < 1
@@ -114,7 +114,7 @@ async def test_a_minute_of_load_and_killed_workers_leave_nothing_behind() -> Non
 
     killer = threading.Thread(target=kill)
     killer.start()
-    bench = BenchPlan(environments={"offloaded": {}}, at_once=(16,), minutes=1.0)
+    bench = BenchPlan(environments={"offloaded": {}}, concurrency_levels=(16,), minutes=1.0)
     try:
         [served] = await all_of(measure(bench))
     finally:

@@ -66,7 +66,7 @@ class Broken:
 
 async def test_every_rollout_is_counted_and_right() -> None:
     async with staged() as stage:
-        load = await run_load(stage, await right(), LoadPlan(at_once=3, rollouts=20))
+        load = await run_load(stage, await right(), LoadPlan(concurrency=3, rollouts=20))
     assert (load.rollouts, load.reward, load.expected, load.wrong, load.failures) == (20, 1.0, 1.0, 0, {})
     assert (load.calls, load.requests, load.open) == (1.0, {"sums_simple_agent": 1.0}, 0)
     assert load.latency is not None
@@ -77,7 +77,7 @@ async def test_every_rollout_is_counted_and_right() -> None:
 async def test_concurrency_is_limited() -> None:
     model = Slow()
     async with staged(model) as stage:
-        await run_load(stage, await right(), LoadPlan(at_once=5, rollouts=25))
+        await run_load(stage, await right(), LoadPlan(concurrency=5, rollouts=25))
     assert model.most == 5
 
 
@@ -85,14 +85,14 @@ async def test_a_reward_that_is_not_the_recordings_is_wrong() -> None:
     recording = await right(4)
     other = replace(recording, rewards=(1.0, 0.0, 1.0, 1.0))
     async with staged() as stage:
-        load = await run_load(stage, other, LoadPlan(at_once=2, rollouts=8))
+        load = await run_load(stage, other, LoadPlan(concurrency=2, rollouts=8))
     assert (load.wrong, load.reward, load.expected) == (2, 1.0, 0.75)
     assert not load.is_correct
 
 
 async def test_unknown_rewards_are_not_compared() -> None:
     async with staged("scripted/null") as stage:
-        load = await run_load(stage, replace(await right(4), rewards=None), LoadPlan(at_once=2, rollouts=4))
+        load = await run_load(stage, replace(await right(4), rewards=None), LoadPlan(concurrency=2, rollouts=4))
     assert (load.wrong, load.expected, load.reward) == (None, None, 0.0)
 
 
@@ -100,7 +100,7 @@ async def test_failures_are_counted_by_their_kind() -> None:
     recording = await right(10)
     odd = sum(job.row["number"] % 2 for job in recording.jobs)
     async with staged(Broken()) as stage:
-        load = await run_load(stage, recording, LoadPlan(at_once=4, rollouts=10))
+        load = await run_load(stage, recording, LoadPlan(concurrency=4, rollouts=10))
     assert load.failures == {"odd": odd}
     assert load.messages == {"odd": "it is odd"}
     assert (load.rollouts, load.wrong) == (10, 0)
@@ -109,7 +109,7 @@ async def test_failures_are_counted_by_their_kind() -> None:
 
 async def test_a_load_by_time_ends_in_time_and_plays_tasks_again() -> None:
     async with staged() as stage:
-        load = await run_load(stage, await right(2), LoadPlan(at_once=2, seconds=0.7))
+        load = await run_load(stage, await right(2), LoadPlan(concurrency=2, seconds=0.7))
     assert load.seconds >= 0.7
     assert load.rollouts > 2
     assert load.is_correct
@@ -118,7 +118,7 @@ async def test_a_load_by_time_ends_in_time_and_plays_tasks_again() -> None:
 async def test_servers_in_one_process_are_measured_as_one() -> None:
     async with staged() as stage:
         assert stage.pids == {SERVERS: os.getpid()}
-        load = await run_load(stage, await right(2), LoadPlan(at_once=2, rollouts=30))
+        load = await run_load(stage, await right(2), LoadPlan(concurrency=2, rollouts=30))
     assert load.cpu[SERVERS] > 0
     assert load.memory[SERVERS].most >= load.memory[SERVERS].before > 20.0
 
@@ -128,7 +128,7 @@ async def test_an_ended_server_process_is_reported() -> None:
     await gone.wait()
     async with staged() as stage:
         with pytest.raises(GymsdkError, match="the process of the servers ended under load"):
-            await run_load(replace(stage, pids={SERVERS: gone.pid}), await right(1), LoadPlan(at_once=1, rollouts=1))
+            await run_load(replace(stage, pids={SERVERS: gone.pid}), await right(1), LoadPlan(concurrency=1, rollouts=1))
 
 
 async def test_requests_of_the_policy_endpoint_are_counted() -> None:

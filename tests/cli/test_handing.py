@@ -57,7 +57,7 @@ def test_a_port_of_a_server_that_reads_like_a_setting_stays() -> None:
 
 def test_handed_options_survive_the_pipe() -> None:
     handed = supervisor.Handed(overrides=("policy_api_key=a\nb",), settings=("key=hush",), key="hush", supervisor="one")
-    with socket.create_server(("127.0.0.1", 0)) as listening, stdin_of(handed.line()):
+    with socket.create_server(("127.0.0.1", 0)) as listening, stdin_of(handed.to_line()):
         assert supervisor.taken(listening.fileno()) == handed
         # The socket is there for the server to take.
         assert listening.getsockname()[1] > 0

@@ -81,8 +81,8 @@ async def test_one_that_is_killed_is_started_again_at_its_address_and_its_old_en
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not runs(old))
         assert "here I am" in await echoed(engine)
-        assert engine.exit is not None
-        assert (engine.exit.code, engine.exit.restarts) == (-9, 1)
+        assert engine.last_exit is not None
+        assert (engine.last_exit.code, engine.last_exit.restarts) == (-9, 1)
     assert not fake.left
 
 

@@ -112,7 +112,7 @@ def test_tasks_are_given_as_rows_or_as_a_file(kinds: Environment, tmp_path: Path
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(ROW) + "\n")
     for given in ([ROW], iter([ROW]), path, str(path), [Task.model_validate(ROW)]):
-        deck = TaskSampler(kinds, given=given)
+        deck = TaskSampler(kinds, tasks=given)
         assert deck.draw(rng(0))[1] == "(tasks):0:0"
         assert asked(deck.find("mine")) == "Mine?"
         assert asked(deck.find("(tasks):0:0")) == "Mine?"
@@ -131,12 +131,12 @@ def test_tasks_are_given_as_rows_or_as_a_file(kinds: Environment, tmp_path: Path
 )
 def test_tasks_that_are_none_are_refused(kinds: Environment, given: Any, sentence: str) -> None:
     with pytest.raises(BadRow, match=sentence):
-        TaskSampler(kinds, given=given)
+        TaskSampler(kinds, tasks=given)
 
 
 def test_tasks_given_are_not_mistaken_for_a_split_called_tasks(environment: Callable[..., Environment]) -> None:
     named = environment(KINDS.replace('"none"]', '"tasks"]').replace('"none": 0', '"tasks": 2'))
-    deck = TaskSampler(named, given=[ROW])
+    deck = TaskSampler(named, tasks=[ROW])
     assert asked(deck.find(deck.draw(rng(0))[1])) == "Mine?"
     assert asked(deck.find("tasks:0:1")) == asked(deck.find(1, "tasks")) == "tasks 0 1"
 
@@ -217,7 +217,7 @@ def test_an_id_may_have_any_number_of_digits(kinds: Environment) -> None:
 
 def test_all_given_rows_are_searched(kinds: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gymsdk.gym.sampler.MAX_LISTED_TASKS", 2)
-    deck = TaskSampler(kinds, given=[ROW | {"uuid": f"mine-{number}"} for number in range(4)])
+    deck = TaskSampler(kinds, tasks=[ROW | {"uuid": f"mine-{number}"} for number in range(4)])
     assert deck.find(3)[1] == deck.find("mine-3")[1] == "(tasks):0:3"
     with pytest.raises(BadRow, match="the index 4 exceeds the largest that is searched, 3"):
         deck.find(4)
@@ -225,7 +225,7 @@ def test_all_given_rows_are_searched(kinds: Environment, monkeypatch: pytest.Mon
 
 def test_tasks_come_from_one_place(kinds: Environment) -> None:
     with pytest.raises(UsageError, match="not both"):
-        TaskSampler(kinds, split="test", given=[ROW])
+        TaskSampler(kinds, split="test", tasks=[ROW])
 
 
 def test_an_unknown_split_is_told_at_once(kinds: Environment) -> None:
@@ -244,7 +244,7 @@ def test_an_environment_without_tasks_wants_some_given(environment: Callable[...
     bare = environment("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
     with pytest.raises(UnknownSplit, match="tasks="):
         TaskSampler(bare)
-    assert asked(TaskSampler(bare, given=[ROW]).draw(rng(0))) == "Mine?"
+    assert asked(TaskSampler(bare, tasks=[ROW]).draw(rng(0))) == "Mine?"
 
 
 def test_another_split_is_drawn_from_on_demand(kinds: Environment) -> None:

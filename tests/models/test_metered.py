@@ -38,14 +38,14 @@ async def test_a_call_is_bounded_in_time():
 
 async def test_calls_at_once_are_bounded_and_none_is_refused():
     slow = Slow()
-    metered = MeteredModel(slow, role="judge", at_once=3)
+    metered = MeteredModel(slow, role="judge", concurrency=3)
     answers = await asyncio.gather(*(metered.respond({}) for _ in range(10)))
     assert len(answers) == 10
     assert slow.most == 3
 
 
 def test_one_model_may_be_asked_in_one_loop_after_another():
-    metered = MeteredModel(Slow(), role="judge", at_once=1)
+    metered = MeteredModel(Slow(), role="judge", concurrency=1)
 
     async def twice():
         await asyncio.gather(metered.respond({}), metered.respond({}))
@@ -61,7 +61,7 @@ async def test_a_failure_of_the_model_has_a_model_kind():
 
 
 async def test_a_failed_call_releases_the_semaphore_and_is_not_counted():
-    metered = MeteredModel(build("oracle"), role="judge", at_once=1)
+    metered = MeteredModel(build("oracle"), role="judge", concurrency=1)
     used: types.UsageByRole = {}
     with types.collect_usage(used):
         for _ in range(3):

@@ -59,7 +59,7 @@ def folder(sums: Mapping[str, Environment], tmp_path: Path) -> Iterator[RunFolde
     rows = from_splits(sums, "train", seed=0, limit=3)
     inputs = [stamped(row, environment=name, task=number, sampling={}) for number, (name, row) in enumerate(rows)]
     with RunFolder(tmp_path / "out") as folder:
-        folder.begin(settings={}, about={}, inputs=inputs)
+        folder.start(settings={}, about={}, inputs=inputs)
         yield folder
 
 
@@ -96,7 +96,7 @@ def _job(folder: RunFolder) -> Job:
 
 async def _complete(folder: RunFolder, play: Play, **options: Any) -> list[Played]:
     told: list[Played] = []
-    given = {"done": folder.standing().done, "at_once": 4, "told": told.append}
+    given = {"done": folder.read_progress().done, "at_once": 4, "told": told.append}
     await complete(folder, play, **{**given, **options})
     return told
 
@@ -107,7 +107,7 @@ async def test_every_rollout_is_on_disk_before_it_is_counted(
     seen = []
 
     def told(played: Played) -> None:
-        seen.append(played.job.key in folder.standing().done)
+        seen.append(played.job.key in folder.read_progress().done)
 
     await _complete(folder, Play(sums, _failing(0, ValueError())), told=told)
     assert seen == [True] * 3
@@ -254,7 +254,7 @@ async def test_no_more_than_asked_are_in_flight() -> None:
         return Played(job, _rollout(), 1)
 
     source = (Job("sums", number, 0, {}) for number in range(50))
-    assert len([played async for played in collect(source, play, at_once=7)]) == 50
+    assert len([played async for played in collect(source, play, concurrency=7)]) == 50
     assert most == 7
 
 
@@ -269,7 +269,7 @@ async def test_whoever_stops_listening_cancels_what_is_in_flight() -> None:
             raise
         return Played(job, _rollout(), 1)
 
-    ends = collect((Job("sums", number, 0, {}) for number in range(9)), play, at_once=3)
+    ends = collect((Job("sums", number, 0, {}) for number in range(9)), play, concurrency=3)
     assert (await anext(ends)).job.task == 0
     await asyncio.sleep(0)
     await ends.aclose()

@@ -44,7 +44,7 @@ def out(tmp_path: Path) -> Path:
 async def _run(out: Path, *, resume: bool = False, attempts: int = 1, breaker: float = 300.0, **plan: Any) -> list[Row]:
     given = {"environments": {}, **plan}
     pace = Pace(attempts=attempts, timeout=breaker)
-    return await carry_out(Run(Plan(**given), out, resume=resume, pace=pace), Ear())
+    return await carry_out(Run(Plan(**given), out, resume=resume, limits=pace), Ear())
 
 
 def _is_missing(out: Path) -> bool:
@@ -230,7 +230,7 @@ async def test_an_agent_that_has_moved_is_looked_up_again() -> None:
 
 async def test_an_agent_that_the_head_has_lost_is_a_failure_of_its_rollout() -> None:
     async with Theirs().serving() as theirs:
-        delivery = Delivery(ServerClient(theirs.head), attempts=1, coming=0)
+        delivery = Delivery(ServerClient(theirs.head), attempts=1, agent_wait=0)
         played = await delivery(Job("sums", 0, 0, {"agent_ref": {"name": "strange"}}))
     assert played.rollout.failure is not None
     assert (played.rollout.failure.kind, played.rollout.failure.retryable) == ("server_unreachable", True)

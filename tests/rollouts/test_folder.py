@@ -18,7 +18,7 @@ def _line(task: int, repeat: int = 0, **fields: Any) -> dict[str, Any]:
 
 
 def _begin(folder: RunFolder, **settings: Any) -> None:
-    folder.begin(settings=settings, about={"python": "3"}, inputs=[_line(0), _line(1)])
+    folder.start(settings=settings, about={"python": "3"}, inputs=[_line(0), _line(1)])
 
 
 def test_a_folder_is_made_with_its_parents(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_whoever_is_refused_leaves_the_holder_its_folder(tmp_path: Path) -> None
         with pytest.raises(BadOutput), RunFolder(out):
             pass
         _begin(folder)
-    assert folder.begun
+    assert folder.is_begun
 
 
 THREE_AT_ONCE = """
@@ -112,10 +112,10 @@ def test_rows_that_cannot_be_read_leave_the_run_that_is_there(tmp_path: Path) ->
 
     with RunFolder(tmp_path) as folder:
         _begin(folder, model="one")
-        folder.keep(_line(0))
+        folder.append(_line(0))
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         with pytest.raises(RuntimeError):
-            folder.begin(settings={"model": "other"}, about={}, inputs=broken())
+            folder.start(settings={"model": "other"}, about={}, inputs=broken())
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -123,25 +123,25 @@ def test_a_run_that_begins_removes_the_one_before_and_nothing_else(tmp_path: Pat
     (tmp_path / "notes.txt").write_text("mine")
     with RunFolder(tmp_path) as folder:
         _begin(folder, model="one")
-        folder.keep(_line(0))
-        folder.conclude([])
+        folder.append(_line(0))
+        folder.write_metrics([])
         _begin(folder, model="other")
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "inputs.jsonl", "run.json"}
-    assert folder.settings() == {"model": "other"}
+    assert folder.read_settings() == {"model": "other"}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_what_no_run_has_written_is_a_stranger(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
-    strangers = RunFolder(tmp_path).strangers()
+    strangers = RunFolder(tmp_path).list_foreign_files()
     assert strangers == ([] if name == "run.json" else [name])
 
 
 def test_what_is_kept_is_on_disk_at_once(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as folder:
         _begin(folder)
-        folder.keep(_line(0))
-        folder.keep(_line(1), failed=True)
+        folder.append(_line(0))
+        folder.append(_line(1), failed=True)
         assert [json.loads(line) for line in folder.rollouts.read_bytes().splitlines()] == [_line(0)]
         assert [json.loads(line) for line in folder.failures.read_bytes().splitlines()] == [_line(1)]
 
@@ -149,10 +149,10 @@ def test_what_is_kept_is_on_disk_at_once(tmp_path: Path) -> None:
 def test_it_knows_how_far_its_run_is(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as folder:
         _begin(folder)
-        folder.keep(_line(0, 0, reward=0.25))
-        folder.keep(_line(0, 1, reward=0.5))
-        folder.keep(_line(1, 0), failed=True)
-        standing = folder.standing()
+        folder.append(_line(0, 0, reward=0.25))
+        folder.append(_line(0, 1, reward=0.5))
+        folder.append(_line(1, 0), failed=True)
+        standing = folder.read_progress()
     assert standing.done == {(0, 0), (0, 1), (1, 0)}
     assert (standing.scored, standing.earned, standing.failed) == (2, 0.75, 1)
 
@@ -162,12 +162,12 @@ def test_a_torn_last_line_is_cut_off_on_a_resume(tmp_path: Path, left: int) -> N
     with RunFolder(tmp_path) as folder:
         _begin(folder)
         for name, failed in (("rollouts", False), ("failures", True)):
-            folder.keep(_line(0, _ng_failure_terminal=True), failed=failed)
+            folder.append(_line(0, _ng_failure_terminal=True), failed=failed)
             with (tmp_path / f"{name}.jsonl").open("ab") as file:
                 file.write(json.dumps(_line(1)).encode()[:left])
         folder.resume({})
         assert len(list(folder.read_rollouts())) == len(list(folder.read_failures())) == 1
-        folder.keep(_line(1))
+        folder.append(_line(1))
         assert [line["_ng_task_index"] for line in folder.read_rollouts()] == [0, 1]
 
 
@@ -183,10 +183,10 @@ def test_cutting_keeps_whole_lines_however_long(tmp_path: Path, whole: bytes) ->
 def test_a_resume_forgets_the_failures_another_try_may_mend(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as folder:
         _begin(folder)
-        folder.keep(_line(0, _ng_failure_terminal=True), failed=True)
-        folder.keep(_line(1, _ng_failure_terminal=False), failed=True)
+        folder.append(_line(0, _ng_failure_terminal=True), failed=True)
+        folder.append(_line(1, _ng_failure_terminal=False), failed=True)
         folder.resume({"command": "again"})
-        assert folder.standing().done == {(0, 0)}
+        assert folder.read_progress().done == {(0, 0)}
     assert json.loads(folder.run.read_bytes())["resumed"] == [{"command": "again"}]
 
 
@@ -194,14 +194,14 @@ def test_a_run_json_that_is_no_run_json_is_told(tmp_path: Path) -> None:
     for text in ("", "{}", "[]", '{"settings": 3}'):
         (tmp_path / "run.json").write_text(text)
         with pytest.raises(BadOutput, match="unreadable; start over with --overwrite"):
-            RunFolder(tmp_path).settings()
+            RunFolder(tmp_path).read_settings()
 
 
 def test_what_json_has_no_word_for_is_written_readably(tmp_path: Path) -> None:
     with RunFolder(tmp_path) as folder:
         _begin(folder)
-        folder.keep(_line(0, big=2**70, text="half \ud800 a pair", nothing=float("nan")))
-        folder.keep(_line(1))
+        folder.append(_line(0, big=2**70, text="half \ud800 a pair", nothing=float("nan")))
+        folder.append(_line(1))
         odd, plain = folder.read_rollouts()
     assert (odd["big"], odd["text"], odd["nothing"]) == (2.0**70, "half ? a pair", None)
     assert plain == _line(1)
@@ -213,4 +213,4 @@ def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path) -> None:
         RunFolder(tmp_path) as folder,
         pytest.raises(GymsdkError, match=r"No space left on device; correct the cause, then"),
     ):
-        folder.keep(_line(0))
+        folder.append(_line(0))

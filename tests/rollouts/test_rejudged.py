@@ -86,12 +86,12 @@ def _installed(installed: Callable[..., Path]) -> None:
 @asynccontextmanager
 async def _here(path: Path, **settings: Any) -> AsyncIterator[Judge]:
     run = reverify.Run(path)
-    async with here(run, dict.fromkeys(run.names(), settings)) as judge:
+    async with here(run, dict.fromkeys(run.list_environments(), settings)) as judge:
         yield judge
 
 
 async def _again(path: Path, judge: Judge) -> list[Rejudged]:
-    return [each async for each in rejudged(reverify.Run(path).cases(), judge, at_once=3)]
+    return [each async for each in rejudged(reverify.Run(path).iter_cases(), judge, concurrency=3)]
 
 
 async def _played(folder: Path, *, model: str = "scripted/oracle:0.5", **settings: Any) -> Path:
@@ -110,7 +110,7 @@ async def test_a_state_is_rebuilt_and_every_line_comes_out_as_it_was(played: Pat
         found = await _again(played, judge)
     assert {each.case.reward for each in found} == {0.25, 1.25}
     assert [each.changed for each in found] == [False] * 8
-    assert [each.line() for each in found] == lines_of(played / "rollouts.jsonl")
+    assert [each.build_line() for each in found] == lines_of(played / "rollouts.jsonl")
 
 
 async def test_servers_judge_as_is_judged_here(played: Path) -> None:
@@ -118,7 +118,7 @@ async def test_servers_judge_as_is_judged_here(played: Path) -> None:
         servers = await served(running.head_url)
         assert await sessionless(servers, reverify.Run(played), force=False) == []
         found = await _again(played, elsewhere(servers))
-    assert [each.line() for each in found] == lines_of(played / "rollouts.jsonl")
+    assert [each.build_line() for each in found] == lines_of(played / "rollouts.jsonl")
 
 
 async def test_a_changed_grader_changes_rewards(played: Path) -> None:
@@ -126,9 +126,9 @@ async def test_a_changed_grader_changes_rewards(played: Path) -> None:
         found = await _again(played, judge)
     assert [each.changed for each in found] == [True] * 8
     for each in found:
-        assert each.judgement is not None
-        assert each.judgement.reward == (each.case.reward or 0) + 0.5
-        assert each.judgement.components["steps"] == 0.25
+        assert each.verdict is not None
+        assert each.verdict.reward == (each.case.reward or 0) + 0.5
+        assert each.verdict.components["steps"] == 0.25
 
 
 async def test_the_settings_of_a_run_hold_unless_others_are_given(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ async def test_a_setting_that_is_gone_does_not_matter_and_a_wrong_one_is_told(pl
 async def test_what_cannot_be_judged_is_kept_apart(played: Path) -> None:
     async with _here(played, judge="down") as judge:
         found = await _again(played, judge)
-    assert {(each.kind, each.reason, each.changed, each.line()) for each in found} == {
+    assert {(each.kind, each.reason, each.changed, each.build_line()) for each in found} == {
         ("judge_failed", "the judge is down", False, None)
     }
 
@@ -163,7 +163,7 @@ async def test_failures_are_judged_once_the_judge_is_back(tmp_path: Path) -> Non
     async with _here(folder / "failures.jsonl", judge="up") as judge:
         found = await _again(folder / "failures.jsonl", judge)
     assert [each.changed for each in found] == [True] * 8
-    line = found[0].line()
+    line = found[0].build_line()
     assert line is not None
     assert line["gymsdk"]["outcome"] == "scored"
     assert not any(key.startswith("_ng_failure_") for key in line)
@@ -174,7 +174,7 @@ async def test_lines_without_their_run_are_judged_from_what_they_say(played: Pat
     alone = tmp_path / "alone.jsonl"
     alone.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     async with _here(alone) as judge:
-        assert [each.line() for each in await _again(alone, judge)] == lines
+        assert [each.build_line() for each in await _again(alone, judge)] == lines
 
 
 async def test_a_line_that_is_no_rollout_is_told_and_one_without_a_response_kept_apart(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ async def test_a_line_that_is_no_rollout_is_told_and_one_without_a_response_kept
     assert (found.kind, found.reason) == ("bad_row", "the line has no response to verify")
     path.write_text('{"reward": 1.0}\n')
     with pytest.raises(BadRow, match=r"odd.jsonl:1: the line is not a rollout"):
-        reverify.Run(path).names()
+        reverify.Run(path).list_environments()
 
 
 async def test_a_server_that_needs_its_session_is_asked_by_force_only(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ async def test_a_server_that_needs_its_session_is_asked_by_force_only(tmp_path: 
         assert await sessionless(servers, reverify.Run(path), force=False) == []
         (found,) = await _again(path, elsewhere(servers))
     assert (found.case.task, found.case.reward, found.changed) == (7, 0.0, True)
-    line = found.line()
+    line = found.build_line()
     assert line is not None
     assert (line["reward"], line["extracted_answer"], line["_ng_task_index"]) == (1.0, "4", 7)
 
@@ -224,4 +224,4 @@ async def test_a_verdict_a_server_does_not_give_is_none(tmp_path: Path, answer: 
     path.write_text(f"{json.dumps({**row, **echoed(row, 1)})}\n")
     async with Theirs(verified=lambda _row, _number: answer).serving() as theirs:
         (found,) = await _again(path, elsewhere(await served(theirs.head)))
-    assert (found.kind, found.judgement) == (kind, None)
+    assert (found.kind, found.verdict) == (kind, None)

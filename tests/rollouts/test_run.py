@@ -31,7 +31,7 @@ def out(tmp_path: Path) -> Path:
 def _run(out: Path, *, resume: bool = False, overwrite: bool = False, attempts: int = 1, **plan: Any) -> Ear:
     given = {"environments": {"sums": {}}, "model": "scripted/oracle", "limit": 3, **plan}
     ear = Ear()
-    run = Run(Plan(**given), out, resume=resume, overwrite=overwrite, pace=Pace(attempts=attempts))
+    run = Run(Plan(**given), out, resume=resume, overwrite=overwrite, limits=Pace(attempts=attempts))
     asyncio.run(carry_out(run, ear))
     return ear
 

@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
     keys = [{"_ng_task_index": task, "_ng_rollout_index": repeat} for task in range(2) for repeat in range(2)]
     inputs = [{**row, **key, "difficulty": key["_ng_task_index"]} for key in keys]
     with RunFolder(tmp_path / "out") as folder:
-        folder.begin(settings={}, about={}, inputs=inputs)
+        folder.start(settings={}, about={}, inputs=inputs)
         yield folder
 
 
@@ -87,8 +87,8 @@ def _summary(folder: RunFolder, made: Environment) -> dict[str, Any]:
 @pytest.fixture
 def summary(folder: RunFolder, made: Environment) -> dict[str, Any]:
     for line in (_line(0, 0, 1.0, "4"), _line(0, 1, 0.0, "5"), _line(1, 0, 1.0, "7")):
-        folder.keep(line)
-    folder.keep(_failed(1, 1, "tool_raised", "first"), failed=True)
+        folder.append(line)
+    folder.append(_failed(1, 1, "tool_raised", "first"), failed=True)
     return _summary(folder, made)
 
 
@@ -111,15 +111,15 @@ def test_failures_are_told_apart_by_what_helps(folder: RunFolder, made: Environm
         ]
     ):
         line = _failed(task, 0, kind, "no") | more
-        folder.keep(line | {"gymsdk": line["gymsdk"] | ours}, failed=True)
+        folder.append(line | {"gymsdk": line["gymsdk"] | ours}, failed=True)
     found = _summary(folder, made)
     assert (found["failures_retryable"], found["failures_for_good"]) == (1, 1)
 
 
 def test_prompts_that_were_too_long_are_counted(folder: RunFolder, made: Environment) -> None:
     details = {"reason": "max_output_tokens", "message": "maximum context length is 8"}
-    folder.keep(_line(0, 0, 0.0, response={"output": [], "incomplete_details": details}))
-    folder.keep(_line(0, 1, 0.0, response={"output": [], "incomplete_details": {"reason": "max_output_tokens"}}))
+    folder.append(_line(0, 0, 0.0, response={"output": [], "incomplete_details": details}))
+    folder.append(_line(0, 1, 0.0, response={"output": [], "incomplete_details": {"reason": "max_output_tokens"}}))
     found = _summary(folder, made)
     assert found["prompts_too_long"] == 1
     assert re.search(r"^prompt too long +1$", format_metrics_table([found]), re.MULTILINE)
@@ -145,13 +145,13 @@ def test_an_answer_key_gives_majorities(summary: dict[str, Any]) -> None:
 def test_without_an_answer_key_there_are_no_majorities(folder: RunFolder, made: Environment) -> None:
     line = _line(0, 0, 1.0)
     line["gymsdk"]["verdict"] = []
-    folder.keep(line)
+    folder.append(line)
     assert not any(key.startswith("majority") for key in _summary(folder, made)["agent_metrics"])
 
 
 def test_components_are_averaged(folder: RunFolder, made: Environment) -> None:
-    folder.keep(_line(0, 0, 1.0, reward_components={"steps": 0.25, "verdict": 0.75}))
-    folder.keep(_line(0, 1, 0.75, reward_components={"steps": 0.75, "verdict": 0.0}))
+    folder.append(_line(0, 0, 1.0, reward_components={"steps": 0.25, "verdict": 0.75}))
+    folder.append(_line(0, 1, 0.75, reward_components={"steps": 0.75, "verdict": 0.0}))
     assert _summary(folder, made)["agent_metrics"]["mean/reward_components/steps"] == 0.5
 
 
@@ -173,7 +173,7 @@ class Claims:
 
 
 def test_a_metrics_hook_does_not_replace_a_figure_of_gymsdks(folder: RunFolder) -> None:
-    folder.keep(_line(0, 0, 0.25))
+    folder.append(_line(0, 0, 0.25))
     summary = _summary(folder, Environment("made", Claims()))
     for figures in (summary["agent_metrics"], summary["key_metrics"]):
         assert (figures["mean/reward"], figures["own/figure"]) == (0.25, 3.0)
@@ -190,8 +190,8 @@ async def test_a_metrics_hook_does_not_replace_a_figure_of_the_servers() -> None
 
 def test_rewards_near_the_end_of_a_floats_range_have_figures(folder: RunFolder, made: Environment) -> None:
     for repeat, reward in enumerate((1.5e308, 1.5e308, -1.5e308)):
-        folder.keep(_line(0, repeat, reward))
-    folder.keep(_line(1, 0, 1.5e308))
+        folder.append(_line(0, repeat, reward))
+    folder.append(_line(1, 0, 1.5e308))
     summary = _summary(folder, made)
     figures = summary["agent_metrics"]
     assert figures["mean/reward"] == pytest.approx(0.75e308)
@@ -212,7 +212,7 @@ def test_each_task_shows_its_row_without_the_prompt(summary: dict[str, Any]) -> 
 
 
 def test_a_run_without_a_reward_still_has_a_summary(folder: RunFolder, made: Environment) -> None:
-    folder.keep(_failed(0, 0, "hook_raised", "no"), failed=True)
+    folder.append(_failed(0, 0, "hook_raised", "no"), failed=True)
     summary = _summary(folder, made)
     assert (summary["agent_metrics"], summary["group_level_metrics"]) == ({}, [])
     json.dumps(summary)

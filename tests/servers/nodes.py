@@ -51,11 +51,11 @@ async def listening(app: App, host: str = "127.0.0.1", port: int = 0) -> AsyncIt
     """The port at which *app* is served on *host*."""
     at = bind_socket(host, port)
     strand = Strand("a server", Listener(app, at, grace=0.1, host=host).run)
-    await strand.up(20)
+    await strand.wait_until_up(20)
     try:
         yield at.getsockname()[1]
     finally:
-        await strand.end(5)
+        await strand.stop(5)
 
 
 @asynccontextmanager
@@ -63,7 +63,7 @@ async def heading(
     *services: Service, host: str = "127.0.0.1", port: int = 0, lease: float = LEASE_SECONDS
 ) -> AsyncIterator[str]:
     """The address of a head."""
-    app = head.create_app(services, host=host, port=port, members=NodeRegistry(services, lease=lease))
+    app = head.create_app(services, host=host, port=port, registry=NodeRegistry(services, lease=lease))
     async with listening(app, host, port) as at:
         yield f"http://{host}:{at}"
 
@@ -71,12 +71,12 @@ async def heading(
 @asynccontextmanager
 async def noded(node: Node) -> AsyncIterator[Node]:
     """A node that is known for as long as it runs."""
-    strand = Strand(node.what, node.run)
-    await strand.up(10)
+    strand = Strand(node.description, node.run)
+    await strand.wait_until_up(10)
     try:
         yield node
     finally:
-        await strand.end(5)
+        await strand.stop(5)
 
 
 @dataclass
@@ -100,10 +100,10 @@ class Instance:
         service = Service(name=name, kind="resources_servers", implementation=name, host=self.host)
         self.id = service.id
         url = partial(
-            InstanceDirectory(nodes_fetcher(self.head_url), fresh=LOOK).find_url, name=name, kind="resources_servers"
+            InstanceDirectory(nodes_fetcher(self.head_url), max_age=LOOK).find_url, name=name, kind="resources_servers"
         )
         peers = Peers(self.id, url)
-        app = resources.create_app(self.environment, figures=self.figures, peers=peers, **self.options)
+        app = resources.create_app(self.environment, metrics=self.figures, peers=peers, **self.options)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.server)
             port = await self.server.enter_async_context(listening(app, self.host))

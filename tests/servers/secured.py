@@ -42,14 +42,14 @@ async def secured(environment: Environment, safety: Security = NO_SECURITY) -> A
         [*_parts(environment, safety, apps)],
         host="127.0.0.1",
         port=0,
-        lasting={"the environment": environment},
-        about={"policy_model_name": "scripted/null", "gymsdk_version": "1"},
+        contexts={"the environment": environment},
+        extra_config={"policy_model_name": "scripted/null", "gymsdk_version": "1"},
         times=Times(grace=0.5, ending=0.5),
-        safety=safety,
+        security=safety,
     )
     running = asyncio.ensure_future(fleet.run())
     try:
-        await fleet.up(running)
+        await fleet.wait_until_up(running)
         yield Up(fleet.head_url, {each.name: each.url for each in fleet.services}, apps)
     finally:
         await client.aclose()

@@ -283,7 +283,7 @@ async def test_a_client_that_disconnects_leaves_the_rollout_to_another_waiting_c
 
 async def test_episodes_beyond_the_limit_get_retry_after(counting: Environment) -> None:
     model = Slow()
-    async with asked(agent.create_app(counting, model, at_once=1, queue=0)) as client:
+    async with asked(agent.create_app(counting, model, concurrency=1, queue=0)) as client:
         first = asyncio.ensure_future(client.post("/run", json=ROW))
         await until(lambda: model.begun == 1)
         turned_away = await client.post("/run", json=ROW)

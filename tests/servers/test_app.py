@@ -35,7 +35,7 @@ def figures():
 
 @pytest.fixture
 async def client(figures):
-    made = create_app("made", "A server.", figures=figures)
+    made = create_app("made", "A server.", metrics=figures)
 
     async def echo(request: Request):
         return json_response(await read_json_object(request))
@@ -96,7 +96,7 @@ async def test_a_wrong_method_gets_the_allowed_ones(client):
 
 
 async def test_a_server_that_is_not_ready_reports_it():
-    made = create_app("made", "A server.", figures=ServerMetrics("made"), ready=lambda: False)
+    made = create_app("made", "A server.", metrics=ServerMetrics("made"), ready=lambda: False)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://gym.test") as client:
         assert [(await client.get(path)).status_code for path in ("/livez", "/readyz")] == [200, 503]
 

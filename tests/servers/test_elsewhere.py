@@ -62,7 +62,7 @@ async def served(*models: Model, **options: Any) -> AsyncIterator[tuple[RemoteMo
             )
             await stack.enter_async_context(noded(Node(head_url, [service])))
             ends.append(ending)
-        known = InstanceDirectory(nodes_fetcher(head_url), fresh=LOOK)
+        known = InstanceDirectory(nodes_fetcher(head_url), max_age=LOOK)
         yield RemoteModel("policy_model", known, **{"coming": 0.3, "retry": client.Retry(times=0)} | options), ends
 
 
@@ -177,7 +177,7 @@ async def test_a_server_that_disappears_during_a_call_is_not_waited_for(monkeypa
         async def look() -> HeadSnapshot:
             return HeadSnapshot(instances=list(there))
 
-        instances = InstanceDirectory(look, fresh=0)
+        instances = InstanceDirectory(look, max_age=0)
         asked = RemoteModel("policy_model", instances, seconds=60, watch=0.05, coming=0.2)
         calling = asyncio.ensure_future(said(asked))
         await asyncio.sleep(0.3)

@@ -114,7 +114,7 @@ async def test_a_flat_row_without_a_reward_is_a_failure_with_status_200(
 async def test_a_flat_row_at_a_full_server_is_a_retryable_failure(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.create_app(counter(), policy("done"), at_once=0, queue=0)) as client:
+    async with asked(server.create_app(counter(), policy("done"), concurrency=0, queue=0)) as client:
         failure = (await client.post("/run", json=FLAT)).json()
     assert (failure["_ng_failure_stage"], failure["_ng_failure_terminal"]) == ("admission", False)
 
@@ -185,7 +185,7 @@ async def test_an_episode_requested_twice_is_played_once_unless_it_failed(
 async def test_an_episode_at_a_full_server_is_a_retryable_failure(
     counter: Callable[..., Environment], policy: Callable[..., ScriptedModel]
 ) -> None:
-    async with asked(server.create_app(counter(), policy("done"), at_once=0, queue=0)) as client:
+    async with asked(server.create_app(counter(), policy("done"), concurrency=0, queue=0)) as client:
         failure = (await client.post("/run", json=episode())).json()["failure"]
     assert (failure["stage"], failure["terminal"]) == ("admission", False)
 

@@ -26,7 +26,7 @@ LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp")
 
 def fleet(app: FastAPI) -> ServerRunner:
     return ServerRunner(
-        [ServerSpec(LAMP, lambda _: app)], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1)
+        [ServerSpec(LAMP, lambda _: app)], host="127.0.0.1", port=0, contexts={}, extra_config={}, times=Times(grace=0.1)
     )
 
 
@@ -41,42 +41,42 @@ async def test_an_app_that_fails_at_startup_is_named() -> None:
         raise RuntimeError("no oil")
         yield
 
-    made = fleet(bare("lamp", "A lamp.", figures=ServerMetrics("lamp"), lifespan=lifespan))
+    made = fleet(bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"), lifespan=lifespan))
     running = asyncio.ensure_future(made.run())
     with pytest.raises(GymsdkError, match="the server 'lamp' ended unexpectedly: the app failed at startup"):
-        await made.up(running)
+        await made.wait_until_up(running)
 
 
 async def test_a_listening_server_that_is_not_ready_is_named() -> None:
-    made = fleet(bare("lamp", "A lamp.", figures=ServerMetrics("lamp"), ready=lambda: False))
+    made = fleet(bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"), ready=lambda: False))
     running = asyncio.ensure_future(made.run())
     with pytest.raises(GymsdkError, match=r"the server 'lamp' at http://127\.0\.0\.1:\d+ does not answer"):
-        await made.up(running)
+        await made.wait_until_up(running)
 
 
 async def test_a_server_that_is_slow_to_start_is_waited_for() -> None:
     # Longer than the head waits for a server that has been up.
     made = fleet(
-        bare("lamp", "A lamp.", figures=ServerMetrics("lamp"), ready=lambda: time.sleep(HEALTH_SECONDS + 0.2) is None)
+        bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"), ready=lambda: time.sleep(HEALTH_SECONDS + 0.2) is None)
     )
     running = asyncio.ensure_future(made.run())
-    await made.up(running)
+    await made.wait_until_up(running)
     assert made.head_url
     await ended(running)
 
 
 async def test_its_servers_are_registered_once_it_is_up() -> None:
-    made = fleet(bare("lamp", "A lamp.", figures=ServerMetrics("lamp")))
+    made = fleet(bare("lamp", "A lamp.", metrics=ServerMetrics("lamp")))
     running = asyncio.ensure_future(made.run())
-    await made.up(running)
+    await made.wait_until_up(running)
     assert [(each.name, each.port > 0) for each in made.services] == [("lamp", True)]
     await ended(running)
     assert running.cancelled()
 
 
 def lamp(**options) -> ServerRunner:
-    part = ServerSpec(LAMP, lambda _: bare("lamp", "A lamp.", figures=ServerMetrics("lamp")))
-    return ServerRunner([part], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1), **options)
+    part = ServerSpec(LAMP, lambda _: bare("lamp", "A lamp.", metrics=ServerMetrics("lamp")))
+    return ServerRunner([part], host="127.0.0.1", port=0, contexts={}, extra_config={}, times=Times(grace=0.1), **options)
 
 
 async def test_a_joining_fleet_is_registered_under_its_advertised_host() -> None:
@@ -84,7 +84,7 @@ async def test_a_joining_fleet_is_registered_under_its_advertised_host() -> None
     async with heading() as head_url:
         joining = lamp(known=HeadConnection(head_url, advertise="127.0.0.9", loads=lambda: loads))
         running = asyncio.ensure_future(joining.run())
-        await joining.up(running)
+        await joining.wait_until_up(running)
         (known,) = (await told(head_url))["instances"]
         await ended(running)
         after = await told(head_url)
@@ -98,7 +98,7 @@ async def test_the_servers_that_a_joining_fleet_needs_are_expected_at_the_head()
     async with heading() as head_url:
         joining = lamp(known=HeadConnection(head_url, expected=["lamp", "bulb"]))
         running = asyncio.ensure_future(joining.run())
-        await joining.up(running)
+        await joining.wait_until_up(running)
         known = await told(head_url)
         await ended(running)
         await client.aclose()
@@ -110,7 +110,7 @@ async def test_a_fleet_that_cannot_join_reports_it_and_leaves_nothing_running() 
         joining = lamp(known=HeadConnection(head_url))
         running = asyncio.ensure_future(joining.run())
         with pytest.raises(GymsdkError, match="refuses this node: 'lamp' is resources_servers/candle"):
-            await joining.up(running)
+            await joining.wait_until_up(running)
         await client.aclose()
     assert running.done()
 
@@ -121,7 +121,7 @@ async def test_a_head_that_was_blocked_waits_for_its_nodes_again() -> None:
 
     made = lamp(known=HeadConnection(lease=3.0))
     running = asyncio.ensure_future(made.run())
-    await made.up(running)
+    await made.wait_until_up(running)
     await until(settled, 60)
     time.sleep(2.0)  # noqa: ASYNC251  # as who holds the loop does
     assert not await settled()
@@ -134,10 +134,10 @@ async def test_an_app_receives_the_address_of_the_head() -> None:
 
     def app(urls):
         seen.update(urls)
-        return bare("lamp", "A lamp.", figures=ServerMetrics("lamp"))
+        return bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"))
 
-    made = ServerRunner([ServerSpec(LAMP, app)], host="127.0.0.1", port=0, lasting={}, about={}, times=Times(grace=0.1))
+    made = ServerRunner([ServerSpec(LAMP, app)], host="127.0.0.1", port=0, contexts={}, extra_config={}, times=Times(grace=0.1))
     running = asyncio.ensure_future(made.run())
-    await made.up(running)
+    await made.wait_until_up(running)
     assert seen == {HEAD: made.head_url, "lamp": made.services[0].url}
     await ended(running)

@@ -41,7 +41,7 @@ ABOUT = {"policy_model_name": "scripted/oracle", "environment_server_routes": {"
 def client(
     *services: Service, host: str = "127.0.0.1", called: str = "127.0.0.1:11000", **options
 ) -> httpx.AsyncClient:
-    app = head.create_app(services or SERVICES, host=host, port=11000, about=ABOUT, **options)
+    app = head.create_app(services or SERVICES, host=host, port=11000, extra_config=ABOUT, **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{called}")
 
 

@@ -22,7 +22,7 @@ OTHER = Service(name="sums", kind="resources_servers", implementation="sums", ho
 
 
 def client(*services: Service, host: str = "127.0.0.1", peer: str = "10.0.0.7", **options) -> httpx.AsyncClient:
-    app = head.create_app(services, host=host, port=11000, about={"policy_model_name": "a"}, **options)
+    app = head.create_app(services, host=host, port=11000, extra_config={"policy_model_name": "a"}, **options)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, client=(peer, 1)), base_url="http://h:11000")
 
 

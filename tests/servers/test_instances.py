@@ -62,7 +62,7 @@ def living(status: int = 200, *, seconds: float = 0.0) -> tuple[FastAPI, list[fl
 
 async def out_of_sight(head: Head, *, fresh: float = 0) -> InstanceDirectory:
     """A directory whose head has lost all its instances."""
-    instances = InstanceDirectory(head.look, fresh=fresh)
+    instances = InstanceDirectory(head.look, max_age=fresh)
     await instances.renew()
     head.ids.clear()
     await asyncio.sleep(0.11)
@@ -72,14 +72,14 @@ async def out_of_sight(head: Head, *, fresh: float = 0) -> InstanceDirectory:
 
 async def test_the_head_is_asked_no_more_often_than_configured() -> None:
     head = Head("a")
-    instances = InstanceDirectory(head.look, fresh=60)
+    instances = InstanceDirectory(head.look, max_age=60)
     assert [await ids(instances) for _ in range(3)] == [["a"]] * 3
     assert head.asked == 1
 
 
 async def test_known_instances_remain_while_the_head_is_down_and_one_line_is_logged(caplog) -> None:
     head = Head("a")
-    instances = InstanceDirectory(head.look, fresh=0)
+    instances = InstanceDirectory(head.look, max_age=0)
     await instances.renew()
     head.fails = True
     with caplog.at_level(logging.WARNING, "gymsdk"):
@@ -94,7 +94,7 @@ async def test_a_hanging_head_delays_callers_only_until_the_timeout() -> None:
         await asyncio.sleep(60)
         return HeadSnapshot()
 
-    instances = InstanceDirectory(look, patience=0.1)
+    instances = InstanceDirectory(look, timeout=0.1)
     began = time.monotonic()
     assert await ids(instances) == []
     assert time.monotonic() - began < 5
@@ -102,7 +102,7 @@ async def test_a_hanging_head_delays_callers_only_until_the_timeout() -> None:
 
 async def test_a_head_that_has_just_started_removes_no_instance() -> None:
     head = Head("a", "b")
-    instances = InstanceDirectory(head.look, fresh=0)
+    instances = InstanceDirectory(head.look, max_age=0)
     await instances.renew()
     head.ids, head.settled = ["b", "c"], False
     await asyncio.sleep(0.11)
@@ -127,7 +127,7 @@ async def test_an_instance_that_registers_just_after_the_lookup_is_found() -> No
 async def test_a_former_instance_that_is_gone_is_not_waited_for() -> None:
     head = Head("a")
     head.urls["a"] = f"http://127.0.0.1:{free()}"
-    instances = InstanceDirectory(head.look, fresh=0)
+    instances = InstanceDirectory(head.look, max_age=0)
     await instances.renew()
     head.ids.clear()
     await asyncio.sleep(0.11)
@@ -204,7 +204,7 @@ async def test_a_busy_instance_is_asked_again_sooner_than_one_that_refuses(monke
 
 async def test_the_head_is_rarely_asked_about_known_instances() -> None:
     head = Head("a")
-    instances = InstanceDirectory(head.look, fresh=0.2)
+    instances = InstanceDirectory(head.look, max_age=0.2)
     await instances.renew()
     ends = time.monotonic() + 0.6
     while time.monotonic() < ends:
@@ -216,7 +216,7 @@ async def test_the_head_is_rarely_asked_about_known_instances() -> None:
 async def test_a_lost_instance_is_noticed_by_lookups_alone() -> None:
     head = Head("a")
     head.urls["a"] = f"http://127.0.0.1:{free()}"
-    instances = InstanceDirectory(head.look, fresh=0)
+    instances = InstanceDirectory(head.look, max_age=0)
     assert await url(instances, "a") == head.urls["a"]
     head.ids.clear()
     await until(lambda: is_gone(instances, "a"))
@@ -231,7 +231,7 @@ async def test_an_instance_whose_address_another_has_taken_is_gone() -> None:
     head = Head("a")
     async with listening(FastAPI()) as port:
         head.urls = dict.fromkeys("ab", f"http://127.0.0.1:{port}")
-        instances = InstanceDirectory(head.look, fresh=0)
+        instances = InstanceDirectory(head.look, max_age=0)
         await instances.renew()
         head.ids = ["b"]
         await asyncio.sleep(0.11)

@@ -179,7 +179,7 @@ async def test_a_failure_is_in_the_line_of_its_request(started: Started, tmp_pat
 @pytest.fixture
 async def asked(tmp_path: Path):
     """A client of a server in this process, and its lines so far."""
-    made = bare("lamp", "A lamp.", figures=ServerMetrics("lamp"))
+    made = bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"))
 
     async def breaks() -> None:
         raise ZeroDivisionError("of 424242")

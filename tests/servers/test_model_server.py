@@ -147,12 +147,12 @@ async def test_a_request_that_the_stop_interrupts_gets_an_error_of_its_api(
 
     at = bind_socket("127.0.0.1")
     strand = Strand("a server", Listener(server.create_app(Hanging()), at, grace=0.1, path=beneath).run)
-    await strand.up(20)
+    await strand.wait_until_up(20)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{at.getsockname()[1]}") as client:
         body = {"input": "hi", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
         answer = asyncio.create_task(client.post(path, json=body))
         await arrived.wait()
-        await strand.end(5)
+        await strand.stop(5)
         found = await answer
     assert (found.status_code, found.headers["retry-after"]) == (503, "5")
     assert ("type" in found.json(), "has been stopped" in found.json()["error"]["message"]) == (theirs, True)

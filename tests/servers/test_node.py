@@ -52,7 +52,7 @@ async def test_a_node_reports_well_within_its_lease():
 
 async def test_changes_are_reported_before_the_next_regular_report():
     news, exits = asyncio.Event(), {}
-    async with heading(lease=600) as head_url, noded(Node(head_url, exits=lambda: exits, lease=600, news=news)):
+    async with heading(lease=600) as head_url, noded(Node(head_url, exits=lambda: exits, lease=600, wake=news)):
         exits["lamp"] = Exit(code=-9, at=1.0)
         news.set()
 
@@ -76,7 +76,7 @@ async def test_a_restart_confirmed_while_the_answer_was_in_transit_is_not_repeat
         node = Node(f"http://127.0.0.1:{port}", restart=told_to.append, restarts=lambda: running)
         await node.join()
         assert told_to == []
-        await node.beat()
+        await node.send_heartbeats()
         assert told_to == ["lamp"]
 
 
@@ -105,11 +105,11 @@ async def test_a_restarted_head_registers_the_node_again_and_one_line_is_logged(
 async def test_a_hanging_head_keeps_no_node_from_stopping(caplog):
     async with heading(lease=0.5) as head_url:
         port = int(head_url.rpartition(":")[2])
-        node = Node(head_url, [LAMP], joining=0.5)
+        node = Node(head_url, [LAMP], join_seconds=0.5)
         await node.join()
     with socket.create_server(("127.0.0.1", port)):
         began = time.monotonic()
-        await node.beat()
+        await node.send_heartbeats()
         await node.leave()
     assert time.monotonic() - began < 5
     assert "does not answer" in caplog.text or "did not answer" in caplog.text
@@ -127,7 +127,7 @@ async def test_a_head_that_starts_late_is_waited_for():
 
 async def test_the_wait_for_a_head_is_bounded():
     with pytest.raises(GymsdkError, match=r"no head answers at http://127.*within 0.2 seconds .*name the right one"):
-        await Node(f"http://127.0.0.1:{free()}", [LAMP], joining=0.2).join()
+        await Node(f"http://127.0.0.1:{free()}", [LAMP], join_seconds=0.2).join()
 
 
 async def test_a_server_that_is_not_a_head_is_not_waited_for():
@@ -225,7 +225,7 @@ async def test_a_removed_node_registers_under_another_id():
         before = node.id
         assert (await client.delete(f"{head_url}/nodes/{before}")).ok
         assert await names(head_url) == []
-        await node.beat()
+        await node.send_heartbeats()
         assert (node.id != before, await names(head_url)) == (True, ["lamp"])
 
 
@@ -234,7 +234,7 @@ async def test_a_removed_node_registers_once_even_if_two_reports_overlap():
         node = Node(head_url, [LAMP])
         await node.join()
         assert (await client.delete(f"{head_url}/nodes/{node.id}")).ok
-        await asyncio.gather(*(node.beat() for _ in range(3)))
+        await asyncio.gather(*(node.send_heartbeats() for _ in range(3)))
         assert [each["id"] for each in (await told(head_url))["nodes"]] == [node.id]
         await node.leave()
 
@@ -244,12 +244,12 @@ async def test_a_node_that_left_stays_away():
         node = Node(head_url, [LAMP])
         await node.join()
         await node.leave()
-        await node.beat()
+        await node.send_heartbeats()
         assert await names(head_url) == []
 
 
 def test_a_long_wait_for_a_head_is_logged_once(caplog):
-    waiting = HeadWait("http://127.0.0.1:9", 60, "name another", said=0)
+    waiting = HeadWait("http://127.0.0.1:9", 60, "name another", log_after=0)
     for _ in range(3):
         assert 0 < waiting.next_pause("nothing listens there") <= 0.5
     assert caplog.messages == [
@@ -262,7 +262,7 @@ def test_a_long_wait_for_a_head_is_logged_once(caplog):
 
 async def test_a_node_with_a_blocked_event_loop_is_lost_until_it_runs_again() -> None:
     blocked = asyncio.Event()
-    async with heading(lease=0.4) as head_url, noded(Node(head_url, [LAMP], alive=lambda: not blocked.is_set())):
+    async with heading(lease=0.4) as head_url, noded(Node(head_url, [LAMP], is_alive=lambda: not blocked.is_set())):
 
         async def names() -> list[str]:
             return [each["name"] for each in (await told(head_url))["instances"]]

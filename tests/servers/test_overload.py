@@ -66,7 +66,7 @@ async def closed():
 
 def working(done: list[int], *, seconds: float = 0.003) -> FastAPI:
     """An app whose POST requests each block the event loop for some *seconds*."""
-    made = bare("working", "An app that works.", figures=ServerMetrics("working"))
+    made = bare("working", "An app that works.", metrics=ServerMetrics("working"))
 
     @made.post("/work")
     async def work(request: Request) -> Response:
@@ -128,7 +128,7 @@ async def test_a_queued_request_whose_client_disconnects_is_never_started() -> N
 
 async def test_episodes_beyond_the_limit_wait(counting: Environment) -> None:
     model = Slow()
-    made = agent.create_app(counting, model, at_once=1, queue=1)
+    made = agent.create_app(counting, model, concurrency=1, queue=1)
     async with listening(made) as port, aiohttp.ClientSession() as client:
         url = f"http://127.0.0.1:{port}/run"
         first = asyncio.ensure_future(client.post(url, json=ROW))
@@ -171,8 +171,8 @@ async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
     counting: Environment, policy: Callable[..., ScriptedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gymsdk.servers.admission.DEFAULT_RETRY_SECONDS", 1.0)
-    made = agent.create_app(counting, policy("done"), at_once=2, queue=2)
-    head = bare("head", "A head that counts.", figures=ServerMetrics("head"))
+    made = agent.create_app(counting, policy("done"), concurrency=2, queue=2)
+    head = bare("head", "A head that counts.", metrics=ServerMetrics("head"))
     asked: list[int] = []
     async with listening(made) as port:
 

@@ -75,7 +75,7 @@ async def test_a_session_lasts_for_the_time_to_live_after_its_last_use(opened, c
 
 
 async def test_the_number_of_sessions_is_bounded(opened, clock):
-    sessions = SessionStore(cap=1, ttl=10, clock=clock)
+    sessions = SessionStore(max_sessions=1, ttl=10, clock=clock)
     await sessions.open(await opened(1))
     with pytest.raises(RequestRejected, match="all 1 sessions are in use") as refused:
         await sessions.open(await opened(2))
@@ -187,7 +187,7 @@ async def test_a_close_continues_after_its_caller_is_cancelled(opened):
 
 
 async def test_a_left_session_gives_its_place_to_another(opened):
-    sessions = SessionStore(cap=1)
+    sessions = SessionStore(max_sessions=1)
     session = await sessions.open(await opened(1))
     sessions.close_soon(session)
     await sessions.open(await opened(2))

@@ -42,7 +42,7 @@ async def closed():
 
 def spread(head_url: str, name: str = "counter", **options: Any) -> LoadBalancer:
     return LoadBalancer(
-        name, InstanceDirectory(nodes_fetcher(head_url), fresh=LOOK), watch=0.1, **{"coming": 0.3} | options
+        name, InstanceDirectory(nodes_fetcher(head_url), max_age=LOOK), watch=0.1, **{"coming": 0.3} | options
     )
 
 

@@ -16,9 +16,9 @@ async def _lasting(up: asyncio.Event, over: asyncio.Event) -> None:
 
 async def test_it_runs_until_it_is_stopped() -> None:
     strand = Strand("a pump", _lasting)
-    await strand.up(5)
+    await strand.wait_until_up(5)
     assert not strand.task.done()
-    await strand.end(5)
+    await strand.stop(5)
     assert strand.task.done()
 
 
@@ -28,7 +28,7 @@ async def test_a_task_that_ends_by_itself_is_reported() -> None:
 
     strand = Strand("a pump", work)
     await strand.task
-    assert str(strand.broken()) == "a pump ended unexpectedly"
+    assert str(strand.describe_failure()) == "a pump ended unexpectedly"
 
 
 async def test_a_task_that_fails_at_startup_reports_why() -> None:
@@ -36,7 +36,7 @@ async def test_a_task_that_fails_at_startup_reports_why() -> None:
         raise RuntimeError("no water")
 
     with pytest.raises(GymsdkError, match="a pump ended unexpectedly: no water"):
-        await Strand("a pump", work).up(5)
+        await Strand("a pump", work).wait_until_up(5)
 
 
 async def test_a_usage_error_keeps_its_message() -> None:
@@ -44,7 +44,7 @@ async def test_a_usage_error_keeps_its_message() -> None:
         raise UsageError("open the tap")
 
     with pytest.raises(UsageError, match=r"^open the tap$"):
-        await Strand("a pump", work).up(5)
+        await Strand("a pump", work).wait_until_up(5)
 
 
 async def test_an_error_that_was_raised_is_not_reported_again_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -53,9 +53,9 @@ async def test_an_error_that_was_raised_is_not_reported_again_at_the_end(caplog:
 
     strand, other = Strand("a pump", work), Strand("another", work)
     with pytest.raises(UsageError):
-        await strand.up(5)
-    await strand.end(5)
-    await other.end(5)
+        await strand.wait_until_up(5)
+    await strand.stop(5)
+    await other.stop(5)
     assert [each.getMessage() for each in caplog.records] == ["another ended with an error: UsageError('open the tap')"]
 
 
@@ -71,8 +71,8 @@ async def test_a_task_that_does_not_end_is_named_and_abandoned(caplog: pytest.Lo
                 continue
 
     strand = Strand("a pump", work)
-    await strand.up(5)
-    await strand.end(0.05)
+    await strand.wait_until_up(5)
+    await strand.stop(0.05)
     assert "a pump did not end within 0.05 seconds; it is left behind" in caplog.text
     assert not strand.task.done()
     freed.set()
@@ -82,8 +82,8 @@ async def test_a_task_that_does_not_end_is_named_and_abandoned(caplog: pytest.Lo
 async def test_a_heartbeat_is_recent_until_the_event_loop_is_blocked() -> None:
     pulse = LoopMonitor(limit=0.2)
     strand = Strand("the pulse", pulse.run)
-    await strand.up(5)
+    await strand.wait_until_up(5)
     assert pulse.is_recent()
     time.sleep(0.3)  # noqa: ASYNC251 - it blocks the event loop on purpose
     assert not pulse.is_recent()
-    await strand.end(5)
+    await strand.stop(5)

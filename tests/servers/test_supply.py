@@ -101,7 +101,7 @@ def supply(*parts: Part, there: list[str], starting: float = 0.2) -> AutoStarter
     members = NodeRegistry(clock=lambda: now[0])
     members.register("n", Registration(services=[resources("sums")]), "127.0.0.1")
     now[0] = 5.0
-    return AutoStarter([], members, wanted, begun, starting=starting, patience=0.2)
+    return AutoStarter([], members, wanted, begun, starting=starting, stop_seconds=0.2)
 
 
 async def broken(up: asyncio.Event, over: asyncio.Event) -> None:
@@ -133,7 +133,7 @@ async def test_a_server_that_does_not_start_is_stopped_logged_once_and_not_retri
     strand = Strand("what is supplied", made.run)
     await until(lambda: running)
     assert not strand.task.done()
-    await strand.end(10)
+    await strand.stop(10)
     assert (tries, running) == (["breaks", "hangs", "ended", "lasts"], ["lasts"])
     told = [each.getMessage() for each in caplog.records if "it cannot run here" in each.getMessage()]
     assert [each.split("'")[1] for each in told] == ["broken", "breaks", "hangs"]
@@ -149,6 +149,6 @@ async def test_servers_that_are_starting_when_the_head_stops_are_stopped_too() -
 
     strand = Strand("what is supplied", supply(Part(resources("slow"), slow), there=[], starting=600).run)
     await until(lambda: said)
-    await strand.end(0.1)
+    await strand.stop(0.1)
     await until(strand.task.done)
     assert said == ["began", "ended"]
