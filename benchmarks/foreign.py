@@ -34,7 +34,7 @@ from clients.between import forgetful, listening, streaming
 
 from gymsdk import load, model, play
 from gymsdk.rollouts import folder as lines
-from gymsdk.rollouts.jobs import Job, seed_of, stamped
+from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
 
 NAME, ROWS = "tool_call", 8
 LONG = "multineedle"
@@ -134,9 +134,9 @@ async def played_here(folder: Path) -> Told:
     rows, rollouts = [], []
     async with found:
         for number, task in enumerate(islice(found.tasks("validation", seed=3), ROWS)):
-            row = stamped(task.row(), environment=NAME, task=number, sampling={})
-            rollout = await play(found, policy, row, seed=seed_of(0, Job(NAME, number, 0, row)))
-            rollouts.append(lines.scored(rollout, (number, 0)))
+            row = build_input_row(task.row(), environment=NAME, task=number, sampling={})
+            rollout = await play(found, policy, row, seed=compute_seed(0, Job(NAME, number, 0, row)))
+            rollouts.append(lines.build_scored_line(rollout, (number, 0)))
             # Agents elsewhere know of no tools but those in the row.
             row["responses_create_params"]["tools"] = [tool.schema for tool in found.tools.values()]
             rows.append(row)

@@ -25,7 +25,7 @@ from foreign import Broken, Score, Told, made, ran, told_of
 
 from gymsdk import load, model, play
 from gymsdk.rollouts import folder as lines
-from gymsdk.rollouts.jobs import Job, seed_of, stamped
+from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
 
 NAMES, SKIPPED, ROWS = ("tool_call", "multineedle"), 1, 2
 """Each environment's rows; the first of tool_call needs no tool."""
@@ -121,9 +121,9 @@ async def played_here(folder: Path, policy: str) -> Told:
     for name in NAMES:
         async with load(name) as found:
             for number, task in enumerate(islice(found.tasks("validation"), SKIPPED, SKIPPED + ROWS)):
-                row = stamped(task.row(), environment=name, task=number, sampling={})
-                rollout = await play(found, model(policy), row, seed=seed_of(0, Job(name, number, 0, row)))
-                told.append(told_of(lines.scored(rollout, (number, 0))))
+                row = build_input_row(task.row(), environment=name, task=number, sampling={})
+                rollout = await play(found, model(policy), row, seed=compute_seed(0, Job(name, number, 0, row)))
+                told.append(told_of(lines.build_scored_line(rollout, (number, 0))))
                 row["responses_create_params"]["tools"] = [tool.schema for tool in found.tools.values()]
                 rows.append(row)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

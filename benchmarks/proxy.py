@@ -165,7 +165,7 @@ def main() -> None:
 async def served(what: str, *words: Any) -> None:
     """Serve a policy that says *what*, or a proxy before one; tell the URL, and last until killed."""
     if what != "proxy":
-        async with testing.serve(testing.app(Told(*SAYINGS[what]()), name=NAME)) as url:
+        async with testing.serve(testing.build_app(Told(*SAYINGS[what]()), name=NAME)) as url:
             print(url, flush=True)
             await asyncio.Event().wait()
     provider, api, base = words

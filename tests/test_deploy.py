@@ -81,7 +81,7 @@ async def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     (tmp_path / "token.txt").write_text(TOKEN)
     (tmp_path / "token.txt").chmod(0o600)
     monkeypatch.setenv("GYMSDK_TOKEN_FILE", str(tmp_path / "token.txt"))
-    async with testing.serve(testing.app(model("scripted/echo"))) as address:
+    async with testing.serve(testing.build_app(model("scripted/echo"))) as address:
         written = {"policy_base_url": address, "policy_api_key": "sk-none", "policy_model_name": "small"}
         (tmp_path / "env.yaml").write_text(yaml.safe_dump(written))
         (tmp_path / "env.yaml").chmod(0o600)

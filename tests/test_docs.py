@@ -144,7 +144,7 @@ async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
     python = environment(tmp_path / "venv")
     (tmp_path / "folder").mkdir()
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("GYMSDK_", "PYTEST", "VIRTUAL_ENV"))}
-    async with testing.serve(testing.app(model("scripted/echo"))) as address:
+    async with testing.serve(testing.build_app(model("scripted/echo"))) as address:
         kept |= {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "GYMSDK_BASE_URL": address}
         shell = Shell(tmp_path / "folder", kept)
         try:

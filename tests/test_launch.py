@@ -14,7 +14,7 @@ import yaml
 from gymsdk import BrokenEnvironment, Environment, GymsdkError, ServerClient, UsageError
 from gymsdk.config.model import Deployment, HeadConfig, ResourcesServerConfig, ServerConfig
 from gymsdk.deploy.plan import Options
-from gymsdk.deploy.process import serving
+from gymsdk.deploy.process import serve
 from gymsdk.deploy.runner import Times
 from gymsdk.http import client as http
 
@@ -94,7 +94,7 @@ async def until(is_so: Callable[[], object]) -> None:
 async def test_every_server_answers_once_they_are_announced(
     environment: Callable[..., Environment], asking: httpx.AsyncClient
 ) -> None:
-    async with serving([environment(ASKED)]) as running:
+    async with serve([environment(ASKED)]) as running:
         answers = {name: (await asking.get(f"{url}/readyz")).status_code for name, url in running.urls.items()}
         head = await asking.get(f"{running.head_url}/readyz")
     assert answers == dict.fromkeys(["made", "made_simple_agent", "made_environment_server", "policy_model"], 200)
@@ -104,7 +104,7 @@ async def test_every_server_answers_once_they_are_announced(
 async def test_the_head_tells_of_every_server_where_it_listens(
     environment: Callable[..., Environment], asking: httpx.AsyncClient
 ) -> None:
-    async with serving([environment(ASKED)]) as running:
+    async with serve([environment(ASKED)]) as running:
         told = yaml.safe_load((await asking.get(f"{running.head_url}/global_config_dict_yaml")).json())
         instances = (await asking.get(f"{running.head_url}/server_instances")).json()
     blocks = {each.name: told[each.name][each.kind][each.implementation] for each in running.services}
@@ -114,7 +114,7 @@ async def test_the_head_tells_of_every_server_where_it_listens(
 
 
 async def test_servers_are_called_by_name(environment: Callable[..., Environment]) -> None:
-    async with serving([environment(ASKED)]) as running:
+    async with serve([environment(ASKED)]) as running:
         client = ServerClient(running.head_url)
         answer = await client.post(server_name="made", url_path="/verify", json={**ROW, "response": {"output": []}})
     assert answer.json()["reward"] == 0.0
@@ -123,7 +123,7 @@ async def test_servers_are_called_by_name(environment: Callable[..., Environment
 async def test_the_model_server_has_the_model_that_plays(
     environment: Callable[..., Environment], asking: httpx.AsyncClient
 ) -> None:
-    async with serving([environment(ASKED)], model="scripted/echo") as running:
+    async with serve([environment(ASKED)], model="scripted/echo") as running:
         answer = await asking.post(f"{running.urls['policy_model']}/v1/responses", json={"input": "so it is"})
     assert "so it is" in answer.json()["output"][0]["content"][0]["text"]
 
@@ -131,7 +131,7 @@ async def test_the_model_server_has_the_model_that_plays(
 async def test_what_the_agent_plays_is_what_the_resources_grade(
     environment: Callable[..., Environment], asking: httpx.AsyncClient
 ) -> None:
-    async with serving([environment(ASKED)], model="scripted/oracle") as running:
+    async with serve([environment(ASKED)], model="scripted/oracle") as running:
         played = (await asking.post(f"{running.urls['made_simple_agent']}/run", json=ROW)).json()
         body = {**ROW, "response": played["response"]}
         judged = (await asking.post(f"{running.urls['made']}/verify", json=body)).json()
@@ -139,14 +139,14 @@ async def test_what_the_agent_plays_is_what_the_resources_grade(
 
 
 async def test_an_environment_is_served_by_its_name_with_its_settings(asking: httpx.AsyncClient) -> None:
-    async with serving(["multineedle"], settings={"multineedle": {"distractors": 17}}) as running:
+    async with serve(["multineedle"], settings={"multineedle": {"distractors": 17}}) as running:
         assert running.environments[0].config.distractors == 17
         assert set(running.urls) > {"multineedle", "multineedle_simple_agent"}
 
 
 async def test_each_server_can_have_a_port_of_ones_choice(environment: Callable[..., Environment]) -> None:
     head, own = free(), free()
-    async with serving([environment(ASKED)], options=Options(port=head, ports={"made": own})) as running:
+    async with serve([environment(ASKED)], options=Options(port=head, ports={"made": own})) as running:
         assert running.head_url == f"http://127.0.0.1:{head}"
         assert running.urls["made"] == f"http://127.0.0.1:{own}"
 
@@ -156,7 +156,7 @@ async def test_the_ports_are_free_again_after(
 ) -> None:
     options = Options(port=free(), ports={"made": free()})
     for _ in range(2):
-        async with serving([environment(ASKED)], options=options) as running:
+        async with serve([environment(ASKED)], options=options) as running:
             assert (await asking.get(running.urls["made"])).status_code == 200
     assert is_free(options.port)
 
@@ -172,7 +172,7 @@ async def test_where_a_port_is_in_use_nothing_is_started(environment: Callable[.
             else Options(port=free_one, ports={"made": port})
         )
         with pytest.raises(UsageError, match=rf"{which} cannot listen: port {port} of 127.0.0.1 is in use; stop"):
-            async with serving([made], options=options):
+            async with serve([made], options=options):
                 pass
     assert made.plugin.told == []  # type: ignore[attr-defined]  # of the environment made here
     assert is_free(free_one)
@@ -181,7 +181,7 @@ async def test_where_a_port_is_in_use_nothing_is_started(environment: Callable[.
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 async def test_a_host_others_reach_is_refused(environment: Callable[..., Environment], host: str) -> None:
     with pytest.raises(UsageError, match="with --insecure"):
-        async with serving([environment(ASKED)], options=Options(host=host)):
+        async with serve([environment(ASKED)], options=Options(host=host)):
             pass
 
 
@@ -198,14 +198,14 @@ async def test_a_host_others_reach_is_refused_wherever_the_configuration_names_i
     )
     head = HeadConfig(host="0.0.0.0", port=free(), given=True) if key == "head_server" else HeadConfig()
     with pytest.raises(UsageError, match=r"'0\.0\.0\.0' could use these servers.*with --insecure"):
-        async with serving(deployment=Deployment(servers=(block,), head=head)):
+        async with serve(deployment=Deployment(servers=(block,), head=head)):
             pass
 
 
 async def test_the_head_is_told_of_at_the_address_where_the_configuration_has_it(asking: httpx.AsyncClient) -> None:
     port = free()
     deployment = Deployment(head=HeadConfig(host="127.0.0.2", port=port, given=True))
-    async with serving(["tool_call"], deployment=deployment) as running:
+    async with serve(["tool_call"], deployment=deployment) as running:
         told = yaml.safe_load((await asking.get(f"{running.head_url}/global_config_dict_yaml")).json())
     assert running.head_url == f"http://127.0.0.2:{port}"
     assert told["head_server"] == {"host": "127.0.0.2", "port": port}
@@ -214,21 +214,21 @@ async def test_the_head_is_told_of_at_the_address_where_the_configuration_has_it
 async def test_a_model_that_knows_the_answers_has_to_be_told_of_whose() -> None:
     options = Options(role="model", head="http://127.0.0.1:9")
     with pytest.raises(UsageError, match="name them, as in gymsdk serve math --role model"):
-        async with serving(model="scripted/oracle", options=options):
+        async with serve(model="scripted/oracle", options=options):
             pass
 
 
 async def test_a_node_for_the_model_alone_has_to_be_told_which() -> None:
     options = Options(role="model", head="http://127.0.0.1:9", ports={"policy_model": 9})
     with pytest.raises(UsageError, match="--role model has no model to serve; add one with --model"):
-        async with serving(["math"], options=options):
+        async with serve(["math"], options=options):
             pass
 
 
 async def test_a_host_others_reach_is_served_where_that_is_said(
     environment: Callable[..., Environment], asking: httpx.AsyncClient
 ) -> None:
-    async with serving([environment(ASKED)], options=Options(host="0.0.0.0", insecure=True)) as running:
+    async with serve([environment(ASKED)], options=Options(host="0.0.0.0", insecure=True)) as running:
         seen = running.head_url.replace("127.0.0.1", "localhost")
         told = yaml.safe_load((await asking.get(f"{seen}/global_config_dict_yaml")).json())
         instances = (await asking.get(f"{seen}/server_instances")).json()
@@ -240,7 +240,7 @@ async def test_a_host_others_reach_is_served_where_that_is_said(
 async def test_loopback_has_other_names(
     environment: Callable[..., Environment], asking: httpx.AsyncClient, host: str
 ) -> None:
-    async with serving([environment(ASKED)], options=Options(host=host)) as running:
+    async with serve([environment(ASKED)], options=Options(host=host)) as running:
         told = yaml.safe_load((await asking.get(f"{running.head_url}/global_config_dict_yaml")).json())
         assert (await asking.get(running.urls["made"])).status_code == 200
     assert told["made"]["resources_servers"]["made"]["host"] == host
@@ -248,39 +248,39 @@ async def test_loopback_has_other_names(
 
 async def test_an_address_of_no_machine_here_is_told_of(environment: Callable[..., Environment]) -> None:
     with pytest.raises(UsageError, match=r"192\.0\.2\.1 is not an address of this machine"):
-        async with serving([environment(ASKED)], options=Options(host="192.0.2.1", insecure=True)):
+        async with serve([environment(ASKED)], options=Options(host="192.0.2.1", insecure=True)):
             pass
 
 
 @pytest.mark.parametrize("name", ["policy_model", "head_server"])
 async def test_a_name_that_the_configuration_needs_is_refused(made: Callable[..., ModuleType], name: str) -> None:
     with pytest.raises(UsageError, match=f"two servers would be named '{name}'"):
-        async with serving([Environment(name, made(ASKED))]):
+        async with serve([Environment(name, made(ASKED))]):
             pass
 
 
 async def test_two_environments_of_one_name_are_refused(environment: Callable[..., Environment]) -> None:
     with pytest.raises(UsageError, match="two servers would be named 'made'; leave out one"):
-        async with serving([environment(ASKED), environment(ASKED)]):
+        async with serve([environment(ASKED), environment(ASKED)]):
             pass
 
 
 async def test_a_port_for_no_server_is_refused(environment: Callable[..., Environment]) -> None:
     with pytest.raises(UsageError, match="no server 'maed' to give a port; did you mean 'made'"):
-        async with serving([environment(ASKED)], options=Options(ports={"maed": 1})):
+        async with serve([environment(ASKED)], options=Options(ports={"maed": 1})):
             pass
 
 
 async def test_a_lifespan_begins_and_ends_in_one_task(environment: Callable[..., Environment]) -> None:
     made = environment(lasting())
-    async with serving([made]):
+    async with serve([made]):
         pass
     began, ended = made.plugin.told  # type: ignore[attr-defined]  # of the environment made here
     assert began is ended
 
 
 async def test_the_context_may_be_left_in_another_task(environment: Callable[..., Environment]) -> None:
-    context = serving([environment(lasting("await asyncio.timeout(60).__aenter__()"))])
+    context = serve([environment(lasting("await asyncio.timeout(60).__aenter__()"))])
     running = await asyncio.create_task(context.__aenter__())
     await asyncio.create_task(context.__aexit__(None, None, None))
     assert is_free(running.services[0].port)
@@ -289,7 +289,7 @@ async def test_the_context_may_be_left_in_another_task(environment: Callable[...
 async def test_an_environment_that_hangs_as_it_begins_is_named(environment: Callable[..., Environment]) -> None:
     options = Options(port=free(), times=QUICK.model_copy(update={"starting": 0.2}))
     with pytest.raises(GymsdkError, match=r"the lifespan of environment 'made' did not start within 0\.2 seconds"):
-        async with serving([environment(lasting("await asyncio.sleep(60)"))], options=options):
+        async with serve([environment(lasting("await asyncio.sleep(60)"))], options=options):
             pass
     assert is_free(options.port)
 
@@ -298,7 +298,7 @@ async def test_the_head_says_that_they_are_starting(
     environment: Callable[..., Environment], asking: httpx.AsyncClient
 ) -> None:
     options = Options(port=free(), times=QUICK)
-    context = serving([environment(lasting("await asyncio.sleep(60)"))], options=options)
+    context = serve([environment(lasting("await asyncio.sleep(60)"))], options=options)
     opening = asyncio.create_task(context.__aenter__())
     await until(lambda: not is_free(options.port))
     answer = await asking.get(f"http://127.0.0.1:{options.port}/readyz")
@@ -311,7 +311,7 @@ async def test_the_head_says_that_they_are_starting(
 async def test_an_environment_that_breaks_as_it_begins_ends_all(environment: Callable[..., Environment]) -> None:
     options = Options(port=free(), times=QUICK)
     with pytest.raises(BrokenEnvironment, match="environment 'made': hook 'lifespan' raised RuntimeError: no engine"):
-        async with serving([environment(lasting("raise RuntimeError('no engine')"))], options=options):
+        async with serve([environment(lasting("raise RuntimeError('no engine')"))], options=options):
             pass
     assert is_free(options.port)
 
@@ -320,7 +320,7 @@ async def test_an_environment_that_hangs_as_it_ends_is_left_behind_and_named(
     environment: Callable[..., Environment], caplog: pytest.LogCaptureFixture
 ) -> None:
     options = Options(port=free(), times=QUICK)
-    async with serving([environment(lasting(ends="await asyncio.sleep(60)"))], options=options):
+    async with serve([environment(lasting(ends="await asyncio.sleep(60)"))], options=options):
         pass
     assert "the lifespan of environment 'made' did not end within 0.3 seconds; it is left behind" in caplog.text
     assert is_free(options.port)
@@ -342,7 +342,7 @@ async def close():
 
 async def cut_short(made: Environment, asking: httpx.AsyncClient) -> httpx.Response:
     """Give the answer of an episode under way when the servers end."""
-    async with serving([made], options=Options(times=QUICK)) as running:
+    async with serve([made], options=Options(times=QUICK)) as running:
         agent = running.urls["made_simple_agent"]
         playing = asyncio.create_task(asking.post(f"{agent}/run", json=ROW))
         await until(lambda: made.plugin.grading)
@@ -371,7 +371,7 @@ async def test_sessions_that_are_open_are_closed(
     environment: Callable[..., Environment], asking: httpx.AsyncClient
 ) -> None:
     made = environment(SLOW.format(pause=0))
-    async with serving([made]) as running:
+    async with serve([made]) as running:
         for _ in range(3):
             asking.cookies.clear()
             await asking.post(f"{running.urls['made']}/seed_session", json=ROW)

@@ -15,7 +15,7 @@ import pytest
 import gymsdk
 from gymsdk import Environment, Failed, UsageError, jsonl, responses
 from gymsdk.errors import BadRow, UnknownSplit
-from gymsdk.testing.oracle import Oracle, opened, read_all_splits
+from gymsdk.testing.oracle import Oracle, open_oracle, read_all_splits
 from gymsdk.types import Item, extract_text
 
 DOORS = """
@@ -108,7 +108,7 @@ def doors(building: ModuleType) -> Environment:
 @pytest.fixture
 def asked() -> Opening:
     def make(*environments: Environment, **options: Any) -> AbstractAsyncContextManager[Oracle]:
-        return opened({each.name: each for each in environments}, gymsdk.model("scripted/oracle"), **options)
+        return open_oracle({each.name: each for each in environments}, gymsdk.model("scripted/oracle"), **options)
 
     return make
 

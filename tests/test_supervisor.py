@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from gymsdk.deploy.supervisor import ProcessSpec, Supervisor, _log_failure, told
+from gymsdk.deploy.supervisor import ProcessSpec, Supervisor, _log_failure, describe_exit
 from gymsdk.errors import GymsdkError, UsageError
 
 SERVER = """
@@ -438,4 +438,4 @@ async def test_of_two_that_are_wrong_at_once_one_is_raised_and_one_is_logged(cap
     ("code", "words"), [(0, "exit code 0"), (-9, "killed by SIGKILL"), (-200, "killed by signal 200")]
 )
 def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
-    assert told(code) == words
+    assert describe_exit(code) == words

@@ -27,7 +27,9 @@ def service(name: str, kind: str, **refers: str) -> Service:
 
 
 def test_an_environment_has_an_agent_and_an_environment_server_of_its_own() -> None:
-    found = plan.whole(Deployment(), plan.topology_resources("math"), plan.topology_resources("lamp"), player=PLAYER)
+    found = plan.complete_servers(
+        Deployment(), plan.build_resources_server("math"), plan.build_resources_server("lamp"), player=PLAYER
+    )
     assert names(found) == [*MATH, "lamp", "lamp_simple_agent", "lamp_environment_server", "policy_model"]
 
 
@@ -36,14 +38,14 @@ def test_an_agent_that_the_deployment_names_is_the_only_one_and_asks_whom_it_say
     mine = ServerConfig(
         name="mine", kind="responses_api_agents", implementation="simple_agent", part=AgentServerConfig(), refers=refers
     )
-    found = plan.whole(Deployment(servers=(mine,)), plan.topology_resources("math"))
+    found = plan.complete_servers(Deployment(servers=(mine,)), plan.build_resources_server("math"))
     assert names(found) == ["math", "mine", "mine_environment_server"]
     assert found[2].refers["model_server"] == "big"
 
 
 def test_agents_that_name_no_model_ask_the_only_one_there_is() -> None:
-    big = plan.model(PLAYER).model_copy(update={"name": "big"})
-    found = plan.whole(Deployment(servers=(big,)), plan.topology_resources("math"))
+    big = plan.build_model_server(PLAYER).model_copy(update={"name": "big"})
+    found = plan.complete_servers(Deployment(servers=(big,)), plan.build_resources_server("math"))
     assert next(each for each in found if each.name == "math_simple_agent").refers["model_server"] == "big"
 
 
@@ -52,28 +54,28 @@ def test_agents_that_name_no_model_ask_the_only_one_there_is() -> None:
     [("head", []), ("resources", MATH[:1]), ("agent", MATH[1:]), ("model", ["policy_model"]), (None, None)],
 )
 def test_a_role_is_the_servers_of_its_kinds(role: plan.Role | None, there: list[str] | None) -> None:
-    whole = plan.whole(Deployment(), plan.topology_resources("math"), player=PLAYER)
-    assert names(plan.here(whole, role=role)) == (names(whole) if there is None else there)
+    whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"), player=PLAYER)
+    assert names(plan.select_local(whole, role=role)) == (names(whole) if there is None else there)
 
 
 def test_one_server_alone_is_the_one_of_that_name() -> None:
-    whole = plan.whole(Deployment(), plan.topology_resources("math"), player=PLAYER)
-    assert names(plan.here(whole, only="math_simple_agent")) == ["math_simple_agent"]
+    whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"), player=PLAYER)
+    assert names(plan.select_local(whole, only="math_simple_agent")) == ["math_simple_agent"]
 
 
 def test_what_is_needed_is_there_beside_what_it_refers_to() -> None:
-    whole = plan.whole(Deployment(), plan.topology_resources("math"))
-    assert plan.needed(whole) == [*MATH, "policy_model"]
-    assert plan.needed(plan.here(whole, role="resources")) == ["math"]
-    assert set(plan.needed(plan.here(whole, role="agent"))) == {*MATH, "policy_model"}
+    whole = plan.complete_servers(Deployment(), plan.build_resources_server("math"))
+    assert plan.list_referenced_servers(whole) == [*MATH, "policy_model"]
+    assert plan.list_referenced_servers(plan.select_local(whole, role="resources")) == ["math"]
+    assert set(plan.list_referenced_servers(plan.select_local(whole, role="agent"))) == {*MATH, "policy_model"}
 
-    written = plan.topology_resources("math").model_copy(update={"place": Place(source="a.yaml", line=1)})
-    assert plan.needed(plan.whole(Deployment(servers=(written,)))) == MATH
+    written = plan.build_resources_server("math").model_copy(update={"place": Place(source="a.yaml", line=1)})
+    assert plan.list_referenced_servers(plan.complete_servers(Deployment(servers=(written,)))) == MATH
 
 
 def test_what_nodes_lack_is_the_agent_and_the_environment_server_of_each_environment() -> None:
     there = [service("math", "resources_servers"), service("big", "responses_api_models")]
-    found = plan.lacking(there)
+    found = plan.find_missing_servers(there)
     assert names(found) == MATH[1:]
     assert {each.refers["model_server"] for each in found} == {"big"}
 
@@ -81,5 +83,5 @@ def test_what_nodes_lack_is_the_agent_and_the_environment_server_of_each_environ
 def test_nothing_is_lacking_that_another_agent_does_or_that_is_on_its_way() -> None:
     resources = service("math", "resources_servers")
     agent = service("mine", "responses_api_agents", resources_server="math")
-    assert names(plan.lacking([resources, agent])) == ["mine_environment_server"]
-    assert plan.lacking([resources], expected=MATH) == ()
+    assert names(plan.find_missing_servers([resources, agent])) == ["mine_environment_server"]
+    assert plan.find_missing_servers([resources], expected=MATH) == ()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gymsdk.cli.progress import Progress, format_metrics_table, show_warnings
 from gymsdk.cli.stopping import Stopped, run_until_signal
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.run import Pace, Run, carry_out
+from gymsdk.rollouts.run import Run, RunLimits, execute
 from gymsdk.types import Row
 from gymsdk_nemo_compat.collection import Collection, read
 from gymsdk_nemo_compat.files import Files
@@ -49,7 +49,7 @@ def _run(asked: Collection, files: Files, head_url: str) -> Run:
         repeats=asked.num_repeats,
         sampling=asked.responses_create_params,
     )
-    pace = Pace(concurrency=asked.num_samples_in_parallel)
+    pace = RunLimits(concurrency=asked.num_samples_in_parallel)
     resume = asked.resume_from_cache
     # What was collected into the same file before is replaced, as NeMo Gym does it.
     return Run(plan, files.folder, resume=resume, overwrite=not resume, limits=pace)
@@ -58,7 +58,7 @@ def _run(asked: Collection, files: Files, head_url: str) -> Run:
 def _played(run: Run) -> list[Row]:
     with Progress() as watch, show_warnings():
         try:
-            return run_until_signal(carry_out(run, watch), last_words=STOPPED)
+            return run_until_signal(execute(run, watch), last_words=STOPPED)
         except Stopped as stop:
             sys.stderr.write(STOPPED)
             sys.exit(stop.code)

@@ -19,7 +19,7 @@ from gymsdk.errors import GymsdkError, UsageError
 
 def main(arguments: Sequence[str]) -> None:
     """Run the servers or the policy until standard input ends or a signal arrives."""
-    parent.held()
+    parent.watch_parent()
     kind, *rest = arguments
     if kind == "serve":
         from gymsdk import cli
@@ -47,7 +47,7 @@ async def _serve_model(name: str) -> None:
     from gymsdk import testing
     from gymsdk.models.registry import model
 
-    async with testing.serve(testing.app(model(name), name=testing.NAME)) as url:
+    async with testing.serve(testing.build_app(model(name), name=testing.NAME)) as url:
         sys.stdout.buffer.write(orjson.dumps({"url": url, "pid": os.getpid()}) + b"\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

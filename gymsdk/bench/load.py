@@ -27,11 +27,11 @@ from gymsdk.models import registry as models
 from gymsdk.models.recordings import compute_digests
 from gymsdk.plugins import registry
 from gymsdk.rollouts import folder
-from gymsdk.rollouts.jobs import Job, jobs, stamped
-from gymsdk.rollouts.remote import Delivery
-from gymsdk.rollouts.retry import Played
-from gymsdk.rollouts.run import Play, collect
-from gymsdk.rollouts.tasks import default_split, from_splits
+from gymsdk.rollouts.jobs import Job, build_input_row, iter_jobs
+from gymsdk.rollouts.remote import RemotePlayer
+from gymsdk.rollouts.retry import PlayedJob
+from gymsdk.rollouts.run import LocalPlayer, collect
+from gymsdk.rollouts.tasks import get_default_split, read_splits
 from gymsdk.testing.endpoint import NAME
 from gymsdk.types import Model, Rollout, Row
 
@@ -206,12 +206,12 @@ class Recording:
 
 def list_jobs(environment: Environment, *, split: str | None, limit: int, seed: int = 0) -> Recording:
     """Return the first *limit* tasks of a split without rewards. Raises `BadRow` if the split is empty."""
-    selected = from_splits({environment.name: environment}, split, seed=seed, limit=limit)
-    sent = [stamped(row, environment=environment.name, task=number) for number, (_, row) in enumerate(selected)]
+    selected = read_splits({environment.name: environment}, split, seed=seed, limit=limit)
+    sent = [build_input_row(row, environment=environment.name, task=number) for number, (_, row) in enumerate(selected)]
     if not sent:
-        split_name = split or default_split(environment)
+        split_name = split or get_default_split(environment)
         raise BadRow(f"split {split_name!r} of {environment.name!r} has no rows; choose another split with --split")
-    return Recording(environment.name, tuple(jobs(sent)))
+    return Recording(environment.name, tuple(iter_jobs(sent)))
 
 
 async def record_rollouts(
@@ -239,7 +239,7 @@ async def record_rollouts(
         UsageError: An episode has no reward, or *keep* selects none.
     """
     recording = list_jobs(environment, split=split, limit=limit, seed=seed)
-    play = Play({environment.name: environment}, model, seed=seed, attempts=1)
+    play = LocalPlayer({environment.name: environment}, model, seed=seed, attempts=1)
     async with play.open(), aclosing(collect(recording.jobs, play, concurrency=RECORDING_CONCURRENCY)) as results:
         played = sorted([_select_scored(each) async for each in results], key=lambda each: each.job.task)
     chosen = _has_distinct_rows([each for each in played if keep(each.rollout)])
@@ -251,11 +251,11 @@ async def record_rollouts(
         environment=environment.name,
         jobs=tuple(each.job for each in chosen),
         rewards=tuple(each.rollout.reward or 0.0 for each in chosen),
-        lines=tuple(folder.scored(each.rollout, each.job.key) for each in chosen),
+        lines=tuple(folder.build_scored_line(each.rollout, each.job.key) for each in chosen),
     )
 
 
-def _select_scored(result: Played) -> Played:
+def _select_scored(result: PlayedJob) -> PlayedJob:
     failure = result.rollout.failure
     if failure is not None:
         raise UsageError(
@@ -265,8 +265,8 @@ def _select_scored(result: Played) -> Played:
     return result
 
 
-def _has_distinct_rows(results: Sequence[Played]) -> list[Played]:
-    distinct: dict[bytes, Played] = {}
+def _has_distinct_rows(results: Sequence[PlayedJob]) -> list[PlayedJob]:
+    distinct: dict[bytes, PlayedJob] = {}
     for each in results:
         request = each.rollout.row["responses_create_params"]
         distinct.setdefault(compute_digests(each.rollout.opening, request.get("instructions"))[-1], each)
@@ -296,7 +296,7 @@ class Tally:
     failures: Counter[str] = field(default_factory=Counter)
     messages: dict[str, str] = field(default_factory=dict)
 
-    def add(self, result: Played) -> None:
+    def add(self, result: PlayedJob) -> None:
         """Count one rollout."""
         rollout = result.rollout
         self.calls += rollout.turns
@@ -337,10 +337,10 @@ def _index_rewards(recording: Recording) -> dict[int, float]:
 
 async def _play_jobs(stage: Stage, recording: Recording, order: LoadPlan, tally: Tally) -> None:
     # Every rollout has a new id, because a server answers a known id with its earlier response.
-    delivery = Delivery(stage.served.client, attempts=order.attempts, once=stage.served.is_idempotent)
+    delivery = RemotePlayer(stage.served.client, attempts=order.attempts, once=stage.served.is_idempotent)
     run, numbers = uuid4().hex[:12], count()
 
-    async def play(job: Job) -> Played:
+    async def play(job: Job) -> PlayedJob:
         began = time.perf_counter()
         result = await replace(delivery, name=f"bench.{run}.{next(numbers)}")(job)
         tally.took.append(time.perf_counter() - began)

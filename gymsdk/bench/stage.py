@@ -18,7 +18,7 @@ import orjson
 
 from gymsdk.errors import GymsdkError, UsageError
 from gymsdk.http import client as http
-from gymsdk.rollouts.remote import Served, served
+from gymsdk.rollouts.remote import HeadServers, fetch_servers
 
 PROC = Path("/proc")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -56,7 +56,7 @@ class Stage:
         start: The cost of starting the servers, if the benchmark started them.
     """
 
-    served: Served
+    served: HeadServers
     model: str
     pids: Mapping[str, int]
     metered: tuple[str, ...]
@@ -83,17 +83,17 @@ async def start_servers(
         urls = [each["url"] for each in servers.ready_message["servers"].values()]
         metered = [*urls, *([endpoint.ready_message["url"].removesuffix("/v1")] if endpoint else [])]
         start = StartCost(seconds, used.cpu, used.memory + used.workers_memory)
-        yield Stage(await served(servers.ready_message["head"]), model, pids, tuple(metered), start)
+        yield Stage(await fetch_servers(servers.ready_message["head"]), model, pids, tuple(metered), start)
 
 
 async def join_servers(head: str) -> Stage:
     """Return the running servers of *head*. Raises `UsageError` if it is not a head."""
-    servers = await served(head)
+    servers = await fetch_servers(head)
     model = str((await servers.client.config()).get("policy_model_name", ""))
     return Stage(servers, model, await _find_pids(servers), tuple((await servers.client.servers()).values()))
 
 
-async def _find_pids(servers: Served) -> dict[str, int]:
+async def _find_pids(servers: HeadServers) -> dict[str, int]:
     """Return the processes of a head's servers by label, without processes of other machines."""
     client = servers.client
     url = f"{client.head}/server_instances"

@@ -27,14 +27,14 @@ SERVER_LABEL = "the server of this check"
 @asynccontextmanager
 async def serve_environment(environment: Environment) -> AsyncIterator[Playable]:
     """Serve *environment* and yield its HTTP client."""
-    from gymsdk.deploy.runner import Strand
+    from gymsdk.deploy.runner import BackgroundTask
     from gymsdk.servers import listener, resources
     from gymsdk.servers.remote import RemoteEnvironment
 
     at = listener.bind_socket("127.0.0.1", what=SERVER_LABEL)
     port = at.getsockname()[1]
     server = listener.Listener(resources.create_app(environment), at, grace=1.0)
-    strand = Strand(SERVER_LABEL, server.run)
+    strand = BackgroundTask(SERVER_LABEL, server.run)
     try:
         await strand.wait_until_up(START_SECONDS)
         yield RemoteEnvironment(f"http://127.0.0.1:{port}", environment.name)
@@ -197,7 +197,7 @@ def _play_vector_env(environment: Environment, played_scripts: Sequence[Script],
 def _play_last_env(env: VectorEnv, script: Script) -> Plain:
     import numpy as np
 
-    from gymsdk.gym.vector import info_of
+    from gymsdk.gym.vector import get_info
 
     opening, infos = env.reset(seed=[script.seed] * NUM_ENVS, options={"task": [script.task] * NUM_ENVS})
     last_observations, paid, over = [], [], False
@@ -207,7 +207,7 @@ def _play_last_env(env: VectorEnv, script: Script) -> Plain:
             last_observations.append(observations[-1])
             paid.append(float(rewards[-1]))
             over = bool(np.any(terminated | truncated))
-    last = info_of(infos, NUM_ENVS - 1)
+    last = get_info(infos, NUM_ENVS - 1)
     end = _describe_info(last, sum(paid)) if over and "outcome" in last else None
     return to_plain({"opening": opening[-1], "steps": last_observations, "end": end})
 

@@ -74,11 +74,11 @@ class Announcer:
 
 def _find_policy_name(model: Model | str | None, services: Sequence[Service]) -> str:
     """Return the name of the model as given here, or as its server reports it."""
-    from gymsdk.deploy.process import named
+    from gymsdk.deploy.process import get_policy_name
     from gymsdk.http.tls import redact_url
 
     if model is not None:
-        return redact_url(model) if isinstance(model, str) else named(model)
+        return redact_url(model) if isinstance(model, str) else get_policy_name(model)
     names = (str(each.fields.get("model") or "") for each in services if each.kind == "responses_api_models")
     return next(names, "")
 
@@ -116,26 +116,26 @@ async def build_curl_lines(environment: Environment, urls: Mapping[str, str], fo
     from gymsdk.episode import Budget, play
     from gymsdk.errors import GymsdkError
     from gymsdk.models import scripted
-    from gymsdk.rollouts.jobs import stamped
-    from gymsdk.rollouts.tasks import default_split
+    from gymsdk.rollouts.jobs import build_input_row
+    from gymsdk.rollouts.tasks import get_default_split
     from gymsdk.threads import ThreadPool
 
     try:
-        tasks = environment.tasks(default_split(environment), seed=0)
+        tasks = environment.tasks(get_default_split(environment), seed=0)
         # The servers run on this loop, so waiting for a task must not block it.
         task = await ThreadPool().run(partial(next, tasks, None), timeout=EXAMPLE_SECONDS)
     except (GymsdkError, TimeoutError) as error:
         return [f"# {environment.name} has no task to try: {error}"]
     if task is None:
-        return [f"# {environment.name} has no task to try: its split {default_split(environment)!r} is empty"]
-    row = stamped(task.row(), environment=environment.name, task=0, sampling={})
+        return [f"# {environment.name} has no task to try: its split {get_default_split(environment)!r} is empty"]
+    row = build_input_row(task.row(), environment=environment.name, task=0, sampling={})
     rollout = await play(environment, scripted.build("oracle"), row, budget=Budget(seconds=EXAMPLE_SECONDS))
     return [f"# {environment.name}", *_format_requests(environment.name, urls, folder, row, rollout)]
 
 
 def _format_requests(name: str, urls: Mapping[str, str], folder: Path, row: Row, rollout: Rollout) -> Iterator[str]:
     from gymsdk import responses
-    from gymsdk.deploy.plan import agent_of
+    from gymsdk.deploy.plan import get_agent_name
 
     response = rollout.response or responses.build_response([], model="")
     jar, base = shlex.quote(str(folder / f"{name}.cookies")), urls[name]
@@ -146,7 +146,7 @@ def _format_requests(name: str, urls: Mapping[str, str], folder: Path, row: Row,
             yield _format_curl(f"-b {jar} -c {jar}", shlex.quote(call["arguments"]), f"{base}/{call['name']}")
     verify_body = _write_body(folder / f"{name}.verify.json", {**row, "response": response})
     yield _format_curl(f"-b {jar} -c {jar}", verify_body, f"{base}/verify")
-    yield _format_curl("", body, f"{urls[agent_of(name)]}/run")
+    yield _format_curl("", body, f"{urls[get_agent_name(name)]}/run")
 
 
 def _write_body(path: Path, body: Row) -> str:

@@ -107,13 +107,13 @@ def _build_subject(
     name: str, settings: dict[str, Any], tasks: Path | None, *, split: str | None, seed: int, limit: int, budget: Budget
 ) -> Subject:
     from gymsdk.checks.subject import build_subject
-    from gymsdk.rollouts.tasks import from_file, one_source
+    from gymsdk.rollouts.tasks import check_one_source, read_file
 
-    one_source(tasks, split)
+    check_one_source(tasks, split)
     subject = build_subject(name, settings, seed=seed, count=limit, split=split, budget=budget)
     if tasks is not None:
         environment = subject.environment
-        rows = from_file({name: environment}, tasks, limit=limit)
+        rows = read_file({name: environment}, tasks, limit=limit)
         subject.given = [environment.read(row) for _, row in rows]
     return subject
 

@@ -81,7 +81,7 @@ def _show_settings(files: list[Path], overrides: list[str], output: Path | None,
     deployment = configuration.load_config(files, overrides)
     _print_deployment(deployment, json=json)
     # Validate after printing, so that people see the settings even if they are invalid.
-    validate.check(deployment)
+    validate.check_deployment(deployment)
 
 
 def _print_deployment(deployment: Deployment, *, json: bool) -> None:

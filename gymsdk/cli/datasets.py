@@ -98,7 +98,7 @@ def find_dataset(files: Sequence[Path], name: str, *, played: bool = False) -> C
     deployment = config.load_config(files, played=played)
     for note in deployment.notes:
         typer.echo(note, err=True)
-    blocks = {each.name: each for each in plan.whole(deployment)}
+    blocks = {each.name: each for each in plan.complete_servers(deployment)}
     block, dataset = _find_blocks(blocks.values(), name, files)
     if not dataset.path.is_file():
         raise BadConfig(

@@ -153,13 +153,13 @@ class ServeOptions:
 
         if not self.files and not self.overrides and not any(Path(file).exists() for file in ENV_FILES):
             return None
-        from gymsdk.config import load_config
+        from gymsdk.config.read import load_config
         from gymsdk.deploy import plan, validate
 
         listen = self.listen
         deployment = load_config(self.files, self.overrides, played=self.model.name is not None)
         role = "head" if listen.only == supervisor.HEAD else listen.role
-        validate.check(deployment, plan.here(deployment.servers, role=role, only=listen.only))
+        validate.check_deployment(deployment, plan.select_local(deployment.servers, role=role, only=listen.only))
         if not (
             deployment.servers or self.names or self.model.name or deployment.head.given or listen.role or listen.head
         ):
@@ -229,7 +229,7 @@ class ServeOptions:
             return {}
         if listen.only is None:
             raise UsageError("--fd passes a socket to the server that --only names; --separate sets both")
-        return {listen.only: supervisor.socket_at(listen.socket_fd)}
+        return {listen.only: supervisor.open_socket(listen.socket_fd)}
 
     def build_logging(self, deployment: Deployment | None) -> LogConfig:
         """Return the configuration of the logs."""
@@ -279,7 +279,7 @@ async def _serve_deployment(
     from gymsdk.http import client
 
     if options.listen.socket_fd is not None:
-        parent.held()
+        parent.watch_parent()
     try:
         async with _start_model(options, deployment) as started:
             if options.listen.separate:
@@ -295,14 +295,14 @@ class StartedModel:
     """The model of the policy, and the options that child processes receive to play with the same model."""
 
     model: Model | None
-    inherited: supervisor.Handed
+    inherited: supervisor.SecretOptions
 
 
 @asynccontextmanager
 async def _start_model(options: ServeOptions, deployment: Deployment | None) -> AsyncIterator[StartedModel]:
     """Build the policy's model. With --launch-vllm, run vLLM as long as the context is open."""
     model = options.model
-    inherited = supervisor.Handed(
+    inherited = supervisor.SecretOptions(
         overrides=options.overrides,
         settings=options.setting_pairs,
         model=model.name,
@@ -313,13 +313,13 @@ async def _start_model(options: ServeOptions, deployment: Deployment | None) -> 
     if not model.launch:
         yield StartedModel(model.build_model(), inherited)
         return
-    from gymsdk.deploy.vllm import launched
+    from gymsdk.deploy.vllm import launch_vllm
     from gymsdk.deploy.vllm_command import Launch
 
     name = (model.name or "").removeprefix("vllm/")
     start_seconds = deployment.readiness if deployment and deployment.readiness else 600.0
     launch = Launch(name=name, flags=model.flags, insecure=options.insecure, ending=5.0, starting=start_seconds)
-    async with launched(launch) as engine:
+    async with launch_vllm(launch) as engine:
         key = engine.key.get_secret_value() if engine.key else None
         inherited = inherited.model_copy(update={"base_urls": (engine.url,), "key": key})
         yield StartedModel(model.build_model(base_url=engine.url, api_key=engine.key), inherited)
@@ -328,10 +328,10 @@ async def _start_model(options: ServeOptions, deployment: Deployment | None) -> 
 async def _serve_in_process(
     options: ServeOptions, deployment: Deployment | None, model: Model | None, announce: Announcer
 ) -> None:
-    from gymsdk.deploy.process import serving
+    from gymsdk.deploy.process import serve
 
     with TemporaryDirectory(prefix="gymsdk-") as folder:
-        async with serving(
+        async with serve(
             options.names,
             model=model,
             settings=options.settings,
@@ -363,19 +363,24 @@ async def _serve_separately(
     deployment: Deployment | None,
     log_config: LogConfig,
     announce: Announcer,
-    inherited: supervisor.Handed,
+    inherited: supervisor.SecretOptions,
 ) -> None:
-    from gymsdk.deploy.process import placed, planned, running_here
-    from gymsdk.deploy.separate import separated
+    from gymsdk.deploy.process import plan_servers, resolve_head, select_servers_here
+    from gymsdk.deploy.separate import serve_separately
 
     plan = options.build_options(deployment).model_copy(update={"supervisor": inherited.supervisor})
     safety = plan.get_security()
-    plan = await placed(plan, deployment, safety)
-    blocks = planned(options.names, options.model.name, options.settings, plan, deployment)
-    here = running_here(blocks, plan, safety)
-    words = [*supervisor.again(sys.argv[1:], options.overrides), *_build_default_words(options, deployment, plan)]
+    plan = await resolve_head(plan, deployment, safety)
+    blocks = plan_servers(options.names, options.model.name, options.settings, plan, deployment)
+    here = select_servers_here(blocks, plan, safety)
+    words = [
+        *supervisor.build_child_arguments(sys.argv[1:], options.overrides),
+        *_build_default_words(options, deployment, plan),
+    ]
     bare = log_config.takes_stderr and log_config.format == "json"
-    async with separated(here, words, options=plan, security=safety, stdin_line=inherited.to_line(), bare=bare) as running:
+    async with serve_separately(
+        here, words, options=plan, security=safety, stdin_line=inherited.to_line(), bare=bare
+    ) as running:
         await announce(running.head_url, running.services, _find_served_policy(blocks), None, ())
         await running.wait_for_end()
 
@@ -390,7 +395,7 @@ def _find_served_policy(blocks: Sequence[ServerConfig]) -> str:
 
 def _build_default_words(options: ServeOptions, deployment: Deployment | None, plan: Options) -> list[str]:
     """Return the words that pass on the default model, unless a node whose head runs elsewhere starts none."""
-    from gymsdk.deploy.process import DEFAULT, leaves_model
+    from gymsdk.deploy.process import DEFAULT, leaves_model_to_others
 
-    other_model = options.model.name or leaves_model(deployment) or plan.head or plan.role
+    other_model = options.model.name or leaves_model_to_others(deployment) or plan.head or plan.role
     return [] if other_model else ["--model", DEFAULT]

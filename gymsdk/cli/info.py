@@ -55,11 +55,11 @@ def _describe_environment(name: str, environment: Environment) -> dict[str, Any]
 
 
 def _read_first_task(environment: Environment) -> list[Item]:
-    from gymsdk.rollouts.tasks import from_splits
+    from gymsdk.rollouts.tasks import read_splits
 
     if not environment.splits:
         return []
-    rows = from_splits({environment.name: environment}, None, seed=0, limit=1)
+    rows = read_splits({environment.name: environment}, None, seed=0, limit=1)
     return [item for _, row in rows for item in environment.read(row).input]
 
 

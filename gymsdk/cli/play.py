@@ -79,16 +79,18 @@ def play(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.cli.stopping import Stopped, run_interruptibly, run_until_signal
     from gymsdk.models import registry as models
     from gymsdk.plugins import registry
-    from gymsdk.rollouts.jobs import stamped
-    from gymsdk.rollouts.tasks import one_source
+    from gymsdk.rollouts.jobs import build_input_row
+    from gymsdk.rollouts.tasks import check_one_source
 
-    one_source(tasks, split)
+    check_one_source(tasks, split)
     configured = options.parse_settings([name], settings)[name]
     environment = registry.load(name, **configured)
     sampling = options.parse_sampling(
         temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param
     )
-    row = stamped(_find_row(environment, tasks, split, seed, task), environment=name, task=task, sampling=sampling)
+    row = build_input_row(
+        _find_row(environment, tasks, split, seed, task), environment=name, task=task, sampling=sampling
+    )
     policy: Model = HumanPolicy(to_stderr=json)
     if model:
         policy = models.model(
@@ -115,7 +117,7 @@ def _find_row(environment: Environment, tasks: Path | None, split: str | None, s
     from itertools import islice
 
     from gymsdk.errors import BadRow
-    from gymsdk.rollouts.tasks import default_split, from_file, from_splits
+    from gymsdk.rollouts.tasks import get_default_split, read_file, read_splits
 
     if tasks is None and task >= MAX_SEARCHED_TASKS:
         advice = "write the rows to a file with `gymsdk tasks` and pass it with --tasks"
@@ -123,10 +125,10 @@ def _find_row(environment: Environment, tasks: Path | None, split: str | None, s
         raise BadRow(f"--task {task} is beyond {first}; pass a lower number, or {advice}")
     environments = {environment.name: environment}
     if tasks is None:
-        split = split or default_split(environment)
-        rows = from_splits(environments, split, seed=seed, limit=task + 1)
+        split = split or get_default_split(environment)
+        rows = read_splits(environments, split, seed=seed, limit=task + 1)
     else:
-        rows = from_file(environments, tasks, limit=task + 1)
+        rows = read_file(environments, tasks, limit=task + 1)
     for _, row in islice(rows, task, None):
         return row
     raise BadRow(f"--task {task}: {tasks or f'split {split!r}'} has no task with this number; numbers start at 0")
@@ -135,27 +137,27 @@ def _find_row(environment: Environment, tasks: Path | None, split: str | None, s
 async def _play_episode(environment: Environment, model: Model, row: Row, seed: int) -> Rollout:
     from gymsdk.episode import Budget, play
     from gymsdk.http import client
-    from gymsdk.rollouts.jobs import jobs, seed_of
+    from gymsdk.rollouts.jobs import compute_seed, iter_jobs
 
-    job = next(jobs([row]))
+    job = next(iter_jobs([row]))
     budget = Budget(seconds=PLAY_SECONDS)
     try:
         async with environment:
-            return await play(environment, model, job.row, seed=seed_of(seed, job), id=job.id, budget=budget)
+            return await play(environment, model, job.row, seed=compute_seed(seed, job), id=job.id, budget=budget)
     finally:
         await client.aclose()
 
 
 def _play_through_gymnasium(name: str, settings: dict[str, Any], model: Model, row: Row, seed: int) -> Rollout:
     from gymsdk.gym import loop
-    from gymsdk.gym.policy import made, rollout
+    from gymsdk.gym.policy import make_env, rollout
     from gymsdk.http import client
-    from gymsdk.rollouts.jobs import jobs, seed_of
+    from gymsdk.rollouts.jobs import compute_seed, iter_jobs
 
-    job = next(jobs([row]))
-    env = made(name, seconds=PLAY_SECONDS, settings=settings)
+    job = next(iter_jobs([row]))
+    env = make_env(name, seconds=PLAY_SECONDS, settings=settings)
     try:
-        played = rollout(env, model, seed=seed_of(seed, job), options={"task": job.row}, timeout=PLAY_SECONDS)
+        played = rollout(env, model, seed=compute_seed(seed, job), options={"task": job.row}, timeout=PLAY_SECONDS)
     finally:
         env.close()
         loop.run(client.aclose())

@@ -258,7 +258,7 @@ async def _build_policy(policy_options: _PolicyOptions) -> AsyncIterator[Model]:
         return
     settings = options.parse_settings(policy_options.env, policy_options.settings)
     environments = {name: registry.load(name, **each) for name, each in settings.items()}
-    async with oracle.opened(
+    async with oracle.open_oracle(
         environments,
         model,
         split=policy_options.split,
@@ -319,6 +319,9 @@ async def _serve_policy(
 
     from gymsdk import testing
 
-    async with _build_policy(policy_options) as model, testing.serve(testing.app(model, **engine), **address) as url:
+    async with (
+        _build_policy(policy_options) as model,
+        testing.serve(testing.build_app(model, **engine), **address) as url,
+    ):
         announce(url)
         await asyncio.Event().wait()

@@ -64,7 +64,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.cli.progress import choose_folder, run_rollouts
     from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
-    from gymsdk.rollouts.run import Pace, Run
+    from gymsdk.rollouts.run import Run, RunLimits
 
     sampled = options.parse_sampling(
         temperature=temperature, top_p=top_p, max_output_tokens=max_output_tokens, params=param
@@ -87,7 +87,7 @@ def profile(  # noqa: PLR0913  # each is an option of the command
     )
     plot = plot and _has_matplotlib()
     folder = choose_folder(output, ["profile", name], resume=resume)
-    pace = Pace(concurrency=concurrency, attempts=attempts, timeout=timeout)
+    pace = RunLimits(concurrency=concurrency, attempts=attempts, timeout=timeout)
     run = Run(plan, folder, resume=resume, overwrite=overwrite, limits=pace)
     run_rollouts(run)
     result = _profile_run(plan, folder, plot=plot)
@@ -112,15 +112,15 @@ def _has_matplotlib() -> bool:
 
 def _profile_run(plan: Plan, folder: Path, *, plot: bool) -> Profile:
     from gymsdk.rollouts.folder import RunFolder
-    from gymsdk.rollouts.profile import draw, profiled
+    from gymsdk.rollouts.profile import build_profile, draw_profile
 
     name = next(iter(plan.environments))
     with RunFolder(folder) as run:
         maxima = _list_claimed_maxima(plan, run)
-        result = profiled(name, plan.model or "", run.read_rollouts(), run.read_failures(), maxima=maxima)
+        result = build_profile(name, plan.model or "", run.read_rollouts(), run.read_failures(), maxima=maxima)
         (folder / "profile.json").write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
         if plot:
-            draw(result, folder / "profile.png")
+            draw_profile(result, folder / "profile.png")
     return result
 
 

@@ -18,10 +18,10 @@ import typer
 
 from gymsdk.cli.stopping import Stopped, run_until_signal
 from gymsdk.errors import UsageError
-from gymsdk.rollouts.folder import Standing
-from gymsdk.rollouts.plan import program
-from gymsdk.rollouts.retry import Played
-from gymsdk.rollouts.run import Run, carry_out
+from gymsdk.rollouts.folder import Progress
+from gymsdk.rollouts.plan import describe_program
+from gymsdk.rollouts.retry import PlayedJob
+from gymsdk.rollouts.run import Run, execute
 from gymsdk.types import Row
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def run_rollouts(run: Run) -> list[Row]:
         try:
             # The output of an environment's code must not mix with the metrics, which may be JSON for a program.
             with redirect_stdout(sys.stderr):
-                return run_until_signal(carry_out(run, watch), last_words=f"{words}\n")
+                return run_until_signal(execute(run, watch), last_words=f"{words}\n")
         except Stopped as stop:
             code = stop.code
     if folder.exists():
@@ -76,7 +76,7 @@ def format_resume_command(words: Sequence[str], folder: Path) -> str:
     kept = [word for word in words if word not in {"--overwrite", "--resume"}]
     names_output = any(word.startswith("--output") or re.match("-o", word) for word in kept)
     folder_option = [] if names_output else ["--output", str(folder)]
-    return shlex.join([*program(), *kept, *folder_option, "--resume"])
+    return shlex.join([*describe_program(), *kept, *folder_option, "--resume"])
 
 
 def choose_folder(output: Path | None, names: Sequence[str], *, resume: bool) -> Path:
@@ -129,7 +129,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._total = 0
-        self._standing = Standing()
+        self._standing = Progress()
         self._bar = _Bar() if sys.stderr.isatty() else None
         self._next = time.monotonic() + PROGRESS_SECONDS
 
@@ -146,7 +146,7 @@ class Progress:
         """Print a message about the run."""
         typer.echo(sentence, err=True)
 
-    def begun(self, *, total: int, standing: Standing) -> None:
+    def begun(self, *, total: int, standing: Progress) -> None:
         """Show the state of the run when it starts or resumes."""
         self._total, self._standing = total, standing
         if standing.done:
@@ -155,7 +155,7 @@ class Progress:
             self._bar.start(total)
             self._bar.show(standing)
 
-    def ended(self, result: Played) -> None:
+    def ended(self, result: PlayedJob) -> None:
         """Count one rollout."""
         standing, reward = self._standing, result.rollout.reward
         standing.done.add(result.job.key)
@@ -186,7 +186,7 @@ class _Bar:
         self._task = self._bar.add_task("rollouts", total=total, mean="-", failed=0)
         self._bar.start()
 
-    def show(self, standing: Standing) -> None:
+    def show(self, standing: Progress) -> None:
         if self._bar:
             mean, failed = _format_mean(standing), standing.failed
             self._bar.update(self._task, completed=len(standing.done), mean=mean, failed=failed)
@@ -196,7 +196,7 @@ class _Bar:
             self._bar.stop()
 
 
-def _format_mean(standing: Standing) -> str:
+def _format_mean(standing: Progress) -> str:
     return f"{standing.earned / standing.scored:.3f}" if standing.scored else "-"
 
 

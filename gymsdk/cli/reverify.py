@@ -14,7 +14,7 @@ from gymsdk.cli import options
 from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
-    from gymsdk.rollouts.reverify import Judge, Rejudged, Run
+    from gymsdk.rollouts.reverify import Judge, Reverified, StoredRun
     from gymsdk.types import Row
 
 PROGRESS_SECONDS = 10.0
@@ -89,9 +89,9 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
         gymsdk reverify rollouts/math-20260101-120000
         gymsdk reverify rollouts.jsonl --agent math --fail-on-change
     """
-    from gymsdk.rollouts.reverify import Run
+    from gymsdk.rollouts.reverify import StoredRun
 
-    run = Run(path, agent=agent)
+    run = StoredRun(path, agent=agent)
     if output is not None:
         _check_output(run, output, overwrite=overwrite)
     results = _Results()
@@ -123,7 +123,7 @@ class _Results:
     unscored: list[Row] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
 
-    def add(self, each: Rejudged) -> None:
+    def add(self, each: Reverified) -> None:
         """Count one rollout."""
         case = each.case
         place = {"line": case.number, "environment": case.environment, "task": case.task, "repeat": case.repeat}
@@ -137,12 +137,12 @@ class _Results:
             self.changed.append({**place, "old": case.reward, "new": each.verdict.reward})
 
 
-def _check_output(run: Run, output: Path, *, overwrite: bool) -> None:
-    from gymsdk.rollouts.tasks import free
+def _check_output(run: StoredRun, output: Path, *, overwrite: bool) -> None:
+    from gymsdk.rollouts.tasks import check_output_path
 
     if run.contains(output):
         raise UsageError(f"{output} belongs to the stored run, which stays unchanged; choose another --output")
-    free(output, overwrite=overwrite)
+    check_output_path(output, overwrite=overwrite)
 
 
 def _report_progress(work: Any) -> None:
@@ -159,45 +159,47 @@ def _report_progress(work: Any) -> None:
             raise typer.Exit(stop.code) from None
 
 
-async def _reverify_run(run: Run, results: _Results, reverify_options: _Options) -> None:
+async def _reverify_run(run: StoredRun, results: _Results, reverify_options: _Options) -> None:
     import asyncio
 
     from gymsdk.http import client
-    from gymsdk.rollouts.remote import served
-    from gymsdk.rollouts.reverify import elsewhere, has_judges, here, sessionless, wanted
+    from gymsdk.rollouts.remote import fetch_servers
+    from gymsdk.rollouts.reverify import build_remote_judge, has_judges, list_sessionless, list_wanted, open_local_judge
 
     try:
         if reverify_options.head is None:
-            async with here(run, options.parse_settings(run.list_environments(), reverify_options.settings)) as judge:
+            async with open_local_judge(
+                run, options.parse_settings(run.list_environments(), reverify_options.settings)
+            ) as judge:
                 await _judge_cases(run, judge, results, reverify_options)
             return
         if reverify_options.settings:
             raise UsageError(
                 f"--set {reverify_options.settings[0]}: running servers have their settings already; leave out --set"
             )
-        judges = await asyncio.to_thread(wanted, run)
-        servers = await served(reverify_options.head, lambda results: has_judges(results, judges))
-        results.unsure = await sessionless(servers, run, force=reverify_options.force)
-        await _judge_cases(run, elsewhere(servers), results, reverify_options)
+        judges = await asyncio.to_thread(list_wanted, run)
+        servers = await fetch_servers(reverify_options.head, lambda results: has_judges(results, judges))
+        results.unsure = await list_sessionless(servers, run, force=reverify_options.force)
+        await _judge_cases(run, build_remote_judge(servers), results, reverify_options)
     finally:
         await client.aclose()
 
 
-async def _judge_cases(run: Run, judge: Judge, results: _Results, reverify_options: _Options) -> None:
+async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, reverify_options: _Options) -> None:
     from contextlib import aclosing, nullcontext
     from itertools import islice
 
     from gymsdk import descriptors
-    from gymsdk.rollouts.reverify import rejudged
-    from gymsdk.rollouts.tasks import Sheet
+    from gymsdk.rollouts.reverify import reverify
+    from gymsdk.rollouts.tasks import AtomicRowWriter
 
     at_once = min(reverify_options.at_once, descriptors.count_affordable(2))
     rejudgements, last_report = (
-        rejudged(islice(run.iter_cases(), reverify_options.limit), judge, concurrency=at_once),
+        reverify(islice(run.iter_cases(), reverify_options.limit), judge, concurrency=at_once),
         time.monotonic(),
     )
     with (
-        Sheet(reverify_options.output, overwrite=reverify_options.overwrite)
+        AtomicRowWriter(reverify_options.output, overwrite=reverify_options.overwrite)
         if reverify_options.output
         else nullcontext() as sheet
     ):

@@ -13,7 +13,7 @@ from gymsdk.errors import UsageError
 
 if TYPE_CHECKING:
     from gymsdk.rollouts.plan import Plan
-    from gymsdk.rollouts.run import Pace
+    from gymsdk.rollouts.run import RunLimits
     from gymsdk.types import Model, Row
 
 
@@ -64,7 +64,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
     from gymsdk.cli.datasets import select_dataset
     from gymsdk.episode import Budget
     from gymsdk.rollouts.plan import Plan
-    from gymsdk.rollouts.run import Pace
+    from gymsdk.rollouts.run import RunLimits
 
     row_options = {"--tasks": tasks, "--split": split, "--agent": agent, "NAME": names or None}
     has_model = model is not None or head is not None
@@ -116,7 +116,7 @@ def rollout(  # noqa: PLR0913  # each is an option of the command
         budget=Budget(turns=turns, tools=tool_calls, seconds=deadline),
         **(configured_model.describe_model() if configured_model else model_fields),
     )
-    pace = Pace(concurrency=concurrency, attempts=attempts, timeout=timeout)
+    pace = RunLimits(concurrency=concurrency, attempts=attempts, timeout=timeout)
     policy = configured_model.build_model() if configured_model else None
     folder_options = {"resume": resume, "overwrite": overwrite, "trajectories": trajectories}
     _run_plan(plan, pace, output, policy, folder_options, json=json)
@@ -133,7 +133,13 @@ def _check_model_options(model_options: dict[str, str | None]) -> None:
 
 
 def _run_plan(
-    plan: Plan, pace: Pace, output: Path | None, model: Model | None, folder_options: dict[str, bool], *, json: bool
+    plan: Plan,
+    pace: RunLimits,
+    output: Path | None,
+    model: Model | None,
+    folder_options: dict[str, bool],
+    *,
+    json: bool,
 ) -> None:
     from gymsdk.cli.progress import choose_folder, run_rollouts
     from gymsdk.rollouts.run import Run

@@ -249,9 +249,9 @@ def serve(  # noqa: PLR0913  # each is an option of the command
 
     names, overrides, flags = _split_words(words or [])
     validate.check_names(names)
-    inherited = supervisor.Handed()
+    inherited = supervisor.SecretOptions()
     if only is not None and file is not None:
-        inherited = supervisor.taken(file)
+        inherited = supervisor.read_secret_options(file)
         overrides, settings = (*inherited.overrides, *overrides), [*inherited.settings, *settings]
         model, pin, base_url = model or inherited.model, [*inherited.pins, *pin], [*inherited.base_urls, *base_url]
     if not names and not config and not overrides and role not in {"head", "model"}:

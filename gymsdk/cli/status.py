@@ -126,12 +126,12 @@ def _format_cells(row: ServerStatus) -> Iterator[tuple[str, str]]:
 
 
 def _format_exit(row: ServerStatus) -> str:
-    from gymsdk.deploy.supervisor import told
+    from gymsdk.deploy.supervisor import describe_exit
 
     if row.exit_code is None or row.exit_at is None:
         return ""
     times = f", {row.restarts} restarts" if row.restarts and row.restarts > 1 else ""
-    return f"{told(row.exit_code)} {_format_duration(max(0.0, time.time() - row.exit_at))} ago{times}"
+    return f"{describe_exit(row.exit_code)} {_format_duration(max(0.0, time.time() - row.exit_at))} ago{times}"
 
 
 def _mark_problem(cell: str, wrong: Sequence[str], *which: str) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from gymsdk.environment import Environment
-    from gymsdk.rollouts.tasks import Checked
+    from gymsdk.rollouts.tasks import FileCheck
     from gymsdk.types import Row
 
 MAX_ERRORS_SHOWN = 100
@@ -103,21 +103,23 @@ def _write_rows(  # the command's options
     from gymsdk import jsonl
     from gymsdk.cli.stopping import run_in_new_loop
     from gymsdk.plugins import registry
-    from gymsdk.rollouts.tasks import Sheet, dealt, equipped
+    from gymsdk.rollouts.tasks import AtomicRowWriter, add_tools, interleave_splits
 
     parsed = options.parse_settings(names, settings)
     # The output of an environment's code must not mix with the rows.
     out, silent = sys.stdout.buffer, redirect_stdout(sys.stderr)
     with silent:
         loaded = {name: registry.load(name, **each) for name, each in parsed.items()}
-        rows_to_write = equipped(loaded, dealt(loaded, split, seed=seed, limit=limit or MAX_ERRORS_SHOWN), seed=seed)
+        rows_to_write = add_tools(
+            loaded, interleave_splits(loaded, split, seed=seed, limit=limit or MAX_ERRORS_SHOWN), seed=seed
+        )
         if limit is None:
             typer.echo(f"at most {MAX_ERRORS_SHOWN} rows of each environment; pass another number with -n N", err=True)
         if output is None:
             run_in_new_loop(_iter_rows(rows_to_write, lambda row: out.write(jsonl.dump_row(row))))
             out.flush()
             return
-        with Sheet(output, overwrite=overwrite) as sheet:
+        with AtomicRowWriter(output, overwrite=overwrite) as sheet:
             run_in_new_loop(_iter_rows(rows_to_write, sheet.add))
     summary = {"output": str(output), "rows": sheet.count, "environments": names}
     typer.echo(jsonl.dump_document(summary) if json else f"{sheet.count:,} rows in {output}\n", nl=False)
@@ -132,7 +134,7 @@ def _validate_file(path: Path, names: list[str], settings: list[str], *, json: b
     from functools import cache
 
     from gymsdk.plugins import registry
-    from gymsdk.rollouts.tasks import checked
+    from gymsdk.rollouts.tasks import check_file
 
     parsed = options.parse_settings(names, settings) if names or not settings else _parse_unprefixed_settings(settings)
 
@@ -143,7 +145,7 @@ def _validate_file(path: Path, names: list[str], settings: list[str], *, json: b
         except (UnknownEnvironment, BrokenEnvironment) as error:
             return error
 
-    report = checked(path, environment_of, only=names[0] if len(names) == 1 else None)
+    report = check_file(path, environment_of, only=names[0] if len(names) == 1 else None)
     _print_errors(path, report, json=json)
     if report.bad:
         raise typer.Exit(1)
@@ -152,11 +154,11 @@ def _validate_file(path: Path, names: list[str], settings: list[str], *, json: b
 def _check_dataset(files: list[Path], name: str | None, others: dict[str, object], *, json: bool) -> None:
     from gymsdk.cli.datasets import select_dataset
     from gymsdk.plugins import registry
-    from gymsdk.rollouts.tasks import checked
+    from gymsdk.rollouts.tasks import check_file
 
     chosen = select_dataset(files, name, others, played=True)
     environment = registry.load(chosen.environment, **chosen.settings)
-    report = checked(chosen.path, lambda _: environment, only=chosen.environment)
+    report = check_file(chosen.path, lambda _: environment, only=chosen.environment)
     _print_errors(chosen.path, report, json=json)
     if report.bad:
         raise typer.Exit(1)
@@ -166,7 +168,7 @@ def _parse_unprefixed_settings(settings: list[str]) -> dict[str, dict[str, objec
     raise UsageError(f"--set {settings[0]}: name the environment of the setting, as in `gymsdk tasks NAME --set …`")
 
 
-def _print_errors(path: Path, report: Checked, *, json: bool) -> None:
+def _print_errors(path: Path, report: FileCheck, *, json: bool) -> None:
     from gymsdk import jsonl
 
     if json:

@@ -23,7 +23,7 @@ from gymsdk.config.model import (
     ServerConfig,
 )
 from gymsdk.deploy import plan
-from gymsdk.deploy.node import loads
+from gymsdk.deploy.node import compute_loads
 from gymsdk.deploy.plan import AGENT_REF, MODEL_REF, RESOURCES_REF
 from gymsdk.deploy.runner import HEAD, ServerSpec
 from gymsdk.environment import Environment
@@ -101,7 +101,9 @@ class ServerBuilder:
         self._head = ""
         self._metrics = {each.name: ServerMetrics(each.name) for each in here}
         self._instances = InstanceDirectory(self._build_snapshot)
-        self.environments = {each.name: self._load_environment(each, environments) for each in self._list_environment_blocks()}
+        self.environments = {
+            each.name: self._load_environment(each, environments) for each in self._list_environment_blocks()
+        }
         self._services = {each.name: self._build_service(each) for each in here}
         self.models = {each.name: self._choose_model(each, players) for each in blocks if self._plays(each, players)}
         self._load_balancers: dict[str, LoadBalancer] = {}
@@ -125,7 +127,7 @@ class ServerBuilder:
         host: str | None = None,
     ) -> list[ServerSpec]:
         """Return the agents and environment servers to start at *host* because *services* and *coming* lack them."""
-        blocks = [each.model_copy(update={"host": host}) for each in plan.lacking(services, expected)]
+        blocks = [each.model_copy(update={"host": host}) for each in plan.find_missing_servers(services, expected)]
         parts = (self._build_supplied(each, [*blocks, *self._blocks.values()], place) for each in blocks)
         return [each for each in parts if each is not None]
 
@@ -133,7 +135,7 @@ class ServerBuilder:
         """Return the server to start, or `None` if the reports of the nodes do not suffice to configure it."""
         try:
             _get_reference(block, RESOURCES_REF)
-            _model_of(block, beside)
+            _get_model_name(block, beside)
             service, at = self._build_service(block), place(block)
         except (GymsdkError, ValidationError) as error:
             if block.name not in self._incomplete:
@@ -146,7 +148,7 @@ class ServerBuilder:
 
     def get_loads(self) -> Mapping[str, Load]:
         """Return the load of each server."""
-        return loads(self._metrics)
+        return compute_loads(self._metrics)
 
     async def _build_snapshot(self) -> HeadSnapshot:
         return await nodes_fetcher(self._head, headers=partial(credentials.build_auth_headers, self._token))()
@@ -163,7 +165,9 @@ class ServerBuilder:
         assert isinstance(block.part, ResourcesServerConfig), "the part of a resources server"
         if (there := given.get(block.name)) is not None:
             return there
-        asked = {key: ReferencedModel(name, partial(self._get_model_by_name, name)) for key, name in block.models.items()}
+        asked = {
+            key: ReferencedModel(name, partial(self._get_model_by_name, name)) for key, name in block.models.items()
+        }
         return registry.load(block.part.environment, **{**block.settings, **asked})
 
     def _plays(self, block: ServerConfig, players: Mapping[str, Model]) -> bool:
@@ -172,20 +176,25 @@ class ServerBuilder:
     def _choose_model(self, block: ServerConfig, players: Mapping[str, Model]) -> Model:
         if not self.environments and block.name in self._here and _needs_rows(block):
             raise UsageError(
-                f"{_player_name(block)} answers for the environments that are served with it, and there is none; "
+                f"{_get_model_server_name(block)} answers for the environments that are served with it, and there is none; "
                 "name them, as in gymsdk serve math --role model"
             )
-        player = players.get(block.name) or built(block)
-        return oracle.served(player, [*self.environments.values()])
+        player = players.get(block.name) or build_model(block)
+        return oracle.prepare_model(player, [*self.environments.values()])
 
     def _build_service(self, block: ServerConfig) -> Service:
-        told = fields(block, self.environments.get(block.name))
+        told = get_row_fields(block, self.environments.get(block.name))
         place = {"name": block.name, "kind": block.kind, "implementation": block.implementation}
         return Service.model_validate({**place, "port": block.port or 0, "fields": told})
 
     def _build_app(self, block: ServerConfig, urls: Urls) -> App:
         self._head = urls[HEAD]
-        make = {RESOURCES: self._build_resources_app, AGENTS: self._build_agent_app, ENVIRONMENTS: self._build_environment_app, MODELS: self._build_model_app}
+        make = {
+            RESOURCES: self._build_resources_app,
+            AGENTS: self._build_agent_app,
+            ENVIRONMENTS: self._build_environment_app,
+            MODELS: self._build_model_app,
+        }
         return make[block.kind](block, urls)
 
     def _build_resources_app(self, block: ServerConfig, _: Urls) -> App:
@@ -243,7 +252,7 @@ class ServerBuilder:
 
     def _get_model_for(self, block: ServerConfig) -> Model:
         """Return the model that the server *block* asks."""
-        return self._get_model_by_name(_model_of(block, self._blocks.values()))
+        return self._get_model_by_name(_get_model_name(block, self._blocks.values()))
 
     def _get_model_by_name(self, name: str) -> Model:
         """Return the model of the model server *name*: the object in this process, or a client of the server."""
@@ -259,7 +268,7 @@ class ServerBuilder:
         return self._budget.model_copy(update={key: value for key, value in said.items() if value is not None})
 
 
-def fields(block: ServerConfig, environment: Environment | None) -> dict[str, Any]:
+def get_row_fields(block: ServerConfig, environment: Environment | None) -> dict[str, Any]:
     """Return a server's entry in the head's configuration, without the address: its references and its domain."""
     kinds = {RESOURCES_REF: RESOURCES, AGENT_REF: AGENTS, MODEL_REF: MODELS}
     refers = {key: {"type": kinds[key], "name": name} for key, name in block.refers.items() if key in kinds}
@@ -272,7 +281,7 @@ def fields(block: ServerConfig, environment: Environment | None) -> dict[str, An
     return about | ({"version": environment.version} if environment else {})
 
 
-def built(block: ServerConfig) -> Model:
+def build_model(block: ServerConfig) -> Model:
     """Create the model that a model server's *block* names."""
     assert isinstance(block.part, ModelServerConfig), "the part of a model server"
     return models.model(block.part.name, **block.part.options)
@@ -282,11 +291,11 @@ def _needs_rows(block: ServerConfig) -> bool:
     return isinstance(block.part, ModelServerConfig) and block.part.name.startswith(oracle.NAMED)
 
 
-def _player_name(block: ServerConfig) -> str:
+def _get_model_server_name(block: ServerConfig) -> str:
     return block.part.name if isinstance(block.part, ModelServerConfig) else block.name
 
 
-def _model_of(block: ServerConfig, beside: Iterable[ServerConfig]) -> str:
+def _get_model_name(block: ServerConfig, beside: Iterable[ServerConfig]) -> str:
     """Return the model server that *block*, or else its agent among *beside*, refers to; raises `UsageError`."""
     agents = [each for each in beside if each.name == block.refers.get(AGENT_REF)]
     return _get_reference(block if MODEL_REF in block.refers or not agents else agents[0], MODEL_REF)

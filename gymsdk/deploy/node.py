@@ -118,7 +118,9 @@ class Node:
         """Send one heartbeat; log once that the head does not answer, and once that it answers again."""
         if not self._is_alive():
             if not self._stuck:
-                log.error("%s: the event loop of its servers is blocked; sending no heartbeat until it runs", self.description)
+                log.error(
+                    "%s: the event loop of its servers is blocked; sending no heartbeat until it runs", self.description
+                )
             self._stuck = True
             return
         self._stuck = False
@@ -197,7 +199,7 @@ class Node:
         )
 
 
-def loads(metrics: Mapping[str, ServerMetrics]) -> dict[str, Load]:
+def compute_loads(metrics: Mapping[str, ServerMetrics]) -> dict[str, Load]:
     """Return the load of each server, from its metrics."""
     return {
         name: Load(sessions=_sum_gauges(each, "sessions"), in_flight=_sum_gauges(each, "playing"))

@@ -41,7 +41,7 @@ def read_config_line(file: int = 0, *, seconds: float = CONFIG_WAIT_SECONDS) -> 
     return line
 
 
-def held(file: int = 0) -> None:
+def watch_parent(file: int = 0) -> None:
     """Send SIGTERM to this process once the parent has closed its end of *file*, by default standard input."""
     threading.Thread(target=_terminate_at_end, args=(file,), name="parent-watch", daemon=True).start()
 

@@ -50,35 +50,35 @@ RESOURCES_REF, MODEL_REF, AGENT_REF = "resources_server", "model_server", "agent
 """The keys under which a server refers to another."""
 
 
-def agent_of(resources: str) -> str:
+def get_agent_name(resources: str) -> str:
     """Return the default name of the agent of a resources server."""
     return resources + AGENT_SUFFIX
 
 
-def server_of(resources: str) -> str:
+def get_environment_server_name(resources: str) -> str:
     """Return the default name of the environment server of a resources server."""
     return resources + NAME_SUFFIX
 
 
-def topology_resources(name: str, settings: Mapping[str, Any] | None = None, *, mcp: bool = False) -> ServerConfig:
+def build_resources_server(name: str, settings: Mapping[str, Any] | None = None, *, mcp: bool = False) -> ServerConfig:
     """Return the configuration of the resources server for the environment *name*."""
     part = ResourcesServerConfig(environment=name, mcp=mcp)
     return ServerConfig(name=name, kind=RESOURCES, implementation=name, part=part, settings=settings or {})
 
 
-def with_mcp(block: ServerConfig) -> ServerConfig:
+def enable_mcp(block: ServerConfig) -> ServerConfig:
     """Return *block* with its tools also offered over MCP, if it is a resources server."""
     if not isinstance(block.part, ResourcesServerConfig):
         return block
     return block.model_copy(update={"part": block.part.model_copy(update={"mcp": True})})
 
 
-def model(player: ModelServerConfig) -> ServerConfig:
+def build_model_server(player: ModelServerConfig) -> ServerConfig:
     """Return the configuration of the policy's model server."""
     return ServerConfig(name=POLICY_SERVER, kind=MODELS, implementation="gymsdk_model", part=player)
 
 
-def whole(
+def complete_servers(
     deployment: Deployment, *blocks: ServerConfig, player: ModelServerConfig | None = None
 ) -> tuple[ServerConfig, ...]:
     """Return all servers of *deployment* and *blocks*, with an agent and an environment server per environment.
@@ -87,7 +87,10 @@ def whole(
     """
     named = [*deployment.servers, *blocks]
     if player is not None:
-        named = [*(each for each in named if (each.kind, each.name) != (MODELS, POLICY_SERVER)), model(player)]
+        named = [
+            *(each for each in named if (each.kind, each.name) != (MODELS, POLICY_SERVER)),
+            build_model_server(player),
+        ]
     policy = _get_policy_server(named)
     agents = [_build_agent(each, policy) for each in named if each.kind == RESOURCES and not _has_agent(each, named)]
     named += agents
@@ -95,7 +98,7 @@ def whole(
     return tuple(sorted(named, key=_build_sort_key(named)))
 
 
-def needed(blocks: Iterable[ServerConfig]) -> list[str]:
+def list_referenced_servers(blocks: Iterable[ServerConfig]) -> list[str]:
     """Return the names of the servers without which *blocks* cannot produce rollouts.
 
     These are the blocks and the servers that they refer to. If the configuration names any servers, the references of
@@ -109,11 +112,11 @@ def needed(blocks: Iterable[ServerConfig]) -> list[str]:
     )
 
 
-def lacking(services: Iterable[Service], expected: Collection[str] = ()) -> tuple[ServerConfig, ...]:
+def find_missing_servers(services: Iterable[Service], expected: Collection[str] = ()) -> tuple[ServerConfig, ...]:
     """Return the agents and environment servers that *services* lack, except those in *coming*."""
     there = [_build_remote_config(each) for each in services]
     names = {*expected, *(each.name for each in there)}
-    return tuple(each for each in whole(Deployment(servers=tuple(there))) if each.name not in names)
+    return tuple(each for each in complete_servers(Deployment(servers=tuple(there))) if each.name not in names)
 
 
 def _build_remote_config(service: Service) -> ServerConfig:
@@ -129,7 +132,7 @@ def _build_remote_config(service: Service) -> ServerConfig:
     return ServerConfig.model_validate({**place, "part": part, "refers": refers})
 
 
-def here(
+def select_local(
     blocks: Iterable[ServerConfig], *, role: Role | None = None, only: str | None = None
 ) -> tuple[ServerConfig, ...]:
     """Return the *blocks* that run in this process: those of a *role*, the one named *only*, or all."""
@@ -156,7 +159,7 @@ def _has_server(agent: ServerConfig, blocks: Iterable[ServerConfig]) -> bool:
 def _build_agent(resources: ServerConfig, policy: str) -> ServerConfig:
     refers = {RESOURCES_REF: resources.name, MODEL_REF: policy}
     return ServerConfig(
-        name=agent_of(resources.name),
+        name=get_agent_name(resources.name),
         kind=AGENTS,
         implementation="simple_agent",
         part=AgentServerConfig(),
@@ -166,7 +169,11 @@ def _build_agent(resources: ServerConfig, policy: str) -> ServerConfig:
 
 def _build_environment_server(agent: ServerConfig) -> ServerConfig:
     its = agent.refers.get(RESOURCES_REF)
-    name = server_of(its) if its and agent.name == agent_of(its) else server_of(agent.name)
+    name = (
+        get_environment_server_name(its)
+        if its and agent.name == get_agent_name(its)
+        else get_environment_server_name(agent.name)
+    )
     refers = {AGENT_REF: agent.name} | ({RESOURCES_REF: its} if its else {})
     return ServerConfig(
         name=name,
@@ -267,7 +274,7 @@ class Options(BaseModel):
             auth.check_exposure(host, token, insecure=self.insecure or auth.is_insecure_allowed())
 
 
-def socket_of(block: ServerConfig, options: Options) -> socket.socket | None:
+def get_inherited_socket(block: ServerConfig, options: Options) -> socket.socket | None:
     """Return the bound socket of a server, or one in the port range; `None` if any port will do or one is fixed."""
     if block.name in options.sockets or block.port or options.range is None:
         return options.sockets.get(block.name)
@@ -275,7 +282,7 @@ def socket_of(block: ServerConfig, options: Options) -> socket.socket | None:
     return bind_socket_in_range(host, *options.range, but=options.disallowed, what=block.name)
 
 
-def beside_head(options: Options) -> str | None:
+def get_head_url_for_servers(options: Options) -> str | None:
     """Return the host for servers that the head starts: other machines must reach them if they reach the head."""
     at = options.sockets.get("head_server")
     return str(at.getsockname()[0]) if at is not None and is_loopback(options.host) else None

@@ -16,7 +16,14 @@ from gymsdk.client import VERSION_KEY
 from gymsdk.config.model import MODELS, POLICY_SERVER, Deployment, ModelServerConfig, ServerConfig
 from gymsdk.deploy import plan
 from gymsdk.deploy.build import ServerBuilder
-from gymsdk.deploy.plan import RESOURCES_REF, Options, agent_of, beside_head, server_of, socket_of
+from gymsdk.deploy.plan import (
+    RESOURCES_REF,
+    Options,
+    get_agent_name,
+    get_environment_server_name,
+    get_head_url_for_servers,
+    get_inherited_socket,
+)
 from gymsdk.deploy.runner import HeadConnection, ServerRunner
 from gymsdk.environment import Environment
 from gymsdk.errors import UsageError, format_suggestion
@@ -29,7 +36,17 @@ from gymsdk.servers.service import Service, build_url
 from gymsdk.testing.oracle import Oracle
 from gymsdk.types import Model
 
-__all__ = ["DEFAULT", "HEAD", "POLICY_SERVER", "Options", "Running", "agent_of", "named", "server_of", "serving"]
+__all__ = [
+    "DEFAULT",
+    "HEAD",
+    "POLICY_SERVER",
+    "Options",
+    "RunningServers",
+    "get_agent_name",
+    "get_policy_name",
+    "get_environment_server_name",
+    "serve",
+]
 
 HEAD = 11000
 """The default port of a head."""
@@ -52,7 +69,7 @@ RESERVED_KEYS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningServers:
     """Running servers, in the order of the configuration, and their environments."""
 
     head_url: str
@@ -72,14 +89,14 @@ class Running:
 
 
 @asynccontextmanager
-async def serving(
+async def serve(
     environments: Iterable[str | Environment] = (),
     *,
     model: str | Model | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     options: Options | None = None,
     deployment: Deployment | None = None,
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[RunningServers]:
     """Serve *environments* with *model* while the context is open.
 
     Args:
@@ -95,29 +112,29 @@ async def serving(
     """
     options = options or Options()
     safety = options.get_security()
-    options = await placed(options, deployment, safety)
+    options = await resolve_head(options, deployment, safety)
     listed = list(environments)
-    blocks = planned(listed, model, settings or {}, options, deployment)
-    here = running_here(blocks, options, safety)
+    blocks = plan_servers(listed, model, settings or {}, options, deployment)
+    here = select_servers_here(blocks, options, safety)
     assembly = ServerBuilder(
         blocks,
         here,
         environments={each.name: each for each in listed if isinstance(each, Environment)},
-        players=_players(model, here, options),
+        players=_choose_models(model, here, options),
         ttl=options.ttl,
         sessions=options.sessions,
         budget=options.budget,
         token=safety.token,
         capture=options.capture,
     )
-    wanted = expected(here if options.head else blocks, options, with_model=model is not None)
+    wanted = list_expected_services(here if options.head else blocks, options, with_model=model is not None)
     runner = _build_runner(assembly, blocks, here, options, safety, wanted)
     # A separate task enters and exits all contexts: the caller may leave this context in another task.
     task = asyncio.ensure_future(runner.run())
     try:
         await runner.wait_until_up(task)
         served = tuple(assembly.environments.values())
-        yield Running(runner.head_url, tuple(runner.services), served, assembly.models.get(POLICY_SERVER), task)
+        yield RunningServers(runner.head_url, tuple(runner.services), served, assembly.models.get(POLICY_SERVER), task)
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -125,7 +142,7 @@ async def serving(
         task.result()
 
 
-async def placed(options: Options, deployment: Deployment | None, security: Security) -> Options:
+async def resolve_head(options: Options, deployment: Deployment | None, security: Security) -> Options:
     """Return *options* with the head that *deployment* names: its URL if it answers, else a socket to serve it here.
 
     Raises:
@@ -147,14 +164,16 @@ async def placed(options: Options, deployment: Deployment | None, security: Secu
     return options.model_copy(update={"sockets": {**options.sockets, "head_server": at}})
 
 
-def running_here(blocks: Iterable[ServerConfig], options: Options, security: Security) -> tuple[ServerConfig, ...]:
+def select_servers_here(
+    blocks: Iterable[ServerConfig], options: Options, security: Security
+) -> tuple[ServerConfig, ...]:
     """Return the *blocks* that run in this process; raises `UsageError` if a server would be insecure."""
-    here = plan.here(blocks, role=options.role, only=options.only)
+    here = plan.select_local(blocks, role=options.role, only=options.only)
     options.check(security.token, *(each.host for each in here if each.host is not None))
     return here
 
 
-def planned(
+def plan_servers(
     environments: Iterable[str | Environment],
     model: str | Model | None,
     settings: Mapping[str, Mapping[str, Any]],
@@ -162,11 +181,13 @@ def planned(
     deployment: Deployment | None,
 ) -> tuple[ServerConfig, ...]:
     """Return all servers of the deployment, in this process or another, with their ports; raises `UsageError`."""
-    added = [_resources(each, settings, options) for each in environments]
+    added = [_build_resources_server(each, settings, options) for each in environments]
     if deployment is not None and options.mcp:
-        deployment = deployment.model_copy(update={"servers": tuple(map(plan.with_mcp, deployment.servers))})
-    player = _player(model, joined=options.head is not None or options.role is not None, deployment=deployment)
-    blocks = plan.whole(deployment or Deployment(), *added, player=player)
+        deployment = deployment.model_copy(update={"servers": tuple(map(plan.enable_mcp, deployment.servers))})
+    player = _build_model_server(
+        model, joined=options.head is not None or options.role is not None, deployment=deployment
+    )
+    blocks = plan.complete_servers(deployment or Deployment(), *added, player=player)
     names = [each.name for each in blocks]
     for name in names:
         if names.count(name) > 1 or name in RESERVED_KEYS:
@@ -183,14 +204,14 @@ def planned(
     return tuple(_set_port(each, options) for each in blocks)
 
 
-def expected(blocks: Iterable[ServerConfig], options: Options, *, with_model: bool) -> list[str]:
+def list_expected_services(blocks: Iterable[ServerConfig], options: Options, *, with_model: bool) -> list[str]:
     """Return the names of the servers without which *blocks* cannot produce rollouts."""
     # An agent in the same process as its model needs no model server.
     spared = {POLICY_SERVER} if with_model and options.role == "agent" else set()
-    return [name for name in plan.needed(blocks) if name not in spared]
+    return [name for name in plan.list_referenced_servers(blocks) if name not in spared]
 
 
-def named(model: Model) -> str:
+def get_policy_name(model: Model) -> str:
     """Return the name of *model*: the one by which it was created, or that of its type."""
     return redact_url(str(getattr(model, "name", type(model).__name__)))
 
@@ -199,26 +220,28 @@ def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def _resources(
+def _build_resources_server(
     environment: str | Environment, settings: Mapping[str, Mapping[str, Any]], options: Options
 ) -> ServerConfig:
     name = environment if isinstance(environment, str) else environment.name
-    return plan.topology_resources(name, settings.get(name), mcp=options.mcp)
+    return plan.build_resources_server(name, settings.get(name), mcp=options.mcp)
 
 
-def _player(model: str | Model | None, *, joined: bool, deployment: Deployment | None) -> ModelServerConfig | None:
+def _build_model_server(
+    model: str | Model | None, *, joined: bool, deployment: Deployment | None
+) -> ModelServerConfig | None:
     """Return the policy's model, or `None` if another process may serve it."""
     if model is not None:
-        return ModelServerConfig(name=model if isinstance(model, str) else named(model))
-    return None if joined or leaves_model(deployment) else ModelServerConfig(name=DEFAULT)
+        return ModelServerConfig(name=model if isinstance(model, str) else get_policy_name(model))
+    return None if joined or leaves_model_to_others(deployment) else ModelServerConfig(name=DEFAULT)
 
 
-def leaves_model(deployment: Deployment | None) -> bool:
+def leaves_model_to_others(deployment: Deployment | None) -> bool:
     """Return whether *deployment* decides which models there are: settings alone do not."""
     return deployment is not None and bool(deployment.servers or deployment.head.given)
 
 
-def _players(model: str | Model | None, here: Iterable[ServerConfig], options: Options) -> dict[str, Model]:
+def _choose_models(model: str | Model | None, here: Iterable[ServerConfig], options: Options) -> dict[str, Model]:
     """Return the policy's model if its server runs in this process, or an agent here uses it directly."""
     if model is None or not (options.role == "agent" or any(each.name == POLICY_SERVER for each in here)):
         return {}
@@ -248,12 +271,18 @@ def _build_runner(
         loads=assembly.get_loads,
         expected=wanted,
         at=options.sockets.get("head_server"),
-        supplied=partial(assembly.build_supplied, place=partial(socket_of, options=options), host=beside_head(options)),
+        supplied=partial(
+            assembly.build_supplied,
+            place=partial(get_inherited_socket, options=options),
+            host=get_head_url_for_servers(options),
+        ),
         path=options.root_path,
         supervisor=options.supervisor,
     )
     return ServerRunner(
-        assembly.build_specs({each.name: at for each in here if (at := socket_of(each, options)) is not None}),
+        assembly.build_specs(
+            {each.name: at for each in here if (at := get_inherited_socket(each, options)) is not None}
+        ),
         host=options.host,
         port=options.port,
         contexts=lasting,
@@ -268,7 +297,7 @@ def _describe_head(assembly: ServerBuilder, blocks: Sequence[ServerConfig]) -> d
     """Return the entries of the head's configuration that are not servers."""
     playing = assembly.models.get(POLICY_SERVER)
     # OmegaConf would read these character sequences as a missing value or a reference.
-    name = re.sub(r"\?\?\?|\$\{", "", named(playing) if playing is not None else _get_model_name(blocks))
+    name = re.sub(r"\?\?\?|\$\{", "", get_policy_name(playing) if playing is not None else _get_model_name(blocks))
     servers = (each for each in blocks if each.kind == "environment_servers" and RESOURCES_REF in each.refers)
     routes = {each.refers[RESOURCES_REF]: each.name for each in servers}
     return ({"policy_model_name": name} if name else {}) | {VERSION_KEY: version("gymsdk"), ROUTES_KEY: routes}

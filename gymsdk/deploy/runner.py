@@ -42,7 +42,7 @@ BLOCKED_SECONDS = 60.0
 log = logging.getLogger("gymsdk")
 
 
-class Strand:
+class BackgroundTask:
     """Runs *work* as an asyncio task; *what* is its name in messages."""
 
     def __init__(self, what: str, work: Work) -> None:
@@ -83,7 +83,7 @@ class Strand:
             log.warning("%s ended with an error: %r", self.what, error)
 
 
-def in_thread(work: Work, name: str) -> Work:
+def run_in_thread(work: Work, name: str) -> Work:
     """Return *work* as work that runs in its own thread, on its own event loop.
 
     Use it for what must happen in time although the caller's event loop is busy, such as heartbeats. Setting the second
@@ -173,7 +173,7 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> No
         loop.call_soon_threadsafe(function)
 
 
-class Wanted(Protocol):
+class Startable(Protocol):
     """A server to start."""
 
     @property
@@ -181,7 +181,7 @@ class Wanted(Protocol):
         """The server as other servers know it."""
 
 
-P = TypeVar("P", bound=Wanted)
+P = TypeVar("P", bound=Startable)
 
 POLL_SECONDS = 0.5
 """Seconds between two checks for missing servers."""
@@ -209,7 +209,7 @@ class AutoStarter(Generic[P]):
         services: Sequence[Service],
         registry: NodeRegistry,
         choose: Callable[[Sequence[Service], Collection[str]], Sequence[P]],
-        start: Callable[[P], tuple[Strand, Callable[[], None]]],
+        start: Callable[[P], tuple[BackgroundTask, Callable[[], None]]],
         *,
         starting: float,
         stop_seconds: float,
@@ -221,7 +221,7 @@ class AutoStarter(Generic[P]):
         self._starting = starting
         self._stop_seconds = stop_seconds
         self._failed: set[str] = set()
-        self._tasks: list[Strand] = []
+        self._tasks: list[BackgroundTask] = []
 
     async def run(self, up: asyncio.Event, over: asyncio.Event) -> None:
         """Start missing servers until *over* is set, then stop them; raises if a server fails."""
@@ -364,7 +364,7 @@ class ServerRunner:
         self._security = security
         self._connection = connection or HeadConnection()
         self._up = asyncio.Event()
-        self._tasks: list[list[Strand]] = []
+        self._tasks: list[list[BackgroundTask]] = []
         self.services: list[Service] = []
         self.supplied: list[Service] = []
         self._registry = NodeRegistry(self.services, taken=extra_config, lease=self._connection.lease)
@@ -419,10 +419,12 @@ class ServerRunner:
 
     async def _start_servers(self, at: socket.socket | None, ports: Sequence[socket.socket]) -> None:
         if at is not None:
-            members = Strand("the registry of nodes", self._registry.run)
+            members = BackgroundTask("the registry of nodes", self._registry.run)
             await self._wait_until_up([self._start_listener("the head", self._build_head(at), at), members])
         # First, and each in a separate task: these contexts must outlast the servers that share them.
-        await self._wait_until_up([Strand(what, partial(_hold_open, each)) for what, each in self._contexts.items()])
+        await self._wait_until_up(
+            [BackgroundTask(what, partial(_hold_open, each)) for what, each in self._contexts.items()]
+        )
         urls = self._urls()
         await self._wait_until_up(
             [
@@ -433,8 +435,10 @@ class ServerRunner:
         await self._check_ready()
         if at is not None:
             times = {"starting": self._times.starting, "patience": self._times.grace + CANCEL_GRACE_SECONDS}
-            supply = AutoStarter(self.services, self._registry, self._connection.supplied, self._start_supplied, **times)
-            await self._wait_until_up([Strand("the start of missing servers", supply.run)])
+            supply = AutoStarter(
+                self.services, self._registry, self._connection.supplied, self._start_supplied, **times
+            )
+            await self._wait_until_up([BackgroundTask("the start of missing servers", supply.run)])
         else:
             # Last, so that it stops first: the head must send no requests to servers that are about to stop.
             carried, pulse = partial(credentials.resolve_auth_headers, self._security.token), LoopMonitor()
@@ -448,11 +452,13 @@ class ServerRunner:
                 supervisor=self._connection.supervisor,
                 is_alive=pulse.is_recent,
             )
-            await self._wait_until_up([Strand("the pulse of the event loop", pulse.run)])
+            await self._wait_until_up([BackgroundTask("the pulse of the event loop", pulse.run)])
             # In a thread: the head must receive the heartbeats although this event loop is busy.
-            await self._wait_until_up([Strand(self.node.description, in_thread(self.node.run, "heartbeat"))])
+            await self._wait_until_up(
+                [BackgroundTask(self.node.description, run_in_thread(self.node.run, "heartbeat"))]
+            )
 
-    def _start_supplied(self, part: ServerSpec) -> tuple[Strand, Callable[[], None]]:
+    def _start_supplied(self, part: ServerSpec) -> tuple[BackgroundTask, Callable[[], None]]:
         """Start a server while others run; return its task, and a function that announces the server."""
         with ExitStack() as sockets:
             at = sockets.enter_context(self._bind_part(part))
@@ -488,14 +494,16 @@ class ServerRunner:
             for part, service in zip(self._parts, self.services, strict=True)
         }
 
-    def _start_listener(self, what: str, app: App, at: socket.socket, part: ServerSpec | None = None) -> Strand:
+    def _start_listener(self, what: str, app: App, at: socket.socket, part: ServerSpec | None = None) -> BackgroundTask:
         host = part.host if part and part.host is not None else self._host
         also = [name for name in (part.advertise if part else None, self._connection.advertise) if name]
         path = server_prefix(self._connection.path, part.service.name if part else None)
-        listener = Listener(app, at, grace=self._times.grace, host=host, extra_hosts=also, security=self._security, path=path)
-        return Strand(what, listener.run)
+        listener = Listener(
+            app, at, grace=self._times.grace, host=host, extra_hosts=also, security=self._security, path=path
+        )
+        return BackgroundTask(what, listener.run)
 
-    async def _wait_until_up(self, strands: list[Strand]) -> None:
+    async def _wait_until_up(self, strands: list[BackgroundTask]) -> None:
         self._tasks.append(strands)
         await asyncio.gather(*(each.wait_until_up(self._times.starting) for each in strands))
 
@@ -523,7 +531,7 @@ class ServerRunner:
         for group in reversed(self._tasks):
             await asyncio.gather(*(each.stop(self._get_stop_seconds(each)) for each in group))
 
-    def _get_stop_seconds(self, strand: Strand) -> float:
+    def _get_stop_seconds(self, strand: BackgroundTask) -> float:
         if strand.what in self._contexts:
             return self._times.ending
         return self._times.grace + CANCEL_GRACE_SECONDS + self._times.ending

@@ -13,8 +13,8 @@ from functools import partial
 from gymsdk import credentials
 from gymsdk.config.model import ServerConfig
 from gymsdk.deploy.node import Node
-from gymsdk.deploy.plan import Options, socket_of
-from gymsdk.deploy.runner import Strand, Times
+from gymsdk.deploy.plan import Options, get_inherited_socket
+from gymsdk.deploy.runner import BackgroundTask, Times
 from gymsdk.deploy.supervisor import ProcessSpec, Supervisor
 from gymsdk.errors import GymsdkError
 from gymsdk.http import tls
@@ -60,7 +60,7 @@ class Sockets:
 
 
 @asynccontextmanager
-async def separated(
+async def serve_separately(
     blocks: Sequence[ServerConfig],
     words: Sequence[str],
     *,
@@ -87,7 +87,7 @@ async def separated(
         sockets_by_role = _bind_sockets(blocks, options, security, sockets)
         ended = asyncio.Event()
         supervisor = Supervisor(
-            _charges(sockets_by_role, words, stdin_line),
+            _build_process_specs(sockets_by_role, words, stdin_line),
             seconds=_compute_stop_seconds(options.times),
             last=HEAD_NODE_ID,
             prefix_lines=bare,
@@ -96,7 +96,7 @@ async def separated(
         node = _build_node(sockets_by_role, supervisor, options, security, ended)
         services = tuple(_build_service(each, sockets_by_role.servers[each.name], options, security) for each in blocks)
         running = asyncio.ensure_future(supervisor.run())
-        beating = Strand(node.description, node.run)
+        beating = BackgroundTask(node.description, node.run)
         try:
             await _wait_until_ready(running, sockets_by_role.by_name, supervisor, beating, options.times, security)
             # Sent again now that the processes run: the head learns which of them it can have restarted.
@@ -112,10 +112,12 @@ async def separated(
 
 def _bind_sockets(blocks: Sequence[ServerConfig], options: Options, security: Security, sockets: ExitStack) -> Sockets:
     """Bind the sockets of all servers, and trust the servers' own certificate, while *sockets* are open."""
-    at = None if options.head else sockets.enter_context(_head(options))
-    head_url = options.head or (build_url(socket_host(at, options.host), socket_port(at), security.scheme) if at else "")
+    at = None if options.head else sockets.enter_context(_bind_head(options))
+    head_url = options.head or (
+        build_url(socket_host(at, options.host), socket_port(at), security.scheme) if at else ""
+    )
     sockets_by_role = Sockets(
-        head_url, at, {each.name: sockets.enter_context(_socket(each, options)) for each in blocks}
+        head_url, at, {each.name: sockets.enter_context(_bind_server(each, options)) for each in blocks}
     )
     if security.tls is not None:
         # The names in the certificate need not include the address by which this process reaches its servers.
@@ -124,15 +126,17 @@ def _bind_sockets(blocks: Sequence[ServerConfig], options: Options, security: Se
     return sockets_by_role
 
 
-def _head(options: Options) -> socket.socket:
+def _bind_head(options: Options) -> socket.socket:
     return options.sockets.get("head_server") or bind_socket(options.host, options.port, what="the head")
 
 
-def _socket(block: ServerConfig, options: Options) -> socket.socket:
-    return socket_of(block, options) or bind_socket(block.host or options.host, block.port or 0, what=block.name)
+def _bind_server(block: ServerConfig, options: Options) -> socket.socket:
+    return get_inherited_socket(block, options) or bind_socket(
+        block.host or options.host, block.port or 0, what=block.name
+    )
 
 
-def _charges(sockets_by_role: Sockets, words: Sequence[str], stdin_line: bytes) -> list[ProcessSpec]:
+def _build_process_specs(sockets_by_role: Sockets, words: Sequence[str], stdin_line: bytes) -> list[ProcessSpec]:
     def build_spec(name: str, words: Sequence[str], at: socket.socket, only: str) -> ProcessSpec:
         whole = [sys.executable, "-m", "gymsdk", *words, "--only", only, "--fd", str(at.fileno())]
         return ProcessSpec(name, whole, at, stdin_line, max_start_attempts=MAX_START_ATTEMPTS)
@@ -174,7 +178,7 @@ async def _wait_until_ready(
     running: asyncio.Future[None],
     sockets: Mapping[str, socket.socket],
     supervisor: Supervisor,
-    beating: Strand,
+    beating: BackgroundTask,
     times: Times,
     security: Security,
 ) -> None:
@@ -190,7 +194,11 @@ async def _wait_until_ready(
 
 
 async def _wait_for_all(
-    sockets: Mapping[str, socket.socket], supervisor: Supervisor, beating: Strand, times: Times, security: Security
+    sockets: Mapping[str, socket.socket],
+    supervisor: Supervisor,
+    beating: BackgroundTask,
+    times: Times,
+    security: Security,
 ) -> None:
     async def rise(name: str, at: socket.socket) -> None:
         await _wait_for_answer(at, times.starting, security)
@@ -215,7 +223,9 @@ async def _wait_for_answer(at: socket.socket, seconds: float, security: Security
         if told == "success":
             return
         await asyncio.sleep(POLL_SECONDS)
-    raise GymsdkError(f"the server at {build_url(host, port, security.scheme)} did not answer within {seconds:g} seconds")
+    raise GymsdkError(
+        f"the server at {build_url(host, port, security.scheme)} did not answer within {seconds:g} seconds"
+    )
 
 
 def _compute_stop_seconds(times: Times) -> float:

@@ -166,7 +166,7 @@ class Supervisor:
                     self._restart_requested.discard(name)
                     continue
                 self._raise_if_final(spec, code)
-                how = f"ended ({told(code)})"
+                how = f"ended ({describe_exit(code)})"
             delay = FIRST_DELAY_SECONDS if time.monotonic() - began > HEALTHY_SECONDS else delay
             log.warning("the server %r %s; it is started again in %.1f s", name, how, delay)
             await asyncio.sleep(delay)
@@ -179,7 +179,7 @@ class Supervisor:
 
     def _raise_if_final(self, spec: ProcessSpec, code: int) -> None:
         """Raise the reason why a restart would not help, if there is one."""
-        name, how = spec.name, told(code)
+        name, how = spec.name, describe_exit(code)
         if not spec.is_restarted():
             raise GymsdkError(f"the server {name!r} ended ({how}); its output says why")
         if name in self._ready:
@@ -188,7 +188,9 @@ class Supervisor:
             raise UsageError(f"the server {name!r} cannot be served as asked; its output says why")
         if spec.max_start_attempts is not None and self.exits[name].restarts >= spec.max_start_attempts:
             last = f": {self._last_lines[name]}" if name in self._last_lines else ""
-            raise GymsdkError(f"the server {name!r} ended {spec.max_start_attempts} times before it was ready ({how}){last}")
+            raise GymsdkError(
+                f"the server {name!r} ended {spec.max_start_attempts} times before it was ready ({how}){last}"
+            )
 
     async def _run_once(self, spec: ProcessSpec) -> tuple[int, int]:
         """Run the process once, kill what remains of its group, and return its process ID and its exit code."""
@@ -256,7 +258,7 @@ class Supervisor:
             await process.wait()
 
 
-def told(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Describe an exit code: `exit code 1`, `killed by SIGKILL`."""
     if code >= 0:
         return f"exit code {code}"
@@ -331,7 +333,7 @@ SUPERVISOR_OPTIONS = ("--separate", "--json", "--open", "--launch-vllm")
 """Flags that only the supervisor reads."""
 
 
-class Handed(BaseModel):
+class SecretOptions(BaseModel):
     """The part of a command's options that reaches a server on standard input, because it may contain secrets.
 
     Every user of the machine can read the arguments and the environment of a process.
@@ -361,23 +363,23 @@ class Handed(BaseModel):
         return self.model_dump_json().encode() + b"\n"
 
 
-def taken(file: int) -> Handed:
+def read_secret_options(file: int) -> SecretOptions:
     """Read the options that the supervisor passes on standard input, beside the listening socket *file*.
 
     Raises:
         UsageError: No listening socket is open under the number *file*.
         GymsdkError: Standard input does not hold the options.
     """
-    socket_at(file).detach()
+    open_socket(file).detach()
     try:
-        return Handed.model_validate_json(parent.read_config_line())
+        return SecretOptions.model_validate_json(parent.read_config_line())
     except ValidationError:
         raise GymsdkError(
             "the configuration on this server's standard input is invalid; only --separate may pass --only and --fd"
         ) from None
 
 
-def again(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
+def build_child_arguments(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
     """Return the arguments for one server of a command: *words* without *overrides* and without secret options.
 
     The flags that only the supervisor reads are left out as well.
@@ -393,7 +395,7 @@ def again(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
     ]
 
 
-def socket_at(file: int) -> socket.socket:
+def open_socket(file: int) -> socket.socket:
     """Return the listening socket under the descriptor *file*; raises `UsageError` if there is none."""
     try:
         at = socket.socket(fileno=file)

@@ -17,7 +17,7 @@ SettingError: TypeAlias = tuple[tuple[str, ...], str]
 """The keys that lead to a setting of a server, and a message about the setting."""
 
 
-def check(deployment: Deployment, blocks: Collection[ServerConfig] | None = None) -> None:
+def check_deployment(deployment: Deployment, blocks: Collection[ServerConfig] | None = None) -> None:
     """Check *blocks*, by default all servers of *deployment*.
 
     Raises:

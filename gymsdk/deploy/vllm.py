@@ -17,7 +17,7 @@ from typing import TextIO
 from pydantic import SecretStr
 
 from gymsdk.deploy import command_guard, vllm_command
-from gymsdk.deploy.supervisor import USAGE_EXIT_CODE, ProcessSpec, Supervisor, told
+from gymsdk.deploy.supervisor import USAGE_EXIT_CODE, ProcessSpec, Supervisor, describe_exit
 from gymsdk.deploy.vllm_command import Launch
 from gymsdk.errors import Failed, GymsdkError, UsageError
 from gymsdk.http import client
@@ -124,7 +124,7 @@ POLL_SECONDS, REQUEST_SECONDS = 0.25, 3.0
 UNAUTHORIZED = 401
 
 
-class PortLost(GymsdkError):
+class PortTaken(GymsdkError):
     """Another process took the port between the search for a free one and its use."""
 
 
@@ -157,7 +157,7 @@ class Engine:
 
 
 @asynccontextmanager
-async def launched(launch: Launch, *, out: TextIO | None = None) -> AsyncIterator[Engine]:
+async def launch_vllm(launch: Launch, *, out: TextIO | None = None) -> AsyncIterator[Engine]:
     """Run vLLM while the context is open; on entry, vLLM is ready. It is restarted when it exits.
 
     Args:
@@ -168,12 +168,12 @@ async def launched(launch: Launch, *, out: TextIO | None = None) -> AsyncIterato
         UsageError: The arguments are invalid.
         GymsdkError: vLLM does not become ready. No process is left running.
     """
-    vllm_command.checked(launch)
-    path = vllm_command.program()
-    (out or sys.stderr).write(vllm_command.told(launch) + "\n")
+    vllm_command.check_launch(launch)
+    path = vllm_command.find_program()
+    (out or sys.stderr).write(vllm_command.log_command(launch) + "\n")
     try:
         engine = await _start(launch, path, LogTail(out))
-    except PortLost:
+    except PortTaken:
         engine = await _start(launch, path, LogTail(out))
     try:
         yield engine
@@ -186,11 +186,11 @@ async def launched(launch: Launch, *, out: TextIO | None = None) -> AsyncIterato
 async def _start(launch: Launch, path: str, log_tail: LogTail) -> Engine:
     """Start vLLM and wait until it is ready."""
     flags = launch.parsed_flags
-    host = get_reachable_host(vllm_command.host(flags))
+    host = get_reachable_host(vllm_command.get_host(flags))
     at = await _choose_port(launch, host)
     ready = asyncio.Event()
     spec = ProcessSpec(
-        NAME, [*_guard_command(launch.ending), *vllm_command.words(launch, path, at)], is_restarted=ready.is_set
+        NAME, [*_guard_command(launch.ending), *vllm_command.build_command(launch, path, at)], is_restarted=ready.is_set
     )
     # Longer than the guard's time, so that the guard is not killed while it ends vLLM.
     supervisor = Supervisor([spec], seconds=launch.ending + 2, out=log_tail)
@@ -209,13 +209,13 @@ async def _start(launch: Launch, path: str, log_tail: LogTail) -> Engine:
 
 async def _choose_port(launch: Launch, host: str) -> int:
     """Return the port that the user chose, or a free one; raises `UsageError` if the chosen one is in use."""
-    chosen = vllm_command.port(launch.parsed_flags)
+    chosen = vllm_command.get_port(launch.parsed_flags)
     if chosen and launch.name in _parse_model_names(await _get(f"{_build_url(host, chosen)}/models", _get_api_key())):
         raise UsageError(
             f"{launch.name} is already served at {_build_url(host, chosen)}; replace --launch-vllm with --base-url"
             f" {_build_url(host, chosen)}, or choose another port with -- --port N"
         )
-    with bind_socket(vllm_command.host(launch.parsed_flags), chosen or 0, what="vLLM") as there:
+    with bind_socket(vllm_command.get_host(launch.parsed_flags), chosen or 0, what="vLLM") as there:
         port: int = there.getsockname()[1]
         return port
 
@@ -252,12 +252,14 @@ async def _wait_until_ready(engine: Engine, launch: Launch, log_tail: LogTail) -
 
 def _build_start_error(engine: Engine, launch: Launch, log_tail: LogTail) -> GymsdkError:
     """Return the error for an exit before vLLM was ready, with its last lines."""
-    if log_tail.says_port_taken and vllm_command.port(launch.parsed_flags) is None:
-        return PortLost("vLLM found its port taken, twice; choose one with -- --port N")
+    if log_tail.says_port_taken and vllm_command.get_port(launch.parsed_flags) is None:
+        return PortTaken("vLLM found its port taken, twice; choose one with -- --port N")
     code = engine.last_exit.code if engine.last_exit else 0
     advice = log_tail.advice or "its output says why"
     kind = UsageError if code == USAGE_EXIT_CODE else GymsdkError
-    return kind(f"vLLM with {launch.name} did not start ({told(code)}): {advice}. Its last lines:\n{log_tail.last_lines}")
+    return kind(
+        f"vLLM with {launch.name} did not start ({describe_exit(code)}): {advice}. Its last lines:\n{log_tail.last_lines}"
+    )
 
 
 async def _wait_for_model(engine: Engine) -> None:
@@ -306,4 +308,4 @@ async def _stop(running: asyncio.Task[None]) -> None:
         running.exception()
 
 
-__all__ = ["Engine", "Launch", "launched"]
+__all__ = ["Engine", "Launch", "launch_vllm"]

@@ -78,24 +78,28 @@ FAMILIES = (
 )
 """The families, in the order in which a name is matched."""
 
-UNLIKE = re.compile("distill|-r1-.*qwen|openhermes|nemotron(?!-?3(?![0-9]))")
+UNSUPPORTED_VARIANTS = re.compile("distill|-r1-.*qwen|openhermes|nemotron(?!-?3(?![0-9]))")
 """Names of models that match a family although the model does not write tool calls in the family's format."""
 
 
-def of(name: str) -> Family | None:
+def find_family(name: str) -> Family | None:
     """Return the family of a model by its *name*, or by the `config.json` of the folder *name*."""
     *_, last = name.rstrip("/").split("/")
-    return _named(last) or _named(name) or (None if UNLIKE.search(name.lower()) else _named(_type(Path(name))))
+    return (
+        _match_name(last)
+        or _match_name(name)
+        or (None if UNSUPPORTED_VARIANTS.search(name.lower()) else _match_name(_read_model_type(Path(name))))
+    )
 
 
-def _named(name: str) -> Family | None:
+def _match_name(name: str) -> Family | None:
     plain = re.sub("[_ ]", "-", name.lower())
-    if UNLIKE.search(plain):
+    if UNSUPPORTED_VARIANTS.search(plain):
         return None
     return next((family for family in FAMILIES if re.search(rf"(?<![a-z])(?:{family.pattern})", plain)), None)
 
 
-def _type(folder: Path) -> str:
+def _read_model_type(folder: Path) -> str:
     try:
         config = orjson.loads((folder / "config.json").read_bytes())
     except (OSError, orjson.JSONDecodeError):
@@ -145,10 +149,10 @@ class Launch(BaseModel):
     @property
     def parsed_flags(self) -> dict[str, tuple[str, ...]]:
         """The values of each flag by its name."""
-        return given(self.flags)
+        return parse_flags(self.flags)
 
 
-def program() -> str:
+def find_program() -> str:
     """Return the path of `vllm`, beside this Python or on the PATH; raises `UsageError` if there is none."""
     places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])  # noqa: PTH120  # unresolved: a venv's Python is a link
     found = shutil.which(PROGRAM, path=places)
@@ -160,7 +164,7 @@ def program() -> str:
     return found
 
 
-def given(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def parse_flags(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the values of each flag by its name; like vLLM, accept underscores for dashes."""
     found: dict[str, tuple[str, ...]] = {}
     name = ""
@@ -174,7 +178,7 @@ def given(flags: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def checked(launch: Launch) -> None:
+def check_launch(launch: Launch) -> None:
     """Raise `UsageError` for flags with which gymsdk could not use vLLM."""
     flags = launch.parsed_flags
     if wrong := next((flag for flag in REFUSED if flag in flags), None):
@@ -184,7 +188,7 @@ def checked(launch: Launch) -> None:
             f"{NAMES} {' '.join(flags[NAMES])} lacks {launch.name!r}, the name in gymsdk's requests; add it, or leave"
             f" {NAMES} out"
         )
-    at = host(flags)
+    at = get_host(flags)
     if not (is_loopback(at) or launch.insecure or os.environ.get(KEY)):
         raise UsageError(
             f"anyone who reaches {at!r} could use this vLLM, which requires no key; leave --host out, set {KEY}, or"
@@ -192,12 +196,12 @@ def checked(launch: Launch) -> None:
         )
 
 
-def host(flags: Mapping[str, tuple[str, ...]]) -> str:
+def get_host(flags: Mapping[str, tuple[str, ...]]) -> str:
     """Return the host on which vLLM listens."""
     return (flags.get("--host") or ("127.0.0.1",))[-1]
 
 
-def port(flags: Mapping[str, tuple[str, ...]]) -> int | None:
+def get_port(flags: Mapping[str, tuple[str, ...]]) -> int | None:
     """Return the port that the user chose, or `None`; raises `UsageError` if it is not a port."""
     if "--port" not in flags:
         return None
@@ -207,17 +211,17 @@ def port(flags: Mapping[str, tuple[str, ...]]) -> int | None:
     return int(written)
 
 
-def words(launch: Launch, path: str, at: int) -> list[str]:
+def build_command(launch: Launch, path: str, at: int) -> list[str]:
     """Return the command that runs the program at *path* on the port *at*."""
     flags = launch.parsed_flags
-    ours = [] if "--host" in flags else ["--host", host(flags)]
+    ours = [] if "--host" in flags else ["--host", get_host(flags)]
     ours += [] if "--port" in flags else ["--port", str(at)]
     ours += [] if NAMES in flags else [NAMES, launch.name]
     # The user's flags last: vLLM takes the last value of a repeated flag.
-    return [path, "serve", launch.name, *ours, *tool_flags(launch), *launch.flags]
+    return [path, "serve", launch.name, *ours, *choose_tool_flags(launch), *launch.flags]
 
 
-def tool_flags(launch: Launch) -> list[str]:
+def choose_tool_flags(launch: Launch) -> list[str]:
     """Return the flags for parsing tool calls that the user has not set.
 
     There is no flag for reasoning: vLLM's parsers remove it from the text, each in its own way, while gymsdk parses
@@ -229,16 +233,16 @@ def tool_flags(launch: Launch) -> list[str]:
     auto = [] if AUTO in flags else [AUTO]
     if PARSER in flags:
         return auto
-    family = of(launch.name)
+    family = find_family(launch.name)
     return [*auto, PARSER, family.parser] if family else []
 
 
-def told(launch: Launch) -> str:
+def log_command(launch: Launch) -> str:
     """Return one line on how tool calls are parsed, and why; warn if no parser is known and tools are used."""
     flags = launch.parsed_flags
     if PARSER in flags or "--config" in flags or "--no-enable-auto-tool-choice" in flags:
         return f"starting vLLM with {launch.name}; your options decide how tool calls are parsed"
-    if family := of(launch.name):
+    if family := find_family(launch.name):
         wanted = f"; vLLM recommends --chat-template with its examples/{family.template}" if family.template else ""
         template = "" if "--chat-template" in flags else wanted
         return (

@@ -15,7 +15,7 @@ from gymsdk.gym import loop, registration
 from gymsdk.gym.actions import Conversation, Turn
 from gymsdk.gym.env import Env
 from gymsdk.gym.spaces import Messages
-from gymsdk.gym.vector import VectorEnv, info_of
+from gymsdk.gym.vector import VectorEnv, get_info
 from gymsdk.models import registry as models
 from gymsdk.types import Episode, Item, Model, Rollout
 
@@ -144,7 +144,7 @@ def rollout(
     Returns:
         The rollout. A failure in the episode does not raise: it is the rollout's `failure`.
     """
-    played = made(env) if isinstance(env, str) else env
+    played = make_env(env) if isinstance(env, str) else env
     try:
         base = _get_base_env(played)
         policy = Policy(model, played, sampling=sampling, timeout=timeout, **model_options)
@@ -180,7 +180,7 @@ def _ask_policy(policy: Policy, observation: Any, info: Info) -> Turn:
         return Turn(failure=error)
 
 
-def made(name: str, **arguments: Any) -> SingleEnv:
+def make_env(name: str, **arguments: Any) -> SingleEnv:
     """Create the environment *name*, as in `math` or `nemo/math`, with `gymnasium.make` and *arguments*."""
     registration.register()
     plain = name.removeprefix(f"{registration.NAMESPACE}/")
@@ -215,4 +215,4 @@ def _get_episodes(env: SingleEnv | ManyEnvs) -> Sequence[Episode | None]:
 
 
 def _split_infos(infos: Info | Sequence[Info], count: int) -> Sequence[Info]:
-    return [info_of(infos, number) for number in range(count)] if isinstance(infos, dict) else infos
+    return [get_info(infos, number) for number in range(count)] if isinstance(infos, dict) else infos

@@ -234,7 +234,9 @@ class Slots:
             raise ResetNeeded(f"no episode is open in slot {', '.join(idle)}; reset the slot before the next step()")
         return {index: self._parse_action(index, action) for index, action in actions.items()}
 
-    async def play(self, outputs: Mapping[int, list[Item]], starts: Mapping[int, EpisodeStart]) -> dict[int, StepResult]:
+    async def play(
+        self, outputs: Mapping[int, list[Item]], starts: Mapping[int, EpisodeStart]
+    ) -> dict[int, StepResult]:
         """Apply the turns *said* and open the episodes *dealt* concurrently; return the step result of each slot."""
         await self.config.enter()
         turns = [self.slots[index].apply_action(items) for index, items in outputs.items()]

@@ -40,7 +40,7 @@ def merge_infos(infos: Sequence[Info]) -> Info:
     return batch
 
 
-def info_of(infos: Info, index: int) -> Info:
+def get_info(infos: Info, index: int) -> Info:
     """Return the info of the slot at *index* from the merged *infos*."""
     return {
         key: _get_value(value, index)
@@ -71,7 +71,7 @@ def _fits_int64(number: float) -> bool:
 
 def _get_value(column: Any, index: int) -> Any:
     if isinstance(column, dict):
-        return info_of(column, index)
+        return get_info(column, index)
     value = column[index]
     return value.item() if isinstance(value, np.generic) else value
 

@@ -24,7 +24,7 @@ from gymsdk.types import Failure, Rollout, Row, Timing, Usage, Verdict
 TRAJECTORY = "ng_trajectory"
 """The key of NeMo Gym's trajectory on the line of a rollout."""
 
-WRITTEN = frozenset({"response", "reward", "reward_components", TRAJECTORY, "gymsdk"})
+RESULT_FIELDS = frozenset({"response", "reward", "reward_components", TRAJECTORY, "gymsdk"})
 """The keys that a run writes on a row. On a row that is played again they are out of date."""
 
 ATTEMPT_INDEX = "_ng_attempt_index"
@@ -43,17 +43,17 @@ class StoredVerdict(Verdict):
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
-def unplayed(row: Row, *, keep: Container[str] = ()) -> Row:
+def strip_results(row: Row, *, keep: Container[str] = ()) -> Row:
     """Return *row* without the keys that an earlier run wrote, including verdict fields; *keep* names exceptions."""
     ours = row.get("gymsdk")
     names = ours.get("verdict") if isinstance(ours, dict) else None
-    stale = WRITTEN.union(map(str, names if isinstance(names, list) else ()), {ATTEMPT_INDEX})
+    stale = RESULT_FIELDS.union(map(str, names if isinstance(names, list) else ()), {ATTEMPT_INDEX})
     return {
         key: value for key, value in row.items() if key in keep or not (key in stale or key.startswith("_ng_failure_"))
     }
 
 
-def scored(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
+def build_scored_line(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
     """Return the line of a scored rollout.
 
     The fields of the verdict are top-level keys beside those of the row.
@@ -78,7 +78,7 @@ def scored(rollout: Rollout, key: Key, *, attempts: int = 1) -> Row:
     }
 
 
-def failed(rollout: Rollout, key: Key, *, attempts: int) -> Row:
+def build_failed_line(rollout: Rollout, key: Key, *, attempts: int) -> Row:
     """Return the line of a rollout without a reward: the kind, stage and message of the failure, and the response.
 
     A resume does not repeat the rollout if its failure is terminal.
@@ -102,12 +102,12 @@ def _is_terminal(failure: Failure) -> bool:
     return not (failure.retryable or failure.stage == "model" or failure.kind in AGAIN)
 
 
-def key_of(line: Row) -> Key:
+def get_key(line: Row) -> Key:
     """Return the position of a line's rollout in its run."""
     return line[TASK_INDEX], line[ROLLOUT_INDEX]
 
 
-def read(line: Row) -> Rollout:
+def parse_rollout(line: Row) -> Rollout:
     """Return the scored rollout on *line*, with the verdict's own fields as JSON values."""
     ours = line["gymsdk"]
     fields = {name: line[name] for name in ours["verdict"] if name in line}
@@ -118,7 +118,7 @@ def read(line: Row) -> Rollout:
         id=ours["id"],
         rollout_id=ours.get("rollout_id", ""),
         environment=ours["environment"],
-        row={key: value for key, value in line.items() if key not in WRITTEN},
+        row={key: value for key, value in line.items() if key not in RESULT_FIELDS},
         seed=ours["seed"],
         repeat=line[ROLLOUT_INDEX],
         outcome="scored",
@@ -138,7 +138,7 @@ def read(line: Row) -> Rollout:
 
 
 def _build_row(rollout: Rollout) -> Row:
-    row = unplayed(rollout.row)
+    row = strip_results(rollout.row)
     own = row.get("responses_create_params", {})
     params = {**own, **rollout.sampling, "input": rollout.opening or own.get("input", [])}
     params |= {"tools": rollout.tools} if rollout.tools else {}
@@ -155,7 +155,7 @@ def _build_gymsdk_field(rollout: Rollout, attempts: int) -> Row:
     return rollout.model_dump(mode="json", include=kept) | {"attempts": attempts}
 
 
-def cut(path: Path) -> None:
+def drop_partial_line(path: Path) -> None:
     """Remove an incomplete last line from the file at *path*."""
     if not path.exists():
         return
@@ -189,7 +189,7 @@ CREATE_TRIES = 100
 
 
 @dataclass(slots=True)
-class Standing:
+class Progress:
     """The progress of a run: the finished positions, the scored rollouts, the sum of their rewards, the failures."""
 
     done: set[Key] = field(default_factory=set)
@@ -304,7 +304,7 @@ class RunFolder:
         self._write(self.run, {**written, "resumed": [*written["resumed"], now]})
         self._number_repeats(repeats)
         for path in (self.rollouts, self.failures):
-            cut(path)
+            drop_partial_line(path)
         fresh = _part_path(self.failures)
         kept = (line for line in self.read_failures() if line.get("_ng_failure_terminal"))
         with _convert_write_errors(self.failures), fresh.open("wb") as file:
@@ -342,15 +342,15 @@ class RunFolder:
         """Yield the lines of the rollouts without a reward."""
         return _read_lines(self.failures)
 
-    def read_progress(self) -> Standing:
+    def read_progress(self) -> Progress:
         """Return the progress of the run."""
-        found = Standing()
+        found = Progress()
         for line in self.read_rollouts():
-            found.done.add(key_of(line))
+            found.done.add(get_key(line))
             found.scored += 1
             found.earned += line["reward"]
         for line in self.read_failures():
-            found.done.add(key_of(line))
+            found.done.add(get_key(line))
             found.failed += 1
         return found
 

@@ -34,7 +34,7 @@ class Job:
         return f"{self.task}:{self.repeat}"
 
 
-def stamped(
+def build_input_row(
     row: Row,
     *,
     environment: str,
@@ -62,29 +62,29 @@ def stamped(
     }
 
 
-def agent(row: Row) -> str | None:
+def get_agent_name(row: Row) -> str | None:
     """Return the name of the agent that *row* names, or `None`."""
     reference = row.get("agent_ref")
     name = reference.get("name") if isinstance(reference, dict) else None
     return name if isinstance(name, str) else None
 
 
-def route(row: Row) -> str | None:
+def get_environment_name(row: Row) -> str | None:
     """Return the environment that *row* names by its agent, or `None`."""
-    name = agent(row)
+    name = get_agent_name(row)
     return None if name is None else name.removesuffix(AGENT_SUFFIX)
 
 
-def jobs(inputs: Iterable[Row], *, done: Container[Key] = ()) -> Iterator[Job]:
+def iter_jobs(inputs: Iterable[Row], *, done: Container[Key] = ()) -> Iterator[Job]:
     """Yield a job for each stamped row in *inputs*, in order, except for the positions in *done*."""
     for row in inputs:
         task, repeat = row[TASK_INDEX], row[ROLLOUT_INDEX]
         if (task, repeat) not in done:
             bare = {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
-            yield Job(route(row) or "", task, repeat, bare)
+            yield Job(get_environment_name(row) or "", task, repeat, bare)
 
 
-def seed_of(seed: int, job: Job) -> int:
+def compute_seed(seed: int, job: Job) -> int:
     """Return the seed of a job's episode: the same for all repeats of a task, so that they open alike."""
     digest = hashlib.sha256(f"{seed}:{job.environment}:{job.task}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

@@ -21,7 +21,7 @@ from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
 from gymsdk.models.options import load_policy_settings
 from gymsdk.responses import Api
-from gymsdk.rollouts.tasks import default_split
+from gymsdk.rollouts.tasks import get_default_split
 from gymsdk.types import Row
 
 UNCOMPARED_FIELDS = frozenset({"base_url", "head", "tasks", "environments"})
@@ -55,7 +55,7 @@ class Plan(BaseModel):
     budget: Budget = Budget()
 
 
-def settings(plan: Plan, environments: Mapping[str, Environment], servers: Row | None = None) -> Row:
+def build_settings(plan: Plan, environments: Mapping[str, Environment], servers: Row | None = None) -> Row:
     """Return the settings that a resume must share with the run, with digests of the code and of the rows.
 
     Args:
@@ -79,7 +79,7 @@ def settings(plan: Plan, environments: Mapping[str, Environment], servers: Row |
 
 
 def _resolve_split(plan: Plan, environment: Environment) -> str | None:
-    return plan.split or (default_split(environment) if environment.splits else None)
+    return plan.split or (get_default_split(environment) if environment.splits else None)
 
 
 def _describe_environment(environment: Environment, given: Mapping[str, Any]) -> Row:
@@ -89,7 +89,7 @@ def _describe_environment(environment: Environment, given: Mapping[str, Any]) ->
     own = environment.config.model_dump(exclude=models)
     return {
         "version": environment.version,
-        "fingerprint": fingerprint(environment.plugin),
+        "fingerprint": compute_fingerprint(environment.plugin),
         "settings": {key: _dump_setting(value, given.get(key)) for key, value in own.items()}
         | {key: str(given[key]) for key in models & given.keys()},
     }
@@ -128,7 +128,7 @@ def _digest_tasks(path: Path) -> str:
         ) from None
 
 
-def differences(stored: Row, requested: Row) -> list[str]:
+def list_differences(stored: Row, requested: Row) -> list[str]:
     """Return one phrase for each setting in which *requested* differs from the *stored* run."""
     before, now = dict(_flatten(stored)), dict(_flatten(requested))
     other_source = bool(stored.get("tasks")) != bool(requested.get("tasks"))
@@ -197,7 +197,7 @@ def _format_value(value: object) -> str:
     return "given" if value is True else str(value)
 
 
-def fingerprint(plugin: object) -> str:
+def compute_fingerprint(plugin: object) -> str:
     """Return a digest of the files of *plugin*: those of its package, or its single module."""
     module = sys.modules.get(getattr(plugin, "__name__", type(plugin).__module__))
     file = getattr(module, "__file__", None)
@@ -224,7 +224,7 @@ def describe_start(plan: Plan, environments: Iterable[Environment]) -> Row:
     address, secrets = plan.base_url or load_policy_settings().policy_base_url, _collect_secrets(environments)
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": shlex.join([*program(), *(_redact(secrets, word) for word in sys.argv[1:])]),
+        "command": shlex.join([*describe_program(), *(_redact(secrets, word) for word in sys.argv[1:])]),
         "folder": str(Path.cwd()),
         "base_url": _redact([], address) if address and _uses_address(plan) else None,
         "head": plan.head and _redact([], plan.head),
@@ -235,13 +235,13 @@ def _uses_address(plan: Plan) -> bool:
     return plan.model is not None and not plan.model.startswith("scripted/")
 
 
-def program() -> list[str]:
+def describe_program() -> list[str]:
     """Return the command that starts this program."""
     name = Path(sys.argv[0]).name
     return ["python", "-m", "gymsdk"] if name == "__main__.py" else [name]
 
 
-def host() -> Row:
+def describe_host() -> Row:
     """Return the versions of Python, of the platform and of all installed distributions."""
     return {
         "python": platform.python_version(),

@@ -39,7 +39,7 @@ class Bin:
     count: int
 
 
-def interval(values: Sequence[float], *, observations: int | None = None, confidence: float = 0.95) -> Estimate:
+def compute_interval(values: Sequence[float], *, observations: int | None = None, confidence: float = 0.95) -> Estimate:
     """Return the mean of one value per task with its confidence interval over tasks.
 
     For values between 0 and 1 this is Wilson's interval at the effective sample size, which does not collapse when all
@@ -69,7 +69,7 @@ def _compute_effective_size(mean: float, error: float, *, tasks: int, observatio
     return observations if error == 0 else min(observations, mean * (1 - mean) / error**2)
 
 
-def pass_intervals(rollouts: Iterable[ScoredRollout], *, confidence: float = 0.95) -> dict[int, Estimate]:
+def compute_pass_intervals(rollouts: Iterable[ScoredRollout], *, confidence: float = 0.95) -> dict[int, Estimate]:
     """Return pass@k of the reward with its interval, for every k up to the most repeats of a task."""
     curves = [
         compute_pass_curve([rollout.reward for rollout in repeats]) for repeats in group_by_task(rollouts).values()
@@ -79,11 +79,11 @@ def pass_intervals(rollouts: Iterable[ScoredRollout], *, confidence: float = 0.9
     for k in range(1, longest + 1):
         curves = [curve for curve in curves if len(curve) >= k]
         values = [curve[k - 1] for curve in curves]
-        found[k] = interval(values, observations=sum(map(len, curves)), confidence=confidence)
+        found[k] = compute_interval(values, observations=sum(map(len, curves)), confidence=confidence)
     return found
 
 
-def zero_variance(rollouts: Iterable[ScoredRollout]) -> float | None:
+def compute_zero_variance_share(rollouts: Iterable[ScoredRollout]) -> float | None:
     """Return the share of tasks whose repeats all have the same reward, or `None` without repeats."""
     repeated = [repeats for repeats in group_by_task(rollouts).values() if len(repeats) > 1]
     if not repeated:
@@ -91,7 +91,7 @@ def zero_variance(rollouts: Iterable[ScoredRollout]) -> float | None:
     return fmean(len({rollout.reward for rollout in repeats}) == 1 for repeats in repeated)
 
 
-def histogram(values: Iterable[float], *, bins: int = 10) -> list[Bin]:
+def build_histogram(values: Iterable[float], *, bins: int = 10) -> list[Bin]:
     """Count *values* in *bins* of equal width, from 0 to 1 if all values fit, else from the minimum to the maximum.
 
     Equal values outside 0 to 1 share one bin. Without values there are no bins.
@@ -109,7 +109,7 @@ def histogram(values: Iterable[float], *, bins: int = 10) -> list[Bin]:
     return [Bin(*ends, counts[number]) for number, ends in enumerate(zip(edges, [*edges[1:], high], strict=True))]
 
 
-def bands(rollouts: Iterable[ScoredRollout], *, maxima: Mapping[int, float] | None = None) -> dict[Band, int]:
+def count_bands(rollouts: Iterable[ScoredRollout], *, maxima: Mapping[int, float] | None = None) -> dict[Band, int]:
     """Count the tasks in each band; *maxima* are the best possible rewards by task, 1 by default."""
     counts = Counter(
         _classify([rollout.reward for rollout in repeats], (maxima or {}).get(task, 1.0))
@@ -193,7 +193,7 @@ class _LineTotals:
         self.tokens += used.get("output_tokens", 0)
 
 
-def profiled(
+def build_profile(
     environment: str,
     model: str,
     scored: Iterable[Row],
@@ -214,16 +214,16 @@ def profiled(
         scored=len(seen.rollouts),
         maximum=max((maxima or {}).values(), default=1.0),
         failures=dict(Counter(line["_ng_failure_class"] for line in failed).most_common()),
-        reward=interval(list(map(fmean, groups)), observations=len(seen.rollouts)) if groups else None,
-        flat=zero_variance(seen.rollouts),
-        rewards=histogram(each.reward for each in seen.rollouts),
-        bands={str(band): count for band, count in bands(seen.rollouts, maxima=maxima).items()},
-        passes=pass_intervals(seen.rollouts),
+        reward=compute_interval(list(map(fmean, groups)), observations=len(seen.rollouts)) if groups else None,
+        flat=compute_zero_variance_share(seen.rollouts),
+        rewards=build_histogram(each.reward for each in seen.rollouts),
+        bands={str(band): count for band, count in count_bands(seen.rollouts, maxima=maxima).items()},
+        passes=compute_pass_intervals(seen.rollouts),
         grading=_compute_grading_quantiles(seen.grading),
         tokens=seen.tokens / seen.calls if seen.calls else None,
         turns=seen.turns / len(seen.rollouts) if seen.rollouts else None,
     )
-    return found.model_copy(update={"verdict": verdict(found)})
+    return found.model_copy(update={"verdict": summarize_profile(found)})
 
 
 def _group_rewards(rollouts: Iterable[ScoredRollout]) -> list[list[float]]:
@@ -240,7 +240,7 @@ def _compute_grading_quantiles(spent: list[float]) -> dict[str, float]:
     return {"p50": cuts[49], "p99": cuts[98]}
 
 
-def verdict(profile: Profile) -> str:
+def summarize_profile(profile: Profile) -> str:
     """Return one sentence: whether to train on this environment, and what to correct first."""
     failed = sum(profile.failures.values())
     taught = 0.0 if profile.flat is None else 1 - profile.flat
@@ -270,7 +270,7 @@ MAX_AXIS_TICKS = 16
 """How many ticks fit on an axis without overlap."""
 
 
-def draw(profile: Profile, path: Path) -> None:
+def draw_profile(profile: Profile, path: Path) -> None:
     """Plot *profile* as a PNG; raises `UsageError` if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

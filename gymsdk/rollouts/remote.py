@@ -23,8 +23,8 @@ from gymsdk.http.client import MAX_EXCERPT_CHARS, HttpResponse
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import folder
 from gymsdk.rollouts.folder import StoredVerdict
-from gymsdk.rollouts.jobs import Job, agent, seed_of
-from gymsdk.rollouts.retry import Played, build_unscored_rollout, catch_errors, play_with_retries
+from gymsdk.rollouts.jobs import Job, compute_seed, get_agent_name
+from gymsdk.rollouts.retry import PlayedJob, build_unscored_rollout, catch_errors, play_with_retries
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row, Timing
 
 UNPROCESSABLE_STATUS = 422
@@ -34,11 +34,11 @@ UNPROCESSABLE_STATUS = 422
 def parse_response_row(answer: HttpResponse, stage: str) -> Row:
     """Return the JSON object in *answer*; raises `EpisodeError` for an error response or other content."""
     if not answer.ok:
-        raise refused(answer, stage)
+        raise build_refusal(answer, stage)
     return client.parse_object(answer, stage)
 
 
-def refused(answer: HttpResponse, stage: str) -> EpisodeError:
+def build_refusal(answer: HttpResponse, stage: str) -> EpisodeError:
     """Return the failure for an error response: the one in its body, or else the one for its status."""
     if answer.status != UNPROCESSABLE_STATUS or client.parse_failure(answer) is not None:
         return client.build_failure(answer, stage)
@@ -52,7 +52,7 @@ def _get_detail(answer: HttpResponse) -> str:
     return detail if isinstance(detail, str) else f"answered {answer.status}: {answer.text[:MAX_EXCERPT_CHARS]}"
 
 
-def rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rollout:
+def parse_rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rollout:
     """Return the rollout of *job* from the response of `/run`; raises `EpisodeError` if it cannot be read."""
     try:
         found = _read_own(body, job) if client.is_gymsdk_result(body) else _read_foreign(body, job, seed, milliseconds)
@@ -66,7 +66,7 @@ def rollout(body: Row, job: Job, seed: int, *, milliseconds: float) -> Rollout:
 
 def _read_own(body: Row, job: Job) -> Rollout:
     client.parse_verdict(body, job.row)
-    return folder.read(body)
+    return folder.parse_rollout(body)
 
 
 def _read_foreign(body: Row, job: Job, seed: int, milliseconds: float) -> Rollout:
@@ -118,7 +118,7 @@ log = logging.getLogger("gymsdk")
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class HeadServers:
     """The servers that a head knows.
 
     Attributes:
@@ -152,7 +152,7 @@ class Served:
         Raises:
             UnknownServer: The head knows neither.
         """
-        return self.get_agent(agent(row), environment)
+        return self.get_agent(get_agent_name(row), environment)
 
     def get_agent(self, named: str | None, environment: str) -> str:
         """Return the agent for rows of *environment* that name the agent *named*, like `agent_of`."""
@@ -173,7 +173,7 @@ class Served:
 
     def get_resources_for_row(self, row: Row, environment: str) -> str:
         """Return the resources server that scores *row* of *environment*; raises `UnknownServer` if there is none."""
-        return self.get_resources(agent(row), environment)
+        return self.get_resources(get_agent_name(row), environment)
 
     def get_resources(self, named: str | None, environment: str) -> str:
         """Return the resources server for rows of *environment* that name the agent *named*, like `resources_of`."""
@@ -191,7 +191,7 @@ class Served:
         return UnknownServer(f"{http.get_host(self.client.head)} knows no {what}")
 
 
-async def served(head: str, wanted: Callable[[Served], bool] = lambda _: True) -> Served:
+async def fetch_servers(head: str, wanted: Callable[[HeadServers], bool] = lambda _: True) -> HeadServers:
     """Ask the head at a URL for its servers.
 
     A head that has just started is polled until *wanted* accepts its servers, or until their number is stable.
@@ -209,10 +209,10 @@ async def served(head: str, wanted: Callable[[Served], bool] = lambda _: True) -
     return _parse_config(client, await asking.wait_for_config(lambda config: wanted(_parse_config(client, config))))
 
 
-def _parse_config(client: ServerClient, config: Mapping[str, Any]) -> Served:
+def _parse_config(client: ServerClient, config: Mapping[str, Any]) -> HeadServers:
     agents = {name: _get_resources_server(block) for name, block in _iter_blocks(config, "responses_api_agents")}
     judges = dict(_iter_blocks(config, "resources_servers"))
-    return Served(
+    return HeadServers(
         client,
         agents,
         frozenset(judges),
@@ -279,7 +279,7 @@ def has_all(find: Callable[[str | None, str], str], wanted: Iterable[Wanted]) ->
 def _build_metrics_row(rollout: Rollout) -> Row:
     """Return the line of a rollout without its messages: metrics need only the usage of the response."""
     task, _, repeat = rollout.id.partition(":")
-    line = folder.scored(rollout, (int(task), int(repeat)))
+    line = folder.build_scored_line(rollout, (int(task), int(repeat)))
     usage = (line.pop("response") or {}).get("usage")
     line.pop("responses_create_params")
     return {**line, "response": {"usage": usage}}
@@ -296,7 +296,7 @@ AGENT_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class RemotePlayer:
     """Plays jobs on the servers that *client* knows.
 
     Attributes:
@@ -331,23 +331,25 @@ class Delivery:
         """Open nothing: the servers are running."""
         yield
 
-    async def __call__(self, job: Job) -> Played:
+    async def __call__(self, job: Job) -> PlayedJob:
         """Play *job* until it is scored, cannot be scored, or has no attempts left."""
         return await play_with_retries(job, self.play_once, attempts=self.attempts)
 
     async def play_once(self, job: Job, attempt: int) -> Rollout:
         """Play *job* once; *attempt* is the index of the attempt."""
-        rollout = await catch_errors(job, seed_of(self.seed, job), self._play_attempt(job, attempt))
+        rollout = await catch_errors(job, compute_seed(self.seed, job), self._play_attempt(job, attempt))
         return rollout.model_copy(update={"rollout_id": self._build_rollout_id(job, attempt)})
 
     async def _play_attempt(self, job: Job, attempt: int) -> Rollout:
         began = time.perf_counter()
-        body = parse_response_row(await self._post(agent(job.row) or "", self._build_body(job, attempt)), "host")
+        body = parse_response_row(
+            await self._post(get_agent_name(job.row) or "", self._build_body(job, attempt)), "host"
+        )
         spent = (time.perf_counter() - began) * 1e3
-        return rollout(body, job, seed_of(self.seed, job), milliseconds=spent)
+        return parse_rollout(body, job, compute_seed(self.seed, job), milliseconds=spent)
 
     def _build_body(self, job: Job, attempt: int) -> Row:
-        ours = {"seed": seed_of(self.seed, job), "repeat": job.repeat, "budget": self.budget.model_dump()}
+        ours = {"seed": compute_seed(self.seed, job), "repeat": job.repeat, "budget": self.budget.model_dump()}
         return {
             **job.row,
             TASK_INDEX: job.task,

@@ -26,7 +26,7 @@ log = logging.getLogger("gymsdk")
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedJob:
     """The last rollout of a job, with the usage of all attempts, and the number of attempts."""
 
     job: Job
@@ -34,7 +34,7 @@ class Played:
     attempts: int
 
 
-async def play_with_retries(job: Job, once: Callable[[Job, int], Awaitable[Rollout]], *, attempts: int) -> Played:
+async def play_with_retries(job: Job, once: Callable[[Job, int], Awaitable[Rollout]], *, attempts: int) -> PlayedJob:
     """Play *job* until it is scored, cannot be scored, or has no attempts left.
 
     Args:
@@ -50,7 +50,7 @@ async def play_with_retries(job: Job, once: Callable[[Job, int], Awaitable[Rollo
         used = types.merge_usage(used, rollout.usage)
         wait = _get_delay(rollout.failure, attempt) if attempt < attempts and unjudged <= 1 else None
         if wait is None:
-            return Played(job, rollout.model_copy(update={"usage": used}), attempt)
+            return PlayedJob(job, rollout.model_copy(update={"usage": used}), attempt)
         await asyncio.sleep(wait)
 
 

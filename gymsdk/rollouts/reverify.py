@@ -20,9 +20,9 @@ from gymsdk.errors import BadConfig, BadRow, EpisodeError, Failed, UsageError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.plugins import registry
 from gymsdk.rollouts import remote
-from gymsdk.rollouts.folder import FILES, TRAJECTORY, WRITTEN, unplayed
-from gymsdk.rollouts.jobs import Job, agent, route, seed_of
-from gymsdk.rollouts.remote import Served, Wanted, convert_to_server_error, has_all
+from gymsdk.rollouts.folder import FILES, RESULT_FIELDS, TRAJECTORY, strip_results
+from gymsdk.rollouts.jobs import Job, compute_seed, get_agent_name, get_environment_name
+from gymsdk.rollouts.remote import HeadServers, Wanted, convert_to_server_error, has_all
 from gymsdk.rollouts.tasks import SAMPLE
 from gymsdk.types import EndReason, Item, Row, build_agent_reference
 
@@ -56,7 +56,7 @@ class Case:
         """
         if self.sent is not None:
             return self.sent
-        return unplayed({key: each for key, each in self.line.items() if key != "gymsdk"})
+        return strip_results({key: each for key, each in self.line.items() if key != "gymsdk"})
 
     @property
     def task(self) -> int:
@@ -72,7 +72,7 @@ class Case:
     def seed(self) -> int:
         """The seed of the episode: the one on the line, or else that of a run with the default seed."""
         told = _get_int(self._ours.get("seed"))
-        return seed_of(0, Job(self.environment, self.task, self.repeat, self.row)) if told is None else told
+        return compute_seed(0, Job(self.environment, self.task, self.repeat, self.row)) if told is None else told
 
     @property
     def reward(self) -> float | None:
@@ -108,7 +108,7 @@ class Case:
         return ours if isinstance(ours, dict) else {}
 
 
-class Run:
+class StoredRun:
     """Stored rollouts: the folder of a run, or a file of their lines.
 
     Args:
@@ -133,7 +133,7 @@ class Run:
         """Yield the stored rollouts; raises `BadRow` at a line that is not a rollout."""
         for number, written in jsonl.read_rows(self.path):
             line = self._addressed(written)
-            name = environment_of(line)
+            name = get_environment_name(line)
             if name is None or not isinstance(line.get("responses_create_params"), dict):
                 raise BadRow(
                     f"{self.path}:{number}: the line is not a rollout: it needs `responses_create_params`, and"
@@ -142,7 +142,7 @@ class Run:
             yield Case(number, line, name, self._inputs.get_row(line.get(TASK_INDEX)) if self._inputs else None)
 
     def _addressed(self, line: Row) -> Row:
-        if self._agent is None or environment_of(line) is not None:
+        if self._agent is None or get_environment_name(line) is not None:
             return line
         return {**line, "agent_ref": build_agent_reference(self._agent)}
 
@@ -191,11 +191,11 @@ class Inputs:
         return {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
 
 
-def environment_of(line: Row) -> str | None:
+def get_environment_name(line: Row) -> str | None:
     """Return the environment that a line names, or `None`."""
     ours = line.get("gymsdk")
     name = ours.get("environment") if isinstance(ours, dict) else None
-    return name if isinstance(name, str) else route(line)
+    return name if isinstance(name, str) else get_environment_name(line)
 
 
 def _get_int(value: object) -> int | None:
@@ -213,7 +213,7 @@ Judge: TypeAlias = Callable[[Case], Awaitable[RemoteVerdict]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rejudged:
+class Reverified:
     """The result of verifying a stored rollout again: a verdict, or the kind and reason of the failure."""
 
     case: Case
@@ -238,7 +238,7 @@ class Rejudged:
         names = ours.get("verdict", ()) if isinstance(ours, dict) else ()
         stale = {
             *names,
-            *(WRITTEN - {"response", TRAJECTORY, "gymsdk"}),
+            *(RESULT_FIELDS - {"response", TRAJECTORY, "gymsdk"}),
             "mask_sample",
             "failure_kind",
             "failure_reason",
@@ -253,9 +253,9 @@ class Rejudged:
         return line
 
 
-async def rejudged(cases: Iterable[Case], judge: Judge, *, concurrency: int) -> AsyncGenerator[Rejudged, None]:
+async def reverify(cases: Iterable[Case], judge: Judge, *, concurrency: int) -> AsyncGenerator[Reverified, None]:
     """Verify every case, *at_once* concurrently, and yield the results in order."""
-    pending: deque[asyncio.Task[Rejudged]] = deque()
+    pending: deque[asyncio.Task[Reverified]] = deque()
     try:
         for case in cases:
             if len(pending) >= concurrency:
@@ -269,17 +269,17 @@ async def rejudged(cases: Iterable[Case], judge: Judge, *, concurrency: int) -> 
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-async def _judge(case: Case, judge: Judge) -> Rejudged:
+async def _judge(case: Case, judge: Judge) -> Reverified:
     try:
-        return Rejudged(case, await judge(case))
+        return Reverified(case, await judge(case))
     except BadRow as error:
-        return Rejudged(case, kind="bad_row", reason=str(error))
+        return Reverified(case, kind="bad_row", reason=str(error))
     except EpisodeError as error:
-        return Rejudged(case, kind=error.kind, reason=str(error))
+        return Reverified(case, kind=error.kind, reason=str(error))
 
 
 @asynccontextmanager
-async def here(run: Run, overrides: Mapping[str, Mapping[str, Any]]) -> AsyncIterator[Judge]:
+async def open_local_judge(run: StoredRun, overrides: Mapping[str, Mapping[str, Any]]) -> AsyncIterator[Judge]:
     """Open the installed environments of a stored *run* and yield a function that verifies with them.
 
     Args:
@@ -289,10 +289,12 @@ async def here(run: Run, overrides: Mapping[str, Mapping[str, Any]]) -> AsyncIte
     Raises:
         UsageError: An environment is not installed, or rejects the settings.
     """
-    environments = {name: _load_environment(name, run.read_settings(name), settings) for name, settings in overrides.items()}
+    environments = {
+        name: _load_environment(name, run.read_settings(name), settings) for name, settings in overrides.items()
+    }
 
     async def judge(case: Case) -> RemoteVerdict:
-        return await _verdict(environments[case.environment], case)
+        return await _judge_locally(environments[case.environment], case)
 
     async with AsyncExitStack() as opened:
         for each in environments.values():
@@ -309,7 +311,7 @@ def _load_environment(name: str, stored: Mapping[str, Any], overrides: Mapping[s
     return registry.load(name, **{**{key: stored[key] for key in stored if key in known}, **overrides})
 
 
-async def _verdict(environment: Environment, case: Case) -> RemoteVerdict:
+async def _judge_locally(environment: Environment, case: Case) -> RemoteVerdict:
     found = await episode.verify_transcript(
         environment,
         case.row,
@@ -323,7 +325,7 @@ async def _verdict(environment: Environment, case: Case) -> RemoteVerdict:
     return RemoteVerdict(found.reward, found.components, found.fields)
 
 
-def elsewhere(servers: Served) -> Judge:
+def build_remote_judge(servers: HeadServers) -> Judge:
     """Return a function that verifies on the resources servers *found*, without a session."""
 
     async def judge(case: Case) -> RemoteVerdict:
@@ -340,17 +342,19 @@ def elsewhere(servers: Served) -> Judge:
     return judge
 
 
-def wanted(run: Run) -> list[Wanted]:
+def list_wanted(run: StoredRun) -> list[Wanted]:
     """Return the agents and environments of the first `SAMPLE` rollouts of *run*."""
-    return list(dict.fromkeys((agent(case.line), case.environment) for case in islice(run.iter_cases(), SAMPLE)))
+    return list(
+        dict.fromkeys((get_agent_name(case.line), case.environment) for case in islice(run.iter_cases(), SAMPLE))
+    )
 
 
-def has_judges(servers: Served, wanted: Iterable[Wanted]) -> bool:
+def has_judges(servers: HeadServers, wanted: Iterable[Wanted]) -> bool:
     """Return whether *found* have the resources servers for all agents and environments in *wanted*."""
     return has_all(servers.get_resources, wanted)
 
 
-async def sessionless(servers: Served, run: Run, *, force: bool) -> list[str]:
+async def list_sessionless(servers: HeadServers, run: StoredRun, *, force: bool) -> list[str]:
     """Return the resources servers of *run* that do not declare that they verify without a session.
 
     Raises:

@@ -22,25 +22,33 @@ from gymsdk.models import registry as models
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.plugins import registry
 from gymsdk.rollouts import folder as lines
-from gymsdk.rollouts.folder import RunFolder, Standing
-from gymsdk.rollouts.jobs import Job, Key, agent, jobs, route, seed_of, stamped
-from gymsdk.rollouts.plan import Plan, describe_start, differences, host, settings
-from gymsdk.rollouts.remote import Delivery, RemoteEnvironmentMetrics, Served, Wanted, served
-from gymsdk.rollouts.retry import CircuitBreaker, Played, build_failed_rollout, catch_errors, play_with_retries
-from gymsdk.rollouts.summary import Measured, summaries
+from gymsdk.rollouts.folder import Progress, RunFolder
+from gymsdk.rollouts.jobs import (
+    Job,
+    Key,
+    build_input_row,
+    compute_seed,
+    get_agent_name,
+    get_environment_name,
+    iter_jobs,
+)
+from gymsdk.rollouts.plan import Plan, build_settings, describe_host, describe_start, list_differences
+from gymsdk.rollouts.remote import HeadServers, RemoteEnvironmentMetrics, RemotePlayer, Wanted, fetch_servers
+from gymsdk.rollouts.retry import CircuitBreaker, PlayedJob, build_failed_rollout, catch_errors, play_with_retries
+from gymsdk.rollouts.summary import MetricsSource, build_summaries
 from gymsdk.rollouts.tasks import (
     Sourced,
     UnknownAgent,
-    from_file,
-    from_splits,
+    check_one_source,
+    describe_shortages,
+    find_index_fields,
     has_agents,
-    numbered,
-    one_source,
+    list_wanted,
+    read_file,
     read_file_for_servers,
-    short,
-    wanted,
+    read_splits,
 )
-from gymsdk.rollouts.trajectory import task_name, trajectory
+from gymsdk.rollouts.trajectory import build_trajectory, get_task_name
 from gymsdk.types import Failure, Model, Playable, Rollout, Row
 
 
@@ -50,7 +58,7 @@ class Player(Protocol):
     def open(self) -> AbstractAsyncContextManager[None]:
         """Open the resources that the jobs need."""
 
-    async def __call__(self, job: Job) -> Played:
+    async def __call__(self, job: Job) -> PlayedJob:
         """Play *job* until its result is final. A failure does not raise: it is part of the result."""
 
     @property
@@ -59,7 +67,7 @@ class Player(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class LocalPlayer:
     """Plays jobs in this process.
 
     Attributes:
@@ -90,20 +98,20 @@ class Play:
                     await opened.enter_async_context(environment)
             yield
 
-    async def __call__(self, job: Job) -> Played:
+    async def __call__(self, job: Job) -> PlayedJob:
         """Play *job* until it is scored, cannot be scored, or has no attempts left."""
         return await play_with_retries(job, self.play_once, attempts=self.attempts)
 
     async def play_once(self, job: Job, _attempt: int = 0) -> Rollout:
         """Play *job* once."""
-        return await catch_errors(job, seed_of(self.seed, job), self._play(job))
+        return await catch_errors(job, compute_seed(self.seed, job), self._play(job))
 
     async def _play(self, job: Job) -> Rollout:
         return await play(
             self.environments[job.environment],
             self.model,
             job.row,
-            seed=seed_of(self.seed, job),
+            seed=compute_seed(self.seed, job),
             repeat=job.repeat,
             id=job.id,
             budget=self.budget,
@@ -111,12 +119,12 @@ class Play:
 
 
 async def collect(
-    source: Iterable[Job], play: Callable[[Job], Awaitable[Played]], *, concurrency: int = 64
-) -> AsyncGenerator[Played, None]:
+    source: Iterable[Job], play: Callable[[Job], Awaitable[PlayedJob]], *, concurrency: int = 64
+) -> AsyncGenerator[PlayedJob, None]:
     """Play every job, *at_once* concurrently, and yield each result as it arrives."""
     remaining = iter(source)
-    running: set[asyncio.Future[Played]] = set()
-    ended: asyncio.Queue[asyncio.Future[Played]] = asyncio.Queue()
+    running: set[asyncio.Future[PlayedJob]] = set()
+    ended: asyncio.Queue[asyncio.Future[PlayedJob]] = asyncio.Queue()
 
     def fill() -> None:
         for job in islice(remaining, concurrency - len(running)):
@@ -137,13 +145,13 @@ async def collect(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def complete(
+async def play_missing(
     folder: RunFolder,
     player: Player,
     *,
     done: Container[Key],
     concurrency: int,
-    report: Callable[[Played], None],
+    report: Callable[[PlayedJob], None],
     trajectories: bool = False,
 ) -> None:
     """Play the rollouts that *folder* lacks.
@@ -156,13 +164,13 @@ async def complete(
         told: Called with each finished rollout after its line is on disk.
         trajectories: Whether each line gets NeMo Gym's `ng_trajectory`.
     """
-    missing = jobs(folder.read_inputs(), done=done)
+    missing = iter_jobs(folder.read_inputs(), done=done)
     async with player.open(), aclosing(collect(missing, player, concurrency=concurrency)) as ends:
         async for played in ends:
-            report(keep(folder, played, trajectories=trajectories))
+            report(write_result(folder, played, trajectories=trajectories))
 
 
-def keep(folder: RunFolder, played: Played, *, trajectories: bool = False) -> Played:
+def write_result(folder: RunFolder, played: PlayedJob, *, trajectories: bool = False) -> PlayedJob:
     """Write a finished rollout to the folder; return it as written: as a failure if JSON cannot hold it."""
     try:
         _keep(folder, played, trajectories=trajectories)
@@ -170,42 +178,42 @@ def keep(folder: RunFolder, played: Played, *, trajectories: bool = False) -> Pl
         # A verdict or a response may hold a value that JSON cannot express; no part of it has been written then.
         failure = Failure(stage="verify", kind="bad_answer", message=f"the rollout cannot be written as JSON: {error}")
         left = build_failed_rollout(played.job, played.rollout.seed, failure, played.rollout.usage)
-        played = Played(played.job, left, played.attempts)
+        played = PlayedJob(played.job, left, played.attempts)
         _keep(folder, played)
     return played
 
 
-def _keep(folder: RunFolder, played: Played, *, trajectories: bool = False) -> None:
+def _keep(folder: RunFolder, played: PlayedJob, *, trajectories: bool = False) -> None:
     key, rollout = played.job.key, played.rollout
     if rollout.failure is None:
-        line = lines.scored(rollout, key, attempts=played.attempts)
+        line = lines.build_scored_line(rollout, key, attempts=played.attempts)
         if trajectories:
-            name = task_name(rollout.row, key[0])
-            line[lines.TRAJECTORY] = trajectory(rollout, task_id=name, rollout_id=f"{key[0]}-{key[1]}")
+            name = get_task_name(rollout.row, key[0])
+            line[lines.TRAJECTORY] = build_trajectory(rollout, task_id=name, rollout_id=f"{key[0]}-{key[1]}")
         folder.append(line)
     else:
-        folder.append(lines.failed(played.rollout, key, attempts=played.attempts), failed=True)
+        folder.append(lines.build_failed_line(played.rollout, key, attempts=played.attempts), failed=True)
 
 
 DEFAULT_TASKS = 100
 """How many tasks of a split are played without --limit: the split may be endless."""
 
 
-class Watch(Protocol):
+class RunReporter(Protocol):
     """Receives the progress of a run."""
 
     def log(self, sentence: str) -> None:
         """Receive a message for the user."""
 
-    def start(self, *, total: int, standing: Standing) -> None:
+    def start(self, *, total: int, standing: Progress) -> None:
         """Receive the total number of rollouts, and how far an earlier run of the same plan has come."""
 
-    def finish_job(self, played: Played) -> None:
+    def finish_job(self, played: PlayedJob) -> None:
         """Receive a finished rollout, which is on disk by now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RunLimits:
     """How a run is executed: episodes in flight, attempts per rollout, and seconds per model call."""
 
     concurrency: int = 64
@@ -231,21 +239,21 @@ class Run:
     output: Path
     resume: bool = False
     overwrite: bool = False
-    limits: Pace = Pace()
+    limits: RunLimits = RunLimits()
     model: Model | None = None
     trajectories: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class PlayerSetup:
     """The participants of a run: the environments loaded here, what plays the jobs, and the servers, if any."""
 
     environments: Mapping[str, Environment]
     player: Player
-    served: Served | None = None
+    served: HeadServers | None = None
 
 
-async def carry_out(run: Run, watch: Watch) -> list[Row]:
+async def execute(run: Run, watch: RunReporter) -> list[Row]:
     """Play *run* to its end.
 
     Returns:
@@ -257,20 +265,20 @@ async def carry_out(run: Run, watch: Watch) -> list[Row]:
     """
     if run.resume and run.overwrite:
         raise UsageError("--resume continues the run in the folder, --overwrite replaces it; choose one of them")
-    one_source(run.plan.tasks, run.plan.split)
+    check_one_source(run.plan.tasks, run.plan.split)
     try:
         cast = await _choose_player(run)
         with RunFolder(run.output) as folder:
             _prepare(folder, run, watch, cast)
             await _complete(folder, run, watch, cast.player)
-            figures = await summaries(folder, _list_metrics_sources(folder, cast))
+            figures = await build_summaries(folder, _list_metrics_sources(folder, cast))
             folder.write_metrics(figures)
             return figures
     finally:
         await client.aclose()
 
 
-async def _choose_player(run: Run) -> Cast:
+async def _choose_player(run: Run) -> PlayerSetup:
     plan, pace = run.plan, run.limits
     if plan.head is None:
         loaded = _load_environments(plan)
@@ -282,58 +290,58 @@ async def _choose_player(run: Run) -> Cast:
             pinned=plan.pinned,
             tokens=plan.tokens,
         )
-        return Cast(loaded, Play(loaded, model, plan.seed, plan.budget, pace.attempts))
+        return PlayerSetup(loaded, LocalPlayer(loaded, model, plan.seed, plan.budget, pace.attempts))
     loaded = {} if plan.tasks else _load_environments(plan)
     # In a thread, and once for all polls of the head: a line may be long.
     asked = await asyncio.to_thread(_list_wanted, plan)
-    found = await served(plan.head, lambda servers: has_agents(servers, asked))
+    found = await fetch_servers(plan.head, lambda servers: has_agents(servers, asked))
     found.check_environments(list(loaded))
     seconds = plan.budget.seconds + pace.timeout
-    delivery = Delivery(found.client, plan.seed, plan.budget, pace.attempts, seconds, once=found.is_idempotent)
-    return Cast(loaded, delivery, found)
+    delivery = RemotePlayer(found.client, plan.seed, plan.budget, pace.attempts, seconds, once=found.is_idempotent)
+    return PlayerSetup(loaded, delivery, found)
 
 
 def _list_wanted(plan: Plan) -> list[Wanted]:
     names = list(plan.environments)
     if plan.tasks is None:
         return [(name, name) for name in names]
-    return wanted(names, plan.tasks, limit=plan.limit, agent=plan.agent)
+    return list_wanted(names, plan.tasks, limit=plan.limit, agent=plan.agent)
 
 
 def _load_environments(plan: Plan) -> dict[str, Environment]:
     return {name: registry.load(name, **given) for name, given in plan.environments.items()}
 
 
-def _list_metrics_sources(folder: RunFolder, cast: Cast) -> dict[str, Measured]:
+def _list_metrics_sources(folder: RunFolder, cast: PlayerSetup) -> dict[str, MetricsSource]:
     """Return what computes the metrics of the folder's rollouts, by environment."""
-    measured: dict[str, Measured] = dict(cast.environments)
+    measured: dict[str, MetricsSource] = dict(cast.environments)
     for row in folder.read_inputs() if cast.served else ():
-        name, played_by = route(row), agent(row)
+        name, played_by = get_environment_name(row), get_agent_name(row)
         if cast.served and name is not None and played_by is not None and name not in measured:
             measured[name] = RemoteEnvironmentMetrics(name, played_by, cast.served.client)
     return measured
 
 
-async def _complete(folder: RunFolder, run: Run, watch: Watch, player: Player) -> None:
+async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Player) -> None:
     standing = folder.read_progress()
     watch.start(total=sum(1 for _ in jsonl.read_lines(folder.inputs)), standing=standing)
     breaker = CircuitBreaker(scored=standing.scored)
 
-    def told(played: Played) -> None:
+    def told(played: PlayedJob) -> None:
         watch.finish_job(played)
         breaker.record(played.rollout)
 
-    at_once = _at_once(run.limits.concurrency, player, watch)
+    at_once = _limit_concurrency(run.limits.concurrency, player, watch)
     try:
         observed = run.trajectories
-        await complete(folder, player, done=standing.done, concurrency=at_once, report=told, trajectories=observed)
+        await play_missing(folder, player, done=standing.done, concurrency=at_once, report=told, trajectories=observed)
     except ModelLost as error:
         raise ModelLost(
             f"{error}; the finished rollouts are in {run.output}; correct the cause, then use --resume"
         ) from None
 
 
-def _at_once(requested: int, player: Player, watch: Watch) -> int:
+def _limit_concurrency(requested: int, player: Player, watch: RunReporter) -> int:
     """Return how many episodes to play concurrently: *asked*, or fewer if the limit of open files requires it."""
     most = descriptors.count_affordable(player.connections)
     if requested > most:
@@ -345,9 +353,12 @@ def _at_once(requested: int, player: Player, watch: Watch) -> int:
     return min(requested, most)
 
 
-def _prepare(folder: RunFolder, run: Run, watch: Watch, cast: Cast) -> None:
+def _prepare(folder: RunFolder, run: Run, watch: RunReporter, cast: PlayerSetup) -> None:
     servers = cast.served.describe() if cast.served else None
-    asked, now = settings(run.plan, cast.environments, servers), describe_start(run.plan, cast.environments.values())
+    asked, now = (
+        build_settings(run.plan, cast.environments, servers),
+        describe_start(run.plan, cast.environments.values()),
+    )
     if not run.overwrite and (strangers := folder.list_foreign_files()):
         found = ", ".join(strangers)
         raise BadOutput(f"{run.output} holds {found}, but no run; use --overwrite, or choose another --output")
@@ -356,9 +367,9 @@ def _prepare(folder: RunFolder, run: Run, watch: Watch, cast: Cast) -> None:
     if run.resume and not folder.is_begun:
         watch.log(f"{run.output} holds no run to resume; starting a new one")
     if not (run.resume and folder.is_begun):
-        folder.start(settings=asked, about={**now, **host()}, inputs=_build_inputs(run.plan, watch, cast))
+        folder.start(settings=asked, about={**now, **describe_host()}, inputs=_build_inputs(run.plan, watch, cast))
         return
-    if changed := differences(folder.read_settings(), asked):
+    if changed := list_differences(folder.read_settings(), asked):
         listed = "; ".join(changed)
         raise BadOutput(
             f"the run in {run.output} differs from this command: {listed}; resume it unchanged, or use another --output"
@@ -368,21 +379,23 @@ def _prepare(folder: RunFolder, run: Run, watch: Watch, cast: Cast) -> None:
     folder.resume(now, repeats=run.plan.repeats)
 
 
-def _build_inputs(plan: Plan, watch: Watch, cast: Cast) -> Iterator[Row]:
+def _build_inputs(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> Iterator[Row]:
     """Yield the rows as they are sent, one per rollout, ordered by task.
 
     Raises:
         BadRow: There is no row to play.
     """
     taken = Counter[str]()
-    own = numbered(plan.tasks) if plan.tasks else frozenset()
+    own = find_index_fields(plan.tasks) if plan.tasks else frozenset()
     for name, row in _read_rows(plan, watch, cast):
         task = row[TASK_INDEX] if TASK_INDEX in own else taken.total()
         first = row[ROLLOUT_INDEX] * plan.repeats if ROLLOUT_INDEX in own else 0
         played_by = cast.served.get_agent_for_row(row, name) if cast.served else None
         for repeat in range(first, first + plan.repeats):
             sampling, environment = plan.sampling, name
-            yield stamped(row, environment=environment, task=task, repeat=repeat, sampling=sampling, agent=played_by)
+            yield build_input_row(
+                row, environment=environment, task=task, repeat=repeat, sampling=sampling, agent=played_by
+            )
         taken[name] += 1
     if not taken:
         source = plan.tasks or (
@@ -390,15 +403,15 @@ def _build_inputs(plan: Plan, watch: Watch, cast: Cast) -> Iterator[Row]:
         )
         raise BadRow(f"{source} has no rows to play; choose other rows with --tasks or --split")
     if plan.tasks is None and plan.limit is not None and min(taken[name] for name in cast.environments) < plan.limit:
-        for sentence in short(cast.environments, plan.split, seed=plan.seed, limit=plan.limit):
+        for sentence in describe_shortages(cast.environments, plan.split, seed=plan.seed, limit=plan.limit):
             watch.log(sentence)
     if plan.tasks is None and plan.limit is None and DEFAULT_TASKS in taken.values():
         watch.log(f"playing the first {DEFAULT_TASKS} tasks; choose another number with --limit N")
 
 
-def _read_rows(plan: Plan, watch: Watch, cast: Cast) -> Sourced:
+def _read_rows(plan: Plan, watch: RunReporter, cast: PlayerSetup) -> Sourced:
     if plan.tasks is None:
-        return from_splits(cast.environments, plan.split, seed=plan.seed, limit=plan.limit or DEFAULT_TASKS)
+        return read_splits(cast.environments, plan.split, seed=plan.seed, limit=plan.limit or DEFAULT_TASKS)
 
     def bad(error: BadRow) -> None:
         if not plan.skip_bad_rows:
@@ -412,4 +425,4 @@ def _read_rows(plan: Plan, watch: Watch, cast: Cast) -> Sourced:
         return read_file_for_servers(
             cast.served, list(plan.environments), plan.tasks, limit=plan.limit, bad=bad, agent=plan.agent
         )
-    return from_file(cast.environments, plan.tasks, limit=plan.limit, bad=bad)
+    return read_file(cast.environments, plan.tasks, limit=plan.limit, bad=bad)

@@ -13,7 +13,7 @@ from gymsdk.errors import EpisodeError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import folder as lines
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.rollouts.jobs import agent
+from gymsdk.rollouts.jobs import get_agent_name
 from gymsdk.types import AGENT_SUFFIX, Rollout, Row
 
 ANSWER = "extracted_answer"
@@ -26,7 +26,7 @@ FIGURED = frozenset({"reward", "response", TASK_INDEX, ROLLOUT_INDEX})
 """The keys of a line that become metrics, beside the fields of its verdict; the numbers of its row do not."""
 
 
-class Measured(Protocol):
+class MetricsSource(Protocol):
     """Computes an environment's own metrics, in this process or on its servers."""
 
     @property
@@ -88,7 +88,7 @@ class Tally:
     def _add(self, line: Row) -> None:
         ours = line["gymsdk"]
         self.tasks.add(line[TASK_INDEX])
-        self.agent = agent(line) or self.agent
+        self.agent = get_agent_name(line) or self.agent
         self.outcomes[ours["outcome"]] += 1
         for role, used in ours["usage"].items():
             self.usage[role].update({key: value for key, value in used.items() if value})
@@ -100,7 +100,7 @@ def _is_prompt_too_long(line: Row) -> bool:
     return isinstance(details, dict) and bool(details.get("message"))
 
 
-class Stored(Sequence[Rollout]):
+class StoredRollouts(Sequence[Rollout]):
     """The scored rollouts of *environment*, read from disk at each iteration and never all in memory."""
 
     def __init__(self, read: Callable[[], Iterable[Row]], environment: str, *, count: int) -> None:
@@ -112,7 +112,9 @@ class Stored(Sequence[Rollout]):
         return self._count
 
     def __iter__(self) -> Iterator[Rollout]:
-        return (lines.read(line) for line in self._read() if line["gymsdk"]["environment"] == self._environment)
+        return (
+            lines.parse_rollout(line) for line in self._read() if line["gymsdk"]["environment"] == self._environment
+        )
 
     @overload
     def __getitem__(self, index: int) -> Rollout: ...
@@ -125,7 +127,7 @@ class Stored(Sequence[Rollout]):
         return next(islice(self, range(self._count)[index], None))
 
 
-async def summaries(folder: RunFolder, environments: Mapping[str, Measured]) -> list[Row]:
+async def build_summaries(folder: RunFolder, environments: Mapping[str, MetricsSource]) -> list[Row]:
     """Return the metrics of each environment's rollouts, in NeMo Gym's format where it defines one."""
     tallies = {name: Tally() for name in environments}
     for line in folder.read_rollouts():
@@ -149,7 +151,7 @@ def _drop_prompt(row: Row) -> Row:
 
 
 async def _summarize(
-    environment: Measured,
+    environment: MetricsSource,
     tally: Tally,
     read: Callable[[], Iterable[Row]],
     expected: Mapping[int, int],
@@ -157,7 +159,9 @@ async def _summarize(
 ) -> Row:
     count = len(tally.scored)
     figures = metrics.aggregate(tally.scored, answers=tally.votes)
-    own, complaint = await _compute_own_metrics(environment, Stored(read, environment.name, count=count), figures)
+    own, complaint = await _compute_own_metrics(
+        environment, StoredRollouts(read, environment.name, count=count), figures
+    )
     figures |= own
     return {
         "agent_ref": {"name": tally.agent or environment.name + AGENT_SUFFIX},
@@ -182,7 +186,7 @@ async def _summarize(
 
 
 async def _compute_own_metrics(
-    environment: Measured, rollouts: Sequence[Rollout], host_metrics: Mapping[str, float]
+    environment: MetricsSource, rollouts: Sequence[Rollout], host_metrics: Mapping[str, float]
 ) -> tuple[dict[str, float], str | None]:
     """Return the environment's own metrics beside the general *figures*, and the error of its `metrics` hook.
 

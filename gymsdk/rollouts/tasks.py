@@ -20,9 +20,9 @@ from gymsdk.environment import Environment
 from gymsdk.errors import BadOutput, BadRow, GymsdkError, UnknownSplit, UsageError
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.rollouts import jobs
-from gymsdk.rollouts.folder import unplayed
-from gymsdk.rollouts.jobs import route
-from gymsdk.rollouts.remote import Served, Wanted, has_all
+from gymsdk.rollouts.folder import strip_results
+from gymsdk.rollouts.jobs import get_environment_name
+from gymsdk.rollouts.remote import HeadServers, Wanted, has_all
 from gymsdk.types import AGENT_SUFFIX, Row, Task, build_agent_reference
 
 Environments = Mapping[str, Environment]
@@ -40,20 +40,20 @@ class UnknownAgent(BadRow):
     """A row names an agent that the servers do not have."""
 
 
-def one_source(tasks: Path | None, split: str | None) -> None:
+def check_one_source(tasks: Path | None, split: str | None) -> None:
     """Raise `UsageError` if both a task file and a split are given."""
     if tasks is not None and split is not None:
         raise UsageError("--tasks reads rows from a file, --split from the environment; choose one of them")
 
 
-def from_splits(environments: Environments, split: str | None, *, seed: int, limit: int | None) -> Sourced:
+def read_splits(environments: Environments, split: str | None, *, seed: int, limit: int | None) -> Sourced:
     """Yield the rows of *split*, at most *limit* per environment; raises `UnknownSplit`."""
     for name, environment in environments.items():
-        for task in islice(environment.tasks(split or default_split(environment), seed=seed), limit):
+        for task in islice(environment.tasks(split or get_default_split(environment), seed=seed), limit):
             yield name, task.row()
 
 
-def default_split(environment: Environment) -> str:
+def get_default_split(environment: Environment) -> str:
     """Return the split to use if none is given: `example` if there is one, else the environment's first."""
     splits = environment.splits
     if not splits:
@@ -61,13 +61,13 @@ def default_split(environment: Environment) -> str:
     return "example" if "example" in splits else splits[0]
 
 
-def short(environments: Environments, split: str | None, *, seed: int, limit: int) -> Iterator[str]:
+def describe_shortages(environments: Environments, split: str | None, *, seed: int, limit: int) -> Iterator[str]:
     """Yield a message for each environment that has fewer than *limit* tasks in *split*, with its other splits.
 
     The other splits are not read: reading one may download a dataset.
     """
     for name, environment in environments.items():
-        used = split or default_split(environment)
+        used = split or get_default_split(environment)
         count = sum(1 for _ in islice(environment.tasks(used, seed=seed), limit))
         if count >= limit:
             continue
@@ -76,7 +76,7 @@ def short(environments: Environments, split: str | None, *, seed: int, limit: in
         yield f"split {used!r} of environment {name!r} has {count} tasks, fewer than --limit {limit}{advice}"
 
 
-def from_file(
+def read_file(
     environments: Environments, path: Path, *, limit: int | None, bad: Callable[[BadRow], None] | None = None
 ) -> Sourced:
     """Yield the rows of a task file without the keys that an earlier run added.
@@ -93,7 +93,7 @@ def from_file(
 
     def here(row: Row, where: str) -> tuple[str, Row]:
         name = _get_environment_name(environments, row, where)
-        row = unplayed(row, keep=environments[name].task_type.model_fields)
+        row = strip_results(row, keep=environments[name].task_type.model_fields)
         _check_fit(environments[name], row, where)
         return name, row
 
@@ -116,7 +116,7 @@ def _read_checked(
 
 
 def read_file_for_servers(
-    served: Served,
+    served: HeadServers,
     names: Sequence[str],
     path: Path,
     *,
@@ -148,7 +148,7 @@ def read_file_for_servers(
     return islice(_read_checked(path, elsewhere, bad), limit)
 
 
-def wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: str | None) -> list[Wanted]:
+def list_wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: str | None) -> list[Wanted]:
     """Return the agents and environments that the rows of a task file name, in its first `SAMPLE` lines at most."""
     found: dict[Wanted, None] = {}
     good = 0
@@ -158,25 +158,25 @@ def wanted(names: Sequence[str], path: Path, *, limit: int | None, agent: str | 
         except BadRow:
             # `read_file_for_servers` reports this line.
             continue
-        found[jobs.agent(row), name] = None
+        found[jobs.get_agent_name(row), name] = None
         good += 1
         if good == limit:
             break
     return list(found)
 
 
-def has_agents(served: Served, wanted: Iterable[Wanted]) -> bool:
+def has_agents(served: HeadServers, wanted: Iterable[Wanted]) -> bool:
     """Return whether the servers have every agent in *wanted*."""
     return has_all(served.get_agent, wanted)
 
 
 def _address_row(row: Row, where: str, names: Sequence[str], agent: str | None) -> tuple[str, Row]:
     """Return *row* as it is sent, and the environment that the row is for."""
-    row = unplayed(row)
+    row = strip_results(row)
     _check_row(row, where)
-    if agent is not None and route(row) is None:
+    if agent is not None and get_environment_name(row) is None:
         row = {**row, "agent_ref": build_agent_reference(agent)}
-    name = route(row) or (names[0] if len(names) == 1 else None)
+    name = get_environment_name(row) or (names[0] if len(names) == 1 else None)
     if name is None:
         raise BadRow(f"{where}: the row does not name its agent; add `agent_ref.name`")
     if names and name not in names:
@@ -184,7 +184,7 @@ def _address_row(row: Row, where: str, names: Sequence[str], agent: str | None) 
     return name, row
 
 
-def numbered(path: Path) -> frozenset[str]:
+def find_index_fields(path: Path) -> frozenset[str]:
     """Return the index fields that identify the rows of a task file.
 
     In the shards of a larger file, `_ng_task_index` differs in each row. In the rows that a run has sent
@@ -212,7 +212,7 @@ def _are_numbers(values: Sequence[object]) -> bool:
 def _get_environment_name(environments: Environments, row: Row, where: str) -> str:
     if len(environments) == 1:
         return next(iter(environments))
-    name = route(row)
+    name = get_environment_name(row)
     if name is not None and name in environments:
         return name
     listed = ", ".join(environments)
@@ -235,12 +235,12 @@ def _check_fit(environment: Environment, row: Row, where: str) -> None:
         raise BadRow(f"{where}: {error}; correct or remove the row") from None
 
 
-def dealt(environments: Environments, split: str | None, *, seed: int, limit: int) -> Iterator[Row]:
+def interleave_splits(environments: Environments, split: str | None, *, seed: int, limit: int) -> Iterator[Row]:
     """Yield rows of *split*, one per environment in turn, at most *limit* of each; raises `UnknownSplit`.
 
     Any part of the output is as mixed as the whole, so that a trainer need not shuffle.
     """
-    left = [from_splits({name: each}, split, seed=seed, limit=limit) for name, each in environments.items()]
+    left = [read_splits({name: each}, split, seed=seed, limit=limit) for name, each in environments.items()]
     while left:
         for source in list(left):
             row = _next_row(source)
@@ -250,7 +250,7 @@ def dealt(environments: Environments, split: str | None, *, seed: int, limit: in
                 yield row
 
 
-async def equipped(environments: Environments, rows: Iterable[Row], *, seed: int) -> AsyncIterator[Row]:
+async def add_tools(environments: Environments, rows: Iterable[Row], *, seed: int) -> AsyncIterator[Row]:
     """Add to each row the tools that its episode offers: agents on other machines know no others.
 
     Raises:
@@ -260,7 +260,7 @@ async def equipped(environments: Environments, rows: Iterable[Row], *, seed: int
         for environment in environments.values():
             await entered.enter_async_context(environment)
         for row in rows:
-            yield await environments[route(row) or ""].row(row, seed=seed)
+            yield await environments[get_environment_name(row) or ""].row(row, seed=seed)
 
 
 def _next_row(source: Sourced) -> Row | None:
@@ -268,7 +268,7 @@ def _next_row(source: Sourced) -> Row | None:
 
 
 @dataclass(slots=True)
-class Checked:
+class FileCheck:
     """The result of checking a file: the number of valid rows per environment, and the invalid lines with reasons."""
 
     good: Counter[str] = field(default_factory=Counter)
@@ -279,7 +279,7 @@ Known: TypeAlias = Callable[[str], Environment | GymsdkError]
 """Returns an environment by name, or the error why it is not available."""
 
 
-def checked(path: Path, environment_of: Known, *, only: str | None = None) -> Checked:
+def check_file(path: Path, environment_of: Known, *, only: str | None = None) -> FileCheck:
     """Check each row of a file against its environment.
 
     Args:
@@ -290,7 +290,7 @@ def checked(path: Path, environment_of: Known, *, only: str | None = None) -> Ch
     Raises:
         BadRow: The file cannot be read.
     """
-    found = Checked()
+    found = FileCheck()
     for number, line in jsonl.read_lines(path):
         try:
             found.good[_check_line(line, environment_of, only)] += 1
@@ -301,17 +301,17 @@ def checked(path: Path, environment_of: Known, *, only: str | None = None) -> Ch
 
 def _check_line(line: bytes, environment_of: Known, only: str | None) -> str:
     row = jsonl.parse_row(line, where="line")
-    name = route(row) or only
+    name = get_environment_name(row) or only
     if name is None:
         raise BadRow("the row does not name its environment; add `agent_ref.name`")
     environment = environment_of(name)
     if isinstance(environment, GymsdkError):
         raise BadRow(str(environment))
-    environment.read(unplayed(row, keep=environment.task_type.model_fields))
+    environment.read(strip_results(row, keep=environment.task_type.model_fields))
     return name
 
 
-class Sheet:
+class AtomicRowWriter:
     """Writes a file of rows that appears at its path when it is complete; after an error nothing remains.
 
     Args:
@@ -323,7 +323,7 @@ class Sheet:
     """
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
-        free(path, overwrite=overwrite)
+        check_output_path(path, overwrite=overwrite)
         self._path = path
         self._file: IO[bytes] | None = None
         self.count = 0
@@ -363,7 +363,7 @@ class Sheet:
         return BadOutput(f"cannot write {self._path}: {error.strerror}; choose another --output")
 
 
-def free(path: Path, *, overwrite: bool) -> None:
+def check_output_path(path: Path, *, overwrite: bool) -> None:
     """Raise `BadOutput` if *path* is a folder, or an existing file that must not be replaced."""
     if path.is_dir():
         raise BadOutput(f"{path} is a folder; name a file with --output")

@@ -23,12 +23,12 @@ TRAINING = frozenset({"prompt_token_ids", "generation_token_ids", "generation_lo
 """The fields of an item that only trainers read; NeMo Gym's export refuses a conversation that holds them."""
 
 
-def task_name(row: Row, task: object) -> str:
+def get_task_name(row: Row, task: object) -> str:
     """Return the name by which NeMo Gym identifies the task of *row*, which is number *task* of its run."""
     return next((str(row[key]) for key in TASK_NAMES if row.get(key) is not None), str(task))
 
 
-def trajectory(rollout: Rollout, *, task_id: str, rollout_id: str) -> Item | None:
+def build_trajectory(rollout: Rollout, *, task_id: str, rollout_id: str) -> Item | None:
     """Return the `ng_trajectory` of a scored rollout, or `None` if this process did not observe its model calls.
 
     Args:
@@ -38,7 +38,7 @@ def trajectory(rollout: Rollout, *, task_id: str, rollout_id: str) -> Item | Non
     """
     if not rollout.calls:
         return None
-    names = call_names(rollout.calls, rollout_id)
+    names = name_calls(rollout.calls, rollout_id)
     said = _build_conversation(rollout)
     outputs = _collect_outputs(said)
     return {
@@ -55,16 +55,16 @@ def trajectory(rollout: Rollout, *, task_id: str, rollout_id: str) -> Item | Non
     }
 
 
-def observations(rollout: Rollout, *, rollout_id: str) -> Item | None:
+def build_observations(rollout: Rollout, *, rollout_id: str) -> Item | None:
     """Return the `ng_agent_observations` of a rollout, or `None` if this process did not observe its model calls."""
     if not rollout.calls:
         return None
-    invocation = _build_invocation(rollout, _build_conversation(rollout), call_names(rollout.calls, rollout_id))
+    invocation = _build_invocation(rollout, _build_conversation(rollout), name_calls(rollout.calls, rollout_id))
     tools = [{"kind": "tool_call", **_build_tool_call(run)} for call in rollout.calls for run in call.tools]
     return {"source": "gymsdk", "records": [invocation, *tools], "gaps": []}
 
 
-def call_names(calls: Sequence[ModelCall], rollout_id: str) -> list[str]:
+def name_calls(calls: Sequence[ModelCall], rollout_id: str) -> list[str]:
     """Return a name for each model call: the id of its response where no other call of the rollout has it."""
     ids = [call.response.get("id") for call in calls]
     counts = Counter(each for each in ids if isinstance(each, str))

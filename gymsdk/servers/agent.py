@@ -226,7 +226,7 @@ def _rollout_id(indices: Row) -> str:
 
 
 def _rollout_to_row(rollout: Rollout) -> Row:
-    line = folder.scored(rollout, (0, rollout.repeat))
+    line = folder.build_scored_line(rollout, (0, rollout.repeat))
     fields = {name: value for name, value in line.items() if name not in INDEX_FIELDS}
     return fields | {name: value for name, value in UNMASKED_FIELDS.items() if name not in fields}
 
@@ -428,8 +428,8 @@ class AgentEndpoints:
 
     def _check_agent_ref(self, row: Row) -> None:
         """Reject a row whose `agent_ref` names another agent."""
-        name = jobs.agent(row)
-        if name not in {None, self._name} and jobs.route(row) != self._runs.environment.name:
+        name = jobs.get_agent_name(row)
+        if name not in {None, self._name} and jobs.get_environment_name(row) != self._runs.environment.name:
             mismatch = f"the row is for the agent {name!r}, and this is {self._name!r}"
             raise RequestRejected(422, f"{mismatch}; send the row there, or correct its `agent_ref`")
 

@@ -100,7 +100,9 @@ class AgentSessions:
         clock: Returns the time in seconds.
     """
 
-    def __init__(self, *, ttl: float = 3600.0, max_sessions: int = 10_000, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, ttl: float = 3600.0, max_sessions: int = 10_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._ttl = ttl
         self._cap = max_sessions
         self._clock = clock

@@ -15,7 +15,7 @@ from gymsdk.environment import Environment
 from gymsdk.errors import EpisodeError
 from gymsdk.jsonl import is_finite_number
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX, ScoredRollout
-from gymsdk.rollouts.folder import WRITTEN, StoredVerdict
+from gymsdk.rollouts.folder import RESULT_FIELDS, StoredVerdict
 from gymsdk.rollouts.summary import ANSWER, FIGURED
 from gymsdk.servers.app import RequestRejected
 from gymsdk.types import AGENT_SUFFIX, Item, Rollout, Row
@@ -135,7 +135,7 @@ def _verdict_fields(row: Row) -> list[str] | None:
 
 
 def _sample_row(row: Row) -> Row:
-    return {key: value for key, value in row.items() if key not in {"responses_create_params", *WRITTEN}}
+    return {key: value for key, value in row.items() if key not in {"responses_create_params", *RESULT_FIELDS}}
 
 
 async def _call_metrics_hook(environment: Environment, rows: Sequence[Row]) -> tuple[dict[str, float], str | None]:
@@ -152,12 +152,14 @@ async def _call_metrics_hook(environment: Environment, rows: Sequence[Row]) -> t
 def _to_rollout(row: Row, environment: str) -> Rollout:
     """Build a rollout from a verified row, without its response, which clients do not send."""
     names = _verdict_fields(row)
-    fields = {key: value for key, value in row.items() if (key in names if names is not None else key not in WRITTEN)}
+    fields = {
+        key: value for key, value in row.items() if (key in names if names is not None else key not in RESULT_FIELDS)
+    }
     known = {"reward": row["reward"], "components": {}, "grader_timeout": row.get("grader_timeout") is True}
     return Rollout(
         id=f"{row[TASK_INDEX]}:{row[ROLLOUT_INDEX]}",
         environment=environment,
-        row={key: value for key, value in row.items() if key not in WRITTEN},
+        row={key: value for key, value in row.items() if key not in RESULT_FIELDS},
         seed=0,
         repeat=row[ROLLOUT_INDEX],
         outcome="scored",

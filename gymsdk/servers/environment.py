@@ -19,7 +19,7 @@ from gymsdk.jsonl import is_finite_number
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts.folder import ATTEMPT_INDEX, TRAJECTORY
-from gymsdk.rollouts.trajectory import observations, task_name, trajectory
+from gymsdk.rollouts.trajectory import build_observations, build_trajectory, get_task_name
 from gymsdk.servers.agent import MAX_CONCURRENT_EPISODES, MAX_QUEUED_EPISODES, RolloutFailed, RunService
 from gymsdk.servers.app import (
     AGGREGATE_SCHEMA,
@@ -143,8 +143,8 @@ class FlatReply:
 
     def result(self, line: Row, rollout: Rollout) -> Item:
         """Return the rollout's line with its `ng_trajectory`."""
-        name = task_name(self.row, self.row.get(TASK_INDEX, 0))
-        steps = trajectory(rollout, task_id=name, rollout_id=observed_rollout_id(self.row) or rollout.id)
+        name = get_task_name(self.row, self.row.get(TASK_INDEX, 0))
+        steps = build_trajectory(rollout, task_id=name, rollout_id=observed_rollout_id(self.row) or rollout.id)
         return dict(line) if steps is None else {**line, TRAJECTORY: steps}
 
     def failure(self, failure: Failure, partial: Item | None = None) -> Item:
@@ -175,7 +175,7 @@ class EpisodeReply:
         captured model calls.
         """
         kept = {key: value for key, value in line.items() if not (key.startswith("_ng_") or key in OBSERVATION_FIELDS)}
-        if seen := observations(rollout, rollout_id=self.request.episode_id.key):
+        if seen := build_observations(rollout, rollout_id=self.request.episode_id.key):
             kept["ng_agent_observations"] = seen
         return self._named("result", kept)
 

@@ -186,7 +186,9 @@ def create_app(
     """
     server_metrics = server_metrics or ServerMetrics(name)
     metrics.add_gpu_metrics(server_metrics)
-    app = create_base_app(name, "A model behind Responses, Chat Completions and Anthropic's Messages.", metrics=server_metrics)
+    app = create_base_app(
+        name, "A model behind Responses, Chat Completions and Anthropic's Messages.", metrics=server_metrics
+    )
     model_name = str(getattr(model, "name", name))
     for path, inbound_api in INBOUND_APIS.items():
         endpoint = ApiEndpoint(inbound_api, ModelResponder(model, inbound_api).say, every=every)

@@ -11,13 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import ConfigDict, SecretStr, ValidationError
 
 from gymsdk import credentials, errors, responses
-from gymsdk.client import (
-    build_bad_answer_error,
-    build_failure,
-    parse_failure,
-    parse_object,
-    parse_verdict,
-)
+from gymsdk.client import build_bad_answer_error, build_failure, parse_failure, parse_object, parse_verdict
 from gymsdk.errors import BadRow, Failed
 from gymsdk.http import client
 from gymsdk.http.client import HttpResponse

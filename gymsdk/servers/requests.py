@@ -22,8 +22,8 @@ from gymsdk.errors import BadRow
 from gymsdk.jsonl import dump_canonical_json
 from gymsdk.metrics import ROLLOUT_INDEX, TASK_INDEX
 from gymsdk.responses import is_incomplete_response, is_response
-from gymsdk.rollouts.folder import unplayed
-from gymsdk.rollouts.jobs import Job, seed_of
+from gymsdk.rollouts.folder import strip_results
+from gymsdk.rollouts.jobs import Job, compute_seed
 from gymsdk.servers.app import RequestRejected
 from gymsdk.servers.routing import ID_PATTERN
 from gymsdk.types import EndReason, Item, Playable, Row, Task, extract_text
@@ -157,7 +157,7 @@ class RowIdentity:
     def seed(self, environment: str, *, repeat: int = 0) -> int:
         """Return the seed of an episode, derived from the task index if the row has one, else from the fields."""
         if self.task_index is not None:
-            return seed_of(0, Job(environment, self.task_index, repeat, self.fields))
+            return compute_seed(0, Job(environment, self.task_index, repeat, self.fields))
         return self.seed_of_fields(environment)
 
     def seed_of_fields(self, environment: str) -> int:
@@ -234,7 +234,7 @@ def parse_row_request(body: Row, environment: Playable, *, rollout: str | None =
     own: Item = options if isinstance(options, dict) else {}
     declared = environment.task_type.model_fields if isinstance(environment, Environment) else {}
     fields = {key: value for key, value in body.items() if key not in {ROLLOUT_ID_FIELD, "capture_rollout_id"}}
-    row = unplayed(fields, keep=declared.keys() - {"gymsdk"})
+    row = strip_results(fields, keep=declared.keys() - {"gymsdk"})
     if "responses_create_params" in row:
         row["responses_create_params"] = to_canonical(row["responses_create_params"])
     seed = _first_integer(own.get("seed"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gymsdk.testing.endpoint import NAME, app, serve
+from gymsdk.testing.endpoint import NAME, build_app, serve
 from gymsdk.testing.engine import Reasoning
-from gymsdk.testing.faults import SOUND, Faults
+from gymsdk.testing.faults import NO_FAULT, Faults
 
-__all__ = ["NAME", "SOUND", "Faults", "Reasoning", "app", "serve"]
+__all__ = ["NAME", "NO_FAULT", "Faults", "Reasoning", "build_app", "serve"]

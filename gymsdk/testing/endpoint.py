@@ -28,13 +28,13 @@ from gymsdk.servers import middleware
 from gymsdk.servers import model as listing
 from gymsdk.testing import engine
 from gymsdk.testing.engine import BYTES, Engine, Reasoning, build_prompt
-from gymsdk.testing.faults import RATE_LIMITED_STATUS, SOUND, Fate, Faults, draw_fates
+from gymsdk.testing.faults import NO_FAULT, RATE_LIMITED_STATUS, Fate, Faults, draw_fates
 from gymsdk.types import Item, Model
 
 
 def tokenize(body: Item, *, context: int | None) -> Item:
     """Return the token IDs of the `prompt` or the `messages` in *body*; raises `InvalidRequest`."""
-    ids = _ids(body)
+    ids = _parse_ids(body)
     spelled = [BYTES.decode([token]) for token in ids] if body.get("return_token_strs") else None
     return {"count": len(ids), "max_model_len": context, "tokens": ids, "token_strs": spelled}
 
@@ -50,7 +50,7 @@ def detokenize(body: Item) -> Item:
         raise InvalidRequest(str(error), "tokens") from error
 
 
-def _ids(body: Item) -> list[int]:
+def _parse_ids(body: Item) -> list[int]:
     if "messages" not in body:
         if not isinstance(body.get("prompt"), str):
             raise InvalidRequest("the body needs a 'prompt', which is a string, or 'messages'", "prompt")
@@ -82,14 +82,14 @@ async def send_answer(
     return await _send(request, b"".join(kept), EVENTS, fate)
 
 
-def json(body: Item, status: int = 200) -> web.Response:
+def build_json_response(body: Item, status: int = 200) -> web.Response:
     """Return a JSON response with *body*."""
     return web.Response(body=dump_json(body), status=status, content_type=JSON)
 
 
 def build_error_response(face: InboundApi, error: ApiError) -> web.Response:
     """Return the error response in the format of the API *face*."""
-    answer = json(face.build_error(error), error.status)
+    answer = build_json_response(face.build_error(error), error.status)
     if error.status == RATE_LIMITED_STATUS:
         answer.headers["Retry-After"] = "1"
     return answer
@@ -158,11 +158,11 @@ CLIENT_CLOSED_STATUS = 499
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def app(
+def build_app(
     model: Model,
     *,
     name: str = NAME,
-    faults: Faults = SOUND,
+    faults: Faults = NO_FAULT,
     reasoning: Reasoning = "field",
     bundles: bool = False,
 ) -> web.Application:
@@ -298,7 +298,7 @@ async def _convert_route_errors(request: web.Request, handler: Handler) -> web.S
 
 def _build_route_error(request: web.Request, error: ApiError) -> web.Response:
     theirs = listing.is_anthropic_client(request.headers)
-    return json(middleware.build_error_body(request.path, error, anthropic=theirs), error.status)
+    return build_json_response(middleware.build_error_body(request.path, error, anthropic=theirs), error.status)
 
 
 async def _handle(
@@ -315,13 +315,13 @@ async def _handle(
     except InvalidRequest as error:
         return build_error_response(face, ApiError(400, str(error), param=error.param))
     except Failed as error:
-        return build_error_response(face, ApiError(_status(error), str(error), code=error.kind))
+        return build_error_response(face, ApiError(_get_status(error), str(error), code=error.kind))
     return await send_answer(request, face, body, answer, fate)
 
 
 async def _answer_plain(request: web.Request, *, face: InboundApi, give: Callable[[Item], Item]) -> web.Response:
     try:
-        return json(give(await _parse_body(await request.read())))
+        return build_json_response(give(await _parse_body(await request.read())))
     except InvalidRequest as error:
         return build_error_response(face, ApiError(400, str(error), param=error.param))
 
@@ -332,12 +332,12 @@ def _count_message_tokens(body: Item) -> Item:
 
 
 async def _models(models: dict[str, Item], _: web.Request) -> web.Response:
-    return json(listing.build_model_list(models))
+    return build_json_response(listing.build_model_list(models))
 
 
 async def _model(models: dict[str, Item], request: web.Request) -> web.Response:
     status, told = listing.find_model(models, request.match_info["model"], request.headers)
-    return json(told, status)
+    return build_json_response(told, status)
 
 
 async def _metrics(metrics: ServerMetrics, _: web.Request) -> web.Response:
@@ -345,7 +345,7 @@ async def _metrics(metrics: ServerMetrics, _: web.Request) -> web.Response:
 
 
 async def _version(_: web.Request) -> web.Response:
-    return json({"version": version("gymsdk")})
+    return build_json_response({"version": version("gymsdk")})
 
 
 async def _health(_: web.Request) -> web.Response:
@@ -353,7 +353,7 @@ async def _health(_: web.Request) -> web.Response:
 
 
 async def _root(_: web.Request) -> web.Response:
-    return json({"status": "ok"})
+    return build_json_response({"status": "ok"})
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -390,7 +390,7 @@ async def _parse_body(body: bytes) -> Item:
     return parsed
 
 
-def _status(error: Failed) -> int:
+def _get_status(error: Failed) -> int:
     if error.kind == "model_rate_limited":
         return 429
     return 503 if error.retryable else 422

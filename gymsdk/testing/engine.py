@@ -48,7 +48,7 @@ class Prompt:
 
 def build_chat_prompt(body: Item) -> Prompt:
     """Return the prompt of a chat *body*, with its messages unchanged."""
-    messages = [message | {"content": _text(message.get("content"))} for message in body["messages"]]
+    messages = [message | {"content": _get_text(message.get("content"))} for message in body["messages"]]
     return Prompt(messages, body.get("tools") or [])
 
 
@@ -58,12 +58,12 @@ def build_request_prompt(request: Item) -> Prompt:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     instructions = request.get("instructions")
     lead = [{"role": "system", "content": instructions}] if instructions else []
-    return Prompt([*lead, *_messages(items)], [_tool(tool) for tool in request.get("tools") or []])
+    return Prompt([*lead, *_iter_messages(items)], [_build_tool(tool) for tool in request.get("tools") or []])
 
 
 def render_output(output: Iterable[Item], *, thoughts: bool = True) -> str:
     """Return the text that a policy generates for *output*, with or without reasoning."""
-    turn = _turn(item for item in output if thoughts or item.get("type") != "reasoning")
+    turn = _build_turn(item for item in output if thoughts or item.get("type") != "reasoning")
     return "".join(piece for piece in [*chatml.render_pieces([turn])][2:-2])
 
 
@@ -72,35 +72,35 @@ def count_tokens(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
-def _messages(items: Iterable[Item]) -> Iterator[Item]:
+def _iter_messages(items: Iterable[Item]) -> Iterator[Item]:
     for by_policy, run in groupby(items, is_policy_item):
         if by_policy:
-            yield _turn(run)
+            yield _build_turn(run)
         else:
-            yield from map(_message, run)
+            yield from map(_build_message, run)
 
 
-def _message(item: Item) -> Item:
+def _build_message(item: Item) -> Item:
     kind = item.get("type") or "message"
     if kind == "function_call_output":
-        return {"role": "tool", "content": _text(item.get("output"))}
+        return {"role": "tool", "content": _get_text(item.get("output"))}
     if kind == "message":
-        return {"role": item.get("role"), "content": _text(item.get("content"))}
+        return {"role": item.get("role"), "content": _get_text(item.get("content"))}
     return {"role": "user", "content": f"[{kind}]"}
 
 
-def _turn(items: Iterable[Item]) -> Item:
+def _build_turn(items: Iterable[Item]) -> Item:
     turn = list(items)
-    said = "".join(_text(item.get("content")) for item in turn if is_reply(item))
+    said = "".join(_get_text(item.get("content")) for item in turn if is_reply(item))
     calls = [{"function": item} for item in turn if item.get("type") == "function_call"]
     return {"role": "assistant", "content": said, "reasoning_content": parts.join_reasoning(turn), "tool_calls": calls}
 
 
-def _tool(tool: Item) -> Item:
+def _build_tool(tool: Item) -> Item:
     return {"type": tool.get("type"), "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
-def _text(content: object) -> str:
+def _get_text(content: object) -> str:
     """Return the text of *content*; other parts appear as their type in brackets."""
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""
@@ -174,7 +174,9 @@ def build_chat_logprobs(ids: list[int], *, as_ids: bool, top: bool) -> list[Item
 def add_response_logprobs(generation: Generation, *, top: bool) -> list[Item]:
     """Return the output items with the log-probabilities of each text, in the form of the Responses API."""
     return [
-        item | {"content": [_add_logprobs(part, generation, top=top) for part in item["content"]]} if is_reply(item) else item
+        item | {"content": [_add_logprobs(part, generation, top=top) for part in item["content"]]}
+        if is_reply(item)
+        else item
         for item in generation.output
     ]
 
@@ -271,7 +273,14 @@ class Engine:
         return self._build_answer(face, asked, request, response | {"model": self.name}, prompt, said, used)
 
     def _build_answer(
-        self, face: InboundApi, body: Item, request: Item, response: Item, prompt: Prompt, generation: Generation, used: int
+        self,
+        face: InboundApi,
+        body: Item,
+        request: Item,
+        response: Item,
+        prompt: Prompt,
+        generation: Generation,
+        used: int,
     ) -> Item:
         response["output"] = generation.output
         if not generation.is_complete:
@@ -286,7 +295,10 @@ class Engine:
         if face is chat_inbound.CHAT_API:
             return self._with_tokens(face.build_answer(response, body), body, prompt, generation)
         if body.get("return_token_ids") and generation.output:
-            response["output"] = [*generation.output[:-1], generation.output[-1] | _build_token_fields(prompt, generation)]
+            response["output"] = [
+                *generation.output[:-1],
+                generation.output[-1] | _build_token_fields(prompt, generation),
+            ]
         return face.build_answer(response, body)
 
     def _with_tokens(self, answer: Item, body: Item, prompt: Prompt, generation: Generation) -> Item:

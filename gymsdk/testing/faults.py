@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 Draw: TypeAlias = Callable[[random.Random], float]
 
 
-def draw(latency: float | str, rng: random.Random) -> float:
+def draw_latency(latency: float | str, rng: random.Random) -> float:
     """Draw seconds from the distribution *latency*, written as for `Faults`; raises `ValueError` if it is invalid."""
     return _parse_distribution(str(latency))(rng)
 
@@ -89,7 +89,7 @@ class Faults(BaseModel):
     @field_validator("latency")
     @classmethod
     def _check_latency(cls, value: float | str) -> float | str:
-        draw(value, random.Random(0))
+        draw_latency(value, random.Random(0))
         return value
 
     @model_validator(mode="after")
@@ -99,7 +99,7 @@ class Faults(BaseModel):
         return self
 
 
-SOUND = Faults()
+NO_FAULT = Faults()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +116,14 @@ class Fate:
 def draw_fates(faults: Faults) -> Iterator[Fate]:
     """Yield the faults of the requests in order; they depend only on the seed and on the request's number."""
     if faults.model_dump(exclude={"context", "unparsed", "refuses_tools", "seed"}, exclude_defaults=True):
-        yield from (_fate(faults, random.Random(f"{faults.seed}:{number}")) for number in count())
+        yield from (_draw_fate(faults, random.Random(f"{faults.seed}:{number}")) for number in count())
     yield from repeat(Fate())
 
 
-def _fate(faults: Faults, rng: random.Random) -> Fate:
+def _draw_fate(faults: Faults, rng: random.Random) -> Fate:
     drawn, broken, early = rng.random(), rng.choice(SERVER_ERROR_STATUSES), rng.random() < 0.5  # noqa: PLR2004 - a coin
     malformed, truncated = rng.random() < faults.malformed, rng.random() < faults.truncated
-    delay = draw(faults.latency, rng)
+    delay = draw_latency(faults.latency, rng)
     failing = faults.errors + faults.limited
     if drawn < failing:
         return Fate(delay, status=broken if drawn < faults.errors else RATE_LIMITED_STATUS)

@@ -21,8 +21,8 @@ from gymsdk.models import recordings
 from gymsdk.models.recordings import Recording, RecordingStore
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.responses import iter_turn_spans
-from gymsdk.rollouts.jobs import Job, seed_of
-from gymsdk.rollouts.tasks import Environments, Sourced, from_file, from_splits, one_source
+from gymsdk.rollouts.jobs import Job, compute_seed
+from gymsdk.rollouts.tasks import Environments, Sourced, check_one_source, read_file, read_splits
 from gymsdk.threads import ThreadPool
 from gymsdk.types import Episode, Item, Model, Row
 
@@ -47,7 +47,7 @@ log = logging.getLogger("gymsdk")
 def read_all_splits(environments: Environments, split: str | None = None, *, seed: int = 0) -> list[Sourced]:
     """Return the rows of all splits of *environments*, or of one; raises `UnknownSplit` if none has it."""
     chosen = [
-        from_splits({name: environment}, each, seed=seed, limit=None)
+        read_splits({name: environment}, each, seed=seed, limit=None)
         for name, environment in environments.items()
         for each in environment.splits
         if split in {None, each}
@@ -63,7 +63,7 @@ def read_tasks_file(environments: Environments, path: Path) -> list[Sourced]:
     def log_skipped(error: BadRow) -> None:
         log.warning("skipped: %s", error)
 
-    found = from_file(environments, path, limit=None, bad=log_skipped)
+    found = read_file(environments, path, limit=None, bad=log_skipped)
     first = list(islice(found, 1))
     if not first:
         raise BadRow(f"{path} holds no valid row for {' or '.join(environments)}; name another file with --tasks")
@@ -213,7 +213,7 @@ def decompress_row(row: bytes) -> Row:
 def _add_seeds(source: Sourced, seed: int) -> Iterator[_SeededRow]:
     """Yield rows with the seeds that `gymsdk rollout` gives them."""
     for number, (name, row) in enumerate(source):
-        yield _SeededRow(name, row, seed_of(seed, Job(name, number, 0, row)))
+        yield _SeededRow(name, row, compute_seed(seed, Job(name, number, 0, row)))
 
 
 NAMED = "scripted/oracle"
@@ -332,7 +332,7 @@ class Oracle(ScriptedModel):
         )
 
 
-def served(model: Model, environments: Sequence[Environment]) -> Model:
+def prepare_model(model: Model, environments: Sequence[Environment]) -> Model:
     """Return *model*, or an `Oracle` over the rows of all splits if the model needs an episode."""
     if isinstance(model, Oracle) or not (isinstance(model, ScriptedModel) and model.name.startswith(NAMED)):
         return model
@@ -341,7 +341,7 @@ def served(model: Model, environments: Sequence[Environment]) -> Model:
 
 
 @asynccontextmanager
-async def opened(
+async def open_oracle(
     environments: Environments,
     model: Model,
     *,
@@ -355,7 +355,7 @@ async def opened(
     Raises:
         UsageError: There are no such rows.
     """
-    one_source(tasks, split)
+    check_one_source(tasks, split)
     sources = read_all_splits(environments, split, seed=seed) if tasks is None else read_tasks_file(environments, tasks)
     async with AsyncExitStack() as entered:
         for environment in environments.values():

@@ -64,7 +64,9 @@ async def test_an_endpoint_replays_the_oracle_by_default() -> None:
 
 
 async def test_a_scripted_model_plays_in_the_servers_process() -> None:
-    bench = BenchPlan(environments={"sums": {"digits": "2"}}, concurrency_levels=(2,), rollouts=20, model="scripted/oracle:0.5")
+    bench = BenchPlan(
+        environments={"sums": {"digits": "2"}}, concurrency_levels=(2,), rollouts=20, model="scripted/oracle:0.5"
+    )
     [served] = await all_of(measure(bench))
     [load] = served.loads
     assert 0 < (load.expected or 0) < 1

@@ -32,7 +32,7 @@ def _sums(installed: Callable[..., Path]) -> None:
 
 @asynccontextmanager
 async def staged(model: str | Model = "scripted/oracle", **settings: Any) -> AsyncIterator[Stage]:
-    async with process.serving(["sums"], model=model, settings={"sums": settings}) as running:
+    async with process.serve(["sums"], model=model, settings={"sums": settings}) as running:
         yield await join_servers(running.head_url)
 
 
@@ -128,11 +128,13 @@ async def test_an_ended_server_process_is_reported() -> None:
     await gone.wait()
     async with staged() as stage:
         with pytest.raises(GymsdkError, match="the process of the servers ended under load"):
-            await run_load(replace(stage, pids={SERVERS: gone.pid}), await right(1), LoadPlan(concurrency=1, rollouts=1))
+            await run_load(
+                replace(stage, pids={SERVERS: gone.pid}), await right(1), LoadPlan(concurrency=1, rollouts=1)
+            )
 
 
 async def test_requests_of_the_policy_endpoint_are_counted() -> None:
-    async with testing.serve(testing.app(gymsdk.model("scripted/null"))) as url:
+    async with testing.serve(testing.build_app(gymsdk.model("scripted/null"))) as url:
         before = await read_metrics([url.removesuffix("/v1")], ServerClient(url).build_headers_for)
         for body in ({"input": "hi"}, {"input": "ho"}, {}):
             await client.post(f"{url}/responses", body)

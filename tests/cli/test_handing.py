@@ -47,18 +47,20 @@ def stdin_of(line: bytes) -> Iterator[None]:
 
 def test_settings_are_no_words_of_the_command_by_which_a_server_is_started() -> None:
     words = ["serve", "sums", "--insecure", "key=hush", "--set", "a=1", "--set=b=2", "a=1", "--separate", "--port", "0"]
-    assert supervisor.again(words, ("key=hush", "a=1")) == ["serve", "sums", "--insecure"]
+    assert supervisor.build_child_arguments(words, ("key=hush", "a=1")) == ["serve", "sums", "--insecure"]
 
 
 def test_a_port_of_a_server_that_reads_like_a_setting_stays() -> None:
     words = ["serve", "a=1", "--server-port", "a=1", "--", "--flag"]
-    assert supervisor.again(words, ("a=1",)) == ["serve", "--server-port", "a=1"]
+    assert supervisor.build_child_arguments(words, ("a=1",)) == ["serve", "--server-port", "a=1"]
 
 
 def test_handed_options_survive_the_pipe() -> None:
-    handed = supervisor.Handed(overrides=("policy_api_key=a\nb",), settings=("key=hush",), key="hush", supervisor="one")
+    handed = supervisor.SecretOptions(
+        overrides=("policy_api_key=a\nb",), settings=("key=hush",), key="hush", supervisor="one"
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening, stdin_of(handed.to_line()):
-        assert supervisor.taken(listening.fileno()) == handed
+        assert supervisor.read_secret_options(listening.fileno()) == handed
         # The socket is there for the server to take.
         assert listening.getsockname()[1] > 0
 
@@ -74,7 +76,7 @@ def test_handed_options_survive_the_pipe() -> None:
 def test_who_is_handed_nothing_that_is_ours_ends_with_a_sentence_without_it(line: bytes, sentence: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, stdin_of(line):
         with pytest.raises(GymsdkError, match=sentence) as caught:
-            supervisor.taken(listening.fileno())
+            supervisor.read_secret_options(listening.fileno())
         assert "hush" not in str(caught.value)
 
 
@@ -92,7 +94,7 @@ def test_a_socket_that_was_handed_down_goes_no_further() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         file = os.dup(listening.fileno())
         os.set_inheritable(file, True)
-        with supervisor.socket_at(file):
+        with supervisor.open_socket(file):
             assert not os.get_inheritable(file)
 
 

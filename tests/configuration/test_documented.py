@@ -146,7 +146,7 @@ def test_an_error_on_the_page_is_raised_with_these_words(
     path = write("a.yaml", "")
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(BadConfig) as caught:
-        validate.check(config.load_config(["a.yaml"], overrides))
+        validate.check_deployment(config.load_config(["a.yaml"], overrides))
     [line] = str(caught.value).splitlines()
     assert re.match(rf"((a|env)\.yaml(:\d+)?|command line): (.*: )?{pattern(sentence)}", line)
     assert cure

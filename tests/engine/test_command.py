@@ -18,7 +18,7 @@ def launch(*flags: str, name: str = "Qwen/Qwen3-4B", **given: bool) -> Launch:
 
 
 def words(*flags: str, name: str = "Qwen/Qwen3-4B") -> str:
-    return " ".join(vllm_command.words(launch(*flags, name=name), "vllm", 8123))
+    return " ".join(vllm_command.build_command(launch(*flags, name=name), "vllm", 8123))
 
 
 def test_it_listens_on_loopback_under_the_name_that_is_asked() -> None:
@@ -70,23 +70,23 @@ def test_flags_by_which_it_could_not_be_used_are_refused(
 ) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with pytest.raises(UsageError, match=says) as raised:
-        vllm_command.checked(launch(*flags))
+        vllm_command.check_launch(launch(*flags))
     assert "secret" not in str(raised.value)
 
 
 def test_a_host_that_others_reach_is_fine_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sesame")
-    vllm_command.checked(launch("--host", "0.0.0.0"))
+    vllm_command.check_launch(launch("--host", "0.0.0.0"))
 
 
 @pytest.mark.parametrize("written", ["0", "65536", "http", ""])
 def test_a_port_that_is_none_is_refused(written: str) -> None:
     with pytest.raises(UsageError, match="is not a port"):
-        vllm_command.port(vllm_command.given(["--port", written]))
+        vllm_command.get_port(vllm_command.parse_flags(["--port", written]))
 
 
 def test_values_of_flags_may_be_several_and_negative() -> None:
-    given = vllm_command.given(["--seed", "-1", "-tp", "2", "--served_model_name", "a", "b", "--eager"])
+    given = vllm_command.parse_flags(["--seed", "-1", "-tp", "2", "--served_model_name", "a", "b", "--eager"])
     assert given == {"--seed": ("-1",), "-tp": ("2",), "--served-model-name": ("a", "b"), "--eager": ()}
 
 
@@ -94,7 +94,7 @@ def test_a_vllm_that_is_not_there_says_how_to_get_one(tmp_path: Path, monkeypatc
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"pip install 'gymsdk\[vllm\]'(?s:.*)--base-url"):
-        vllm_command.program()
+        vllm_command.find_program()
 
 
 @pytest.mark.parametrize(
@@ -137,26 +137,28 @@ def test_a_vllm_that_is_not_there_says_how_to_get_one(tmp_path: Path, monkeypatc
     ],
 )
 def test_a_family_is_known_by_the_name(name: str, parser: str | None) -> None:
-    family = vllm_command.of(name)
+    family = vllm_command.find_family(name)
     assert (family.parser if family else None) == parser
 
 
 @pytest.mark.parametrize(("written", "parser"), [('{"model_type": "qwen3_moe"}', "hermes"), ("[]", None), ("{", None)])
 def test_a_folder_is_known_by_its_config_too(tmp_path: Path, written: str, parser: str | None) -> None:
     (tmp_path / "config.json").write_text(written)
-    family = vllm_command.of(str(tmp_path))
+    family = vllm_command.find_family(str(tmp_path))
     assert (family.parser if family else None) == parser
 
 
 def test_what_is_picked_is_told_in_one_line_with_the_template_that_is_advised() -> None:
-    said = vllm_command.told(launch(name="meta-llama/Llama-3.1-8B-Instruct"))
+    said = vllm_command.log_command(launch(name="meta-llama/Llama-3.1-8B-Instruct"))
     assert "'llama3_json'" in said
     assert "Llama 3.1" in said
     assert "tool_chat_template_llama3.1_json.jinja" in said
     assert "\n" not in said
-    assert "jinja" not in vllm_command.told(launch("--chat-template", "x", name="meta-llama/Llama-3.1-8B-Instruct"))
+    assert "jinja" not in vllm_command.log_command(
+        launch("--chat-template", "x", name="meta-llama/Llama-3.1-8B-Instruct")
+    )
 
 
 def test_who_has_no_tools_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
-    vllm_command.told(launch(name="my/policy", tools=False))
+    vllm_command.log_command(launch(name="my/policy", tools=False))
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

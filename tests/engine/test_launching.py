@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from gymsdk import GymsdkError, UsageError, model, testing
-from gymsdk.deploy.vllm import Engine, launched
+from gymsdk.deploy.vllm import Engine, launch_vllm
 from gymsdk.deploy.vllm_command import Launch
 from gymsdk.http import client
 
@@ -32,7 +32,7 @@ PYTHON = sys.executable
 async def vllm(*flags: str, out: io.StringIO | None = None, **given: object) -> AsyncIterator[Engine]:
     try:
         launch = Launch.model_validate({"name": NAME, "flags": flags, "ending": 3.0, "starting": 60.0, **given})
-        async with launched(launch, out=out or io.StringIO()) as engine:
+        async with launch_vllm(launch, out=out or io.StringIO()) as engine:
             yield engine
     finally:
         await client.aclose()
@@ -235,7 +235,7 @@ async def test_a_port_that_is_lost_each_time_is_told(fake: Fake) -> None:
 
 
 async def test_a_model_that_is_served_at_the_port_already_is_not_launched(fake: Fake) -> None:
-    async with testing.serve(testing.app(model("scripted/echo"), name=NAME)) as url:
+    async with testing.serve(testing.build_app(model("scripted/echo"), name=NAME)) as url:
         with pytest.raises(UsageError, match=f"--base-url {url}"):
             async with vllm("--port", url.rpartition(":")[2].removesuffix("/v1")):
                 pass

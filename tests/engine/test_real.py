@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gymsdk import model
-from gymsdk.deploy.vllm import Engine, launched
+from gymsdk.deploy.vllm import Engine, launch_vllm
 from gymsdk.deploy.vllm_command import Launch
 from gymsdk.http import client
 
@@ -77,7 +77,7 @@ async def called(engine: Engine) -> dict[str, Any]:
 
 async def test_it_calls_a_tool_is_started_again_and_leaves_nothing(qwen3: str) -> None:
     out = io.StringIO()
-    async with launched(Launch(name=qwen3, flags=FLAGS), out=out) as engine:
+    async with launch_vllm(Launch(name=qwen3, flags=FLAGS), out=out) as engine:
         assert "'hermes'" in out.getvalue()
         assert (await called(engine))["name"] == "add"
         warden = engine.supervisor.pid("vllm")

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gymsdk.gym.vector import info_of, merge_infos
+from gymsdk.gym.vector import get_info, merge_infos
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=3))
 names = st.sampled_from(["a", "b", "_a", "__a", "", "é"])
@@ -29,7 +29,7 @@ def exact(value: Any) -> str:
 @given(st.lists(infos, min_size=1, max_size=4))
 def test_every_info_can_be_had_back(told: list[dict[str, Any]]) -> None:
     batch = merge_infos(told)
-    assert [exact(info_of(batch, index)) for index in range(len(told))] == [exact(info) for info in told]
+    assert [exact(get_info(batch, index)) for index in range(len(told))] == [exact(info) for info in told]
 
 
 def test_numbers_of_one_type_are_an_array_of_it() -> None:
@@ -53,4 +53,4 @@ def test_dicts_are_dicts_of_arrays_with_masks_of_their_own() -> None:
 
 def test_what_a_wrapper_adds_without_masks_is_every_seats() -> None:
     batch = merge_infos([{}, {}]) | {"episode": {"r": np.array([1.0, 2.0])}}
-    assert info_of(batch, 1) == {"episode": {"r": 2.0}}
+    assert get_info(batch, 1) == {"episode": {"r": 2.0}}

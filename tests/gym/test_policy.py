@@ -18,7 +18,7 @@ from gymsdk.gym.actions import Turn
 from gymsdk.gym.env import Env
 from gymsdk.gym.policy import Policy, rollout
 from gymsdk.gym.vector import VectorEnv
-from gymsdk.testing.endpoint import app, serve
+from gymsdk.testing.endpoint import build_app, serve
 
 CODEC_NAMES = ("math", "multineedle", "tool_call")
 TASKS = [Task.ask(f"Note {number}.", number=number) for number in range(3)]
@@ -282,14 +282,14 @@ def test_an_oracle_needs_the_environment():
 
 
 async def test_a_served_model_plays_over_http():
-    async with serve(app(model("scripted/echo"))) as address:
+    async with serve(build_app(model("scripted/echo"))) as address:
         found = await asyncio.to_thread(rollout, "math", f"endpoint/any@{address}", seed=2)
     assert (found.outcome, found.ended, found.turns) == ("scored", "done", 1)
     assert found.usage["policy"].output_tokens > 0
 
 
 async def test_a_served_model_that_breaks_fails_the_rollout():
-    async with serve(app(Keeps(Failed("down", kind="model_down")))) as address:
+    async with serve(build_app(Keeps(Failed("down", kind="model_down")))) as address:
         policy = Policy("endpoint/any", base_url=address, retries=0)
         with pytest.raises(Failed, match="down"):
             await asyncio.to_thread(policy, *noting().reset())

@@ -12,7 +12,7 @@ import pytest
 from gymsdk import Environment
 from gymsdk.errors import UsageError
 from gymsdk.gym.env import Env
-from gymsdk.gym.vector import VectorEnv, info_of
+from gymsdk.gym.vector import VectorEnv, get_info
 from gymsdk.tokens.tokenizer import ByteTokenizer
 
 LOOKS = """
@@ -63,10 +63,10 @@ def test_an_output_that_is_no_text_fails_the_step_of_its_own_seat(looks: Environ
     assert (list(terminated), list(truncated)) == ([False, False], [True, False])
     assert np.array_equal(rewards, [math.nan, 0.0], equal_nan=True)
     assert len(seen[0]) == 0 < len(seen[1])
-    failure = info_of(infos, 0)["failure"]
+    failure = get_info(infos, 0)["failure"]
     assert (failure["stage"], failure["kind"]) == ("step", "unspeakable")
     assert "use codec='chat' to carry it" in failure["message"]
-    assert not info_of(infos, 1)
+    assert not get_info(infos, 1)
     assert vector.step([said(codec, "stop")] * 2)[1][1] == 1.0
     vector.close()
 

@@ -16,7 +16,7 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics, V
 
 from gymsdk import Environment, UsageError
 from gymsdk.gym.env import Env
-from gymsdk.gym.vector import VectorEnv, info_of
+from gymsdk.gym.vector import VectorEnv, get_info
 
 COUNT = """
 import os, signal, threading
@@ -236,7 +236,7 @@ def test_a_failure_harms_its_own_seat_only(seated: Seated) -> None:
     _, rewards, terminations, truncations, infos = vector.step(["yes", "crash", "no"])
     assert np.array_equal(rewards, [1.0, np.nan, 0.0], equal_nan=True)
     assert (terminations.tolist(), truncations.tolist()) == ([True, False, True], [False, True, False])
-    assert "the grader crashed" in info_of(infos, 1)["failure"]["message"]
+    assert "the grader crashed" in get_info(infos, 1)["failure"]["message"]
     assert infos["_failure"].tolist() == [False, True, False]
 
 
@@ -245,7 +245,7 @@ def test_each_seat_has_its_own_deadline(seated: Seated) -> None:
     vector.reset(seed=0)
     _, rewards, *_, infos = vector.step([call("dawdle"), "yes", call("dawdle")])
     assert np.isnan(rewards).tolist() == [True, False, True]
-    assert info_of(infos, 0)["failure"]["kind"] == "tool_timeout"
+    assert get_info(infos, 0)["failure"]["kind"] == "tool_timeout"
 
 
 def test_the_step_after_the_end_resets_and_uses_no_action(seated: Seated) -> None:
@@ -265,7 +265,7 @@ def test_the_same_step_gives_the_last_observation_and_info_too(seated: Seated) -
     assert observations[0][0]["role"] == "user"
     assert (rewards.tolist(), terminations.tolist()) == ([1.0, 0.0], [True, False])
     assert infos["final_obs"].tolist() == [[], None]
-    assert info_of(infos, 0)["final_info"]["verdict"]["reward"] == 1.0
+    assert get_info(infos, 0)["final_info"]["verdict"]["reward"] == 1.0
     assert infos["_final_info"].tolist() == [True, False]
 
 
@@ -388,7 +388,7 @@ def test_gymnasiums_wrappers_work(seated: Seated) -> None:
     vector.reset(seed=0)
     *_, infos = vector.step(["yes", call("unknown")])
     assert infos["episode"]["r"].tolist() == [10.0, 0.0]
-    assert info_of(infos, 0)["episode"]["l"] == 1
+    assert get_info(infos, 0)["episode"]["l"] == 1
     listed = DictInfoToList(seated(2))
     listed.reset(seed=0)
     *_, told = listed.step(["yes", call("unknown")])
@@ -399,7 +399,7 @@ def test_infos_are_the_same_through_gymnasiums_list(seated: Seated) -> None:
     vector = seated()
     _, infos = vector.reset(seed=0)
     listed = DictInfoToList(vector)
-    assert listed._convert_info_to_list(infos) == [info_of(infos, index) for index in range(3)]
+    assert listed._convert_info_to_list(infos) == [get_info(infos, index) for index in range(3)]
 
 
 @pytest.mark.parametrize("codec", ["chat", "text", "tokens"])

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from gymsdk import Environment, Message, Reset, State, Step, Task, ToolCall, Unscorable, Verdict, hookimpl
 from gymsdk.gym.env import Env
-from gymsdk.gym.vector import VectorEnv, info_of
+from gymsdk.gym.vector import VectorEnv, get_info
 
 SEATS = 3
 
@@ -166,7 +166,7 @@ def test_it_equals_single_environments_with_its_seeds(
     seeded = seed if isinstance(seed, list) else [seed + index for index in range(SEATS)]
     seen, infos = vector.reset(seed=seed)
     for index, single in enumerate(singles):
-        assert single.reset(seed=seeded[index]) == (seen[index], info_of(infos, index))
+        assert single.reset(seed=seeded[index]) == (seen[index], get_info(infos, index))
     fresh = [False] * SEATS
     for actions in script:
         stepped = vector.step(actions)
@@ -198,14 +198,14 @@ def _same(ours: tuple[Any, ...], theirs: tuple[Any, ...]) -> None:
     for one, other in zip(arrays[1:], expected[1:], strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert np.array_equal(one, other, equal_nan=True)
-    assert [info_of(infos, index) for index in range(SEATS)] == [told.get(index, {}) for index in range(SEATS)]
+    assert [get_info(infos, index) for index in range(SEATS)] == [told.get(index, {}) for index in range(SEATS)]
 
 
 def _same_seat(stepped: tuple[Any, ...], index: int, alone: Sequence[Any]) -> None:
     seen, rewards, terminated, truncated, infos = stepped
     if len(alone) == 3:
         alone = (alone[0], alone[2], False, False, alone[1])
-    mine = (seen[index], rewards[index], terminated[index], truncated[index], info_of(infos, index))
+    mine = (seen[index], rewards[index], terminated[index], truncated[index], get_info(infos, index))
     assert repr(mine[0]) == repr(alone[0])
     assert np.array_equal([mine[1]], [alone[1]], equal_nan=True)
     assert (bool(mine[2]), bool(mine[3])) == alone[2:4]

@@ -15,8 +15,8 @@ from gymsdk import model
 from gymsdk import responses as wire
 from gymsdk.errors import Failed
 from gymsdk.responses import Api
-from gymsdk.testing.endpoint import app, serve
-from gymsdk.testing.faults import SOUND, Faults
+from gymsdk.testing.endpoint import build_app, serve
+from gymsdk.testing.faults import NO_FAULT, Faults
 from gymsdk.types import Episode, Item, Model
 
 CALL = wire.build_function_call("add", '{"a":1}', "c1")
@@ -41,9 +41,9 @@ class Replies:
 
 @asynccontextmanager
 async def reaching(
-    policy: Model, name: str = "endpoint/stub", faults: Faults = SOUND, **options: object
+    policy: Model, name: str = "endpoint/stub", faults: Faults = NO_FAULT, **options: object
 ) -> AsyncIterator[Model]:
-    async with serve(app(policy, name="stub", faults=faults)) as url:
+    async with serve(build_app(policy, name="stub", faults=faults)) as url:
         yield model(name, base_url=url, **(QUICK | options))
 
 
@@ -308,7 +308,7 @@ def test_a_model_lives_through_several_loops() -> None:
     built: list[Model] = []
 
     async def ask(port: int) -> int:
-        async with serve(app(Replies()), port=port) as url:
+        async with serve(build_app(Replies()), port=port) as url:
             built[:] = built or [model("vllm/stub", base_url=url, **QUICK)]
             assert (await built[0].respond({"input": "hi"}))["status"] == "completed"
         return int(url.split(":")[2].partition("/")[0])

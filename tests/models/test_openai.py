@@ -15,8 +15,8 @@ from aiohttp import web
 from gymsdk import model, responses
 from gymsdk.errors import BadModelOption, Failed
 from gymsdk.responses import Api
-from gymsdk.testing.endpoint import app, serve
-from gymsdk.testing.faults import SOUND, Faults
+from gymsdk.testing.endpoint import build_app, serve
+from gymsdk.testing.faults import NO_FAULT, Faults
 from gymsdk.types import Episode, Item, Model
 
 KEY = "sk-very-secret"
@@ -48,8 +48,8 @@ class Replies:
 
 
 @asynccontextmanager
-async def hosted(policy: Model | None = None, faults: Faults = SOUND, **options: object) -> AsyncIterator[Model]:
-    async with serve(app(policy or Replies(), name="gpt-5", faults=faults)) as url:
+async def hosted(policy: Model | None = None, faults: Faults = NO_FAULT, **options: object) -> AsyncIterator[Model]:
+    async with serve(build_app(policy or Replies(), name="gpt-5", faults=faults)) as url:
         yield model("openai/gpt-5", base_url=url, **({"api_key": KEY} | options))
 
 
@@ -135,7 +135,7 @@ def test_a_model_lives_through_several_loops_and_leaves_nothing_open(recwarn: py
     built: list[Model] = []
 
     async def ask(port: int) -> int:
-        async with serve(app(Replies()), port=port) as url:
+        async with serve(build_app(Replies()), port=port) as url:
             built[:] = built or [model("openai/gpt-5", base_url=url, api_key=KEY)]
             await built[0].respond({"input": "hi"})
         return int(url.split(":")[2].partition("/")[0])
@@ -147,7 +147,7 @@ def test_a_model_lives_through_several_loops_and_leaves_nothing_open(recwarn: py
 
 
 async def test_models_may_be_dropped_while_others_connect() -> None:
-    async with serve(app(Replies())) as url:
+    async with serve(build_app(Replies())) as url:
         for number in range(4):
             # Other options, another client; the one before is garbage by now.
             policy = model("openai/gpt-5", base_url=url, api_key=KEY, retries=0, timeout=20 + number)

@@ -13,7 +13,7 @@ from gymsdk.environment import build_config
 from gymsdk.errors import BadModelOption, UnknownModel, UsageError
 from gymsdk.models.endpoint import Endpoint
 from gymsdk.models.options import ENVIRONMENT_VARIABLES
-from gymsdk.testing.endpoint import app, serve
+from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.types import Model
 
 URL = "http://127.0.0.1:1/v1"
@@ -147,7 +147,7 @@ async def test_a_judge_may_have_a_separate_server(tmp_path: Path) -> None:
         judge: gymsdk.Model | None = None
 
     (tmp_path / "env.yaml").write_text(f"policy_base_url: {URL}")
-    async with serve(app(gymsdk.model("scripted/echo"))) as url:
+    async with serve(build_app(gymsdk.model("scripted/echo"))) as url:
         config = build_config("judged", Judged, {"judge": f"vllm/Qwen@{url}"})
         assert isinstance(config, Judged)
         assert config.judge

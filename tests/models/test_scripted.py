@@ -205,7 +205,9 @@ async def recorded(adding, tmp_path):
         for repeat in range(3)
     ]
     path = tmp_path / "rollouts.jsonl"
-    path.write_bytes(b"".join(jsonl.dump_row(folder.scored(each, (index, repeat))) for index, repeat, each in rollouts))
+    path.write_bytes(
+        b"".join(jsonl.dump_row(folder.build_scored_line(each, (index, repeat))) for index, repeat, each in rollouts)
+    )
     return path, rollouts
 
 

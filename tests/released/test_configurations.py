@@ -126,7 +126,9 @@ def complaints(path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> list[
     extra.write_text(yaml.safe_dump({**needs, **own}))
     files = [str(path.relative_to(root)), "supplied.yaml"]
     try:
-        validate.check(config.load_config(files if "policy_model" in given else [POLICY, *files], folder=root))
+        validate.check_deployment(
+            config.load_config(files if "policy_model" in given else [POLICY, *files], folder=root)
+        )
     except GymsdkError as error:
         return str(error).splitlines()
     return []

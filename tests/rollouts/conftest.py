@@ -18,8 +18,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from gymsdk import responses
-from gymsdk.rollouts.folder import Standing
-from gymsdk.rollouts.retry import Played
+from gymsdk.rollouts.folder import Progress
+from gymsdk.rollouts.retry import PlayedJob
 
 
 class Ear:
@@ -27,17 +27,17 @@ class Ear:
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
-        self.standing = Standing()
+        self.standing = Progress()
         self.total = 0
-        self.played: list[Played] = []
+        self.played: list[PlayedJob] = []
 
     def told(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
-    def begun(self, *, total: int, standing: Standing) -> None:
+    def begun(self, *, total: int, standing: Progress) -> None:
         self.total, self.standing = total, standing
 
-    def ended(self, played: Played) -> None:
+    def ended(self, played: PlayedJob) -> None:
         self.played.append(played)
 
 

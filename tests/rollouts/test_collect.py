@@ -11,17 +11,17 @@ from gymsdk import Environment, Failed, load, responses
 from gymsdk.errors import ModelLost
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.rollouts.jobs import Job, jobs, stamped
+from gymsdk.rollouts.jobs import Job, build_input_row, iter_jobs
 from gymsdk.rollouts.retry import (
     MAX_DELAY_SECONDS,
     MAX_FAILURES_BEFORE_FIRST_SCORE,
     MAX_UNAVAILABLE_IN_A_ROW,
     CircuitBreaker,
-    Played,
+    PlayedJob,
     play_with_retries,
 )
-from gymsdk.rollouts.run import Play, collect, complete, keep
-from gymsdk.rollouts.tasks import from_splits
+from gymsdk.rollouts.run import LocalPlayer, collect, play_missing, write_result
+from gymsdk.rollouts.tasks import read_splits
 from gymsdk.types import Episode, Failure, Item, Rollout
 
 FLAKY = """
@@ -56,8 +56,10 @@ async def sums(installed: Callable[..., Path]) -> AsyncIterator[Mapping[str, Env
 
 @pytest.fixture
 def folder(sums: Mapping[str, Environment], tmp_path: Path) -> Iterator[RunFolder]:
-    rows = from_splits(sums, "train", seed=0, limit=3)
-    inputs = [stamped(row, environment=name, task=number, sampling={}) for number, (name, row) in enumerate(rows)]
+    rows = read_splits(sums, "train", seed=0, limit=3)
+    inputs = [
+        build_input_row(row, environment=name, task=number, sampling={}) for number, (name, row) in enumerate(rows)
+    ]
     with RunFolder(tmp_path / "out") as folder:
         folder.start(settings={}, about={}, inputs=inputs)
         yield folder
@@ -91,13 +93,13 @@ def _paid() -> ScriptedModel:
 
 
 def _job(folder: RunFolder) -> Job:
-    return next(jobs(folder.read_inputs()))
+    return next(iter_jobs(folder.read_inputs()))
 
 
-async def _complete(folder: RunFolder, play: Play, **options: Any) -> list[Played]:
-    told: list[Played] = []
+async def _complete(folder: RunFolder, play: LocalPlayer, **options: Any) -> list[PlayedJob]:
+    told: list[PlayedJob] = []
     given = {"done": folder.read_progress().done, "at_once": 4, "told": told.append}
-    await complete(folder, play, **{**given, **options})
+    await play_missing(folder, play, **{**given, **options})
     return told
 
 
@@ -106,15 +108,15 @@ async def test_every_rollout_is_on_disk_before_it_is_counted(
 ) -> None:
     seen = []
 
-    def told(played: Played) -> None:
+    def told(played: PlayedJob) -> None:
         seen.append(played.job.key in folder.read_progress().done)
 
-    await _complete(folder, Play(sums, _failing(0, ValueError())), told=told)
+    await _complete(folder, LocalPlayer(sums, _failing(0, ValueError())), told=told)
     assert seen == [True] * 3
 
 
 async def test_only_what_is_missing_is_played(sums: Mapping[str, Environment], folder: RunFolder) -> None:
-    play = Play(sums, _failing(0, ValueError()))
+    play = LocalPlayer(sums, _failing(0, ValueError()))
     first = await _complete(folder, play, done={(0, 0), (1, 0)})
     rest = await _complete(folder, play)
     assert [played.job.key for played in first] == [(2, 0)]
@@ -125,13 +127,13 @@ async def test_a_failure_another_try_may_mend_is_tried_again(
     sums: Mapping[str, Environment], folder: RunFolder
 ) -> None:
     model = _failing(2, Failed("busy", kind="model_error", retryable=True))
-    played = await Play(sums, model, attempts=3)(_job(folder))
+    played = await LocalPlayer(sums, model, attempts=3)(_job(folder))
     assert (played.rollout.outcome, played.attempts) == ("scored", 3)
 
 
 async def test_tries_are_bounded(sums: Mapping[str, Environment], folder: RunFolder) -> None:
     model = _failing(2, Failed("busy", kind="model_error", retryable=True))
-    played = keep(folder, await Play(sums, model, attempts=2)(_job(folder)))
+    played = write_result(folder, await LocalPlayer(sums, model, attempts=2)(_job(folder)))
     (line,) = folder.read_failures()
     assert played.rollout.reward is None
     assert (line["_ng_failure_class"], line["_ng_failure_stage"], line["_ng_attempt_index"]) == (
@@ -146,7 +148,7 @@ async def test_what_the_grader_failed_on_is_never_played_again_within_a_run(
 ) -> None:
     flaky = environment(FLAKY)
     model = _failing(0, ValueError())
-    played = await Play({"sums": flaky}, model, attempts=5)(_job(folder))
+    played = await LocalPlayer({"sums": flaky}, model, attempts=5)(_job(folder))
     failure = played.rollout.failure
     assert failure is not None
     assert (failure.stage, failure.retryable, played.attempts) == ("verify", True, 1)
@@ -168,7 +170,7 @@ async def test_what_went_with_its_server_while_it_was_judged_is_played_again_onc
 
 async def test_the_tokens_of_every_try_are_counted(folder: RunFolder, environment: Callable[..., Environment]) -> None:
     stumbling = environment(STUMBLING)
-    keep(folder, await Play({"sums": stumbling}, _paid(), attempts=3)(_job(folder)))
+    write_result(folder, await LocalPlayer({"sums": stumbling}, _paid(), attempts=3)(_job(folder)))
     (line,) = folder.read_rollouts()
     assert (line["gymsdk"]["attempts"], line["gymsdk"]["usage"]["policy"]["calls"]) == (3, 3)
     assert line["gymsdk"]["usage"]["policy"]["output_tokens"] == 15
@@ -182,7 +184,7 @@ async def test_a_try_waits_as_long_as_the_server_asks(
     loop = asyncio.get_running_loop()
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=0.2)
     begun = loop.time()
-    played = await Play(sums, _failing(1, error))(_job(folder))
+    played = await LocalPlayer(sums, _failing(1, error))(_job(folder))
     assert (played.rollout.outcome, played.attempts) == ("scored", 2)
     assert loop.time() - begun >= 0.2
 
@@ -191,14 +193,14 @@ async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(
     sums: Mapping[str, Environment], folder: RunFolder
 ) -> None:
     error = Failed("busy", kind="model_rate_limited", retryable=True, retry_after=MAX_DELAY_SECONDS + 1)
-    played = keep(folder, await Play(sums, _failing(9, error))(_job(folder)))
+    played = write_result(folder, await LocalPlayer(sums, _failing(9, error))(_job(folder)))
     (line,) = folder.read_failures()
     assert (played.attempts, line["_ng_failure_terminal"]) == (1, False)
 
 
 async def test_a_failure_no_try_mends_is_not_tried_again(sums: Mapping[str, Environment], folder: RunFolder) -> None:
     model = _failing(9, Failed("no such model", kind="model_refused"))
-    assert (await Play(sums, model, attempts=3)(_job(folder))).attempts == 1
+    assert (await LocalPlayer(sums, model, attempts=3)(_job(folder))).attempts == 1
 
 
 async def test_what_breaks_the_host_breaks_one_rollout(
@@ -215,7 +217,7 @@ async def test_what_breaks_the_host_breaks_one_rollout(
                 raise KeyError("a bug")
             return await sums["sums"].reset(row, id=id, **given)
 
-    told = await _complete(folder, Play({"sums": Cracked()}, _failing(0, ValueError())))
+    told = await _complete(folder, LocalPlayer({"sums": Cracked()}, _failing(0, ValueError())))
     assert sorted(played.rollout.outcome for played in told) == ["failed", "scored", "scored"]
     (line,) = folder.read_failures()
     assert (line["_ng_failure_class"], line["_ng_failure_message"]) == ("host_broke", "KeyError: 'a bug'")
@@ -227,7 +229,7 @@ async def test_a_row_that_no_longer_fits_is_a_failure_that_stays(
     sums: Mapping[str, Environment], folder: RunFolder
 ) -> None:
     job = Job("sums", 0, 0, {"responses_create_params": {"input": "?"}})
-    keep(folder, await Play(sums, _failing(0, ValueError()))(job))
+    write_result(folder, await LocalPlayer(sums, _failing(0, ValueError()))(job))
     (line,) = folder.read_failures()
     assert (line["_ng_failure_class"], line["_ng_failure_terminal"]) == ("bad_row", True)
 
@@ -235,7 +237,7 @@ async def test_a_row_that_no_longer_fits_is_a_failure_that_stays(
 async def test_a_verdict_that_is_no_json_is_a_failure(sums: Mapping[str, Environment], folder: RunFolder) -> None:
     answers = [row["answer"] for row in folder.read_inputs()]
     async with load("sums", sulks=answers[:1]) as sulking:
-        told = await _complete(folder, Play({"sums": sulking}, _failing(0, ValueError())))
+        told = await _complete(folder, LocalPlayer({"sums": sulking}, _failing(0, ValueError())))
     assert sorted(played.rollout.outcome for played in told) == ["failed", "scored", "scored"]
     (line,) = folder.read_failures()
     assert line["_ng_failure_class"] == "bad_answer"
@@ -245,13 +247,13 @@ async def test_a_verdict_that_is_no_json_is_a_failure(sums: Mapping[str, Environ
 async def test_no_more_than_asked_are_in_flight() -> None:
     flying = most = 0
 
-    async def play(job: Job) -> Played:
+    async def play(job: Job) -> PlayedJob:
         nonlocal flying, most
         flying += 1
         most = max(most, flying)
         await asyncio.sleep(0)
         flying -= 1
-        return Played(job, _rollout(), 1)
+        return PlayedJob(job, _rollout(), 1)
 
     source = (Job("sums", number, 0, {}) for number in range(50))
     assert len([played async for played in collect(source, play, concurrency=7)]) == 50
@@ -261,13 +263,13 @@ async def test_no_more_than_asked_are_in_flight() -> None:
 async def test_whoever_stops_listening_cancels_what_is_in_flight() -> None:
     cancelled = []
 
-    async def play(job: Job) -> Played:
+    async def play(job: Job) -> PlayedJob:
         try:
             await asyncio.sleep(job.task * 100)
         except asyncio.CancelledError:
             cancelled.append(job.task)
             raise
-        return Played(job, _rollout(), 1)
+        return PlayedJob(job, _rollout(), 1)
 
     ends = collect((Job("sums", number, 0, {}) for number in range(9)), play, concurrency=3)
     assert (await anext(ends)).job.task == 0

@@ -21,8 +21,8 @@ from gymsdk.errors import BadOutput, BadRow, Failed, ModelLost, UsageError
 from gymsdk.http.client import Retry
 from gymsdk.rollouts.jobs import Job
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.remote import Delivery
-from gymsdk.rollouts.run import Pace, Run, carry_out
+from gymsdk.rollouts.remote import RemotePlayer
+from gymsdk.rollouts.run import Run, RunLimits, execute
 from gymsdk.types import Row
 from rollouts.conftest import Ear, Theirs, echoed, lines_of, listening, told_by
 
@@ -43,8 +43,8 @@ def out(tmp_path: Path) -> Path:
 
 async def _run(out: Path, *, resume: bool = False, attempts: int = 1, breaker: float = 300.0, **plan: Any) -> list[Row]:
     given = {"environments": {}, **plan}
-    pace = Pace(attempts=attempts, timeout=breaker)
-    return await carry_out(Run(Plan(**given), out, resume=resume, limits=pace), Ear())
+    pace = RunLimits(attempts=attempts, timeout=breaker)
+    return await execute(Run(Plan(**given), out, resume=resume, limits=pace), Ear())
 
 
 def _is_missing(out: Path) -> bool:
@@ -55,7 +55,7 @@ def _is_missing(out: Path) -> bool:
 async def test_what_servers_play_is_what_is_played_here(tmp_path: Path, model: str) -> None:
     plan = {"limit": 4, "repeats": 2, "seed": 3, "sampling": {"temperature": 0.5}}
     figures = [await _run(tmp_path / "here", environments=ALL, model=model, **plan)]
-    async with process.serving(ALL, settings=ALL, model=model) as running:
+    async with process.serve(ALL, settings=ALL, model=model) as running:
         figures.append(await _run(tmp_path / "there", environments=ALL, head=running.head_url, **plan))
         rows = {"tasks": tmp_path / "here" / "inputs.jsonl", "seed": 3}
         figures.append(await _run(tmp_path / "rows", head=running.head_url, **rows))
@@ -70,7 +70,7 @@ async def test_what_servers_play_is_what_is_played_here(tmp_path: Path, model: s
 
 async def test_failures_of_our_servers_keep_their_stage_and_kind(out: Path, tmp_path: Path, tasks: Tasks) -> None:
     settings = {"sums": {"breaks": [4]}}
-    async with process.serving(["sums"], settings=settings, model="scripted/null") as running:
+    async with process.serve(["sums"], settings=settings, model="scripted/null") as running:
         await _run(out, head=running.head_url, tasks=tasks())
     await _run(tmp_path / "here", environments=settings, model="scripted/null", tasks=tasks())
     there, here = (lines_of(folder / "failures.jsonl")[0] for folder in (out, tmp_path / "here"))
@@ -82,7 +82,7 @@ async def test_failures_of_our_servers_keep_their_stage_and_kind(out: Path, tmp_
 
 async def test_a_row_that_does_not_fit_their_environment_is_a_failure_that_stays(out: Path, tasks: Tasks) -> None:
     row = {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sums_simple_agent"}}
-    async with process.serving(["sums"]) as running:
+    async with process.serve(["sums"]) as running:
         await _run(out, head=running.head_url, tasks=tasks(row))
     (line,) = lines_of(out / "failures.jsonl")
     assert (line["_ng_failure_class"], line["_ng_failure_terminal"]) == ("bad_row", True)
@@ -220,7 +220,7 @@ async def test_an_agent_that_has_moved_is_looked_up_again() -> None:
     job = Job("sums", 0, 0, {"responses_create_params": {"input": "?"}, "agent_ref": {"name": "sums_simple_agent"}})
     async with Theirs().serving() as theirs:
         client = ServerClient(theirs.head)
-        delivery = Delivery(client, attempts=1, retry=Retry(times=0, first=0.01))
+        delivery = RemotePlayer(client, attempts=1, retry=Retry(times=0, first=0.01))
         home, theirs.head = theirs.head, "http://127.0.0.1:9"
         assert await client.url("sums_simple_agent") == theirs.head
         theirs.head = home
@@ -230,7 +230,7 @@ async def test_an_agent_that_has_moved_is_looked_up_again() -> None:
 
 async def test_an_agent_that_the_head_has_lost_is_a_failure_of_its_rollout() -> None:
     async with Theirs().serving() as theirs:
-        delivery = Delivery(ServerClient(theirs.head), attempts=1, agent_wait=0)
+        delivery = RemotePlayer(ServerClient(theirs.head), attempts=1, agent_wait=0)
         played = await delivery(Job("sums", 0, 0, {"agent_ref": {"name": "strange"}}))
     assert played.rollout.failure is not None
     assert (played.rollout.failure.kind, played.rollout.failure.retryable) == ("server_unreachable", True)

@@ -176,7 +176,7 @@ def test_cutting_keeps_whole_lines_however_long(tmp_path: Path, whole: bytes) ->
     path = tmp_path / "file"
     for part in (b"", b"torn", b"t" * 150_000):
         path.write_bytes(whole + part)
-        torn.cut(path)
+        torn.drop_partial_line(path)
         assert path.read_bytes() == whole
 
 

@@ -45,7 +45,7 @@ async def rollout(policy):
 
 
 async def test_a_scored_line_holds_the_row_what_was_played_and_the_verdict_flat(rollout):
-    line = json.loads(jsonl.dump_row(folder.scored(rollout, (3, 1))))
+    line = json.loads(jsonl.dump_row(folder.build_scored_line(rollout, (3, 1))))
     ours = line.pop("gymsdk")
     response = line.pop("response")
     assert line == {
@@ -72,9 +72,9 @@ async def test_a_scored_line_holds_the_row_what_was_played_and_the_verdict_flat(
 
 
 async def test_a_scored_line_is_read_back(rollout):
-    line = folder.scored(rollout, (3, 1))
-    read = folder.read(json.loads(jsonl.dump_row(line)))
-    assert folder.key_of(line) == (3, 1)
+    line = folder.build_scored_line(rollout, (3, 1))
+    read = folder.parse_rollout(json.loads(jsonl.dump_row(line)))
+    assert folder.get_key(line) == (3, 1)
     assert (read.reward, read.components, read.repeat, read.seed) == (1.25, rollout.components, 1, 5)
     assert (read.usage, read.timing, read.opening) == (rollout.usage, rollout.timing, rollout.opening)
     assert read.verdict.model_dump() == rollout.verdict.model_dump(mode="json")
@@ -82,8 +82,8 @@ async def test_a_scored_line_is_read_back(rollout):
 
 
 async def test_a_line_read_back_is_written_the_same(rollout):
-    line = json.loads(jsonl.dump_row(folder.scored(rollout, (3, 1))))
-    assert json.loads(jsonl.dump_row(folder.scored(folder.read(line), (3, 1)))) == line
+    line = json.loads(jsonl.dump_row(folder.build_scored_line(rollout, (3, 1))))
+    assert json.loads(jsonl.dump_row(folder.build_scored_line(folder.parse_rollout(line), (3, 1)))) == line
 
 
 async def test_a_verdict_without_components_has_none_on_its_line(policy):
@@ -93,7 +93,7 @@ async def test_a_verdict_without_components_has_none_on_its_line(policy):
             return Verdict(reward=0.5)
 
     rollout = await play(Environment("plain", Plain()), policy("4"), ROW)
-    assert "reward_components" not in folder.scored(rollout, (0, 0))
+    assert "reward_components" not in folder.build_scored_line(rollout, (0, 0))
 
 
 async def test_the_tools_on_offer_are_on_the_line(policy):
@@ -105,13 +105,13 @@ async def test_the_tools_on_offer_are_on_the_line(policy):
             return [look]
 
     rollout = await play(Environment("tooled", Tooled()), policy("4"), ROW)
-    line = folder.scored(rollout, (0, 0))
+    line = folder.build_scored_line(rollout, (0, 0))
     assert [tool["name"] for tool in line["responses_create_params"]["tools"]] == ["look"]
 
 
 async def test_a_failed_line_says_what_failed_and_has_no_reward(policy):
     rollout = await play(Environment("grades", Grades(ValueError("no"))), policy("4"), ROW, budget=Budget(turns=1))
-    line = json.loads(jsonl.dump_row(folder.failed(rollout, (3, 1), attempts=2)))
+    line = json.loads(jsonl.dump_row(folder.build_failed_line(rollout, (3, 1), attempts=2)))
     assert {key: value for key, value in line.items() if key.startswith("_ng_")} == {
         "_ng_failure_class": "hook_raised",
         "_ng_failure_stage": "verify",
@@ -129,7 +129,7 @@ async def test_a_failed_line_says_what_failed_and_has_no_reward(policy):
 
 def test_a_rollout_that_never_opened_has_a_line_too():
     rollout = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed")
-    line = folder.failed(rollout, (0, 0), attempts=1)
+    line = folder.build_failed_line(rollout, (0, 0), attempts=1)
     assert line["responses_create_params"] == ROW["responses_create_params"]
     assert line["response"] is None
 
@@ -137,7 +137,7 @@ def test_a_rollout_that_never_opened_has_a_line_too():
 async def test_what_an_earlier_play_wrote_on_a_row_is_left_out(policy):
     played = {**ROW, "reward": 9.0, "response": {}, "gymsdk": {}, "_ng_failure_class": "old", "mine": 1}
     rollout = await play(Environment("grades", Grades()), policy("4"), played)
-    line = folder.scored(rollout, (0, 0))
+    line = folder.build_scored_line(rollout, (0, 0))
     assert (line["reward"], line["mine"]) == (1.25, 1)
     assert "_ng_failure_class" not in line
 
@@ -152,7 +152,7 @@ async def test_a_failure_of_the_models_is_tried_again_on_a_resume(policy):
         ("step", "x", True),
     ):
         failure = Failure(stage=stage, kind=kind, message="")
-        line = folder.failed(refused.model_copy(update={"failure": failure}), (0, 0), attempts=1)
+        line = folder.build_failed_line(refused.model_copy(update={"failure": failure}), (0, 0), attempts=1)
         assert line["_ng_failure_terminal"] is terminal
 
 
@@ -161,25 +161,25 @@ def test_a_worker_lost_while_grading_is_settled_and_elsewhere_is_not(kind):
     for stage, terminal in (("verify", True), ("step", False)):
         failure = Failure(stage=stage, kind=kind, message="", retryable=True)
         lost = Rollout(id="0:0", environment="grades", row=ROW, seed=0, outcome="failed", failure=failure)
-        assert folder.failed(lost, (0, 0), attempts=1)["_ng_failure_terminal"] is terminal
+        assert folder.build_failed_line(lost, (0, 0), attempts=1)["_ng_failure_terminal"] is terminal
 
 
 async def test_a_line_says_how_many_tries_it_took(rollout):
-    assert folder.scored(rollout, (3, 1), attempts=2)["gymsdk"]["attempts"] == 2
+    assert folder.build_scored_line(rollout, (3, 1), attempts=2)["gymsdk"]["attempts"] == 2
 
 
 async def test_a_row_of_an_earlier_run_keeps_nothing_of_its_verdict(rollout):
-    row = {**folder.scored(rollout, (3, 1)), "_ng_failure_class": "old", "_ng_attempt_index": 2}
-    assert folder.unplayed(row) == {
+    row = {**folder.build_scored_line(rollout, (3, 1)), "_ng_failure_class": "old", "_ng_attempt_index": 2}
+    assert folder.strip_results(row) == {
         "responses_create_params": row["responses_create_params"],
         "expected_answer": "4",
         "verifier_metadata": {},
         "_ng_task_index": 3,
         "_ng_rollout_index": 1,
     }
-    assert folder.unplayed(row, keep={"extracted"})["extracted"] == "4"
+    assert folder.strip_results(row, keep={"extracted"})["extracted"] == "4"
 
 
 @pytest.mark.parametrize("ours", [None, 3, {}, {"verdict": None}, {"verdict": [["x"]]}])
 def test_a_row_that_nobody_played_may_say_gymsdk_as_it_likes(ours):
-    assert folder.unplayed({**ROW, "gymsdk": ours}) == ROW
+    assert folder.strip_results({**ROW, "gymsdk": ours}) == ROW

@@ -13,19 +13,26 @@ import pytest
 from gymsdk import load
 from gymsdk.episode import Budget
 from gymsdk.errors import BadRow
-from gymsdk.rollouts.plan import Plan, describe_start, differences, fingerprint, host, settings
+from gymsdk.rollouts.plan import (
+    Plan,
+    build_settings,
+    compute_fingerprint,
+    describe_host,
+    describe_start,
+    list_differences,
+)
 
 PLAN = Plan(environments={"sums": {}}, model="scripted/oracle")
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
     environments = {name: load(name, **given) for name, given in plan.environments.items()}
-    written: dict[str, Any] = json.loads(json.dumps(settings(plan, environments)))
+    written: dict[str, Any] = json.loads(json.dumps(build_settings(plan, environments)))
     return written
 
 
 def _differences(**changed: Any) -> list[str]:
-    return differences(_settings(PLAN), _settings(PLAN.model_copy(update=changed)))
+    return list_differences(_settings(PLAN), _settings(PLAN.model_copy(update=changed)))
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +81,10 @@ def test_the_content_of_a_tasks_file_counts_not_its_name(tmp_path: Path) -> None
     same.write_text("{}\n")
     other.write_text("{} \n")
     begun = _settings(PLAN.model_copy(update={"tasks": one}))
-    assert differences(begun, _settings(PLAN.model_copy(update={"tasks": same}))) == []
-    changed = differences(begun, _settings(PLAN.model_copy(update={"tasks": other})))
+    assert list_differences(begun, _settings(PLAN.model_copy(update={"tasks": same}))) == []
+    changed = list_differences(begun, _settings(PLAN.model_copy(update={"tasks": other})))
     assert changed == ["the content of the --tasks file has changed"]
-    assert differences(begun, _settings(PLAN)) == ["--tasks was given, now not given"]
+    assert list_differences(begun, _settings(PLAN)) == ["--tasks was given, now not given"]
 
 
 @pytest.mark.parametrize(("name", "reason"), [("missing", "the path does not exist"), ("", "the path is a folder")])
@@ -90,20 +97,20 @@ def test_changed_code_of_an_environment_is_a_difference(tmp_path: Path) -> None:
     begun = _settings(PLAN)
     with (tmp_path / "site" / "env_sums.py").open("a") as file:
         file.write("# changed\n")
-    assert differences(begun, _settings(PLAN)) == ["the code of environment 'sums' has changed"]
+    assert list_differences(begun, _settings(PLAN)) == ["the code of environment 'sums' has changed"]
 
 
 def test_another_version_of_an_environment_is_a_difference(tmp_path: Path) -> None:
     begun = _settings(PLAN)
     about = tmp_path / "site" / "env_sums-1.0.dist-info" / "METADATA"
     about.write_text(about.read_text().replace("1.0", "1.1"))
-    assert differences(begun, _settings(PLAN)) == ["the version of environment 'sums' was 1.0, now 1.1"]
+    assert list_differences(begun, _settings(PLAN)) == ["the version of environment 'sums' was 1.0, now 1.1"]
 
 
 def test_another_environment_is_a_difference() -> None:
     begun = _settings(PLAN)
     del begun["environments"]["sums"]
-    assert "the version of environment 'sums' was not given, now 1.0" in differences(begun, _settings(PLAN))
+    assert "the version of environment 'sums' was not given, now 1.0" in list_differences(begun, _settings(PLAN))
 
 
 def test_a_packages_fingerprint_covers_its_data_but_not_its_cache(
@@ -115,11 +122,11 @@ def test_a_packages_fingerprint_covers_its_data_but_not_its_cache(
     monkeypatch.syspath_prepend(tmp_path)
     import packaged
 
-    found = [fingerprint(packaged)]
+    found = [compute_fingerprint(packaged)]
     for path in (package / "data" / "train.jsonl", package / "__pycache__" / "x.pyc"):
         path.parent.mkdir(exist_ok=True)
         path.touch()
-        found.append(fingerprint(packaged))
+        found.append(compute_fingerprint(packaged))
     assert found[0] != found[1] == found[2]
     del sys.modules["packaged"]
 
@@ -142,7 +149,7 @@ def test_the_command_is_kept_without_keys_and_passwords(monkeypatch: pytest.Monk
 
 
 def test_every_installed_version_is_kept() -> None:
-    versions = host()["distributions"]
+    versions = describe_host()["distributions"]
     assert versions["env_sums"] == "1.0"
     assert {"pydantic", "pluggy", "orjson"} <= versions.keys()
 
@@ -189,7 +196,7 @@ def _written_elsewhere(site: Path, seed: int) -> dict[str, Any]:
 def test_sets_and_objects_are_the_same_settings_in_every_process(installed: Callable[..., Path]) -> None:
     site = installed("odd", ODD)
     one, other = (_written_elsewhere(site, seed) for seed in (1, 2))
-    assert differences(one, other) == []
+    assert list_differences(one, other) == []
     assert one["environments"]["odd"]["settings"]["groups"] == {"a": [1, 2, 3]}
     assert one["environments"]["odd"]["settings"]["thing"] == "Thing"
 
@@ -200,4 +207,4 @@ def test_what_is_no_json_goes_by_the_text_it_was_given_as(installed: Callable[..
     )
     installed("odd", source)
     one, other = (_settings(PLAN.model_copy(update={"environments": {"odd": {"thing": name}}})) for name in "ab")
-    assert differences(one, other) == ["--set odd.thing was a, now b"]
+    assert list_differences(one, other) == ["--set odd.thing was a, now b"]

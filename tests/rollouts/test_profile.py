@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gymsdk.rollouts.profile import Profile, profiled
+from gymsdk.rollouts.profile import Profile, build_profile
 
 Groups = Sequence[Sequence[float]]
 
@@ -30,7 +30,7 @@ def _lines(groups: Groups) -> list[dict[str, Any]]:
 
 def _profile(groups: Groups, *, failed: int = 0, maxima: dict[int, float] | None = None) -> Profile:
     failures = [{"_ng_failure_class": "tool_raised"}] * failed
-    return profiled("sums", "scripted/oracle", _lines(groups), failures, maxima=maxima)
+    return build_profile("sums", "scripted/oracle", _lines(groups), failures, maxima=maxima)
 
 
 def test_groups_all_alike_are_counted() -> None:
@@ -86,7 +86,7 @@ def test_the_verdict_is_plain(groups: Groups, failed: int, verdict: str) -> None
 @pytest.mark.parametrize("groups", [[], [[1.0]], [[0.0, 1.0] * 4] * 3, [[-5.0, 40.0]], [[0.5]] * 40, [[0.0] * 30]])
 def test_every_profile_can_be_drawn(tmp_path: Path, groups: Groups) -> None:
     pytest.importorskip("matplotlib")
-    from gymsdk.rollouts.profile import draw
+    from gymsdk.rollouts.profile import draw_profile
 
-    draw(_profile(groups), tmp_path / "profile.png")
+    draw_profile(_profile(groups), tmp_path / "profile.png")
     assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")

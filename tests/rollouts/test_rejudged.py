@@ -15,9 +15,10 @@ from gymsdk.deploy import process
 from gymsdk.errors import BadConfig, BadRow, UsageError
 from gymsdk.rollouts import reverify
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.remote import served
-from gymsdk.rollouts.reverify import Judge, Rejudged, elsewhere, here, rejudged, sessionless
-from gymsdk.rollouts.run import Run, carry_out
+from gymsdk.rollouts.remote import fetch_servers
+from gymsdk.rollouts.reverify import Judge, Reverified, build_remote_judge, list_sessionless, open_local_judge
+from gymsdk.rollouts.reverify import reverify as reverify_reverify
+from gymsdk.rollouts.run import Run, execute
 from rollouts.conftest import Ear, Theirs, echoed, lines_of
 
 TALLY = """
@@ -85,18 +86,18 @@ def _installed(installed: Callable[..., Path]) -> None:
 
 @asynccontextmanager
 async def _here(path: Path, **settings: Any) -> AsyncIterator[Judge]:
-    run = reverify.Run(path)
-    async with here(run, dict.fromkeys(run.list_environments(), settings)) as judge:
+    run = reverify.StoredRun(path)
+    async with open_local_judge(run, dict.fromkeys(run.list_environments(), settings)) as judge:
         yield judge
 
 
-async def _again(path: Path, judge: Judge) -> list[Rejudged]:
-    return [each async for each in rejudged(reverify.Run(path).iter_cases(), judge, concurrency=3)]
+async def _again(path: Path, judge: Judge) -> list[Reverified]:
+    return [each async for each in reverify_reverify(reverify.StoredRun(path).iter_cases(), judge, concurrency=3)]
 
 
 async def _played(folder: Path, *, model: str = "scripted/oracle:0.5", **settings: Any) -> Path:
     plan = Plan(environments={"tally": settings}, model=model, limit=4, repeats=2)
-    await carry_out(Run(plan, folder), Ear())
+    await execute(Run(plan, folder), Ear())
     return folder
 
 
@@ -114,10 +115,10 @@ async def test_a_state_is_rebuilt_and_every_line_comes_out_as_it_was(played: Pat
 
 
 async def test_servers_judge_as_is_judged_here(played: Path) -> None:
-    async with process.serving(["tally"]) as running:
-        servers = await served(running.head_url)
-        assert await sessionless(servers, reverify.Run(played), force=False) == []
-        found = await _again(played, elsewhere(servers))
+    async with process.serve(["tally"]) as running:
+        servers = await fetch_servers(running.head_url)
+        assert await list_sessionless(servers, reverify.StoredRun(played), force=False) == []
+        found = await _again(played, build_remote_judge(servers))
     assert [each.build_line() for each in found] == lines_of(played / "rollouts.jsonl")
 
 
@@ -186,7 +187,7 @@ async def test_a_line_that_is_no_rollout_is_told_and_one_without_a_response_kept
     assert (found.kind, found.reason) == ("bad_row", "the line has no response to verify")
     path.write_text('{"reward": 1.0}\n')
     with pytest.raises(BadRow, match=r"odd.jsonl:1: the line is not a rollout"):
-        reverify.Run(path).list_environments()
+        reverify.StoredRun(path).list_environments()
 
 
 async def test_a_server_that_needs_its_session_is_asked_by_force_only(tmp_path: Path) -> None:
@@ -194,15 +195,15 @@ async def test_a_server_that_needs_its_session_is_asked_by_force_only(tmp_path: 
     row = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "agent_ref": {"name": "sums_simple_agent"}}
     path.write_text(f"{json.dumps({**echoed(row, 1), **row, 'reward': 0.0, '_ng_task_index': 7})}\n")
     async with Theirs().serving() as theirs:
-        servers = await served(theirs.head)
+        servers = await fetch_servers(theirs.head)
         with pytest.raises(
             UsageError, match=r"'sums' does not declare that it verifies without a session, .* with --force"
         ):
-            await sessionless(servers, reverify.Run(path), force=False)
-        assert await sessionless(servers, reverify.Run(path), force=True) == ["sums"]
+            await list_sessionless(servers, reverify.StoredRun(path), force=False)
+        assert await list_sessionless(servers, reverify.StoredRun(path), force=True) == ["sums"]
         theirs.mode = "stateless"
-        assert await sessionless(servers, reverify.Run(path), force=False) == []
-        (found,) = await _again(path, elsewhere(servers))
+        assert await list_sessionless(servers, reverify.StoredRun(path), force=False) == []
+        (found,) = await _again(path, build_remote_judge(servers))
     assert (found.case.task, found.case.reward, found.changed) == (7, 0.0, True)
     line = found.build_line()
     assert line is not None
@@ -223,5 +224,5 @@ async def test_a_verdict_a_server_does_not_give_is_none(tmp_path: Path, answer: 
     row = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "agent_ref": {"name": "sums_simple_agent"}}
     path.write_text(f"{json.dumps({**row, **echoed(row, 1)})}\n")
     async with Theirs(verified=lambda _row, _number: answer).serving() as theirs:
-        (found,) = await _again(path, elsewhere(await served(theirs.head)))
+        (found,) = await _again(path, build_remote_judge(await fetch_servers(theirs.head)))
     assert (found.kind, found.verdict) == (kind, None)

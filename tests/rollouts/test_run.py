@@ -11,7 +11,7 @@ import pytest
 from gymsdk.errors import BadOutput, BadRow, GymsdkError, ModelLost, UsageError
 from gymsdk.rollouts.folder import FILES
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.run import DEFAULT_TASKS, Pace, Run, carry_out
+from gymsdk.rollouts.run import DEFAULT_TASKS, Run, RunLimits, execute
 from rollouts.conftest import Ear
 
 TASK = '{"responses_create_params": {"input": "2 + 2"}, "answer": 4}\n'
@@ -31,8 +31,8 @@ def out(tmp_path: Path) -> Path:
 def _run(out: Path, *, resume: bool = False, overwrite: bool = False, attempts: int = 1, **plan: Any) -> Ear:
     given = {"environments": {"sums": {}}, "model": "scripted/oracle", "limit": 3, **plan}
     ear = Ear()
-    run = Run(Plan(**given), out, resume=resume, overwrite=overwrite, limits=Pace(attempts=attempts))
-    asyncio.run(carry_out(run, ear))
+    run = Run(Plan(**given), out, resume=resume, overwrite=overwrite, limits=RunLimits(attempts=attempts))
+    asyncio.run(execute(run, ear))
     return ear
 
 
@@ -263,7 +263,7 @@ def test_inputs_name_every_rollout_of_the_run(out: Path) -> None:
 
 def test_rollouts_have_trajectories_where_they_are_asked_for(out: Path) -> None:
     run = Run(Plan(environments={"sums": {}}, model="scripted/oracle", limit=1, repeats=2), out, trajectories=True)
-    asyncio.run(carry_out(run, Ear()))
+    asyncio.run(execute(run, Ear()))
     for line in _lines(out / "rollouts.jsonl"):
         found = line["ng_trajectory"]
         assert found["rollout_id"] == f"0-{line['_ng_rollout_index']}"

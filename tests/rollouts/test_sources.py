@@ -9,9 +9,9 @@ import pytest
 
 from gymsdk import Environment, ServerClient
 from gymsdk.errors import BadRow, UnknownSplit
-from gymsdk.rollouts.remote import Served
+from gymsdk.rollouts.remote import HeadServers
 from gymsdk.rollouts.reverify import has_judges
-from gymsdk.rollouts.tasks import SAMPLE, default_split, from_file, from_splits, has_agents, wanted
+from gymsdk.rollouts.tasks import SAMPLE, get_default_split, has_agents, list_wanted, read_file, read_splits
 
 GOOD = {"responses_create_params": {"input": "2 + 2"}, "answer": 4, "extra": {"kept": [1]}}
 
@@ -47,41 +47,41 @@ def file(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_a_split_is_taken_up_to_the_limit(sums: Mapping[str, Environment]) -> None:
-    found = list(from_splits(sums, "train", seed=3, limit=2))
+    found = list(read_splits(sums, "train", seed=3, limit=2))
     assert [(name, row["answer"]) for name, row in found] == [("sums", 0), ("sums", 1)]
     assert found[0][1]["responses_create_params"]["input"][0]["content"] == "train 3"
 
 
 def test_every_environment_gives_its_own(sums: Mapping[str, Environment]) -> None:
     both = {**sums, "more": sums["sums"]}
-    assert [name for name, _ in from_splits(both, None, seed=0, limit=2)] == ["sums", "sums", "more", "more"]
+    assert [name for name, _ in read_splits(both, None, seed=0, limit=2)] == ["sums", "sums", "more", "more"]
 
 
 def test_the_example_split_is_taken_where_none_is_named(sums: Mapping[str, Environment]) -> None:
-    assert default_split(sums["sums"]) == "example"
+    assert get_default_split(sums["sums"]) == "example"
 
 
 def test_the_first_split_is_taken_where_there_is_no_example(environment: Callable[..., Environment]) -> None:
-    assert default_split(environment(SPLITS.replace('"example"', '"test"'))) == "train"
+    assert get_default_split(environment(SPLITS.replace('"example"', '"test"'))) == "train"
 
 
 def test_an_environment_without_tasks_asks_for_a_file(environment: Callable[..., Environment]) -> None:
     bare = environment("@hookimpl\ndef verify():\n    return Verdict(reward=0.0)\n")
     with pytest.raises(UnknownSplit, match="has no splits; name a task file with --tasks"):
-        default_split(bare)
+        get_default_split(bare)
 
 
 def test_an_unknown_split_is_told(sums: Mapping[str, Environment]) -> None:
     with pytest.raises(UnknownSplit, match="trian"):
-        list(from_splits(sums, "trian", seed=0, limit=1))
+        list(read_splits(sums, "trian", seed=0, limit=1))
 
 
 def test_rows_of_a_file_keep_every_field(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
-    assert list(from_file(sums, file(GOOD, b"", GOOD), limit=None)) == [("sums", GOOD)] * 2
+    assert list(read_file(sums, file(GOOD, b"", GOOD), limit=None)) == [("sums", GOOD)] * 2
 
 
 def test_a_file_is_read_no_further_than_the_limit(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
-    assert len(list(from_file(sums, file(GOOD, GOOD, b"{broken"), limit=2))) == 2
+    assert len(list(read_file(sums, file(GOOD, GOOD, b"{broken"), limit=2))) == 2
 
 
 BAD = {
@@ -100,7 +100,7 @@ def test_a_bad_row_is_told_with_its_file_and_line(
 ) -> None:
     path = file(GOOD, b"", BAD[told])
     with pytest.raises(BadRow) as caught:
-        list(from_file(sums, path, limit=None))
+        list(read_file(sums, path, limit=None))
     sentence = str(caught.value)
     assert sentence.startswith(f"{path}:3: ")
     assert told in sentence
@@ -109,7 +109,7 @@ def test_a_bad_row_is_told_with_its_file_and_line(
 
 def test_bad_rows_can_be_left_out(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
     told: list[BadRow] = []
-    found = list(from_file(sums, file(GOOD, *BAD.values(), GOOD), limit=2, bad=told.append))
+    found = list(read_file(sums, file(GOOD, *BAD.values(), GOOD), limit=2, bad=told.append))
     assert len(found) == 2
     assert [str(error).split(": ")[0].rpartition(":")[2] for error in told] == ["2", "3", "4", "5", "6", "7"]
 
@@ -117,7 +117,7 @@ def test_bad_rows_can_be_left_out(sums: Mapping[str, Environment], file: Callabl
 def test_with_several_environments_a_row_says_which(sums: Mapping[str, Environment], file: Callable[..., Path]) -> None:
     both = {**sums, "more": sums["sums"]}
     path = file({**GOOD, "agent_ref": {"name": "more_simple_agent"}}, {**GOOD, "agent_ref": {"name": "sums"}}, GOOD)
-    rows = from_file(both, path, limit=None)
+    rows = read_file(both, path, limit=None)
     assert [next(rows)[0], next(rows)[0]] == ["more", "sums"]
     with pytest.raises(BadRow, match=r":3: with several environments, a row must name one of sums, more"):
         next(rows)
@@ -126,13 +126,13 @@ def test_with_several_environments_a_row_says_which(sums: Mapping[str, Environme
 def test_whom_the_rows_of_a_file_are_for_is_told_once_each(file: Callable[..., Path]) -> None:
     named = {**GOOD, "agent_ref": {"name": "sums_simple_agent"}}
     path = file(b"{torn", GOOD, named, named)
-    assert wanted(["sums"], path, limit=None, agent=None) == [(None, "sums"), ("sums_simple_agent", "sums")]
-    assert wanted(["sums"], path, limit=1, agent=None) == [(None, "sums")]
-    assert wanted([], path, limit=None, agent="mine") == [("mine", "mine"), ("sums_simple_agent", "sums")]
+    assert list_wanted(["sums"], path, limit=None, agent=None) == [(None, "sums"), ("sums_simple_agent", "sums")]
+    assert list_wanted(["sums"], path, limit=1, agent=None) == [(None, "sums")]
+    assert list_wanted([], path, limit=None, agent="mine") == [("mine", "mine"), ("sums_simple_agent", "sums")]
 
 
 def test_no_more_of_a_file_is_read_beforehand_than_its_first_lines(file: Callable[..., Path]) -> None:
-    assert wanted(["sums"], file(*[b"{torn"] * SAMPLE, GOOD), limit=None, agent=None) == []
+    assert list_wanted(["sums"], file(*[b"{torn"] * SAMPLE, GOOD), limit=None, agent=None) == []
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,6 @@ def test_no_more_of_a_file_is_read_beforehand_than_its_first_lines(file: Callabl
     [([], True), ([(None, "sums")], True), ([("sumz", "sums")], True), ([(None, "sums"), ("sumz", "sumz")], False)],
 )
 def test_servers_have_the_agents_of_a_file_or_lack_one(asked: list[tuple[str | None, str]], *, known: bool) -> None:
-    served = Served(ServerClient(), {"sums_simple_agent": "sums"}, frozenset({"sums"}))
+    served = HeadServers(ServerClient(), {"sums_simple_agent": "sums"}, frozenset({"sums"}))
     assert has_agents(served, asked) is known
     assert has_judges(served, asked) is known

@@ -13,7 +13,7 @@ import pytest
 from gymsdk import Environment, Rollout, Verdict, hookimpl
 from gymsdk.cli.progress import format_metrics_table
 from gymsdk.rollouts.folder import RunFolder
-from gymsdk.rollouts.summary import Stored, summaries
+from gymsdk.rollouts.summary import StoredRollouts, build_summaries
 from gymsdk.servers.aggregates import aggregate_rows
 
 SEEN = """
@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 
 def _summary(folder: RunFolder, made: Environment) -> dict[str, Any]:
-    (summary,) = asyncio.run(summaries(folder, {"made": made}))
+    (summary,) = asyncio.run(build_summaries(folder, {"made": made}))
     return summary
 
 
@@ -226,7 +226,7 @@ def test_stored_rollouts_are_a_sequence_read_from_disk() -> None:
         reads.append(1)
         yield from lines
 
-    stored: Sequence[Rollout] = Stored(read, "made", count=4)
+    stored: Sequence[Rollout] = StoredRollouts(read, "made", count=4)
     assert [rollout.reward for rollout in stored] == [0.0, 1.0, 2.0, 3.0]
     assert [rollout.id for rollout in stored[1:3]] == ["1:0", "2:0"]
     assert (stored[-1].id, len(stored)) == ("3:0", 4)
@@ -236,11 +236,11 @@ def test_stored_rollouts_are_a_sequence_read_from_disk() -> None:
 
 
 def test_stored_rollouts_of_other_environments_are_left_out() -> None:
-    assert list(Stored(lambda: [_line(0, 0, 1.0)], "other", count=0)) == []
+    assert list(StoredRollouts(lambda: [_line(0, 0, 1.0)], "other", count=0)) == []
 
 
 def test_a_rollout_is_read_back_as_it_was_played() -> None:
-    (rollout,) = Stored(
+    (rollout,) = StoredRollouts(
         lambda: [_line(3, 1, 0.5, "4", reward_components={"steps": 0.25, "verdict": 0.25})], "made", count=1
     )
     assert (rollout.id, rollout.repeat, rollout.seed, rollout.outcome) == ("3:1", 1, 1, "scored")

@@ -153,7 +153,7 @@ def test_vllm_is_started_with_the_flags_of_the_page(place: Place) -> None:
 
 @tries(28)
 def test_the_parser_of_calls_is_chosen_by_the_family() -> None:
-    assert vllm_command.of("Qwen/Qwen3-30B-A3B").parser == theirs(28).split()[1] == "hermes"
+    assert vllm_command.find_family("Qwen/Qwen3-30B-A3B").parser == theirs(28).split()[1] == "hermes"
 
 
 @tries(23)

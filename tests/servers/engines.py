@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from gymsdk import responses
 from gymsdk.errors import Failed
-from gymsdk.testing.endpoint import app, serve
+from gymsdk.testing.endpoint import build_app, serve
 from gymsdk.types import Episode, Item, Model
 
 CALLS = (responses.build_function_call("add", '{"a": 1}', "c1"), responses.build_function_call("add", '{"a": 2}', "c2"))
@@ -41,14 +41,14 @@ class Replies:
 
 @asynccontextmanager
 async def asking(model: Model, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with serve(app(model, name="stub", **options)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serve(build_app(model, name="stub", **options)) as url, httpx.AsyncClient(base_url=url) as client:
         yield client
 
 
 @asynccontextmanager
 async def openai(model: Model, **options: Any) -> AsyncIterator[AsyncOpenAI]:
     async with (
-        serve(app(model, name="stub", **options)) as url,
+        serve(build_app(model, name="stub", **options)) as url,
         AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client,
     ):
         yield client
@@ -57,7 +57,7 @@ async def openai(model: Model, **options: Any) -> AsyncIterator[AsyncOpenAI]:
 @asynccontextmanager
 async def anthropic(model: Model, **options: Any) -> AsyncIterator[AsyncAnthropic]:
     async with (
-        serve(app(model, name="stub", **options)) as url,
+        serve(build_app(model, name="stub", **options)) as url,
         AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="x", max_retries=0) as client,
     ):
         yield client

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 
 from gymsdk import Environment
-from gymsdk.deploy.node import Node, loads
-from gymsdk.deploy.runner import Strand
+from gymsdk.deploy.node import Node, compute_loads
+from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.http import client
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.servers import head, resources
@@ -50,7 +50,7 @@ asyncio.run(main(*sys.argv[1:]))
 async def listening(app: App, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
     """The port at which *app* is served on *host*."""
     at = bind_socket(host, port)
-    strand = Strand("a server", Listener(app, at, grace=0.1, host=host).run)
+    strand = BackgroundTask("a server", Listener(app, at, grace=0.1, host=host).run)
     await strand.wait_until_up(20)
     try:
         yield at.getsockname()[1]
@@ -71,7 +71,7 @@ async def heading(
 @asynccontextmanager
 async def noded(node: Node) -> AsyncIterator[Node]:
     """A node that is known for as long as it runs."""
-    strand = Strand(node.description, node.run)
+    strand = BackgroundTask(node.description, node.run)
     await strand.wait_until_up(10)
     try:
         yield node
@@ -109,7 +109,7 @@ class Instance:
             port = await self.server.enter_async_context(listening(app, self.host))
             placed = service.model_copy(update={"port": port})
             self.url = placed.url
-            self.node = Node(self.head_url, [placed], lambda: loads({name: self.figures}), lease=self.lease)
+            self.node = Node(self.head_url, [placed], lambda: compute_loads({name: self.figures}), lease=self.lease)
             await stack.enter_async_context(noded(self.node))
             yield self
 

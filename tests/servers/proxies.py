@@ -106,7 +106,7 @@ async def rigged(upstreams: Sequence[str] = UPSTREAMS, **options: Any) -> AsyncI
     """Proxies in front of a policy endpoint; *options* are those of the models that ask it."""
     told = Told()
     async with AsyncExitStack() as stack:
-        base = await stack.enter_async_context(testing.serve(testing.app(told, name=NAME)))
+        base = await stack.enter_async_context(testing.serve(testing.build_app(told, name=NAME)))
         rig = Rig(told, base, {}, {}, {})
         for each in upstreams:
             url = await stack.enter_async_context(listening(server.create_app(asking(each, base, **options))))

@@ -15,7 +15,7 @@ import pytest
 
 from gymsdk import Environment, Task, responses
 from gymsdk.deploy.plan import Options
-from gymsdk.deploy.process import Running, serving
+from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.http import client as http
 from gymsdk.servers import app as served_app
 
@@ -26,8 +26,8 @@ SERVERS = ("counter", "counter_simple_agent", "counter_environment_server", "pol
 
 
 @pytest.fixture
-async def running(counter: Callable[..., Environment]) -> AsyncIterator[Running]:
-    async with serving([counter()], model="scripted/null", options=Options(mcp=True)) as servers:
+async def running(counter: Callable[..., Environment]) -> AsyncIterator[RunningServers]:
+    async with serve([counter()], model="scripted/null", options=Options(mcp=True)) as servers:
         yield servers
     await http.aclose()
 
@@ -92,7 +92,7 @@ ODD: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def intact(running: Running, caplog: pytest.LogCaptureFixture) -> AsyncIterator[aiohttp.ClientSession]:
+async def intact(running: RunningServers, caplog: pytest.LogCaptureFixture) -> AsyncIterator[aiohttp.ClientSession]:
     """Have a session open meanwhile: it is judged alike before and after, and no server has logged an error."""
     url = running.urls["counter"]
     jar = aiohttp.CookieJar(unsafe=True)
@@ -112,7 +112,7 @@ async def _judged(client: aiohttp.ClientSession, url: str) -> int:
     return final
 
 
-async def test_malformed_requests_get_a_response(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_malformed_requests_get_a_response(running: RunningServers, caplog: pytest.LogCaptureFixture) -> None:
     async with intact(running, caplog):
         found = {name: await told(running.urls["counter"], sent) for name, (sent, *_) in ODD.items()}
     # Where `httptools` is installed uvicorn reads with it, and refuses two of them itself.
@@ -121,7 +121,7 @@ async def test_malformed_requests_get_a_response(running: Running, caplog: pytes
 
 @pytest.mark.parametrize("server", ["head", *SERVERS[1:]])
 async def test_malformed_requests_break_no_server(
-    running: Running, caplog: pytest.LogCaptureFixture, server: str
+    running: RunningServers, caplog: pytest.LogCaptureFixture, server: str
 ) -> None:
     url = running.head_url if server == "head" else running.urls[server]
     async with intact(running, caplog):
@@ -129,7 +129,7 @@ async def test_malformed_requests_break_no_server(
     assert {name: statuses for name, statuses in found.items() if not statuses or max(statuses) >= 500} == {}
 
 
-async def test_clients_that_disconnect_break_nothing(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_clients_that_disconnect_break_nothing(running: RunningServers, caplog: pytest.LogCaptureFixture) -> None:
     cut = [request(body=BODY, Content_Length="999"), CHUNKED + b"ff\r\n{", request(body=BODY)[:40], request(body=BODY)]
     async with intact(running, caplog) as client:
         for server in SERVERS:
@@ -141,7 +141,7 @@ async def test_clients_that_disconnect_break_nothing(running: Running, caplog: p
 
 
 async def test_a_body_that_does_not_arrive_times_out(
-    running: Running, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    running: RunningServers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served_app, "BODY_RECEIVE_SECONDS", 0.1)
     async with intact(running, caplog):
@@ -150,7 +150,7 @@ async def test_a_body_that_does_not_arrive_times_out(
 
 
 async def test_concurrent_calls_of_one_session_are_all_counted(
-    running: Running, caplog: pytest.LogCaptureFixture
+    running: RunningServers, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = running.urls["counter"]
 

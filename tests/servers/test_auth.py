@@ -20,7 +20,7 @@ from gymsdk.bench import report, stage
 from gymsdk.http import client as http
 from gymsdk.models import registry as models
 from gymsdk.profiling import profile_to_directory
-from gymsdk.rollouts.remote import served
+from gymsdk.rollouts.remote import fetch_servers
 from gymsdk.servers import agent_sessions, auth, head
 from gymsdk.servers import model as model_server
 from gymsdk.servers.agent_sessions import OpenAgentSession
@@ -188,7 +188,7 @@ async def test_our_clients_send_the_token_of_the_environment_variable(up: Up) ->
     remote = RemoteEnvironment(up.urls["counter"], "counter")
     episode = await remote.reset(ROW)
     await remote.close(episode)
-    found = await served(up.head)
+    found = await fetch_servers(up.head)
     assert set(found.agents) == {"counter_simple_agent"}
     joined = await stage.join_servers(up.head)
     assert (await report.read_metrics(joined.metered, joined.served.client.build_headers_for)).requests["counter"] >= 1

@@ -15,7 +15,7 @@ import pytest
 from gymsdk import Environment, Model, load, model, play
 from gymsdk.http import client as http
 from gymsdk.rollouts import folder
-from gymsdk.rollouts.jobs import Job, seed_of, stamped
+from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
 from gymsdk.servers import agent, environment, resources
 from gymsdk.servers.balancing import LoadBalancer
 from gymsdk.servers.instances import InstanceDirectory, nodes_fetcher
@@ -35,7 +35,7 @@ def rows(found: Environment) -> list[Row]:
     """Rows as they are sent, numbered."""
     tasks = islice(found.tasks(found.splits[0]), TASKS)
     return [
-        stamped(task.row(), environment=found.name, task=number, sampling={}) | {"_ng_rollout_index": 0}
+        build_input_row(task.row(), environment=found.name, task=number, sampling={}) | {"_ng_rollout_index": 0}
         for number, task in enumerate(tasks)
     ]
 
@@ -53,9 +53,9 @@ def directly(against: Playable, policy: Model) -> Played:
 
     async def played(row: Row) -> Row:
         job = Job(against.name, row["_ng_task_index"], 0, {k: v for k, v in row.items() if not k.startswith("_ng_")})
-        rollout = await play(against, policy, job.row, seed=seed_of(0, job), id=job.id)
+        rollout = await play(against, policy, job.row, seed=compute_seed(0, job), id=job.id)
         assert rollout.failure is None, rollout.failure
-        return folder.scored(rollout, job.key)
+        return folder.build_scored_line(rollout, job.key)
 
     return played
 

@@ -26,7 +26,12 @@ LAMP = Service(name="lamp", kind="resources_servers", implementation="lamp")
 
 def fleet(app: FastAPI) -> ServerRunner:
     return ServerRunner(
-        [ServerSpec(LAMP, lambda _: app)], host="127.0.0.1", port=0, contexts={}, extra_config={}, times=Times(grace=0.1)
+        [ServerSpec(LAMP, lambda _: app)],
+        host="127.0.0.1",
+        port=0,
+        contexts={},
+        extra_config={},
+        times=Times(grace=0.1),
     )
 
 
@@ -76,7 +81,9 @@ async def test_its_servers_are_registered_once_it_is_up() -> None:
 
 def lamp(**options) -> ServerRunner:
     part = ServerSpec(LAMP, lambda _: bare("lamp", "A lamp.", metrics=ServerMetrics("lamp")))
-    return ServerRunner([part], host="127.0.0.1", port=0, contexts={}, extra_config={}, times=Times(grace=0.1), **options)
+    return ServerRunner(
+        [part], host="127.0.0.1", port=0, contexts={}, extra_config={}, times=Times(grace=0.1), **options
+    )
 
 
 async def test_a_joining_fleet_is_registered_under_its_advertised_host() -> None:
@@ -136,7 +143,9 @@ async def test_an_app_receives_the_address_of_the_head() -> None:
         seen.update(urls)
         return bare("lamp", "A lamp.", metrics=ServerMetrics("lamp"))
 
-    made = ServerRunner([ServerSpec(LAMP, app)], host="127.0.0.1", port=0, contexts={}, extra_config={}, times=Times(grace=0.1))
+    made = ServerRunner(
+        [ServerSpec(LAMP, app)], host="127.0.0.1", port=0, contexts={}, extra_config={}, times=Times(grace=0.1)
+    )
     running = asyncio.ensure_future(made.run())
     await made.wait_until_up(running)
     assert seen == {HEAD: made.head_url, "lamp": made.services[0].url}

@@ -11,7 +11,7 @@ import pytest
 
 from gymsdk import Environment, Task
 from gymsdk.deploy.plan import Options
-from gymsdk.deploy.process import Running, serving
+from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.descriptors import MAX_OPEN_FILES, raise_open_file_limit
 from gymsdk.http import client as http
 from gymsdk.servers import listener
@@ -21,8 +21,8 @@ ROW = Task.ask("add", initial_count=3, expected_count=3).row()
 
 
 @pytest.fixture
-async def running(counter: Callable[..., Environment]) -> AsyncIterator[Running]:
-    async with serving([counter()], model="scripted/null", options=Options(mcp=True)) as servers:
+async def running(counter: Callable[..., Environment]) -> AsyncIterator[RunningServers]:
+    async with serve([counter()], model="scripted/null", options=Options(mcp=True)) as servers:
         yield servers
     await http.aclose()
 
@@ -47,7 +47,7 @@ async def running(counter: Callable[..., Environment]) -> AsyncIterator[Running]
     ],
 )
 async def test_a_server_answers_for_its_own_names_and_not_for_foreign_pages(
-    running: Running, headers: dict[str, str], status: int
+    running: RunningServers, headers: dict[str, str], status: int
 ) -> None:
     async with httpx.AsyncClient() as client:
         sent = {"content-type": "application/json"} | headers
@@ -59,7 +59,7 @@ async def test_a_server_answers_for_its_own_names_and_not_for_foreign_pages(
     assert status == 200 or all(answer.json()["detail"] for answer in answers)
 
 
-async def test_the_head_checks_hosts_too(running: Running) -> None:
+async def test_the_head_checks_hosts_too(running: RunningServers) -> None:
     async with httpx.AsyncClient() as client:
         path = f"{running.head_url}/global_config_dict_yaml"
         assert (await client.get(path, headers={"host": "evil.test"})).status_code == 421
@@ -74,7 +74,7 @@ def test_a_server_that_listens_on_all_addresses_accepts_every_name() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"POST /verify HTTP/1.1\r\nhost: 127.0.0.1\r\n"])
 async def test_a_connection_without_a_request_is_closed(
-    running: Running, monkeypatch: pytest.MonkeyPatch, sent: bytes
+    running: RunningServers, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(listener, "FIRST_REQUEST_SECONDS", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(running.urls["counter"]).port)
@@ -84,7 +84,7 @@ async def test_a_connection_without_a_request_is_closed(
     writer.close()
 
 
-async def test_a_slow_request_is_not_closed_as_idle(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_request_is_not_closed_as_idle(running: RunningServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "FIRST_REQUEST_SECONDS", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(running.urls["counter"]).port)
     head = b"POST /livez HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{"

@@ -13,7 +13,7 @@ from anthropic import NotFoundError
 from openai import AsyncOpenAI
 
 from gymsdk import Failed, model, responses
-from gymsdk.deploy.runner import Strand
+from gymsdk.deploy.runner import BackgroundTask
 from gymsdk.router import STICKY_KEY
 from gymsdk.servers import model as server
 from gymsdk.servers.listener import Listener, bind_socket
@@ -146,7 +146,7 @@ async def test_a_request_that_the_stop_interrupts_gets_an_error_of_its_api(
             raise AssertionError("it is cancelled before")
 
     at = bind_socket("127.0.0.1")
-    strand = Strand("a server", Listener(server.create_app(Hanging()), at, grace=0.1, path=beneath).run)
+    strand = BackgroundTask("a server", Listener(server.create_app(Hanging()), at, grace=0.1, path=beneath).run)
     await strand.wait_until_up(20)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{at.getsockname()[1]}") as client:
         body = {"input": "hi", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}

@@ -14,13 +14,13 @@ import pytest
 
 from gymsdk import Environment, Model, load, model, responses, testing
 from gymsdk.convert import chat
-from gymsdk.deploy.process import serving
+from gymsdk.deploy.process import serve
 from gymsdk.http import client as http
-from gymsdk.rollouts.folder import Standing
+from gymsdk.rollouts.folder import Progress
 from gymsdk.rollouts.plan import Plan
-from gymsdk.rollouts.retry import Played
-from gymsdk.rollouts.run import Run, carry_out
-from gymsdk.testing.oracle import opened
+from gymsdk.rollouts.retry import PlayedJob
+from gymsdk.rollouts.run import Run, execute
+from gymsdk.testing.oracle import open_oracle
 from gymsdk.types import Item, Row, extract_text
 
 NAMES = ("math", "tool_call", "multineedle")
@@ -52,7 +52,7 @@ async def _let_go() -> AsyncIterator[None]:
 async def endpoint(environments: Sequence[Environment]) -> AsyncIterator[str]:
     """The address of an endpoint that is the oracle of *environments*."""
     named = {each.name: each for each in environments}
-    async with opened(named, model("scripted/oracle")) as oracle, testing.serve(testing.app(oracle)) as url:
+    async with open_oracle(named, model("scripted/oracle")) as oracle, testing.serve(testing.build_app(oracle)) as url:
         yield url
 
 
@@ -65,9 +65,9 @@ class Silent:
 
     def told(self, sentence: str) -> None: ...
 
-    def begun(self, *, total: int, standing: Standing) -> None: ...
+    def begun(self, *, total: int, standing: Progress) -> None: ...
 
-    def ended(self, played: Played) -> None: ...
+    def ended(self, played: PlayedJob) -> None: ...
 
 
 @pytest.mark.parametrize("named", ["endpoint/policy", "vllm/policy"])
@@ -76,7 +76,7 @@ async def test_a_run_against_the_endpoint_scores_the_maximum(tmp_path: Path, nam
     async with endpoint([load(name) for name in NAMES]) as url:
         environments: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
         plan = Plan(environments=environments, model=named, base_url=url, api=api, split="train", limit=COUNT)
-        figures = await carry_out(Run(plan, tmp_path / "run"), Silent())
+        figures = await execute(Run(plan, tmp_path / "run"), Silent())
     assert {each["agent_ref"]["name"]: each["agent_metrics"]["mean/reward"] for each in figures} == dict.fromkeys(
         [f"{name}_simple_agent" for name in NAMES], 1.0
     )
@@ -96,9 +96,9 @@ async def test_agents_whose_model_is_the_endpoint_score_the_maximum(api: respons
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(endpoint(environments))
         for _ in range(between):
-            proxy = await stack.enter_async_context(serving(environments[:1], model=at(url, api)))
+            proxy = await stack.enter_async_context(serve(environments[:1], model=at(url, api)))
             url = f"{proxy.urls['policy_model']}/v1"
-        running = await stack.enter_async_context(serving(environments, model=at(url, api)))
+        running = await stack.enter_async_context(serve(environments, model=at(url, api)))
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
         for environment in environments:
             agent = running.urls[f"{environment.name}_simple_agent"]
@@ -180,7 +180,7 @@ ASKS: dict[str, Callable[[Item], tuple[str, Item]]] = {
 @pytest.mark.parametrize("api", ASKS)
 async def test_a_foreign_agent_scores_the_maximum_with_the_default_servers(api: str) -> None:
     environments = [load(name) for name in NAMES]
-    async with serving(environments) as running:
+    async with serve(environments) as running:
         for environment in environments:
             agent = Foreign(running.urls[environment.name], running.urls["policy_model"], ASKS[api])
             rewards = [await agent.play(row) for row in rows_of(environment)]
@@ -191,7 +191,7 @@ async def test_a_responses_request_to_an_agent_uses_the_tools_of_its_session() -
     multineedle = load("multineedle")
     [row] = rows_of(multineedle, count=1)
     params = row["responses_create_params"] | {"tools": [tool.schema for tool in multineedle.tools.values()]}
-    async with serving([multineedle]) as running, httpx.AsyncClient(timeout=60) as client:
+    async with serve([multineedle]) as running, httpx.AsyncClient(timeout=60) as client:
         await post(client, f"{running.urls['multineedle']}/seed_session", row)
         response = await post(client, f"{running.urls['multineedle_simple_agent']}/v1/responses", params)
         judged = await post(client, f"{running.urls['multineedle']}/verify", {**row, "response": response})
@@ -203,7 +203,7 @@ async def test_a_conversation_without_a_row_is_rejected_in_the_form_of_the_api(
     environment: Callable[..., Environment], api: str
 ) -> None:
     path, body = ASKS[api]({"input": [{"role": "user", "content": "What is love?"}]})
-    async with serving([environment(ONE)]) as running, httpx.AsyncClient(timeout=60) as client:
+    async with serve([environment(ONE)]) as running, httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(f"{running.urls['policy_model']}/v1/{path}", json=body)
     assert answer.status_code == 422
     assert "(read: 1 of made); POST the row to /run of an agent" in answer.json()["error"]["message"]

@@ -18,7 +18,7 @@ from gymsdk.http import client as http
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.rollouts.jobs import Job
-from gymsdk.rollouts.remote import Delivery
+from gymsdk.rollouts.remote import RemotePlayer
 from gymsdk.servers import agent
 from gymsdk.servers.admission import EpisodeSlots
 from gymsdk.servers.app import create_app as bare
@@ -184,7 +184,7 @@ async def test_a_rollout_that_an_overloaded_agent_rejects_is_retried(
 
         async with listening(head) as head_port:
             # One attempt each: a rejection that counted as an attempt would lose the rollout.
-            delivery = Delivery(ServerClient(f"http://127.0.0.1:{head_port}"), attempts=1, once=True)
+            delivery = RemotePlayer(ServerClient(f"http://127.0.0.1:{head_port}"), attempts=1, once=True)
             row = ROW | {"agent_ref": {"name": "counter_simple_agent"}}
             played = await asyncio.gather(
                 *(delivery(Job(task=at, repeat=0, environment="counter", row=row)) for at in range(12))

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from gymsdk import responses
 from gymsdk.errors import Failed, UsageError
-from gymsdk.testing.endpoint import app, serve
-from gymsdk.testing.faults import SOUND, Faults
+from gymsdk.testing.endpoint import build_app, serve
+from gymsdk.testing.faults import NO_FAULT, Faults
 
 from .engines import FLAT, HELLO, Replies, asking, openai
 
@@ -136,7 +136,7 @@ async def test_the_same_seed_fails_the_same_calls() -> None:
 
 
 async def test_a_policy_without_faults_never_fails() -> None:
-    assert await statuses(SOUND) == [200] * 40
+    assert await statuses(NO_FAULT) == [200] * 40
 
 
 async def test_a_dropped_connection_ends_before_or_during_the_response_without_a_traceback(
@@ -173,20 +173,20 @@ def test_invalid_faults_are_rejected(wrong: dict[str, float]) -> None:
 
 
 async def test_the_port_is_free_again_afterwards() -> None:
-    async with serve(app(Replies())) as url:
+    async with serve(build_app(Replies())) as url:
         port = int(url.split(":")[2].partition("/")[0])
-    async with serve(app(Replies()), port=port) as again:
+    async with serve(build_app(Replies()), port=port) as again:
         assert again == url
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1"])
 async def test_a_host_that_others_reach_needs_the_insecure_option(host: str) -> None:
     with pytest.raises(UsageError, match="insecure=True"):
-        async with serve(app(Replies()), host=host):
+        async with serve(build_app(Replies()), host=host):
             pass
 
 
 async def test_an_insecure_host_is_served_on() -> None:
-    async with serve(app(Replies()), host="0.0.0.0", insecure=True) as url, httpx.AsyncClient() as client:
+    async with serve(build_app(Replies()), host="0.0.0.0", insecure=True) as url, httpx.AsyncClient() as client:
         answer = await client.get(url.replace("0.0.0.0", "127.0.0.1") + "/models")
     assert answer.status_code == 200

@@ -12,7 +12,7 @@ from gymsdk import responses
 from gymsdk.convert.api import InboundApi
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import UsageError
-from gymsdk.testing.endpoint import REQUEST_TRACKER, app, serve
+from gymsdk.testing.endpoint import REQUEST_TRACKER, build_app, serve
 from gymsdk.testing.faults import Faults
 from gymsdk.types import Episode, Item
 
@@ -36,7 +36,7 @@ class Slow:
 async def test_running_requests_finish_before_the_server_stops() -> None:
     slow = Slow()
     async with httpx.AsyncClient() as client:
-        async with serve(app(slow, name="slow")) as url:
+        async with serve(build_app(slow, name="slow")) as url:
             answer = asyncio.create_task(client.post(f"{url}/chat/completions", json=HELLO))
             await slow.asked.wait()
             asyncio.get_running_loop().call_later(0.1, slow.let.set)
@@ -46,7 +46,7 @@ async def test_running_requests_finish_before_the_server_stops() -> None:
 @pytest.mark.parametrize(("path", "body"), PATHS)
 async def test_an_interrupted_request_gets_an_error_of_its_api(path: str, body: Item) -> None:
     slow, face = Slow(), INBOUND_APIS[path]
-    served = app(slow, name="slow")
+    served = build_app(slow, name="slow")
     async with httpx.AsyncClient() as client, serve(served) as url:
         answer = asyncio.create_task(client.post(f"{url}/{path}", json=body))
         await slow.asked.wait()
@@ -135,7 +135,7 @@ async def test_a_response_has_log_probabilities_if_requested() -> None:
 
 async def test_an_invalid_host_is_reported() -> None:
     with pytest.raises(UsageError, match=r"'no such' is not an address of this machine .*; listen on 127\.0\.0\.1"):
-        async with serve(app(Replies()), host="no such", insecure=True):
+        async with serve(build_app(Replies()), host="no such", insecure=True):
             pass
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from gymsdk import responses
 from gymsdk.models.scripted import build
 from gymsdk.responses import is_context_overflow
-from gymsdk.testing.faults import Faults, draw
+from gymsdk.testing.faults import Faults, draw_latency
 from gymsdk.types import Item
 
 from .engines import CALLS, FLAT, HELLO, THOUGHT, TOOL, Replies, anthropic, asking, openai, root
@@ -41,7 +41,7 @@ BODIES = [
 )
 def test_a_latency_is_drawn_from_its_distribution(spelled: float | str, mean: float, middle: float) -> None:
     luck = random.Random(1)
-    drawn = [draw(spelled, luck) for _ in range(4000)]
+    drawn = [draw_latency(spelled, luck) for _ in range(4000)]
     assert (fmean(drawn), median(drawn)) == pytest.approx((mean, middle), rel=0.1)
     assert min(drawn) >= 0
 

@@ -9,32 +9,32 @@ import pytest
 
 from gymsdk import UsageError
 from gymsdk.deploy.plan import Options
-from gymsdk.deploy.process import Running, serving
+from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.http import client as http
 from gymsdk.servers.middleware import parse_prefix
 
 
 @pytest.fixture
-async def running() -> AsyncIterator[Running]:
-    async with serving(["tool_call"], options=Options(root_path="/gym/")) as running:
+async def running() -> AsyncIterator[RunningServers]:
+    async with serve(["tool_call"], options=Options(root_path="/gym/")) as running:
         yield running
     await http.aclose()
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/gym/readyz", "/gym"])
-async def test_the_head_is_at_the_prefix_itself(running: Running, path: str) -> None:
+async def test_the_head_is_at_the_prefix_itself(running: RunningServers, path: str) -> None:
     async with httpx.AsyncClient() as client:
         assert (await client.get(running.head_url + path)).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/gym/tool_call/readyz", "/gym/tool_call/ng-rollout/a/readyz"])
-async def test_every_other_server_is_below_the_prefix_by_its_name(running: Running, path: str) -> None:
+async def test_every_other_server_is_below_the_prefix_by_its_name(running: RunningServers, path: str) -> None:
     async with httpx.AsyncClient() as client:
         assert (await client.get(running.urls["tool_call"] + path)).status_code == 200
         assert (await client.get(f"{running.urls['tool_call']}/gym/tool_calls/readyz")).status_code == 404
 
 
-async def test_its_api_documentation_finds_its_schema_there(running: Running) -> None:
+async def test_its_api_documentation_finds_its_schema_there(running: RunningServers) -> None:
     async with httpx.AsyncClient() as client:
         page = await client.get(f"{running.urls['tool_call']}/gym/tool_call/docs")
         assert "'/gym/tool_call/openapi.json'" in page.text

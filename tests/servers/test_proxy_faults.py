@@ -243,8 +243,8 @@ async def test_a_dead_replica_among_three_costs_no_call(stage: Stage, client: st
     dead, told = Engine((cuts,)), Told([responses.build_message("42")])
     async with (
         served(dead) as first,
-        testing.serve(testing.app(told, name=NAME)) as second,
-        testing.serve(testing.app(told, name=NAME)) as third,
+        testing.serve(testing.build_app(told, name=NAME)) as second,
+        testing.serve(testing.build_app(told, name=NAME)) as third,
         listening(server.create_app(asking("vllm", f"{first},{second},{third}", wait=0.01))) as url,
     ):
         urls = [f"{url}/ng-rollout/r{rollout}" for rollout in range(12)]

@@ -212,7 +212,7 @@ async def test_a_client_that_disconnects_is_counted() -> None:
 @pytest.mark.parametrize("path", BODIES)
 async def test_the_policy_endpoint_counts_a_call_whose_client_disconnected(path: str) -> None:
     slow = Slow()
-    async with testing.serve(testing.app(slow, name="slow")) as base:
+    async with testing.serve(testing.build_app(slow, name="slow")) as base:
         behind: Model = model("endpoint/slow", base_url=base, api_key="x")
         async with (
             listening(server.create_app(behind, every=SOON)) as url,

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from gymsdk import GymsdkError, UsageError
-from gymsdk.deploy.runner import LoopMonitor, Strand
+from gymsdk.deploy.runner import BackgroundTask, LoopMonitor
 
 
 async def _lasting(up: asyncio.Event, over: asyncio.Event) -> None:
@@ -15,7 +15,7 @@ async def _lasting(up: asyncio.Event, over: asyncio.Event) -> None:
 
 
 async def test_it_runs_until_it_is_stopped() -> None:
-    strand = Strand("a pump", _lasting)
+    strand = BackgroundTask("a pump", _lasting)
     await strand.wait_until_up(5)
     assert not strand.task.done()
     await strand.stop(5)
@@ -26,7 +26,7 @@ async def test_a_task_that_ends_by_itself_is_reported() -> None:
     async def work(up: asyncio.Event, over: asyncio.Event) -> None:
         up.set()
 
-    strand = Strand("a pump", work)
+    strand = BackgroundTask("a pump", work)
     await strand.task
     assert str(strand.describe_failure()) == "a pump ended unexpectedly"
 
@@ -36,7 +36,7 @@ async def test_a_task_that_fails_at_startup_reports_why() -> None:
         raise RuntimeError("no water")
 
     with pytest.raises(GymsdkError, match="a pump ended unexpectedly: no water"):
-        await Strand("a pump", work).wait_until_up(5)
+        await BackgroundTask("a pump", work).wait_until_up(5)
 
 
 async def test_a_usage_error_keeps_its_message() -> None:
@@ -44,14 +44,14 @@ async def test_a_usage_error_keeps_its_message() -> None:
         raise UsageError("open the tap")
 
     with pytest.raises(UsageError, match=r"^open the tap$"):
-        await Strand("a pump", work).wait_until_up(5)
+        await BackgroundTask("a pump", work).wait_until_up(5)
 
 
 async def test_an_error_that_was_raised_is_not_reported_again_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     async def work(up: asyncio.Event, over: asyncio.Event) -> None:
         raise UsageError("open the tap")
 
-    strand, other = Strand("a pump", work), Strand("another", work)
+    strand, other = BackgroundTask("a pump", work), BackgroundTask("another", work)
     with pytest.raises(UsageError):
         await strand.wait_until_up(5)
     await strand.stop(5)
@@ -70,7 +70,7 @@ async def test_a_task_that_does_not_end_is_named_and_abandoned(caplog: pytest.Lo
             except asyncio.CancelledError:
                 continue
 
-    strand = Strand("a pump", work)
+    strand = BackgroundTask("a pump", work)
     await strand.wait_until_up(5)
     await strand.stop(0.05)
     assert "a pump did not end within 0.05 seconds; it is left behind" in caplog.text
@@ -81,7 +81,7 @@ async def test_a_task_that_does_not_end_is_named_and_abandoned(caplog: pytest.Lo
 
 async def test_a_heartbeat_is_recent_until_the_event_loop_is_blocked() -> None:
     pulse = LoopMonitor(limit=0.2)
-    strand = Strand("the pulse", pulse.run)
+    strand = BackgroundTask("the pulse", pulse.run)
     await strand.wait_until_up(5)
     assert pulse.is_recent()
     time.sleep(0.3)  # noqa: ASYNC251 - it blocks the event loop on purpose

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from gymsdk import GymsdkError, UsageError
 from gymsdk.deploy.plan import Options
-from gymsdk.deploy.process import serving
-from gymsdk.deploy.runner import AutoStarter, Strand, Work
+from gymsdk.deploy.process import serve
+from gymsdk.deploy.runner import AutoStarter, BackgroundTask, Work
 from gymsdk.http import client
 from gymsdk.servers.registry import NodeRegistry
 from gymsdk.servers.reports import Registration
@@ -46,7 +46,7 @@ async def names(head_url: str) -> set[str]:
 
 async def test_servers_that_nodes_lack_are_logged_once_and_the_rest_is_supplied(caplog) -> None:
     with caplog.at_level(logging.WARNING, "gymsdk"):
-        async with serving([], options=Options(role="head")) as running:
+        async with serve([], options=Options(role="head")) as running:
             for number, services in enumerate(INCOMPLETE.values()):
                 await joined(running.head_url, f"n{number}", *services)
             await until(lambda: all(name in caplog.text for name in ("'sums_env", "'lonely_", "s_simple_agent'")), 60)
@@ -67,7 +67,7 @@ async def test_servers_that_nodes_lack_are_logged_once_and_the_rest_is_supplied(
 async def test_a_head_without_free_ports_reports_it_and_supplies_once_one_is_free(caplog) -> None:
     with caplog.at_level(logging.WARNING, "gymsdk"), socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        async with serving([], options=Options(role="head", range=(port, port))) as running:
+        async with serve([], options=Options(role="head", range=(port, port))) as running:
             await joined(running.head_url, "n", resources("lamps"))
             await until(lambda: "'lamps_simple_agent', and it cannot run here" in caplog.text, 60)
             assert await names(running.head_url) == set()
@@ -92,10 +92,10 @@ def supply(*parts: Part, there: list[str], starting: float = 0.2) -> AutoStarter
     def wanted(_: Sequence[Service], coming: Collection[str]) -> list[Part]:
         return [each for each in parts if each.service.name not in {*coming, *there}]
 
-    def begun(part: Part) -> tuple[Strand, Callable[[], None]]:
+    def begun(part: Part) -> tuple[BackgroundTask, Callable[[], None]]:
         if part.work is broken:
             raise UsageError("no port is free")
-        return Strand(part.service.name, part.work), lambda: there.append(part.service.name)
+        return BackgroundTask(part.service.name, part.work), lambda: there.append(part.service.name)
 
     now = [0.0]
     members = NodeRegistry(clock=lambda: now[0])
@@ -130,7 +130,7 @@ async def test_a_server_that_does_not_start_is_stopped_logged_once_and_not_retri
 
     works = {"broken": broken, "breaks": breaks, "hangs": hangs, "lasts": lasts}
     made = supply(*(Part(resources(name), work) for name, work in works.items()), there=running)
-    strand = Strand("what is supplied", made.run)
+    strand = BackgroundTask("what is supplied", made.run)
     await until(lambda: running)
     assert not strand.task.done()
     await strand.stop(10)
@@ -147,7 +147,7 @@ async def test_servers_that_are_starting_when_the_head_stops_are_stopped_too() -
         await over.wait()
         said.append("ended")
 
-    strand = Strand("what is supplied", supply(Part(resources("slow"), slow), there=[], starting=600).run)
+    strand = BackgroundTask("what is supplied", supply(Part(resources("slow"), slow), there=[], starting=600).run)
     await until(lambda: said)
     await strand.stop(0.1)
     await until(strand.task.done)

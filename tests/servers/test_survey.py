@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 
 from gymsdk import Failed
 from gymsdk.deploy.node import Node
-from gymsdk.deploy.process import serving
+from gymsdk.deploy.process import serve
 from gymsdk.http import client
 from gymsdk.observability import status as survey_module
 from gymsdk.observability.status import LostNodeStatus, fetch_status
@@ -190,7 +190,7 @@ async def test_a_status_does_not_contain_credentials():
 
 async def test_a_nemo_gym_head_is_asked_for_its_list(installed: Callable[..., Any]):
     installed()
-    async with serving(["sums"]) as running:
+    async with serve(["sums"]) as running:
         [there] = (
             each for each in (await client.get(f"{running.head_url}/server_instances")).json() if each["name"] == "sums"
         )

@@ -15,7 +15,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from gymsdk import load
-from gymsdk.deploy.process import Running, serving
+from gymsdk.deploy.process import RunningServers, serve
 from gymsdk.http import client as http
 
 NAMES = ("math", "multineedle", "tool_call")
@@ -23,8 +23,8 @@ Json = dict[str, Any]
 
 
 @pytest.fixture
-async def running() -> AsyncIterator[Running]:
-    async with serving(NAMES) as servers:
+async def running() -> AsyncIterator[RunningServers]:
+    async with serve(NAMES) as servers:
         yield servers
     await http.aclose()
 
@@ -40,7 +40,7 @@ async def client() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def config_of(client: aiohttp.ClientSession, running: Running) -> Any:
+async def config_of(client: aiohttp.ClientSession, running: RunningServers) -> Any:
     """The head's configuration, parsed until it is no string any more."""
     async with client.get(f"{running.head_url}/global_config_dict_yaml") as answer:
         config = yaml.safe_load(await answer.text())
@@ -88,7 +88,7 @@ def response_of(text: str) -> Json:
 
 
 async def test_omegaconf_and_a_second_parse_find_every_resources_server(
-    running: Running, client: aiohttp.ClientSession
+    running: RunningServers, client: aiohttp.ClientSession
 ) -> None:
     async with client.get(f"{running.head_url}/global_config_dict_yaml") as answer:
         config = OmegaConf.create(yaml.safe_load(await answer.text()))
@@ -103,7 +103,7 @@ async def test_omegaconf_and_a_second_parse_find_every_resources_server(
     assert OmegaConf.to_container(config) == await config_of(client, running)
 
 
-async def test_agents_are_found_by_their_kind(running: Running, client: aiohttp.ClientSession) -> None:
+async def test_agents_are_found_by_their_kind(running: RunningServers, client: aiohttp.ClientSession) -> None:
     config = await config_of(client, running)
     found = {
         name: f"http://{at['host']}:{at['port']}"
@@ -114,7 +114,7 @@ async def test_agents_are_found_by_their_kind(running: Running, client: aiohttp.
     assert found == {f"{name}_simple_agent": running.urls[f"{name}_simple_agent"] for name in NAMES}
 
 
-async def test_every_server_answers_a_readiness_check(running: Running, client: aiohttp.ClientSession) -> None:
+async def test_every_server_answers_a_readiness_check(running: RunningServers, client: aiohttp.ClientSession) -> None:
     for url in (running.head_url, *running.urls.values()):
         async with client.get(f"{url}/") as answer:
             assert (answer.status, await answer.json()) == (200, {"status": "ok"})
@@ -122,7 +122,7 @@ async def test_every_server_answers_a_readiness_check(running: Running, client: 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_verdict_needs_a_row_and_a_minimal_response(
-    running: Running, client: aiohttp.ClientSession, name: str
+    running: RunningServers, client: aiohttp.ClientSession, name: str
 ) -> None:
     row = {key: value for key, value in filled(row_of(name)).items() if value is not None}
     prompt = [{"role": "user", "content": row["responses_create_params"]["input"][0]["content"]}]
@@ -133,7 +133,9 @@ async def test_a_verdict_needs_a_row_and_a_minimal_response(
     assert told["response"] == body["response"]
 
 
-async def test_right_and_wrong_answers_are_distinguished(running: Running, client: aiohttp.ClientSession) -> None:
+async def test_right_and_wrong_answers_are_distinguished(
+    running: RunningServers, client: aiohttp.ClientSession
+) -> None:
     row, rewards = row_of("math"), []
     for text in (f"The answer is \\boxed{{{row['expected_answer']}}}.", "\\boxed{no idea}"):
         body = filled(row) | {"response": response_of(text)}
@@ -144,7 +146,7 @@ async def test_right_and_wrong_answers_are_distinguished(running: Running, clien
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_row_is_run_with_the_trainers_sampling(
-    running: Running, client: aiohttp.ClientSession, name: str
+    running: RunningServers, client: aiohttp.ClientSession, name: str
 ) -> None:
     row = filled(row_of(name))
     row["responses_create_params"] |= {"max_output_tokens": 512, "temperature": 1.0, "top_p": 1.0}
@@ -156,7 +158,7 @@ async def test_a_row_is_run_with_the_trainers_sampling(
     assert kinds & {"function_call", "message"}
 
 
-async def test_sixty_four_concurrent_rows_are_all_run(running: Running, client: aiohttp.ClientSession) -> None:
+async def test_sixty_four_concurrent_rows_are_all_run(running: RunningServers, client: aiohttp.ClientSession) -> None:
     rows = [task.row() for task in islice(load("tool_call").tasks("train"), 64)]
 
     async def run(row: Json) -> float:
@@ -167,7 +169,7 @@ async def test_sixty_four_concurrent_rows_are_all_run(running: Running, client: 
 
 
 async def test_a_collector_finds_the_environment_server_of_each_agent(
-    running: Running, client: aiohttp.ClientSession
+    running: RunningServers, client: aiohttp.ClientSession
 ) -> None:
     config = await config_of(client, running)
     for name in NAMES:
@@ -178,7 +180,7 @@ async def test_a_collector_finds_the_environment_server_of_each_agent(
         assert {"entrypoint", "host", "port"} <= agent.keys()
 
 
-async def test_a_collector_reads_the_instances(running: Running, client: aiohttp.ClientSession) -> None:
+async def test_a_collector_reads_the_instances(running: RunningServers, client: aiohttp.ClientSession) -> None:
     async with client.get(f"{running.head_url}/server_instances") as answer:
         told = await answer.json()
     wanted = {"process_name", "server_type", "name", "host", "port", "url", "pid", "entrypoint", "start_time"}
@@ -187,7 +189,7 @@ async def test_a_collector_reads_the_instances(running: Running, client: aiohttp
 
 
 async def test_an_episode_request_is_answered_with_its_ids_and_a_result(
-    running: Running, client: aiohttp.ClientSession
+    running: RunningServers, client: aiohttp.ClientSession
 ) -> None:
     row = row_of("tool_call")
     params = row.pop("responses_create_params")
@@ -203,7 +205,9 @@ async def test_an_episode_request_is_answered_with_its_ids_and_a_result(
     assert not [key for key in told["result"] if key.startswith("_ng_")]
 
 
-async def test_metrics_are_reported_by_group_and_by_repeat(running: Running, client: aiohttp.ClientSession) -> None:
+async def test_metrics_are_reported_by_group_and_by_repeat(
+    running: RunningServers, client: aiohttp.ClientSession
+) -> None:
     rewards = {(0, 0): 1.0, (0, 1): 0.0, (1, 0): 1.0, (1, 1): 1.0}
     rows = [
         {"reward": reward, "_ng_task_index": task, "_ng_rollout_index": repeat, "response": {"usage": {}}}

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gymsdk.deploy.node import Node
-from gymsdk.deploy.process import serving
+from gymsdk.deploy.process import serve
 from gymsdk.http import client as http
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import Sample, ServerMetrics
@@ -78,7 +78,7 @@ async def test_a_head_counts_lost_nodes():
 
 async def test_a_head_reports_the_round_trips_of_its_servers(installed):
     installed()
-    async with serving(["sums"]) as running:
+    async with serve(["sums"]) as running:
         found = await figures(running.head_url)
     trips = {labels["name"]: value for name, labels, value in found if name == "round_trip_seconds"}
     assert trips.keys() == running.urls.keys()
@@ -93,7 +93,7 @@ async def test_the_alert_rules_use_existing_metrics(installed, monkeypatch, tmp_
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
     exits = {"lamp": Exit(code=1, at=0, restarts=1)}
-    async with serving(["sums"]) as running, noded(Node(running.head_url, [LAMP], exits=lambda: exits)):
+    async with serve(["sums"]) as running, noded(Node(running.head_url, [LAMP], exits=lambda: exits)):
         urls = [running.head_url, *running.urls.values()]
         there = {f"gymsdk_{name}" for found in await asyncio.gather(*map(figures, urls)) for name, _, _ in found}
     named = {name for each in rules() for name in re.findall(r"gymsdk_\w+", each["expr"])}

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 
 from gymsdk import load, model, play
-from gymsdk.rollouts.jobs import Job, seed_of, stamped
+from gymsdk.rollouts.jobs import Job, build_input_row, compute_seed
 from gymsdk.types import Item, Row
 
 POLICIES = ("scripted/oracle:0.7", "scripted/random")
@@ -45,8 +45,8 @@ async def recorded(name: str, count: int) -> list[Walk]:
     walks = []
     async with found:
         for number, task in enumerate(islice(found.tasks(found.splits[0], seed=5), count)):
-            row = stamped(task.row(), environment=name, task=number, sampling={})
-            seed = seed_of(0, Job(name, number, 0, row))
+            row = build_input_row(task.row(), environment=name, task=number, sampling={})
+            seed = compute_seed(0, Job(name, number, 0, row))
             rollout = await play(found, policies[number % len(policies)], row, seed=seed)
             assert rollout.failure is None, rollout.failure
             walks.append(Walk(name, row, tuple(rollout.response["output"]), rollout.reward or 0.0))
