@@ -16,7 +16,7 @@ from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.http.client import RequestRefused
-from gymsdk.jsonl import dump_json
+from gymsdk.jsonl import measure_depth
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.router import STICKY_KEY
@@ -63,6 +63,9 @@ STATUS_BY_KIND = MappingProxyType(
     }
 )
 """HTTP statuses of failures whose kind shows which side caused them."""
+
+MAX_REQUEST_DEPTH = 500
+"""The nesting depth above which the request, and not the model's response, is blamed for a value that is too deep."""
 
 TOO_DEEP_MESSAGE = "the body is nested too deeply"
 
@@ -115,9 +118,7 @@ def request_error_to_api_error(error: InvalidRequest | RequestRejected | Recursi
 
 def depth_to_api_error(request: Item) -> ApiError:
     """Build the error for a too deeply nested value: the request, or the model's response to it."""
-    try:
-        dump_json(request)
-    except RecursionError:
+    if measure_depth(request) > MAX_REQUEST_DEPTH:
         return ApiError(BAD_REQUEST, TOO_DEEP_MESSAGE)
     return ApiError(BAD_GATEWAY, "the model's response is nested too deeply", code="model_bad_answer")
 
