@@ -16,7 +16,7 @@ from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.http.client import RequestRefused
-from gymsdk.jsonl import measure_depth
+from gymsdk.jsonl import NestingError, measure_depth
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.router import STICKY_KEY
@@ -288,12 +288,15 @@ class ModelResponder:
 
         Raises:
             Failed: The model failed, or the API cannot express its response.
+            NestingError: The response, which repeats parts of the request, is nested too deeply.
         """
         # A response stopped by a content filter is returned too: each API has its own form for it.
         response = await responses.query_model_allowing_filtered(self._model, model_request, episode=None)
         try:
             result = self._api.build_answer(response, content)
             return b"".join(self._api.stream_events(result, content)) if content.get("stream") else result
+        except NestingError:
+            raise
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             message = f"the model's response cannot be expressed at {self._api.path}: {error!r}"
             raise Failed(message, kind="model_bad_answer", retryable=True) from error
