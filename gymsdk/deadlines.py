@@ -11,6 +11,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+INTERRUPTS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""Exceptions that stop running code from outside; they must never be caught as errors of an environment.
+
+Every other exception raised by an environment's code is an error of that code, including exceptions that do not derive
+from `Exception`: `SystemExit`, or a panic in a Rust extension.
+"""
+
 DEFAULT_STAGE_SECONDS = 600.0
 """Seconds that a stage may take if it has no deadline."""
 

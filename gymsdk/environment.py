@@ -17,9 +17,8 @@ from pydantic.fields import FieldInfo
 
 from gymsdk import tools
 from gymsdk.config.redaction import is_secret
-from gymsdk.deadlines import DEFAULT_STAGE_SECONDS, Deadline, get_loop_time_after
+from gymsdk.deadlines import DEFAULT_STAGE_SECONDS, INTERRUPTS, Deadline, get_loop_time_after
 from gymsdk.errors import (
-    INTERRUPTS,
     BadConfig,
     BadRow,
     BrokenEnvironment,

@@ -20,7 +20,6 @@ GymsdkError
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import inspect
 import sysconfig
@@ -31,13 +30,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-
-INTERRUPTS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
-"""Exceptions that stop running code from outside; they must never be caught as errors of an environment.
-
-Every other exception raised by an environment's code is an error of that code, including exceptions that do not derive
-from `Exception`: `SystemExit`, or a panic in a Rust extension.
-"""
 
 CALLING_LIBRARIES = ("pydantic", "pluggy")
 """Libraries through which gymsdk calls an environment's code; their frames are not the author's."""

@@ -101,6 +101,19 @@ def dump_json(
     return text.encode("utf-8", "replace")
 
 
+def measure_depth(value: object) -> int:
+    """Return how deeply the lists and mappings in a JSON value are nested; 0 for a value that is neither.
+
+    Args:
+        value: The value; it must not contain itself.
+    """
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, list | dict) and each]:
+        depth += 1
+        level = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]
+    return depth
+
+
 def dump_portable_json(value: Any, *, indent: bool = False) -> bytes:
     """Return *value* as JSON that every reader accepts: unpaired surrogates become `?`."""
     return dump_json(value, indent=indent, replace_surrogates=True)

@@ -243,7 +243,7 @@ async def test_rows_that_are_not_to_be_had_are_told_at_once(doors: Environment, 
     empty.touch()
     refused: list[tuple[dict[str, Any], type[UsageError], str]] = [
         ({"split": "tset"}, UnknownSplit, "no split 'tset' in made"),
-        ({"tasks": empty}, BadRow, "holds no row"),
+        ({"tasks": empty}, BadRow, "holds no valid row"),
         ({"tasks": tmp_path / "none.jsonl"}, BadRow, "No such file"),
         ({"tasks": empty, "split": "test"}, UsageError, "choose one of them"),
     ]

@@ -64,7 +64,7 @@ async def test_each_server_is_a_process_that_is_killed_restarted_and_ended_by_it
         assert {name for name in before if after[name] != before[name]} == {"tool_call", "head_server"}
 
         code, said = await command("restart", "tool_call_simple_agent", "--head", one.head)
-        assert (code, "tool_call_simple_agent has been restarted" in said) == (0, True)
+        assert (code, "tool_call_simple_agent restarted; " in said) == (0, True)
         assert one.children()["tool_call_simple_agent"] != before["tool_call_simple_agent"]
         # Its supervisor tells of it with its next heartbeat.
         await until(lambda: exit_of_is(one, "tool_call_simple_agent", 0))

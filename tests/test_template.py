@@ -22,7 +22,7 @@ from gymsdk.cli.new import NAME_PATTERN, new, parse_name
 from gymsdk.models.scripted import ScriptedModel
 
 pytestmark = pytest.mark.timeout(300)
-"""Longer than the limit of the processes that the tests start, so that a slow machine gets a failure with its output."""
+"""Longer than the limit of the processes that the tests start: a slow machine gets a failure with its output."""
 
 TEMPLATE = Path(__file__).resolve().parent.parent / "cookiecutter-env"
 

@@ -45,11 +45,11 @@ def read(words: Sequence[str]) -> tuple[Collection, list[str], list[str]]:
     found = {word: each for word in words for each in parse_overrides([word], problems)}
     problems.raise_if_any()
     for each in found.values():
-        if (key := each.trail[0]) in NOT_HERE:
+        if (key := each.path[0]) in NOT_HERE:
             raise UsageError(f"{key} has no equivalent in gymsdk; leave it out, and {NOT_HERE[key]}")
-    own = [each for each in found.values() if each.trail[0] in Collection.model_fields]
-    ignored = [each.trail[0] for each in found.values() if each.trail[0] in PASSED_OVER]
-    rest = [word for word, each in found.items() if each not in own and each.trail[0] not in PASSED_OVER]
+    own = [each for each in found.values() if each.path[0] in Collection.model_fields]
+    ignored = [each.path[0] for each in found.values() if each.path[0] in PASSED_OVER]
+    rest = [word for word, each in found.items() if each not in own and each.path[0] not in PASSED_OVER]
     values = to_plain(apply_overrides(Node({}, COMMAND_LINE), own, problems))
     problems.raise_if_any()
     return _checked({key: value for key, value in values.items() if value is not None}), ignored, rest

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from gymsdk.deadlines import (
+    INTERRUPTS,
     Deadline,
     apply_deadline,
     cancel_and_wait,
@@ -23,7 +24,6 @@ from gymsdk.deadlines import (
     warn_when_blocking,
 )
 from gymsdk.errors import (
-    INTERRUPTS,
     BrokenEnvironment,
     EpisodeError,
     Failed,

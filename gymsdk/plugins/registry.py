@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from gymsdk.errors import (
-    INTERRUPTS,
     BrokenEnvironment,
     GymsdkError,
     UnknownEnvironment,
@@ -193,6 +192,9 @@ def _format_unknown_environment(name: str) -> str:
 
 
 def _import_plugin(entry: Entry) -> object:
+    # Imported here: `import gymnasium` imports this module, and must not import asyncio.
+    from gymsdk.deadlines import INTERRUPTS
+
     point = EntryPoint(entry.name, entry.module, ENTRY_POINT_GROUP)
     try:
         plugin = point.load()

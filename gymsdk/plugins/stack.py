@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 import pluggy
 
 from gymsdk import tools
-from gymsdk.errors import INTERRUPTS, BrokenEnvironment, Failed, describe_exception, format_suggestion
+from gymsdk.deadlines import INTERRUPTS
+from gymsdk.errors import BrokenEnvironment, Failed, describe_exception, format_suggestion
 from gymsdk.jsonl import read_rows
 from gymsdk.plugins import hooks
 from gymsdk.plugins.hooks import hookimpl

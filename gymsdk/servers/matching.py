@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from gymsdk import responses
+from gymsdk.deadlines import INTERRUPTS
 from gymsdk.environment import Environment
-from gymsdk.errors import INTERRUPTS
 from gymsdk.jsonl import parse_json
 from gymsdk.models import recordings
 from gymsdk.servers.requests import RowIdentity, RowRequest, parse_task, to_canonical

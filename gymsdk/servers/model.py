@@ -16,7 +16,7 @@ from gymsdk.convert.api import ApiError, InboundApi, InvalidRequest
 from gymsdk.convert.apis import INBOUND_APIS
 from gymsdk.errors import EpisodeError, Failed
 from gymsdk.http.client import RequestRefused
-from gymsdk.jsonl import dump_json
+from gymsdk.jsonl import NestingError, measure_depth
 from gymsdk.observability import metrics
 from gymsdk.observability.metrics import ServerMetrics
 from gymsdk.router import STICKY_KEY
@@ -63,6 +63,9 @@ STATUS_BY_KIND = MappingProxyType(
     }
 )
 """HTTP statuses of failures whose kind shows which side caused them."""
+
+MAX_REQUEST_DEPTH = 500
+"""The nesting depth above which the request, and not the model's response, is blamed for a value that is too deep."""
 
 TOO_DEEP_MESSAGE = "the body is nested too deeply"
 
@@ -115,9 +118,7 @@ def request_error_to_api_error(error: InvalidRequest | RequestRejected | Recursi
 
 def depth_to_api_error(request: Item) -> ApiError:
     """Build the error for a too deeply nested value: the request, or the model's response to it."""
-    try:
-        dump_json(request)
-    except RecursionError:
+    if measure_depth(request) > MAX_REQUEST_DEPTH:
         return ApiError(BAD_REQUEST, TOO_DEEP_MESSAGE)
     return ApiError(BAD_GATEWAY, "the model's response is nested too deeply", code="model_bad_answer")
 
@@ -289,12 +290,15 @@ class ModelResponder:
 
         Raises:
             Failed: The model failed, or the API cannot express its response.
+            NestingError: The response, which repeats parts of the request, is nested too deeply.
         """
         # A response stopped by a content filter is returned too: each API has its own form for it.
         response = await responses.query_model_allowing_filtered(self._model, model_request, episode=None)
         try:
             result = self._api.build_answer(response, content)
             return b"".join(self._api.stream_events(result, content)) if content.get("stream") else result
+        except NestingError:
+            raise
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             message = f"the model's response cannot be expressed at {self._api.path}: {error!r}"
             raise Failed(message, kind="model_bad_answer", retryable=True) from error

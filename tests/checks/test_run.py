@@ -136,7 +136,7 @@ async def test_an_episode_error_names_its_stage(subject):
         raise Failed("the tool broke", kind="tool_raised", stage="step")
 
     result = await CheckRun(subject(SUMS)).run_check(asking(look))
-    assert result.findings[0].seen == "it broke in step (tool_raised): the tool broke"
+    assert result.findings[0].seen == "it failed in step (tool_raised): the tool broke"
 
 
 async def test_an_error_in_a_task_group_is_unwrapped(subject):

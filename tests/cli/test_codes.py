@@ -60,7 +60,7 @@ async def test_a_missing_item_of_a_head_exits_with_1(
     installed()
     async with heading(lease=0.2) as address:
         code, said = await ended(*words, "--head", address)
-    assert (code, "no agent 'sums_simple_agent'" in said or "no server 'sums'" in said) == (1, True), said
+    assert (code, "no agent 'sums_simple_agent'" in said or "unknown server 'sums'" in said) == (1, True), said
     assert is_empty(there)
 
 

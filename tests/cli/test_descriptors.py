@@ -57,7 +57,7 @@ def test_concurrency_is_limited_by_the_hard_limit_of_files(start: Start, there: 
     assert ended.returncode == 0, ended.stderr
     assert len(_lines(there / "out")) == 400
     assert "--concurrency 400 needs more connections than this process may open (400 files); " in ended.stderr
-    assert "raise the limit with `ulimit -Hn`" in ended.stderr
+    assert "Raise the limit with `ulimit -Hn`" in ended.stderr
 
 
 def test_a_server_out_of_descriptors_logs_a_line_a_second_and_recovers(start: Start) -> None:

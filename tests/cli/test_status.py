@@ -48,7 +48,7 @@ def test_without_a_head_status_says_how_to_start_one(start: Start):
     code, out, err = told(start, "--head", f"http://127.0.0.1:{free}")
     assert (code, out) == (1, "")
     assert f"no head answers at http://127.0.0.1:{free}" in err
-    assert "start a head with `gymsdk serve NAME`" in err
+    assert "start one with `gymsdk serve NAME`" in err
 
 
 def test_a_process_that_is_killed_is_no_head_any_more(start: Start):
@@ -73,8 +73,8 @@ def test_a_single_node_is_printed_in_singular():
     found = StatusReport(
         head="http://h:1", nodes=1, expected=0, registered=0, round_trip_by="head", servers=[ServerStatus(name="a")]
     )
-    assert format_status(found).endswith("registered, 1 node beside it")
-    assert format_status(found.model_copy(update={"nodes": 2})).endswith("registered, 2 nodes beside it")
+    assert format_status(found).endswith("registered, plus 1 node")
+    assert format_status(found.model_copy(update={"nodes": 2})).endswith("registered, plus 2 nodes")
 
 
 def test_an_exit_is_described_in_words():

@@ -128,7 +128,7 @@ def test_a_check_names_each_bad_line_with_its_reason(gymsdk: Command, there: Pat
             "not valid JSON",
             "answer: Field required",
             "did you mean 'sums'?",
-            "a row is a JSON object",
+            "expected a JSON object",
             "`agent_ref.name`",
         ],
         strict=False,

@@ -197,7 +197,7 @@ def test_an_episode_that_ends_without_an_answer_shows_nothing():
 @pytest.mark.parametrize("name", ["text", "tokens"])
 def test_an_image_is_for_the_codec_of_chat(name):
     image = [{"type": "input_image", "image_url": "https://example.org/a.png"}]
-    with pytest.raises(UsageError, match="codec='chat' can carry it"):
+    with pytest.raises(UsageError, match="use codec='chat' to carry it"):
         build_codec(name).encode_opening(asked(image), [])
 
 

@@ -282,7 +282,7 @@ def test_what_cannot_be_copied_says_why(env: Make) -> None:
         copy.deepcopy(env())
     busy = Env("math")
     busy.reset(seed=1)
-    with pytest.raises(UsageError, match=r"close\(\) it first"):
+    with pytest.raises(UsageError, match=r"call close\(\) first"):
         pickle.dumps(busy)
     busy.close()
     assert pickle.dumps(busy)

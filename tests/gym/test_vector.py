@@ -134,7 +134,7 @@ def test_all_seats_wait_for_a_tool_at_once(counting: Environment, seated: Seated
 
 
 def test_blocking_tools_fill_the_environments_own_threads(counting: Environment, seated: Seated) -> None:
-    threads = counting._author.threads
+    threads = counting._runner.threads
     counting.plugin.both = counting.plugin.threading.Barrier(threads._limit)
     vector = seated(2 * threads._limit)
     vector.reset(seed=0)

@@ -335,7 +335,7 @@ async def test_a_head_that_has_just_begun_is_waited_for(out: Path, tasks: Tasks)
 
     app = FastAPI()
     app.add_api_route("/global_config_dict_yaml", config, methods=["GET"])
-    app.add_api_route("/nodes", lambda: {"play_with_retries": False}, methods=["GET"])
+    app.add_api_route("/nodes", lambda: {"settled": False}, methods=["GET"])
     app.add_api_route("/run", theirs.run, methods=["POST"])
     async with listening(app) as (host, port):
         theirs.head = f"http://{host}:{port}"
@@ -347,6 +347,6 @@ async def test_what_is_no_head_is_told(out: Path, tasks: Tasks) -> None:
     with pytest.raises(UsageError, match=r"write it as a URL, as in http://127.0.0.1:11000"):
         await _run(out, head="localhost:11000", tasks=tasks())
     async with Theirs().serving() as theirs:
-        with pytest.raises(Failed, match="is it a head"):
+        with pytest.raises(Failed, match="check that it is a head server"):
             await _run(out, head=f"{theirs.head}/elsewhere", tasks=tasks())
     assert _is_missing(out)

@@ -107,7 +107,7 @@ def test_a_built_in_file_stands_in_for_no_file_that_asks_a_judge(tmp_path_factor
     place = Place(tmp_path_factory.mktemp("absent"))
     path = "resources_servers/math_with_judge/configs/math_stack_overflow.yaml"
     ended = place.run(place.at_head(f'gymsdk serve "+config_paths=[{path}]" --model scripted/null'))
-    assert (ended.code, "may ask a judge" in ended.err) == (2, True), ended.err
+    assert (ended.code, "may use a judge" in ended.err) == (2, True), ended.err
 
 
 def test_rows_are_not_played_here_without_the_judge_that_stands_behind_a_server(

@@ -149,7 +149,7 @@ async def test_a_name_unknown_to_a_settled_head_is_reported_as_unknown() -> None
 @pytest.mark.parametrize("text", ['"[1]"', "{torn: [", "null", "3"])
 async def test_a_server_that_is_not_a_head_is_reported(text: str) -> None:
     async with head(text) as address:
-        with pytest.raises(Failed, match="is it a head"):
+        with pytest.raises(Failed, match="check that it is a head server"):
             await ServerClient(address).get("my_resources", "/")
 
 

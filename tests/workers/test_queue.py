@@ -33,7 +33,7 @@ def one_worker():
 
 
 async def test_verdicts_that_wait_for_a_worker_are_all_graded(one_worker, monkeypatch):
-    monkeypatch.setattr(environment, "VERIFY_SECONDS", 1.0)
+    monkeypatch.setattr(environment, "VERIFY_SECONDS", 2.0)
     ponders = Environment("ponders", Ponders())
     rollouts = await asyncio.gather(*(play(ponders, model("scripted/null"), Task.ask("?")) for _ in range(8)))
     assert [rollout.reward for rollout in rollouts] == [1.0] * 8
