@@ -1,6 +1,6 @@
 """What `/run` costs: the CPU of the serving process for a rollout of two tool calls, its policy in the same process.
 
-usage: bench.py [--rollouts N] [--at-once C]
+usage: bench.py [--rollouts N] [--concurrency C]
 
 Only tasks are played whose rollout is two tool calls, each in a turn of its own, and a reply: three calls of the model.
 The client is another process. Exits with 1 where a limit is exceeded, or a reward is not as it was recorded.
@@ -31,14 +31,14 @@ def main() -> int:
     """Print the figures; 1 where one is too high."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rollouts", type=int, default=2000)
-    parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--concurrency", type=int, default=16)
     asked = parser.parse_args()
     bench = BenchPlan(
         environments={"tool_call": {}},
         split="train",
         model="scripted/oracle",
         rollouts=asked.rollouts,
-        concurrency_levels=(asked.at_once,) * 3,
+        concurrency_levels=(asked.concurrency,) * 3,
         keep=two_calls,
     )
     return asyncio.run(_judged(bench))

@@ -1,6 +1,6 @@
 """What a topology costs: all servers in one process, and a process for each: start, memory, idling, a rollout's CPU.
 
-usage: deployment.py [NAME] [--rollouts N] [--at-once C]
+usage: deployment.py [NAME] [--rollouts N] [--concurrency C]
 
 The scripted oracle plays, so that all CPU is the servers' own. Memory is the proportional share (PSS): pages that
 processes share are counted once. Of some starts and loads the least counts, for whatever else runs here only adds.
@@ -33,15 +33,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("name", nargs="?", default="tool_call")
     parser.add_argument("--rollouts", type=int, default=1000)
-    parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--concurrency", type=int, default=16)
     asked = parser.parse_args()
     for title, options in TOPOLOGIES.items():
-        print(f"{title}: {asked.name}, {asked.rollouts} rollouts, {asked.at_once} at once")
-        for what, value in figures(asked.name, options, asked.rollouts, asked.at_once):
+        print(f"{title}: {asked.name}, {asked.rollouts} rollouts, {asked.concurrency} at once")
+        for what, value in figures(asked.name, options, asked.rollouts, asked.concurrency):
             print(f"  {what:<44} {value}")
 
 
-def figures(name: str, options: list[str], rollouts: int, at_once: int) -> Iterator[tuple[str, str]]:
+def figures(name: str, options: list[str], rollouts: int, concurrency: int) -> Iterator[tuple[str, str]]:
     """Yield what there is to tell of one topology."""
     seconds = []
     for _ in range(STARTS - 1):
@@ -56,14 +56,23 @@ def figures(name: str, options: list[str], rollouts: int, at_once: int) -> Itera
         before = sum(map(cpu, pids))
         time.sleep(IDLE)
         yield f"CPU while idle, per second over {IDLE:g} s", f"{1e3 * (sum(map(cpu, pids)) - before) / IDLE:.1f} ms"
-        yield from loaded(name, str(told["head"]), rollouts, at_once)
+        yield from loaded(name, str(told["head"]), rollouts, concurrency)
         pids = tree(int(told["pid"]))
         yield "memory after that, with workers", f"{sum(map(shared, pids)):.0f} MB, {len(pids)} processes"
 
 
-def loaded(name: str, head: str, rollouts: int, at_once: int) -> Iterator[tuple[str, str]]:
+def loaded(name: str, head: str, rollouts: int, concurrency: int) -> Iterator[tuple[str, str]]:
     """Yield what a load comes to; the first of three warms up what there is."""
-    words = ["bench", name, "--head", head, "--rollouts", str(rollouts), "--at-once", ",".join([str(at_once)] * 3)]
+    words = [
+        "bench",
+        name,
+        "--head",
+        head,
+        "--rollouts",
+        str(rollouts),
+        "--concurrency",
+        ",".join([str(concurrency)] * 3),
+    ]
     command = [sys.executable, "-m", "gymsdk", *words, "--model", "scripted/oracle", "--json"]
     found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
     loads: list[dict[str, Any]] = json.loads(found.stdout)["loads"]

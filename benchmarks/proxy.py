@@ -1,6 +1,6 @@
 """What a call costs the model proxy: the CPU of its process by the API before it and the API behind it.
 
-usage: proxy.py [--calls N] [--at-once C]
+usage: proxy.py [--calls N] [--concurrency C]
 
 The policy endpoint behind it, each proxy, and the client are processes of their own. Then answers of 65,536 tokens with
 their ids and log-probabilities, against the CPU of one parse of what came and one dump of what went. Exits with 1 where
@@ -149,14 +149,14 @@ def main() -> None:
     """Serve what a word names, or measure."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=1000)
-    parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--serve", nargs="*", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
         asyncio.run(served(*asked.serve))
         return
     kept = True
-    for figure in measured(asked.calls, asked.at_once):
+    for figure in measured(asked.calls, asked.concurrency):
         print(figure, flush=True)
         kept = kept and figure.kept
     sys.exit(not kept)
@@ -210,24 +210,24 @@ def child(*words: str) -> Iterator[Child]:
             process.terminate()
 
 
-def measured(calls: int, at_once: int) -> Iterator[Figure]:
+def measured(calls: int, concurrency: int) -> Iterator[Figure]:
     """Give the cost of the short answers by both APIs, then that of the long ones."""
     with child("short") as engine:
         for upstream, (provider, api) in UPSTREAMS.items():
             with child("proxy", provider, api, engine.url) as proxy:
-                yield from _short(proxy, upstream, calls, at_once)
+                yield from _short(proxy, upstream, calls, concurrency)
     for saying, upstream, asks in LONGS:
         with child(saying) as engine, child("proxy", *UPSTREAMS[upstream], engine.url) as proxy:
             yield from _long(engine, proxy, saying, upstream, asks)
 
 
-def _short(proxy: Child, upstream: str, calls: int, at_once: int) -> Iterator[Figure]:
+def _short(proxy: Child, upstream: str, calls: int, concurrency: int) -> Iterator[Figure]:
     for path, asks in ASKS.items():
         for streamed, limit in ((False, LIMIT), (True, STREAMED_LIMIT)):
             body = orjson.dumps(asks | {"model": NAME, "stream": streamed})
             url = f"{proxy.url}/v1/{path}"
-            asyncio.run(load(url, body, at_once, at_once))
-            spent = min(_spent(proxy, url, body, calls, at_once) for _ in range(TIMES))
+            asyncio.run(load(url, body, concurrency, concurrency))
+            spent = min(_spent(proxy, url, body, calls, concurrency) for _ in range(TIMES))
             name = f"{path} before {upstream}{', streamed' if streamed else ''}"
             yield Figure(name, 1e3 * spent / calls, "ms", limit)
 
@@ -248,9 +248,9 @@ def _long(engine: Child, proxy: Child, saying: str, upstream: str, asks: Item) -
         yield Figure(name, spent / least, f"x of {1e3 * least:.1f} ms", LONG_LIMIT)
 
 
-def _spent(proxy: Child, url: str, body: bytes, calls: int, at_once: int) -> float:
+def _spent(proxy: Child, url: str, body: bytes, calls: int, concurrency: int) -> float:
     before = proxy.cpu()
-    asyncio.run(load(url, body, calls, at_once))
+    asyncio.run(load(url, body, calls, concurrency))
     return proxy.cpu() - before
 
 
@@ -265,8 +265,8 @@ def _parsed_and_dumped(came: bytes, went: bytes) -> float:
     return min(taken)
 
 
-async def load(url: str, body: bytes, calls: int, at_once: int) -> bytes:
-    """Post *body* so many times, *at_once* at a time, and give the last answer; each must be sound."""
+async def load(url: str, body: bytes, calls: int, concurrency: int) -> bytes:
+    """Post *body* so many times, *concurrency* at a time, and give the last answer; each must be sound."""
     left, last = calls, b""
     headers = {"content-type": "application/json"}
 
@@ -279,7 +279,7 @@ async def load(url: str, body: bytes, calls: int, at_once: int) -> bytes:
                 assert answer.status == 200, last[:500]
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session, asyncio.TaskGroup() as group:
-        for _ in range(at_once):
+        for _ in range(concurrency):
             group.create_task(asking(session))
     return last
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gymsdk.cli.progress import Progress, format_metrics_table, show_warnings
+from gymsdk.cli.progress import ProgressReporter, format_metrics_table, show_warnings
 from gymsdk.cli.stopping import Stopped, run_until_signal
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.run import Run, RunLimits, execute
@@ -56,7 +56,7 @@ def _run(asked: Collection, files: Files, head_url: str) -> Run:
 
 
 def _played(run: Run) -> list[Row]:
-    with Progress() as watch, show_warnings():
+    with ProgressReporter() as watch, show_warnings():
         try:
             return run_until_signal(execute(run, watch), last_words=STOPPED)
         except Stopped as stop:

@@ -68,7 +68,7 @@ class BenchPlan:
 
     Attributes:
         environments: The settings of each environment, by name.
-        at_once: The concurrency of each load.
+        concurrency_levels: The concurrency of each load.
         rollouts: The number of rollouts of each load.
         minutes: The duration of each load, instead of *rollouts*.
         head: The head of running servers to measure, instead of servers that the benchmark starts.
@@ -182,11 +182,11 @@ async def _run_loads(
         setup.recording,
         LoadPlan(concurrency=min(WARMUP_ROLLOUTS, max(plan.concurrency_levels)), rollouts=WARMUP_ROLLOUTS),
     )
-    for at_once in plan.concurrency_levels:
-        load_plan = LoadPlan(at_once, rollouts=plan.rollouts, attempts=plan.attempts)
+    for concurrency in plan.concurrency_levels:
+        load_plan = LoadPlan(concurrency, rollouts=plan.rollouts, attempts=plan.attempts)
         if plan.minutes is not None:
-            load_plan = LoadPlan(at_once, seconds=60 * plan.minutes, attempts=plan.attempts)
-        report_progress(f"{setup.recording.environment}: {at_once} at once")
+            load_plan = LoadPlan(concurrency, seconds=60 * plan.minutes, attempts=plan.attempts)
+        report_progress(f"{setup.recording.environment}: {concurrency} at once")
         yield await run_load(setup.stage, setup.recording, load_plan)
 
 

@@ -46,7 +46,7 @@ class LoadResult(BaseModel):
     """The result of one load.
 
     Attributes:
-        at_once: The concurrency.
+        concurrency: The concurrency.
         rate: Rollouts per second.
         cpu: Milliseconds of CPU per rollout, by process.
         calls: Model calls per rollout.

@@ -36,7 +36,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
             rich_help_panel=options.RUN,
         ),
     ] = None,
-    at_once: Annotated[
+    concurrency: Annotated[
         str,
         typer.Option(
             metavar="C[,C...]",
@@ -69,14 +69,14 @@ def bench(  # noqa: PLR0913  # each is an option of the command
 
     Examples:
         gymsdk bench math
-        gymsdk bench tool_call --rollouts 500 --at-once 1,64
+        gymsdk bench tool_call --rollouts 500 --concurrency 1,64
     """
     from gymsdk.bench.load import BenchPlan
     from gymsdk.cli.stopping import Stopped, run_until_signal
 
     plan = BenchPlan(
         environments=options.parse_settings(names, settings),
-        concurrency_levels=_parse_concurrency(at_once),
+        concurrency_levels=_parse_concurrency(concurrency),
         rollouts=rollouts,
         minutes=minutes,
         head=head,
@@ -95,7 +95,7 @@ def bench(  # noqa: PLR0913  # each is an option of the command
 def _parse_concurrency(text: str) -> tuple[int, ...]:
     words = text.split(",")
     if not all(re.fullmatch("[1-9][0-9]{0,5}", word) for word in words):
-        raise UsageError(f"--at-once {text}: write positive integers, as in --at-once 1,16,64")
+        raise UsageError(f"--concurrency {text}: write positive integers, as in --concurrency 1,16,64")
     return tuple(map(int, words))
 
 

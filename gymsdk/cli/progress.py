@@ -18,7 +18,7 @@ import typer
 
 from gymsdk.cli.stopping import Stopped, run_until_signal
 from gymsdk.errors import UsageError
-from gymsdk.rollouts.folder import Progress
+from gymsdk.rollouts.folder import RunProgress
 from gymsdk.rollouts.plan import describe_program
 from gymsdk.rollouts.retry import PlayedJob
 from gymsdk.rollouts.run import Run, execute
@@ -55,7 +55,7 @@ SMALLEST_SHOWN = 0.0001
 def run_rollouts(run: Run) -> list[Row]:
     """Play *run* and return its metrics. A signal stops the run, leaves its folder resumable and prints the command."""
     folder = run.output
-    with Progress() as watch, show_warnings():
+    with ProgressReporter() as watch, show_warnings():
         words = (
             f"stopped; the finished rollouts are in {folder}; resume with:\n"
             f"  {format_resume_command(sys.argv[1:], folder)}"
@@ -124,14 +124,14 @@ class _WarningHandler(logging.Handler):
             typer.echo("(further warnings of this kind are not shown)", err=True)
 
 
-class Progress:
+class ProgressReporter:
     """Counts the finished rollouts of a run, their mean reward and their failures, and prints them."""
 
     def __init__(self) -> None:
         self._total = 0
-        self._standing = Progress()
+        self._progress = RunProgress()
         self._bar = _Bar() if sys.stderr.isatty() else None
-        self._next = time.monotonic() + PROGRESS_SECONDS
+        self._next_line_at = time.monotonic() + PROGRESS_SECONDS
 
     def __enter__(self) -> Self:
         return self
@@ -142,36 +142,36 @@ class Progress:
         if self._bar:
             self._bar.stop()
 
-    def told(self, sentence: str) -> None:
+    def log(self, sentence: str) -> None:
         """Print a message about the run."""
         typer.echo(sentence, err=True)
 
-    def begun(self, *, total: int, standing: Progress) -> None:
+    def start(self, *, total: int, progress: RunProgress) -> None:
         """Show the state of the run when it starts or resumes."""
-        self._total, self._standing = total, standing
-        if standing.done:
-            self.told(f"resumed: {len(standing.done)} of {total} rollouts were finished before")
+        self._total, self._progress = total, progress
+        if progress.done:
+            self.log(f"resumed: {len(progress.done)} of {total} rollouts were finished before")
         if self._bar:
             self._bar.start(total)
-            self._bar.show(standing)
+            self._bar.show(progress)
 
-    def ended(self, result: PlayedJob) -> None:
+    def finish_job(self, result: PlayedJob) -> None:
         """Count one rollout."""
-        standing, reward = self._standing, result.rollout.reward
-        standing.done.add(result.job.key)
-        standing.scored += reward is not None
-        standing.earned += reward or 0.0
-        standing.failed += reward is None
+        progress, reward = self._progress, result.rollout.reward
+        progress.done.add(result.job.key)
+        progress.scored += reward is not None
+        progress.earned += reward or 0.0
+        progress.failed += reward is None
         if self._bar:
-            self._bar.show(standing)
-        elif time.monotonic() >= self._next:
-            self._next = time.monotonic() + PROGRESS_SECONDS
-            self.told(self._line())
+            self._bar.show(progress)
+        elif time.monotonic() >= self._next_line_at:
+            self._next_line_at = time.monotonic() + PROGRESS_SECONDS
+            self.log(self._format_line())
 
-    def _line(self) -> str:
-        standing = self._standing
+    def _format_line(self) -> str:
+        progress = self._progress
         return (
-            f"{len(standing.done)} of {self._total} rollouts, reward {_format_mean(standing)}, failed {standing.failed}"
+            f"{len(progress.done)} of {self._total} rollouts, reward {_format_mean(progress)}, failed {progress.failed}"
         )
 
 
@@ -182,25 +182,25 @@ class _Bar:
         self._bar: Bar | None = None
 
     def start(self, total: int) -> None:
-        self._bar = _draws_bar()
+        self._bar = _build_bar()
         self._task = self._bar.add_task("rollouts", total=total, mean="-", failed=0)
         self._bar.start()
 
-    def show(self, standing: Progress) -> None:
+    def show(self, progress: RunProgress) -> None:
         if self._bar:
-            mean, failed = _format_mean(standing), standing.failed
-            self._bar.update(self._task, completed=len(standing.done), mean=mean, failed=failed)
+            mean, failed = _format_mean(progress), progress.failed
+            self._bar.update(self._task, completed=len(progress.done), mean=mean, failed=failed)
 
     def stop(self) -> None:
         if self._bar:
             self._bar.stop()
 
 
-def _format_mean(standing: Progress) -> str:
-    return f"{standing.earned / standing.scored:.3f}" if standing.scored else "-"
+def _format_mean(progress: RunProgress) -> str:
+    return f"{progress.earned / progress.scored:.3f}" if progress.scored else "-"
 
 
-def _draws_bar() -> Bar:
+def _build_bar() -> Bar:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar

@@ -43,10 +43,9 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
         int | None,
         typer.Option(min=1, metavar="N", help="Verify the first N rollouts only.", rich_help_panel=options.TASKS),
     ] = None,
-    at_once: Annotated[
+    concurrency: Annotated[
         int,
         typer.Option(
-            "--at-once",
             "--concurrency",
             min=1,
             metavar="C",
@@ -95,7 +94,9 @@ def reverify(  # noqa: PLR0913  # each is an option of the command
     if output is not None:
         _check_output(run, output, overwrite=overwrite)
     results = _Results()
-    _report_progress(_reverify_run(run, results, _Options(head, settings, limit, at_once, output, overwrite, force)))
+    _report_progress(
+        _reverify_run(run, results, _Options(head, settings, limit, concurrency, output, overwrite, force))
+    )
     _print(results, json=json)
     if results.unscored or (fail_on_change and results.changed):
         raise typer.Exit(1)
@@ -106,7 +107,7 @@ class _Options:
     head: str | None
     settings: list[str]
     limit: int | None
-    at_once: int
+    concurrency: int
     output: Path | None
     overwrite: bool
     force: bool
@@ -193,9 +194,9 @@ async def _judge_cases(run: StoredRun, judge: Judge, results: _Results, reverify
     from gymsdk.rollouts.reverify import reverify
     from gymsdk.rollouts.tasks import AtomicRowWriter
 
-    at_once = min(reverify_options.at_once, descriptors.count_affordable(2))
+    concurrency = min(reverify_options.concurrency, descriptors.count_affordable(2))
     rejudgements, last_report = (
-        reverify(islice(run.iter_cases(), reverify_options.limit), judge, concurrency=at_once),
+        reverify(islice(run.iter_cases(), reverify_options.limit), judge, concurrency=concurrency),
         time.monotonic(),
     )
     with (

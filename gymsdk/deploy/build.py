@@ -69,7 +69,7 @@ class ServerBuilder:
     Args:
         blocks: All servers of the deployment.
         here: The servers of this process.
-        given: Environments that exist already, by the name of their server.
+        environments: Environments that exist already, by the name of their server.
         players: Models that exist already, by the name of their server.
         ttl: Seconds after its last use at which a session is closed.
         sessions: The most open sessions per environment.
@@ -126,7 +126,7 @@ class ServerBuilder:
         *,
         host: str | None = None,
     ) -> list[ServerSpec]:
-        """Return the agents and environment servers to start at *host* because *services* and *coming* lack them."""
+        """Return the agents and environment servers to start at *host* because *services* and *expected* lack them."""
         blocks = [each.model_copy(update={"host": host}) for each in plan.find_missing_servers(services, expected)]
         parts = (self._build_supplied(each, [*blocks, *self._blocks.values()], place) for each in blocks)
         return [each for each in parts if each is not None]
@@ -176,8 +176,8 @@ class ServerBuilder:
     def _choose_model(self, block: ServerConfig, players: Mapping[str, Model]) -> Model:
         if not self.environments and block.name in self._here and _needs_rows(block):
             raise UsageError(
-                f"{_get_model_server_name(block)} answers for the environments that are served with it, and there is none; "
-                "name them, as in gymsdk serve math --role model"
+                f"{_get_model_server_name(block)} answers for the environments that are served with it, and there is "
+                "none; name them, as in gymsdk serve math --role model"
             )
         player = players.get(block.name) or build_model(block)
         return oracle.prepare_model(player, [*self.environments.values()])

@@ -44,10 +44,10 @@ class Node:
         restart: Restarts a server by name at the head's request.
         restarts: Returns the process IDs of the servers that can be restarted.
         lease: Seconds after its last heartbeat at which the head removes the node.
-        joining: The longest wait in seconds for the head's first answer.
+        join_seconds: The longest wait in seconds for the head's first answer.
         supervisor: The ID that the nodes of one supervisor have in common.
-        news: When this event is set, a heartbeat is sent at once.
-        alive: Whether the servers can answer; otherwise no heartbeat is sent, and the head sends no requests.
+        wake: When this event is set, a heartbeat is sent at once.
+        is_alive: Whether the servers can answer; otherwise no heartbeat is sent, and the head sends no requests.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the registration

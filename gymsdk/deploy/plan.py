@@ -113,7 +113,7 @@ def list_referenced_servers(blocks: Iterable[ServerConfig]) -> list[str]:
 
 
 def find_missing_servers(services: Iterable[Service], expected: Collection[str] = ()) -> tuple[ServerConfig, ...]:
-    """Return the agents and environment servers that *services* lack, except those in *coming*."""
+    """Return the agents and environment servers that *services* lack, except those in *expected*."""
     there = [_build_remote_config(each) for each in services]
     names = {*expected, *(each.name for each in there)}
     return tuple(each for each in complete_servers(Deployment(servers=tuple(there))) if each.name not in names)

@@ -43,8 +43,8 @@ __all__ = [
     "Options",
     "RunningServers",
     "get_agent_name",
-    "get_policy_name",
     "get_environment_server_name",
+    "get_policy_name",
     "serve",
 ]
 

@@ -196,12 +196,12 @@ class AutoStarter(Generic[P]):
     A server that does not start is logged once and not tried again.
 
     Args:
-        own: The head's own servers.
-        members: The nodes of the head.
-        wanted: Returns the servers to start, from the running servers and the names of the expected ones.
-        begun: Starts a server; returns its task, and a function to call once it is up.
+        services: The head's own servers.
+        registry: The nodes of the head.
+        choose: Returns the servers to start, from the running servers and the names of the expected ones.
+        start: Starts a server; returns its task, and a function to call once it is up.
         starting: The seconds that a server gets to start.
-        patience: The seconds that a server gets to stop.
+        stop_seconds: The seconds that a server gets to stop.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class ServerSpec:
         app: Creates the application from the URLs of all servers and of the head.
         host: The host to listen on, if it differs from the runner's.
         advertise: The host under which other machines reach the server, if it differs from the runner's.
-        at: A bound socket to listen on.
+        sock: A bound socket to listen on.
     """
 
     service: Service
@@ -337,10 +337,10 @@ class ServerRunner:
         host: The host on which the servers listen.
         port: The port of the head.
         lasting: Contexts that are open while the servers run, by a name for messages.
-        about: The entries of the head's configuration that are not servers.
+        extra_config: The entries of the head's configuration that are not servers.
         times: Time limits for start and stop.
-        safety: The security settings of all servers.
-        known: The connection to the head.
+        security: The security settings of all servers.
+        connection: The connection to the head.
     """
 
     def __init__(

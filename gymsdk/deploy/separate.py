@@ -75,8 +75,8 @@ async def serve_separately(
         blocks: The servers.
         words: The arguments of the command that starts a server; its name, its socket and the head are added.
         options: Addresses, limits and time limits.
-        safety: The security settings.
-        handed: What each server reads from standard input, so that other users cannot see it.
+        security: The security settings.
+        stdin_line: What each server reads from standard input, so that other users cannot see it.
         bare: Whether the lines of the output go without the name of their server in front.
 
     Raises:

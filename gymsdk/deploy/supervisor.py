@@ -44,13 +44,13 @@ class ProcessSpec:
 
     Attributes:
         name: The name of the server, for log messages.
-        words: The program and its arguments.
-        at: A listening socket that the process inherits under the same descriptor number. Connections wait in its
+        command: The program and its arguments.
+        sock: A listening socket that the process inherits under the same descriptor number. Connections wait in its
             backlog while no process accepts them. `None` if the process opens its socket itself.
-        handed: The configuration line, which the supervisor writes to standard input. The supervisor then keeps the
+        stdin_line: The configuration line, which the supervisor writes to standard input. The supervisor then keeps the
             pipe open, so that the process sees the end of its input when the supervisor ends (`deploy.parent`).
-        again: Whether the supervisor restarts the process after an exit; called at each exit.
-        tries: After how many exits before it is ready the supervisor gives up; `None` means never.
+        is_restarted: Whether the supervisor restarts the process after an exit; called at each exit.
+        max_start_attempts: After how many exits before it is ready the supervisor gives up; `None` means never.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Supervisor:
         seconds: The time that a process gets to end after SIGTERM, before it is killed.
         last: The name of the process to end after all others have ended.
         out: Where the output of the processes goes, line by line; standard error by default.
-        bare: Whether the lines of the output go without the name of their process in front.
+        prefix_lines: Whether the lines of the output go without the name of their process in front.
         ended: Called after each exit of a process that is restarted.
     """
 

@@ -258,7 +258,8 @@ def _build_start_error(engine: Engine, launch: Launch, log_tail: LogTail) -> Gym
     advice = log_tail.advice or "its output says why"
     kind = UsageError if code == USAGE_EXIT_CODE else GymsdkError
     return kind(
-        f"vLLM with {launch.name} did not start ({describe_exit(code)}): {advice}. Its last lines:\n{log_tail.last_lines}"
+        f"vLLM with {launch.name} did not start ({describe_exit(code)}): {advice}. Its last lines:\n"
+        f"{log_tail.last_lines}"
     )
 
 

@@ -53,7 +53,7 @@ class TaskSampler:
     Args:
         environment: The environment that the tasks are for.
         split: The name of the split; `train` by default, if there is one.
-        given: The tasks to use instead of a split: the path of a JSONL file, or rows.
+        tasks: The tasks to use instead of a split: the path of a JSONL file, or rows.
         seconds: The time limit of a search for a task.
 
     Raises:
@@ -66,14 +66,14 @@ class TaskSampler:
         environment: Environment,
         *,
         split: str | None = None,
-        given: str | Path | Iterable[Row | Task] | None = None,
+        tasks: str | Path | Iterable[Row | Task] | None = None,
         seconds: float = DEFAULT_STAGE_SECONDS,
     ) -> None:
         self._environment = environment
         self._seconds = seconds
-        if split is not None and given is not None:
+        if split is not None and tasks is not None:
             raise UsageError(f"give either a split or tasks, not both; remove split={split!r} or tasks=")
-        self.tasks = None if given is None else [environment.read(row) for row in _read_rows(given)]
+        self.tasks = None if tasks is None else [environment.read(row) for row in _read_rows(tasks)]
         if self.tasks == []:
             raise BadRow("tasks= holds no task; give at least one row")
         self._whole: Sequence[Task] | None = self.tasks

@@ -237,7 +237,7 @@ class Slots:
     async def play(
         self, outputs: Mapping[int, list[Item]], starts: Mapping[int, EpisodeStart]
     ) -> dict[int, StepResult]:
-        """Apply the turns *said* and open the episodes *dealt* concurrently; return the step result of each slot."""
+        """Apply the turns *outputs* and open the episodes *dealt* concurrently; return the step result of each slot."""
         await self.config.enter()
         turns = [self.slots[index].apply_action(items) for index, items in outputs.items()]
         resets = [_reset_slot(self.slots[index], each) for index, each in starts.items()]

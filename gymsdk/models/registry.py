@@ -99,7 +99,7 @@ class MeteredModel:
         model: The model.
         role: The configuration field that names the model, such as `judge`.
         seconds: The time that one call may take.
-        at_once: The number of concurrent calls.
+        concurrency: The number of concurrent calls.
     """
 
     def __init__(self, model: Model, *, role: str, seconds: float = 120.0, concurrency: int = 64) -> None:

@@ -189,7 +189,7 @@ CREATE_TRIES = 100
 
 
 @dataclass(slots=True)
-class Progress:
+class RunProgress:
     """The progress of a run: the finished positions, the scored rollouts, the sum of their rewards, the failures."""
 
     done: set[Key] = field(default_factory=set)
@@ -342,9 +342,9 @@ class RunFolder:
         """Yield the lines of the rollouts without a reward."""
         return _read_lines(self.failures)
 
-    def read_progress(self) -> Progress:
+    def read_progress(self) -> RunProgress:
         """Return the progress of the run."""
-        found = Progress()
+        found = RunProgress()
         for line in self.read_rollouts():
             found.done.add(get_key(line))
             found.scored += 1

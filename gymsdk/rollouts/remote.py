@@ -308,7 +308,7 @@ class RemotePlayer:
         name: The unique prefix of the rollouts' IDs.
         once: Whether the servers are known to play a row once that arrives twice with the same ID.
         retry: How often an agent that cannot be reached is contacted again.
-        coming: How many seconds to wait for an agent that the head does not know.
+        agent_wait: How many seconds to wait for an agent that the head does not know.
     """
 
     client: ServerClient

@@ -133,7 +133,7 @@ class StoredRun:
         """Yield the stored rollouts; raises `BadRow` at a line that is not a rollout."""
         for number, written in jsonl.read_rows(self.path):
             line = self._addressed(written)
-            name = get_environment_name(line)
+            name = find_environment_name(line)
             if name is None or not isinstance(line.get("responses_create_params"), dict):
                 raise BadRow(
                     f"{self.path}:{number}: the line is not a rollout: it needs `responses_create_params`, and"
@@ -142,7 +142,7 @@ class StoredRun:
             yield Case(number, line, name, self._inputs.get_row(line.get(TASK_INDEX)) if self._inputs else None)
 
     def _addressed(self, line: Row) -> Row:
-        if self._agent is None or get_environment_name(line) is not None:
+        if self._agent is None or find_environment_name(line) is not None:
             return line
         return {**line, "agent_ref": build_agent_reference(self._agent)}
 
@@ -191,7 +191,7 @@ class Inputs:
         return {key: value for key, value in row.items() if key not in {TASK_INDEX, ROLLOUT_INDEX}}
 
 
-def get_environment_name(line: Row) -> str | None:
+def find_environment_name(line: Row) -> str | None:
     """Return the environment that a line names, or `None`."""
     ours = line.get("gymsdk")
     name = ours.get("environment") if isinstance(ours, dict) else None
@@ -254,7 +254,7 @@ class Reverified:
 
 
 async def reverify(cases: Iterable[Case], judge: Judge, *, concurrency: int) -> AsyncGenerator[Reverified, None]:
-    """Verify every case, *at_once* concurrently, and yield the results in order."""
+    """Verify every case, *concurrency* concurrently, and yield the results in order."""
     pending: deque[asyncio.Task[Reverified]] = deque()
     try:
         for case in cases:
@@ -284,7 +284,7 @@ async def open_local_judge(run: StoredRun, overrides: Mapping[str, Mapping[str, 
 
     Args:
         run: The stored run.
-        given: Settings by environment, which override the stored ones.
+        overrides: Settings by environment, which override the stored ones.
 
     Raises:
         UsageError: An environment is not installed, or rejects the settings.
@@ -303,7 +303,7 @@ async def open_local_judge(run: StoredRun, overrides: Mapping[str, Mapping[str, 
 
 
 def _load_environment(name: str, stored: Mapping[str, Any], overrides: Mapping[str, Any]) -> Environment:
-    """Load *name* with the stored settings that it still has, and with those *given*."""
+    """Load *name* with the stored settings that it still has, and with those *overrides*."""
     try:
         known = set(type(registry.load(name).config).model_fields)
     except BadConfig:
@@ -326,7 +326,7 @@ async def _judge_locally(environment: Environment, case: Case) -> RemoteVerdict:
 
 
 def build_remote_judge(servers: HeadServers) -> Judge:
-    """Return a function that verifies on the resources servers *found*, without a session."""
+    """Return a function that verifies on the resources servers *servers*, without a session."""
 
     async def judge(case: Case) -> RemoteVerdict:
         name = servers.get_resources_for_row(case.line, case.environment)
@@ -350,7 +350,7 @@ def list_wanted(run: StoredRun) -> list[Wanted]:
 
 
 def has_judges(servers: HeadServers, wanted: Iterable[Wanted]) -> bool:
-    """Return whether *found* have the resources servers for all agents and environments in *wanted*."""
+    """Return whether *servers* have the resources servers for all agents and environments in *wanted*."""
     return has_all(servers.get_resources, wanted)
 
 

@@ -22,7 +22,7 @@ from gymsdk.models import registry as models
 from gymsdk.models.scripted import ScriptedModel
 from gymsdk.plugins import registry
 from gymsdk.rollouts import folder as lines
-from gymsdk.rollouts.folder import Progress, RunFolder
+from gymsdk.rollouts.folder import RunFolder, RunProgress
 from gymsdk.rollouts.jobs import (
     Job,
     Key,
@@ -121,7 +121,7 @@ class LocalPlayer:
 async def collect(
     source: Iterable[Job], play: Callable[[Job], Awaitable[PlayedJob]], *, concurrency: int = 64
 ) -> AsyncGenerator[PlayedJob, None]:
-    """Play every job, *at_once* concurrently, and yield each result as it arrives."""
+    """Play every job, *concurrency* concurrently, and yield each result as it arrives."""
     remaining = iter(source)
     running: set[asyncio.Future[PlayedJob]] = set()
     ended: asyncio.Queue[asyncio.Future[PlayedJob]] = asyncio.Queue()
@@ -160,8 +160,8 @@ async def play_missing(
         folder: The run's folder.
         player: Plays the jobs.
         done: The keys of the rollouts that are finished.
-        at_once: The number of episodes in flight.
-        told: Called with each finished rollout after its line is on disk.
+        concurrency: The number of episodes in flight.
+        report: Called with each finished rollout after its line is on disk.
         trajectories: Whether each line gets NeMo Gym's `ng_trajectory`.
     """
     missing = iter_jobs(folder.read_inputs(), done=done)
@@ -205,7 +205,7 @@ class RunReporter(Protocol):
     def log(self, sentence: str) -> None:
         """Receive a message for the user."""
 
-    def start(self, *, total: int, standing: Progress) -> None:
+    def start(self, *, total: int, progress: RunProgress) -> None:
         """Receive the total number of rollouts, and how far an earlier run of the same plan has come."""
 
     def finish_job(self, played: PlayedJob) -> None:
@@ -230,7 +230,7 @@ class Run:
         output: The folder.
         resume: Whether to continue the run in the folder.
         overwrite: Whether to replace the run in the folder.
-        pace: How the run is executed.
+        limits: How the run is executed.
         model: The model object, if the caller has created the model that the plan names.
         trajectories: Whether each line gets NeMo Gym's `ng_trajectory`.
     """
@@ -323,18 +323,20 @@ def _list_metrics_sources(folder: RunFolder, cast: PlayerSetup) -> dict[str, Met
 
 
 async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Player) -> None:
-    standing = folder.read_progress()
-    watch.start(total=sum(1 for _ in jsonl.read_lines(folder.inputs)), standing=standing)
-    breaker = CircuitBreaker(scored=standing.scored)
+    progress = folder.read_progress()
+    watch.start(total=sum(1 for _ in jsonl.read_lines(folder.inputs)), progress=progress)
+    breaker = CircuitBreaker(scored=progress.scored)
 
     def told(played: PlayedJob) -> None:
         watch.finish_job(played)
         breaker.record(played.rollout)
 
-    at_once = _limit_concurrency(run.limits.concurrency, player, watch)
+    concurrency = _limit_concurrency(run.limits.concurrency, player, watch)
     try:
         observed = run.trajectories
-        await play_missing(folder, player, done=standing.done, concurrency=at_once, report=told, trajectories=observed)
+        await play_missing(
+            folder, player, done=progress.done, concurrency=concurrency, report=told, trajectories=observed
+        )
     except ModelLost as error:
         raise ModelLost(
             f"{error}; the finished rollouts are in {run.output}; correct the cause, then use --resume"
@@ -342,13 +344,13 @@ async def _complete(folder: RunFolder, run: Run, watch: RunReporter, player: Pla
 
 
 def _limit_concurrency(requested: int, player: Player, watch: RunReporter) -> int:
-    """Return how many episodes to play concurrently: *asked*, or fewer if the limit of open files requires it."""
+    """Return how many episodes to play concurrently: *requested*, or fewer if the limit of open files requires it."""
     most = descriptors.count_affordable(player.connections)
     if requested > most:
         limit = descriptors.raise_open_file_limit()
         watch.log(
-            f"--concurrency {requested} needs more connections than this process may open ({limit} files); playing {most}"
-            " episodes at a time. Raise the limit with `ulimit -Hn`, or lower --concurrency"
+            f"--concurrency {requested} needs more connections than this process may open ({limit} files); "
+            f"playing {most} episodes at a time. Raise the limit with `ulimit -Hn`, or lower --concurrency"
         )
     return min(requested, most)
 

@@ -33,7 +33,7 @@ class MetricsSource(Protocol):
     def name(self) -> str:
         """The environment's name."""
 
-    async def compute_metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    async def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Return the environment's own metrics over scored *rollouts*; raises `EpisodeError`."""
 
 
@@ -188,13 +188,13 @@ async def _summarize(
 async def _compute_own_metrics(
     environment: MetricsSource, rollouts: Sequence[Rollout], host_metrics: Mapping[str, float]
 ) -> tuple[dict[str, float], str | None]:
-    """Return the environment's own metrics beside the general *figures*, and the error of its `metrics` hook.
+    """Return the environment's own metrics beside the general *host_metrics*, and the error of its `metrics` hook.
 
     An error of the hook does not invalidate the rollouts.
     """
     if not rollouts:
         return {}, None
     try:
-        return metrics.merge_metrics(host_metrics, await environment.compute_metrics(rollouts))
+        return metrics.merge_metrics(host_metrics, await environment.metrics(rollouts))
     except EpisodeError as error:
         return {}, str(error)

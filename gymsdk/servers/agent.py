@@ -122,7 +122,7 @@ class RunService:
         environment: The environment, or a client of one.
         model: The policy.
         budget: The largest budget of an episode, whatever a row asks for.
-        at_once: How many episodes play at the same time.
+        concurrency: How many episodes play at the same time.
         queue: How many more episodes may wait.
     """
 
@@ -323,9 +323,9 @@ def create_app(
         resources: Where callers of `/v1/responses` open their sessions; `environment` if it can locate sessions.
         name: The server's name; the environment's name and a suffix by default.
         budget: The largest budget of an episode.
-        at_once: How many episodes play at the same time.
+        concurrency: How many episodes play at the same time.
         queue: How many more episodes may wait.
-        figures: The server's metrics.
+        metrics: The server's metrics.
     """
     server_name = name or environment.name + AGENT_SUFFIX
     metrics = metrics or ServerMetrics(server_name)

@@ -96,7 +96,7 @@ class AgentSessions:
 
     Args:
         ttl: Seconds after its last use when a session expires.
-        cap: The largest number of open sessions.
+        max_sessions: The largest number of open sessions.
         clock: Returns the time in seconds.
     """
 

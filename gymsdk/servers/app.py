@@ -201,13 +201,13 @@ def create_app(
     Args:
         name: The server's name, used as the title.
         about: The description in the OpenAPI document.
-        figures: The server's metrics.
+        metrics: The server's metrics.
         ready: Reports whether the server can be used.
         lifespan: The lifespan context of the app.
         waiting: The paths that answer 503 until `ready` returns true.
     """
     app = FastAPI(title=name, version=version("gymsdk"), description=about, lifespan=lifespan)
-    app.add_middleware(RoutingMiddleware, figures=metrics)
+    app.add_middleware(RoutingMiddleware, metrics=metrics)
     for path in HEALTH_PATHS:
         if path not in waiting:
             app.add_api_route(path, _report_alive, include_in_schema=False)

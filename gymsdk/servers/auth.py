@@ -148,8 +148,8 @@ class CookieMiddleware:
     Args:
         app: The app.
         name: The cookie's name.
-        known: Returns whether a token has a session.
-        lasts: Seconds that the client keeps the cookie.
+        has_session: Returns whether a token has a session.
+        max_age: Seconds that the client keeps the cookie.
     """
 
     def __init__(self, app: App, name: str, has_session: Callable[[str], bool], max_age: float) -> None:

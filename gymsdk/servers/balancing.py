@@ -64,11 +64,11 @@ class LoadBalancer:
     Args:
         name: The server's name.
         instances: Finds the instances.
-        own: The instance in this process, if there is one: its episodes use no network.
+        local: The instance in this process, if there is one: its episodes use no network.
         seconds: The timeout of a call.
         retry: Retries of calls that reached no server.
         token: The token for the instances; the process's own by default.
-        coming: Seconds to wait for an instance if there is none.
+        wait_seconds: Seconds to wait for an instance if there is none.
         watch: Seconds between two checks that an instance is alive.
     """
 

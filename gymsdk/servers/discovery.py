@@ -84,7 +84,7 @@ class HeadWait:
         place: The head's URL.
         seconds: The longest wait.
         cure: What the user can do, for the error message.
-        said: Seconds before the log line.
+        log_after: Seconds before the log line.
     """
 
     def __init__(self, place: str, seconds: float, cure: str, *, log_after: float = LOG_AFTER_SECONDS) -> None:

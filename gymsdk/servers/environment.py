@@ -235,9 +235,9 @@ def create_app(
         model: The policy.
         name: The server's name; the environment's name and a suffix by default.
         budget: The largest budget of an episode.
-        at_once: How many episodes play at the same time.
+        concurrency: How many episodes play at the same time.
         queue: How many more episodes may wait.
-        figures: The server's metrics.
+        metrics: The server's metrics.
     """
     server_name = name or environment.name + NAME_SUFFIX
     metrics = metrics or ServerMetrics(server_name)

@@ -120,12 +120,12 @@ def create_app(  # noqa: PLR0913 - keyword arguments, each named by its caller
         services: The servers of this process.
         host: The head's host.
         port: The head's port.
-        about: Further keys of the configuration.
+        extra_config: Further keys of the configuration.
         ready: Reports whether this process's servers answer.
-        members: The registered nodes.
+        registry: The registered nodes.
         loads: Returns the load of this process's servers by name.
         expected: The names of servers that should exist.
-        supplied: Servers of this process that are listed only while no node offers one of the same name.
+        fallback_services: Servers of this process that are listed only while no node offers one of the same name.
         health: Checks the health of servers.
     """
     registry = NodeRegistry(services, taken=extra_config or ()) if registry is None else registry

@@ -195,8 +195,8 @@ class InstanceDirectory:
 
     Args:
         fetch: Fetches the head's snapshot.
-        fresh: Seconds that an answer is cached.
-        patience: The timeout of a request to the head, in seconds.
+        max_age: Seconds that an answer is cached.
+        timeout: The timeout of a request to the head, in seconds.
     """
 
     def __init__(self, fetch: NodesFetcher, *, max_age: float = REFRESH_SECONDS, timeout: float = HEAD_SECONDS) -> None:

@@ -266,11 +266,11 @@ class Listener:
 
     Args:
         app: The app.
-        at: The listening socket.
+        sock: The listening socket.
         grace: Seconds that running requests get to finish when the server stops.
         host: The configured host name.
-        also: Further host names of the server.
-        safety: Token, TLS and limits.
+        extra_hosts: Further host names of the server.
+        security: Token, TLS and limits.
         path: The path prefix at which a proxy publishes the server.
     """
 

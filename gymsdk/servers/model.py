@@ -182,7 +182,7 @@ def create_app(
         model: The model.
         name: The server's name.
         serves: A further name under which clients know the model.
-        figures: The server's metrics.
+        server_metrics: The server's metrics.
         every: Seconds between two heartbeats of a stream.
     """
     server_metrics = server_metrics or ServerMetrics(name)

@@ -73,10 +73,10 @@ def create_app(
         environment: The environment to serve.
         name: The server's name; the environment's by default.
         ttl: Seconds that a session lasts after its last use.
-        cap: The largest number of open sessions.
+        max_sessions: The largest number of open sessions.
         budget: The largest budget of an episode.
         with_mcp: Whether to offer the tools at `/mcp` too.
-        figures: The server's metrics.
+        metrics: The server's metrics.
         peers: The other instances, if several servers have this name.
     """
     server_name = name or environment.name
@@ -103,8 +103,8 @@ def create_app(
     app.add_middleware(
         CookieMiddleware,
         name=cookie_name("ResourcesServer", server_name),
-        known=lambda token: sessions.find_by_token(token) is not None,
-        lasts=ttl,
+        has_session=lambda token: sessions.find_by_token(token) is not None,
+        max_age=ttl,
     )
     if peers is not None:
         app.add_middleware(ForwardingMiddleware, cookie=cookie_name("ResourcesServer", server_name), peers=peers)

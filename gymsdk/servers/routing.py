@@ -66,7 +66,7 @@ class RejectionLog:
     """Counts and logs requests that the middleware rejects.
 
     Args:
-        figures: The server's metrics.
+        metrics: The server's metrics.
         clock: Returns the time in seconds.
     """
 

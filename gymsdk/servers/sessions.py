@@ -60,7 +60,7 @@ class SessionStore:
 
     Args:
         ttl: Seconds after its last use when a session expires.
-        cap: The largest number of open sessions.
+        max_sessions: The largest number of open sessions.
         instance: The id of this instance, which each token then starts with, if several servers have one name.
         clock: Returns the time in seconds.
     """

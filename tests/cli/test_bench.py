@@ -13,7 +13,7 @@ import pytest
 
 from gymsdk.bench import stage
 
-SMALL = ("--rollouts", 8, "--at-once", "1,3", "--split", "train")
+SMALL = ("--rollouts", 8, "--concurrency", "1,3", "--split", "train")
 
 
 def test_a_program_reads_a_line_of_json_for_each_environment(gymsdk: Callable[..., Any]) -> None:
@@ -63,7 +63,7 @@ def test_wrong_rewards_are_reported_with_exit_code_1(
 
 
 def test_a_load_may_last_so_long(gymsdk: Callable[..., Any]) -> None:
-    ended = gymsdk("bench", "sums", "--minutes", 0.02, "--at-once", 2, "--model", "scripted/oracle", "--json")
+    ended = gymsdk("bench", "sums", "--minutes", 0.02, "--concurrency", 2, "--model", "scripted/oracle", "--json")
     assert ended.code == 0, ended.err
     [load] = json.loads(ended.out)["loads"]
     assert load["seconds"] >= 1.2
@@ -74,8 +74,8 @@ def test_a_load_may_last_so_long(gymsdk: Callable[..., Any]) -> None:
     ("words", "complaint"),
     [
         (["nosuch"], "no environment named 'nosuch'"),
-        (["sums", "--at-once", "0"], "--at-once 0: write positive integers"),
-        (["sums", "--at-once", "1,x"], "--at-once 1,x: write positive integers"),
+        (["sums", "--concurrency", "0"], "--concurrency 0: write positive integers"),
+        (["sums", "--concurrency", "1,x"], "--concurrency 1,x: write positive integers"),
         (["sums", "--model", "vllm/x"], "--model vllm/x: only rewards of scripted policies can be checked"),
         (["sums", "--head", "127.0.0.1:1"], "write it as a URL"),
         (["sums", "--split", "tran"], "has no split 'tran'; did you mean 'train'?"),
@@ -88,7 +88,7 @@ def test_wrong_input_is_refused(gymsdk: Callable[..., Any], words: list[str], co
 
 
 def test_a_signal_stops_all_started_processes(start: Callable[..., subprocess.Popen[str]]) -> None:
-    process = start("bench", "sums", "--minutes", 5, "--at-once", 2)
+    process = start("bench", "sums", "--minutes", 5, "--concurrency", 2)
     while "at once" not in process.stderr.readline():
         assert process.poll() is None
     children = stage.find_leaf_processes(process.pid)

@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from gymsdk import responses
-from gymsdk.rollouts.folder import Progress
+from gymsdk.rollouts.folder import RunProgress
 from gymsdk.rollouts.retry import PlayedJob
 
 
@@ -27,17 +27,17 @@ class Ear:
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
-        self.standing = Progress()
+        self.standing = RunProgress()
         self.total = 0
         self.played: list[PlayedJob] = []
 
-    def told(self, sentence: str) -> None:
+    def log(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
-    def begun(self, *, total: int, standing: Progress) -> None:
-        self.total, self.standing = total, standing
+    def start(self, *, total: int, progress: RunProgress) -> None:
+        self.total, self.standing = total, progress
 
-    def ended(self, played: PlayedJob) -> None:
+    def finish_job(self, played: PlayedJob) -> None:
         self.played.append(played)
 
 

@@ -16,7 +16,7 @@ from gymsdk import Environment, Model, load, model, responses, testing
 from gymsdk.convert import chat
 from gymsdk.deploy.process import serve
 from gymsdk.http import client as http
-from gymsdk.rollouts.folder import Progress
+from gymsdk.rollouts.folder import RunProgress
 from gymsdk.rollouts.plan import Plan
 from gymsdk.rollouts.retry import PlayedJob
 from gymsdk.rollouts.run import Run, execute
@@ -61,13 +61,13 @@ def rows_of(environment: Environment, *, count: int = COUNT) -> list[Row]:
 
 
 class Silent:
-    """Progress is not displayed."""
+    """RunProgress is not displayed."""
 
-    def told(self, sentence: str) -> None: ...
+    def log(self, sentence: str) -> None: ...
 
-    def begun(self, *, total: int, standing: Progress) -> None: ...
+    def start(self, *, total: int, progress: RunProgress) -> None: ...
 
-    def ended(self, played: PlayedJob) -> None: ...
+    def finish_job(self, played: PlayedJob) -> None: ...
 
 
 @pytest.mark.parametrize("named", ["endpoint/policy", "vllm/policy"])
